@@ -1,4 +1,4 @@
-"""WHAT A MODEL IS ADAPTED TO AND JUDGED BY: readers, labels, metrics. This table is the only place that lists them."""
+"""TASKS: readers, labels and metrics of the tasks for fine-tuning and evaluation; the only place that lists them."""
 
 from typing import TYPE_CHECKING
 
@@ -64,8 +64,8 @@ TASKS: "Registry[Task]" = Registry(
         "samsum": "pretune.tasks.summarization:SAMSUM",
         "cnndm": "pretune.tasks.summarization:CNNDM",
         "multi30k": "pretune.tasks.translation:MULTI30K",
-        "blimp": "pretune.tasks.lm_tasks:BLIMP",
-        "lambada": "pretune.tasks.lm_tasks:LAMBADA",
+        "blimp": "pretune.tasks.blimp:BLIMP",
+        "lambada": "pretune.tasks.lambada:LAMBADA",
         "cranfield": "pretune.tasks.cranfield:CRANFIELD",
     },
 )

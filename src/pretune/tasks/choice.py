@@ -13,16 +13,16 @@ _LETTERS = ("A", "B", "C", "D", "E")
 
 
 def _parse_copa(row: TableRow) -> Example:
-    asked = row.get("question")
-    if asked not in ("cause", "effect"):
-        raise DataError(f"{row.location}: question {str(asked)[:40]!r} is neither 'cause' nor 'effect'")
+    question = row.get("question")
+    if question not in ("cause", "effect"):
+        raise DataError(f"{row.location}: question must be 'cause' or 'effect', got {str(question)[:40]!r}")
     return Example(
         text=row.get_text("premise"),
-        pair="What was the cause of this?" if asked == "cause" else "What happened as a result?",
+        pair="What was the cause of this?" if question == "cause" else "What happened as a result?",
         choices=(row.get_text("choice1"), row.get_text("choice2")),
         label=read_label_index(row, "label", ("0", "1")),
         id=str(row.get("idx")),
-        facts={"question": asked},
+        facts={"question": question},
     )
 
 
@@ -45,8 +45,8 @@ COPA = Task(
 
 
 def _parse_swag(row: TableRow) -> Example:
-    # As in BERT's experiments: the second sentence's beginning is part of every choice.
-    choices = tuple(f"{row.get_text('sent2')} {row.get_text(f'ending{at}')}" for at in range(4))
+    # As in BERT's experiments, the start of the second sentence is part of every choice.
+    choices = tuple(f"{row.get_text('sent2')} {row.get_text(f'ending{number}')}" for number in range(4))
     return Example(
         text=row.get_text("sent1"), choices=choices, label=read_label_index(row, "label", ("0", "1", "2", "3"))
     )
@@ -63,7 +63,7 @@ SWAG = Task(
         "dev": TaskSplit(published_name="val", files=(SplitFile(path="val.csv", reader=_swag),)),
     },
 )
-"""SWAG: which of four endings goes on with a caption? (Zellers et al., 2018)"""
+"""SWAG: which of four endings continues a caption? (Zellers et al., 2018)"""
 
 
 def _parse_hellaswag(row: TableRow) -> Example:
@@ -92,7 +92,7 @@ HELLASWAG = Task(
         ),
     },
 )
-"""HellaSwag: which of four endings goes on with a text, where wrong ones deceive models? (Zellers et al., 2019)"""
+"""HellaSwag: which of four endings continues a text? The wrong ones are adversarial (Zellers et al., 2019)"""
 
 
 def _parse_winogrande(row: TableRow) -> Example:
@@ -105,11 +105,11 @@ def _parse_winogrande(row: TableRow) -> Example:
 
 
 def _parse_winogrande_answers(row: TableRow) -> Example:
-    """A row with its right answer first: the two are put in an order that the sentence's checksum gives."""
+    """Parse a row whose correct answer is first; a checksum of the sentence decides the order of the two."""
     text = re.sub(r" (?:Who|What) does the blank refer to in the sentence\?$", "", row.get_text("Question"))
     label = zlib.crc32(text.encode()) & 1
-    two = [row.get_text("Answer"), row.get_text("Wrong_Answer")]
-    return Example(text=text, choices=(two[label], two[1 - label]), label=label)
+    answers = [row.get_text("Answer"), row.get_text("Wrong_Answer")]
+    return Example(text=text, choices=(answers[label], answers[1 - label]), label=label)
 
 
 _winogrande = RowReader(table=Jsonl(), make=_parse_winogrande)
@@ -138,18 +138,18 @@ WINOGRANDE = Task(
 
 
 def _parse_arc_jsonl(row: TableRow) -> Example:
-    asked = row.get("question")
-    letters = tuple(choice["label"] for choice in asked["choices"])
+    question = row.get("question")
+    letters = tuple(choice["label"] for choice in question["choices"])
     return Example(
-        text=asked["stem"],
-        choices=tuple(choice["text"] for choice in asked["choices"]),
+        text=question["stem"],
+        choices=tuple(choice["text"] for choice in question["choices"]),
         label=read_label_index(row, "answerKey", letters),
         id=str(row.get("id")),
     )
 
 
 def _parse_arc_csv(row: TableRow) -> Example | None:
-    """A row of question, four choices and key; one that lacks its right choice (a fifth, or all) is left out."""
+    """Parse a row of question, four choices and key; None if the correct choice is missing (a fifth, or all)."""
     choices = [row.get(letter) for letter in _LETTERS[:4]]
     while choices and not choices[-1].strip():
         choices.pop()  # some questions have three
@@ -164,7 +164,7 @@ _arc_csv = RowReader(table=Csv(columns=("question", *_LETTERS[:4], "key")), make
 
 
 def _build_arc_splits(part: str, train: int, dev: int) -> dict[str, TaskSplit]:
-    """ARC's two splits; the counts are those of the rows that have their right choice."""
+    """Return ARC's splits; the counts are those of the rows that have their correct choice."""
     lower = part.lower()
     return {
         "train": TaskSplit(
@@ -191,32 +191,32 @@ ARC_EASY = Task(
     name="arc_easy", kind="choice", metrics=("choice_accuracy",), folders=("arc", "ARC-V1-Feb2018-2"),
     splits=_build_arc_splits("Easy", 2147, 549),
 )  # fmt: skip
-"""ARC-Easy: science questions of schools, with up to five choices (Clark et al., 2018)"""
+"""ARC-Easy: grade-school science questions, with up to five choices (Clark et al., 2018)"""
 
 ARC_CHALLENGE = Task(
     name="arc_challenge", kind="choice", metrics=("choice_accuracy",), folders=("arc", "ARC-V1-Feb2018-2"),
     splits=_build_arc_splits("Challenge", 1096, 294),
 )  # fmt: skip
-"""ARC-Challenge: those that retrieval and co-occurrence get wrong (Clark et al., 2018)"""
+"""ARC-Challenge: the questions that retrieval and co-occurrence answer wrongly (Clark et al., 2018)"""
 
 _arc_splits = {
     split: TaskSplit(
-        published_name=published,
+        published_name=published_name,
         files=(SplitFile(path=f"arc_*_{split}.csv", reader=_arc_csv, rows=rows, is_partial=True),),
     )
-    for split, published, rows in (("train", "train", 2147 + 1096), ("dev", "dev", 549 + 294))
+    for split, published_name, rows in (("train", "train", 2147 + 1096), ("dev", "dev", 549 + 294))
 }
 ARC = Task(name="arc", kind="choice", metrics=("choice_accuracy",), splits=_arc_splits)
-"""ARC: the challenge and the easy questions together (Clark et al., 2018)"""
+"""ARC: the challenge and the easy questions (Clark et al., 2018)"""
 
 
 def _parse_commonsense(row: TableRow) -> Example:
-    asked = row.get("question")
-    if isinstance(asked, dict):  # as published
-        stem, listed = asked["stem"], asked["choices"]
-        letters, texts = [one["label"] for one in listed], [one["text"] for one in listed]
+    question = row.get("question")
+    if isinstance(question, dict):  # the published format
+        stem, options = question["stem"], question["choices"]
+        letters, texts = [option["label"] for option in options], [option["text"] for option in options]
     else:
-        stem, letters, texts = asked, row.get("choices")["label"], row.get("choices")["text"]
+        stem, letters, texts = question, row.get("choices")["label"], row.get("choices")["text"]
     return Example(
         text=stem, choices=tuple(texts), label=read_label_index(row, "answerKey", tuple(letters)), id=str(row.get("id"))
     )
@@ -240,4 +240,4 @@ COMMONSENSEQA = Task(
         ),
     },
 )
-"""CommonsenseQA: questions that need what everybody knows, with five choices (Talmor et al., 2019)"""
+"""CommonsenseQA: questions that need common sense, with five choices (Talmor et al., 2019)"""

@@ -1,4 +1,4 @@
-"""One text, one label: IMDb (and its counterfactual part), AG News, SST-5, MR, MPQA, TREC and Emotion."""
+"""Text classification: IMDb (and its counterfactual part), AG News, SST-5, MR, MPQA, TREC and Emotion."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,9 +33,7 @@ class FolderReader:
         for label, name in enumerate(self.names):
             files = sorted((path / name).glob("*.txt"))
             if not files:
-                raise DataError(
-                    f"{path / name}: no .txt files; a folder for each of {', '.join(self.names)} is expected"
-                )
+                raise DataError(f"{path / name}: no .txt files; expected one folder per label: {', '.join(self.names)}")
             for file in files:
                 yield Example(text="".join(read_text(file)), label=label, id=f"{name}/{file.stem}")
 
@@ -53,10 +51,10 @@ IMDB = Task(
     },
     template=Template(source="imdb sentence: {text}", targets=_POLARITY),
 )
-"""IMDb: sentiment of whole film reviews, as published in folders (Maas et al., 2011)"""
+"""IMDb: sentiment of film reviews, as published in folders (Maas et al., 2011)"""
 
 _imdb_cf = RowReader(
-    table=Tsv(quoted=True), make=Fields(text="Text", label="Sentiment", labels=("Negative", "Positive"))
+    table=Tsv(has_quotes=True), make=Fields(text="Text", label="Sentiment", labels=("Negative", "Positive"))
 )
 IMDB_CF = Task(
     name="imdb_cf",
@@ -72,7 +70,7 @@ IMDB_CF = Task(
     },
     template=Template(source="imdb sentence: {text}", targets=_POLARITY),
 )
-"""IMDb reviews, and the same edited so that their sentiment flips (Kaushik et al., 2020)"""
+"""IMDb reviews, and the same edited to the opposite sentiment (Kaushik et al., 2020)"""
 
 _TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 
@@ -139,7 +137,7 @@ MR = Task(
 
 
 def _parse_phrase(row: TableRow) -> Example | None:
-    """A phrase; three published lines have a label and nothing else, and are left out."""
+    """Parse a phrase; three published lines have a label only, and are skipped."""
     return _polarity.make(row) if row.get("text").strip() else None
 
 
@@ -161,14 +159,14 @@ def _parse_question(row: TableRow) -> Example:
     coarse, colon, fine = row.get_text("label").partition(":")
     if coarse not in _QUESTION_TYPES or not colon:
         raise DataError(
-            f"{row.location}: label {row.get_text('label')[:40]!r} is not COARSE:fine of {', '.join(_QUESTION_TYPES)}"
+            f"{row.location}: label must be COARSE:fine with COARSE one of {', '.join(_QUESTION_TYPES)}, "
+            f"got {row.get_text('label')[:40]!r}"
         )
     return Example(text=row.get_text("text"), label=_QUESTION_TYPES.index(coarse), facts={"fine": fine})
 
 
-_trec = RowReader(
-    table=LabelledLines(encoding="latin-1"), make=_parse_question
-)  # NOTE: the published files are not UTF-8
+# NOTE: the published files are not UTF-8.
+_trec = RowReader(table=LabelledLines(encoding="latin-1"), make=_parse_question)
 TREC = Task(
     name="trec",
     kind="classification",
@@ -181,7 +179,7 @@ TREC = Task(
     },
     template=Template(source="trec sentence: {text}", targets=_QUESTION_TYPES),
 )
-"""TREC: what a question asks for, one of six coarse classes (Li and Roth, 2002)"""
+"""TREC: the type of a question, one of six coarse classes (Li and Roth, 2002)"""
 
 _EMOTIONS = ("sadness", "joy", "love", "anger", "fear", "surprise")
 _emotion = RowReader(table=Jsonl(), make=Fields(text="text", label="label", labels=_EMOTIONS))
@@ -199,4 +197,4 @@ EMOTION = Task(
     },
     template=Template(source="emotion sentence: {text}", targets=_EMOTIONS),
 )
-"""Emotion: which of six a message on Twitter expresses (Saravia et al., 2018)"""
+"""Emotion: the emotion of a tweet, one of six (Saravia et al., 2018)"""

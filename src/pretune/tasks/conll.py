@@ -1,7 +1,7 @@
-"""CoNLL columns: a word a line, blank lines between sentences; CoNLL-2003's named entities (Tjong Kim Sang, 2003).
+"""CoNLL columns: one word per line, blank lines between sentences; CoNLL-2003's named entities (Tjong Kim Sang, 2003).
 
-Published in IOB1, where an entity begins with I- unless it touches one of its own type. What is read is IOB2, in which
-every entity begins with B-: the entities, and so their F1, are the same.
+Published in IOB1, where an entity begins with I- unless it touches one of the same type. The reader converts to IOB2,
+where every entity begins with B-: the entities, and so their F1, are the same.
 
     >>> to_iob2(["I-PER", "I-PER", "O", "I-ORG", "B-ORG", "I-LOC"])
     ['B-PER', 'I-PER', 'O', 'B-ORG', 'B-ORG', 'B-LOC']
@@ -22,23 +22,23 @@ _DOCUMENT = "-DOCSTART-"
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """IOB1 or IOB2 tags as IOB2; tags that are neither stay as they are."""
-    done: list[str] = []
-    before = "O"
+    """Convert IOB1 or IOB2 tags to IOB2; other tags are unchanged."""
+    iob2_tags: list[str] = []
+    previous = "O"
     for tag in tags:
-        starts = tag.startswith("I-") and (before[:2] not in ("B-", "I-") or before[2:] != tag[2:])
-        done.append("B-" + tag[2:] if starts else tag)
-        before = tag
-    return done
+        starts = tag.startswith("I-") and (previous[:2] not in ("B-", "I-") or previous[2:] != tag[2:])
+        iob2_tags.append("B-" + tag[2:] if starts else tag)
+        previous = tag
+    return iob2_tags
 
 
 @spec
 class ConllReader:
-    """A reader of columns between blanks (or tabs): which holds the word, and which the tag."""
+    """A reader of columns between blanks (or tabs): indices of the word and the tag column."""
 
     word: int = 0
     tag: int = -1
-    labels: tuple[str, ...] = ()  # which tags there may be; any where none are named
+    labels: tuple[str, ...] = ()  # allowed tags; empty: any
 
     def __call__(self, path: Path) -> Iterator[Example]:
         name, document = os.fspath(path), -1
@@ -52,20 +52,18 @@ class ConllReader:
             tags = tuple(to_iob2([self._get_cell(cells, self.tag, name, line) for line, cells in block]))
             for (line, _), tag in zip(block, tags, strict=True):
                 if self.labels and tag not in self.labels:
-                    raise DataError(f"{name}:{line}: tag {tag[:40]!r} is not one of {join_names(self.labels)}")
+                    raise DataError(f"{name}:{line}: tag must be one of {join_names(self.labels)}, got {tag[:40]!r}")
             group = None if document < 0 else str(document)
             yield Example(text=" ".join(words), words=words, tags=tags, id=str(start), group=group)
 
     def _get_cell(self, cells: Sequence[str], index: int, name: str, line: int) -> str:
         if not -len(cells) <= index < len(cells) or len(cells) < 2:
-            raise DataError(
-                f"{name}:{line}: {len(cells)} columns, so there is none at {index}; expected a word and its tag"
-            )
+            raise DataError(f"{name}:{line}: no column {index}, the line has {len(cells)}; expected a word and its tag")
         return cells[index]
 
 
 def read_sentences(path: Path) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
-    """(first line, [(line, cells), …]) of every block between blank lines."""
+    """Yield (first line, [(line, cells), …]) of every block between blank lines."""
     block: list[tuple[int, list[str]]] = []
     for number, line in read_lines(path):
         cells = line.split("\t") if "\t" in line else line.split()
@@ -92,4 +90,4 @@ CONLL2003 = Task(
     },
     group_field="group",
 )
-"""CoNLL-2003: persons, organisations, places and other names in the news (Tjong Kim Sang and De Meulder, 2003)"""
+"""CoNLL-2003: persons, organizations, places and other names in the news (Tjong Kim Sang and De Meulder, 2003)"""

@@ -1,6 +1,6 @@
-"""CoNLL-U, the form of Universal Dependencies (de Marneffe et al., 2021): ten columns, comments before a sentence.
+"""CoNLL-U, the format of Universal Dependencies (de Marneffe et al., 2021): ten columns, comments before a sentence.
 
-Lines of several words at once (`3-4`) and of words that are not written (`5.1`) are left out, as for tagging.
+Multiword tokens (`3-4`) and empty nodes (`5.1`) are skipped, as usual in tagging.
 """
 
 import os
@@ -40,12 +40,14 @@ class ConlluReader:
                     comments[key] = value
                     continue
                 if len(cells) != 10:
-                    raise DataError(f"{name}:{line}: {len(cells)} columns; a line of CoNLL-U has 10")
+                    raise DataError(f"{name}:{line}: a CoNLL-U line must have 10 columns, got {len(cells)}")
                 if cells[0].isdecimal():
                     words.append(cells[1])
                     tags.append(cells[self.tag])
                     if self.labels and tags[-1] not in self.labels:
-                        raise DataError(f"{name}:{line}: tag {tags[-1][:40]!r} is not one of {join_names(self.labels)}")
+                        raise DataError(
+                            f"{name}:{line}: tag must be one of {join_names(self.labels)}, got {tags[-1][:40]!r}"
+                        )
             if words:
                 yield Example(
                     text=comments.get("text", " ".join(words)),

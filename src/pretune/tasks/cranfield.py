@@ -1,6 +1,6 @@
-"""Cranfield (Cleverdon, 1967): queries about aerodynamics, documents, and which of them are relevant, in SMART form.
+"""Cranfield (Cleverdon, 1967): queries about aerodynamics, documents and relevance judgments, in SMART format.
 
-Queries count from 1 by their place in the file, not by their number there; every code of relevance counts.
+Queries are numbered from 1 by position in the file, not by their number there; every relevance code counts.
 """
 
 import os
@@ -14,20 +14,20 @@ from pretune.tasks.task import SplitFile, Task, TaskSplit
 
 
 def read_documents(path: Path) -> Iterator[Example]:
-    """Every document: its text, which begins with its title; two have neither, and say so."""
+    """Yield every document: its text, which begins with its title; two have neither."""
     for number, fields in _read_entries(path):
         text = " ".join(fields.get(".W", [])) or " ".join(fields.get(".T", []))
         yield Example(text=text or "(no text)", id=number)
 
 
 def read_queries(path: Path) -> Iterator[Example]:
-    """Every query, with the ids of its documents as answers."""
+    """Yield every query, with the ids of its relevant documents as answers."""
     relevant: dict[str, list[str]] = {}
-    judged = path.with_name(path.name.replace("cran.qry", "cranqrel"))
-    for number, line in read_lines(judged):
+    relevance_file = path.with_name(path.name.replace("cran.qry", "cranqrel"))
+    for number, line in read_lines(relevance_file):
         cells = line.split()
         if cells and len(cells) != 3:
-            raise DataError(f"{judged}:{number}: expected query, document and code, found {line[:40]!r}")
+            raise DataError(f"{relevance_file}:{number}: expected query, document and code, got {line[:40]!r}")
         if cells:
             relevant.setdefault(cells[0], []).append(cells[1])
     for place, (_, fields) in enumerate(_read_entries(path), start=1):
@@ -35,7 +35,7 @@ def read_queries(path: Path) -> Iterator[Example]:
 
 
 def _read_entries(path: Path) -> Iterator[tuple[str, dict[str, list[str]]]]:
-    """(number, lines by field) of every entry."""
+    """Yield (number, lines by field) of every entry."""
     number, field = "", ""
     fields: dict[str, list[str]] = {}
     for line, text in read_lines(path):
@@ -47,7 +47,7 @@ def _read_entries(path: Path) -> Iterator[tuple[str, dict[str, list[str]]]]:
             field = text.strip()
         elif text.strip():
             if not number or not field:
-                raise DataError(f"{os.fspath(path)}:{line}: text before the first .I and field, found {text[:40]!r}")
+                raise DataError(f"{os.fspath(path)}:{line}: expected .I and a field before text, got {text[:40]!r}")
             fields.setdefault(field, []).append(text.strip())
     if number:
         yield number, fields

@@ -1,7 +1,7 @@
 """The nine tasks of GLUE (Wang et al., 2019): tab-separated files, labels in the published order.
 
-The folders may also have the names they have in the published archive (`CoLA`, `SST-2`, …). The labels of GLUE's own
-test files are not public; where a labelled test set is known from the task's source it is read.
+The folders may also have the names of the published archive (`CoLA`, `SST-2`, …). The labels of GLUE's test files are
+not public; a labeled test set from the task's original source is used if there is one.
 """
 
 from pretune.tasks.table_rows import Fields, Jsonl, RowReader, Tsv
@@ -61,12 +61,14 @@ MRPC = Task(
     },
     template=Template(source="mrpc sentence1: {text} sentence2: {pair}", targets=("not_equivalent", "equivalent")),
 )
-"""MRPC: do two sentences of the news say the same? (Dolan and Brockett, 2005)"""
+"""MRPC: do two sentences of the news have the same meaning? (Dolan and Brockett, 2005)"""
 
 _stsb_fields = Fields(text="sentence1", pair="sentence2", label="score", scale=(0.0, 5.0), group="genre")
 _stsb = RowReader(table=Tsv(), make=_stsb_fields)
 _stsb_test = RowReader(
-    table=Tsv(columns=("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2"), more=True),
+    table=Tsv(
+        columns=("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2"), allow_extra_columns=True
+    ),
     make=_stsb_fields,
 )
 STSB = Task(
@@ -82,7 +84,7 @@ STSB = Task(
     },
     template=Template(source="stsb sentence1: {text} sentence2: {pair}", target="{score}"),
 )
-"""STS-B: how alike are two sentences, from 0 to 5? (Cer et al., 2017)"""
+"""STS-B: how similar are two sentences, from 0 to 5? (Cer et al., 2017)"""
 
 _qqp = RowReader(
     table=Tsv(), make=Fields(text="question1", pair="question2", label="is_duplicate", labels=("0", "1"), id="id")
@@ -111,7 +113,7 @@ QQP = Task(
     },
     template=Template(source="qqp question1: {text} question2: {pair}", targets=("not_duplicate", "duplicate")),
 )
-"""QQP: do two questions of Quora ask the same?"""
+"""QQP: are two questions of Quora duplicates?"""
 
 _mnli_tsv = RowReader(
     table=Tsv(), make=Fields(text="sentence1", pair="sentence2", label="gold_label", labels=_NLI_LABELS, group="genre")
@@ -152,7 +154,7 @@ MNLI = Task(
     },
     template=Template(source="mnli hypothesis: {pair} premise: {text}", targets=_NLI_LABELS),
 )
-"""MNLI: does a sentence follow from, or contradict, a premise of any genre? (Williams et al., 2018)"""
+"""MNLI: does a sentence follow from a premise, or contradict it? (Williams et al., 2018)"""
 
 _qnli = RowReader(
     table=Tsv(), make=Fields(text="question", pair="sentence", label="label", labels=_ENTAILMENT, id="index")
@@ -169,7 +171,7 @@ QNLI = Task(
     },
     template=Template(source="qnli question: {text} sentence: {pair}", targets=_ENTAILMENT),
 )
-"""QNLI: does a sentence hold the answer to a question? (from SQuAD)"""
+"""QNLI: does a sentence contain the answer to a question? (from SQuAD)"""
 
 _rte = RowReader(
     table=Tsv(), make=Fields(text="sentence1", pair="sentence2", label="label", labels=_ENTAILMENT, id="index")

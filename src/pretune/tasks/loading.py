@@ -1,8 +1,8 @@
-"""A task's examples for a run: train, dev and test, and what was done to get them.
+"""Examples of a task for a run: train, dev and test, and notes on how they were split.
 
-parts = load(TASKS.get("qnli"), "data/tasks", seed=0)
+parts = load_task(TASKS.get("qnli"), "data/tasks", seed=0)
 parts.train, parts.dev, parts.test, parts.notes
-# notes: ("no train split is there: 'dev' (5463 examples) was divided 80/10/10, stratified, seed 0",)
+# notes: ("no train split: split 'dev' (5463 examples) 80/10/10, stratified, seed 0",)
 """
 
 import os
@@ -18,50 +18,48 @@ from pretune.tasks.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSplits:
-    """What is trained on, what choices are made on, and what the headline is measured on (dev where it is empty)."""
+    """Examples for training, for model selection, and for the reported score (dev if `test` is empty)."""
 
     train: list[Example]
     dev: list[Example]
     test: list[Example]
     notes: tuple[str, ...] = field(default=())
-    split_sizes: Mapping[str, int] = field(default_factory=dict)  # examples of each split before a limit drew from them
+    split_sizes: Mapping[str, int] = field(default_factory=dict)  # examples of each split before limits were applied
 
 
 def load_task(
     task: Task, data: str | os.PathLike[str] | None = None, seed: int = 0, train_examples: int | None = None
 ) -> TaskSplits:
-    """The examples of a task; what has no dev, or no train split, is divided, and a note says so.
+    """Load the examples of a task; without a dev or train split another one is split, with a note.
 
-    `labels` keeps that many training examples, stratified and nested: the 50 are among the 200.
+    `train_examples` limits the training examples, stratified and nested: the 50 are a subset of the 200.
     """
-    there = task.find_available(data)
-    if not there:
-        task.find(next(iter(task.splits)), data)  # its error says where was looked
-    notes = [f"'{name}' is a part of the published split" for name, found in there.items() if found.file.is_partial]
-    train, dev, test = (list(there[name].read()) if name in there else [] for name in ("train", "dev", "test"))
+    available = task.find_available(data)
+    if not available:
+        task.find(next(iter(task.splits)), data)  # raises an error that lists the searched directories
+    notes = [f"'{name}' is a part of the published split" for name, split in available.items() if split.file.is_partial]
+    train, dev, test = (list(available[name].read()) if name in available else [] for name in ("train", "dev", "test"))
     if not train:
-        name = next((name for name in ("dev", "all", "test") if name in there), next(iter(there)))
-        whole = dev or test or list(there[name].read())
+        name = next((name for name in ("dev", "all", "test") if name in available), next(iter(available)))
+        examples = dev or test or list(available[name].read())
         shares: tuple[float, ...] = (0.9, 0.1) if name == "dev" and test else (0.8, 0.1, 0.1)
-        train, dev, *rest = divide(whole, shares, seed, task.group_field)
+        train, dev, *rest = divide(examples, shares, seed, task.group_field)
         test = rest[0] if rest else test
-        notes.append(_format_split_note("train", name, len(whole), shares, seed))
+        notes.append(_format_split_note("train", name, len(examples), shares, seed))
     elif not dev:
         size = len(train)
         train, dev = divide(train, (0.9, 0.1), seed, task.group_field)
         notes.append(_format_split_note("dev", "train", size, (0.9, 0.1), seed))
     if train_examples is not None:
         if train_examples > len(train):
-            raise DataError(f"task '{task.name}': {train_examples} labels were asked for, train has {len(train)}")
-        drawn = sample_subset(train, train_examples, seed, task.get_groups(train))
-        notes.append(f"{len(drawn)} of {len(train)} training examples, stratified, seed {seed}")
-        train = drawn
+            raise DataError(f"task '{task.name}': train_examples must be <= {len(train)}, got {train_examples}")
+        subset = sample_subset(train, train_examples, seed, task.get_groups(train))
+        notes.append(f"{len(subset)} of {len(train)} training examples, stratified, seed {seed}")
+        train = subset
     return TaskSplits(train=train, dev=dev, test=test, notes=tuple(notes))
 
 
 def _format_split_note(missing_split: str, name: str, size: int, shares: Sequence[float], seed: int) -> str:
     percent = "/".join(f"{share:.0%}".removesuffix("%") for share in shares)
-    return (
-        f"no {missing_split} split is there: '{name}' ({format_count(size, 'examples')}) "
-        f"was divided {percent}, stratified, seed {seed}"
-    )
+    source = f"'{name}' ({format_count(size, 'examples')})"
+    return f"no {missing_split} split: split {source} {percent}, stratified, seed {seed}"

@@ -1,6 +1,6 @@
-"""MultiRC (Khashabi et al., 2018): a passage, questions, and answers of which any number is right; an example each.
+"""MultiRC (Khashabi et al., 2018): a passage, questions, and answers of which any number is correct; one example each.
 
-The examples of a question share `group`; F1a is counted over all answers, EM over whole questions.
+The examples of a question share `group`; F1a is computed over all answers, EM over questions.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from pretune.tasks.template import Template
 
 
 def read(path: Path) -> Iterator[Example]:
-    """Every answer of every question of every passage."""
+    """Yield every answer of every question of every passage."""
     for row in Jsonl().read_rows(path):
         try:
             yield from _parse_answers(row)
-        except (KeyError, TypeError, ValueError) as fault:
-            raise DataError(f"{row.location}: not a passage with questions and answers ({fault!r})") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{row.location}: not a passage with questions and answers ({error!r})") from None
 
 
 def _parse_answers(row: TableRow) -> Iterator[Example]:
@@ -50,4 +50,4 @@ MULTIRC = Task(
     template=Template(source="multirc question: {question} answer: {answer} paragraph: {text}", targets=BOOLEAN_LABELS),
     group_field="text",
 )
-"""MultiRC: which of a question's answers are right? Any number may be (Khashabi et al., 2018)"""
+"""MultiRC: which of a question's answers are correct? Any number may be (Khashabi et al., 2018)"""

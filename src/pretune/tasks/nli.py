@@ -1,5 +1,4 @@
-"""More language inference: SNLI, ANLI and SciTail, each a premise, a hypothesis and a label; and SICK, which has scores
-of relatedness, too."""
+"""Natural language inference: SNLI, ANLI, SciTail (premise, hypothesis, label), and SICK, with relatedness scores."""
 
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ _SCITAIL_LABELS = ("entailment", "not_entailment")
 
 
 def _parse_snli(row: TableRow) -> Example | None:
-    """A row of SNLI's own files; "-" means that the annotators did not agree, and such rows are left out."""
+    """Parse a row of SNLI's own files; None for the label "-", where the annotators did not agree."""
     if row.get("gold_label") == "-":
         return None
     return Fields(text="sentence1", pair="sentence2", label="gold_label", labels=_NLI_LABELS, id="pairID")(row)
@@ -84,7 +83,7 @@ ANLI = Task(
     },
     template=Template(source="anli hypothesis: {pair} premise: {text}", targets=_NLI_LABELS),
 )
-"""ANLI: inference that people wrote to deceive models, in three rounds (Nie et al., 2020)"""
+"""ANLI: adversarial inference, written by people in three rounds (Nie et al., 2020)"""
 
 _scitail = RowReader(
     table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_SCITAIL_LABELS)
@@ -104,10 +103,10 @@ SCITAIL = Task(
 
 @dataclass(frozen=True)
 class _SickParser:
-    """A row of SICK with the label of either task; `split` where one file has all three."""
+    """Parser of a row of SICK with the label of either task; `split` if one file has all three."""
 
     is_regression: bool
-    label_column: str  # what the column is called
+    label_column: str
     split: str | None = None
 
     def __call__(self, row: TableRow) -> Example | None:
@@ -124,16 +123,16 @@ class _SickParser:
 
 
 def _build_sick_splits(is_regression: bool) -> dict[str, TaskSplit]:
-    """The three splits: in one file (9,840 pairs), or in those that SemEval gave its competitors (9,927)."""
+    """Return the three splits: in one file (9,840 pairs), or in the files of SemEval (9,927)."""
     names = {"train": ("TRAIN", "train"), "dev": ("TRIAL", "trial"), "test": ("TEST", "test_annotated")}
-    whole = {split: _SickParser(is_regression, "entailment_label", name) for split, (name, _) in names.items()}
-    apart = RowReader(table=Tsv(), make=_SickParser(is_regression, "entailment_judgment"))
+    single_file = {split: _SickParser(is_regression, "entailment_label", name) for split, (name, _) in names.items()}
+    separate_files = RowReader(table=Tsv(), make=_SickParser(is_regression, "entailment_judgment"))
     return {
         split: TaskSplit(
             published_name=name,
             files=(
-                SplitFile(path="SICK.txt", reader=RowReader(table=Tsv(), make=whole[split])),
-                SplitFile(path=f"SICK_{file}.txt", reader=apart),
+                SplitFile(path="SICK.txt", reader=RowReader(table=Tsv(), make=single_file[split])),
+                SplitFile(path=f"SICK_{file}.txt", reader=separate_files),
             ),
         )
         for split, (name, file) in names.items()

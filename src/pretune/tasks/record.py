@@ -1,6 +1,6 @@
-"""ReCoRD (Zhang et al., 2018): which of a passage's names fills the gap in a sentence? Several may be right.
+"""ReCoRD (Zhang et al., 2018): which entity of a passage fills the blank in a sentence? Several may be correct.
 
-As in T5, the passage's highlights become sentences of it, and the candidates are its different names.
+As in T5, the passage's highlights become sentences of it, and the candidates are its distinct entities.
 """
 
 import re
@@ -15,12 +15,12 @@ from pretune.tasks.template import Template
 
 
 def read(path: Path) -> Iterator[Example]:
-    """Every query of every passage; the label is the first right choice, `answers` are all."""
+    """Yield every query of every passage; the label is the first correct choice, `answers` are all."""
     for row in Jsonl().read_rows(path):
         try:
             yield from _parse_queries(row)
-        except (KeyError, TypeError, ValueError) as fault:
-            raise DataError(f"{row.location}: not a passage with entities and queries ({fault!r})") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{row.location}: not a passage with entities and queries ({error!r})") from None
 
 
 def _parse_queries(row: TableRow) -> Iterator[Example]:
@@ -31,14 +31,14 @@ def _parse_queries(row: TableRow) -> Iterator[Example]:
     text = text.replace("\n@highlight\n", ". ")
     for query in row.get("qas"):
         answers = tuple(dict.fromkeys(answer["text"] for answer in query.get("answers", ())))
-        right = [at for at, name in enumerate(names) if name in answers]
-        if answers and not right:
-            raise DataError(f"{row.location}: none of the answers of query {query['idx']} is a name of the passage")
+        correct = [index for index, name in enumerate(names) if name in answers]
+        if answers and not correct:
+            raise DataError(f"{row.location}: no answer of query {query['idx']} is an entity of the passage")
         yield Example(
             text=text,
             pair=query["query"],
             choices=names,
-            label=right[0] if right else None,
+            label=correct[0] if correct else None,
             answers=answers,
             id=f"{row.get('idx')}-{query['idx']}",
             group=str(row.get("idx")),
@@ -70,4 +70,4 @@ RECORD = Task(
     template=Template(source="record query: {pair} entities: {entities} passage: {text}", target="{answer}"),
     group_field="group",
 )
-"""ReCoRD: which name of a passage fills the gap in a sentence? (Zhang et al., 2018)"""
+"""ReCoRD: which entity of a passage fills the blank in a sentence? (Zhang et al., 2018)"""

@@ -1,6 +1,6 @@
 """SQuAD 1.1 and 2.0 (Rajpurkar et al., 2016 and 2018): the span of a paragraph that answers a question, or none.
 
-The published JSON: articles of paragraphs of questions. `spans` are characters of `pair`, the paragraph.
+Published as JSON: articles of paragraphs of questions. `spans` are characters of `pair`, the paragraph.
 """
 
 import os
@@ -17,18 +17,20 @@ from pretune.tasks.template import Template
 
 
 def read(path: Path) -> Iterator[Example]:
-    """Every question, in order; an answer that is not where it is said to be is an error."""
+    """Yield every question in order; raise DataError if an answer is not at its stated position."""
     name = os.fspath(path)
     data = parse_json("".join(read_text(path)), DataError, name)
-    at = "data"
+    location = "data"
     try:
-        for a, article in enumerate(data["data"]):
-            for p, paragraph in enumerate(article["paragraphs"]):
-                at = f"data[{a}].paragraphs[{p}]"
+        for number, article in enumerate(data["data"]):
+            for place, paragraph in enumerate(article["paragraphs"]):
+                location = f"data[{number}].paragraphs[{place}]"
                 for question in paragraph["qas"]:
-                    yield _parse_question(question, paragraph["context"], article.get("title", str(a)), f"{name}: {at}")
-    except (KeyError, TypeError, AttributeError) as fault:
-        raise DataError(f"{name}: {at} is not as SQuAD's JSON is ({fault!r})") from None
+                    yield _parse_question(
+                        question, paragraph["context"], article.get("title", str(number)), f"{name}: {location}"
+                    )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{name}: {location} is not in SQuAD's format ({error!r})") from None
 
 
 def _parse_question(question: dict[str, Any], context: str, title: str, location: str) -> Example:
@@ -36,7 +38,7 @@ def _parse_question(question: dict[str, Any], context: str, title: str, location
     for answer in question["answers"]:
         start, text = answer["answer_start"], answer["text"]
         if context[start : start + len(text)] != text:
-            raise DataError(f"{location}: the answer {text[:40]!r} of question {question['id']!r} is not at {start}")
+            raise DataError(f"{location}: answer {text[:40]!r} of question {question['id']!r} is not at {start}")
         spans.append((start, start + len(text)))
     return Example(
         text=question["question"],
@@ -70,7 +72,7 @@ SQUAD1 = Task(
     template=_TEMPLATE,
     group_field="group",
 )
-"""SQuAD 1.1: the words of a paragraph that answer a question (Rajpurkar et al., 2016)"""
+"""SQuAD 1.1: the span of a paragraph that answers a question (Rajpurkar et al., 2016)"""
 
 SQUAD2 = Task(
     name="squad2",
@@ -86,4 +88,4 @@ SQUAD2 = Task(
     template=_TEMPLATE,
     group_field="group",
 )
-"""SQuAD 2.0: the same, with questions that the paragraph does not answer (Rajpurkar et al., 2018)"""
+"""SQuAD 2.0: SQuAD with questions that the paragraph does not answer (Rajpurkar et al., 2018)"""

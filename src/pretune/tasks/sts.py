@@ -1,6 +1,6 @@
 """Semantic textual similarity of SemEval 2012 to 2016 (Agirre et al.): pairs of sentences, scored from 0 to 5.
 
-A year has several sets, each in its file; `group` says which. STS-B was drawn from these sets.
+A year has several sets, one per file; `group` is the set. STS-B is a selection from these sets.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from pretune.tasks.task import SplitFile, Task, TaskSplit
 from pretune.tasks.template import Template
 
 SCALE = (0.0, 5.0)
-"""From nothing in common to the same meaning."""
+"""From unrelated to equivalent."""
 
 
 def read(path: Path) -> Iterator[Example]:
-    """Every pair of a file, with the year and the set of its name as the group."""
+    """Yield every pair of a file, with year and set as the group."""
     group = ".".join(path.name.split(".")[:2])
     for row in Tsv(columns=("score", "sentence1", "sentence2")).read_rows(path):
         yield Example(
@@ -28,7 +28,7 @@ def read(path: Path) -> Iterator[Example]:
 
 
 def build_sts_task(name: str, files: str, rows: int) -> Task:
-    """The test sets of a year, or of all of them."""
+    """Return the task of a year's test sets, or of all years."""
     splits = {
         "test": TaskSplit(published_name="test", files=(SplitFile(path=f"{files}.test.tsv", reader=read, rows=rows),))
     }
@@ -49,7 +49,7 @@ def build_sts_task(name: str, files: str, rows: int) -> Task:
 STS12 = build_sts_task("sts12", "2012.*", 3108)
 """STS 2012: paraphrases, video captions and translations, scored from 0 to 5"""
 STS13 = build_sts_task("sts13", "2013.*", 1500)
-"""STS 2013: definitions and headlines (without the set SMT, which was never free)"""
+"""STS 2013: definitions and headlines (without the set SMT, which is not freely available)"""
 STS14 = build_sts_task("sts14", "2014.*", 3750)
 """STS 2014: forums, news, headlines, captions, definitions and tweets"""
 STS15 = build_sts_task("sts15", "2015.*", 3000)
@@ -57,4 +57,4 @@ STS15 = build_sts_task("sts15", "2015.*", 3000)
 STS16 = build_sts_task("sts16", "2016.*", 1186)
 """STS 2016: answers, headlines, plagiarism, post-edited translations and questions"""
 STS = build_sts_task("sts12-16", "*", 12544)
-"""STS 2012 to 2016, all sets together"""
+"""STS 2012 to 2016, all sets"""

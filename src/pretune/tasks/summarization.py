@@ -1,4 +1,4 @@
-"""Summaries: XSum, SAMSum, and CNN/DailyMail, as JSONL or as the published stories with their lists of addresses."""
+"""Summarization: XSum, SAMSum, and CNN/DailyMail (JSONL, or the published stories with their URL lists)."""
 
 import hashlib
 from collections.abc import Iterator
@@ -46,30 +46,30 @@ SAMSUM = Task(
     },
     template=_TEMPLATE,
 )
-"""SAMSum: what was said in a chat (Gliwa et al., 2019)"""
+"""SAMSum: the summary of a chat (Gliwa et al., 2019)"""
 
 
 URL_LISTS = "url_lists"
-"""The folder in which See et al. keep the lists of addresses."""
+"""Folder of the URL lists of See et al."""
 
 
 def read_stories(path: Path) -> Iterator[Example]:
-    """The stories of a list of addresses: each lies in a file named by the SHA-1 of its address."""
+    """Yield the stories of a URL list; a story's file is named by the SHA-1 of its URL."""
     home = path.parent.parent if path.parent.name == URL_LISTS else path.parent
     folders = (home / "cnn" / "stories", home / "dailymail" / "stories")
     for number, address in read_lines(path):
         if not address.strip():
             continue
         name = hashlib.sha1(address.strip().encode(), usedforsecurity=False).hexdigest()
-        found = [folder / f"{name}.story" for folder in folders if (folder / f"{name}.story").exists()]
-        if not found:
+        story_files = [folder / f"{name}.story" for folder in folders if (folder / f"{name}.story").exists()]
+        if not story_files:
             raise DataError(
-                f"{path}:{number}: no story {name}.story for {address.strip()[:80]!r} in {folders[0].parent}"
+                f"{path}:{number}: story {name}.story of {address.strip()[:80]!r} not found in {folders[0].parent}"
             )
-        article, *highlights = "".join(read_text(found[0])).split("@highlight")
+        article, *highlights = "".join(read_text(story_files[0])).split("@highlight")
         points = [" ".join(point.split()) for point in highlights if point.strip()]
         if not points or not article.strip():
-            raise DataError(f"{found[0]}: a story and at least one @highlight are expected")
+            raise DataError(f"{story_files[0]}: expected a story and at least one @highlight")
         yield Example(text=article.strip(), target="\n".join(points), id=name)
 
 
@@ -77,7 +77,7 @@ _cnndm_fields = Fields(text="article", target="highlights", id="id")
 
 
 def _build_cnndm_files(split_name: str, url_list: str) -> tuple[SplitFile, ...]:
-    """The forms of a split: rows of JSON or CSV, or the stories and a list of their addresses."""
+    """Return the formats of a split: JSONL or CSV, or the stories and their URL list."""
     return (
         SplitFile(path=f"{split_name}.jsonl", reader=RowReader(table=Jsonl(), make=_cnndm_fields)),
         SplitFile(path=f"{split_name}.csv", reader=RowReader(table=Csv(), make=_cnndm_fields)),
@@ -92,8 +92,12 @@ CNNDM = Task(
     metrics=("rouge",),
     folders=("cnndm", "cnn_dailymail"),
     splits={
-        split: TaskSplit(published_name=published, files=_build_cnndm_files(published, listed))
-        for split, published, listed in (("train", "train", "train"), ("dev", "validation", "val"), ("test",) * 3)
+        split: TaskSplit(published_name=published_name, files=_build_cnndm_files(published_name, url_list))
+        for split, published_name, url_list in (
+            ("train", "train", "train"),
+            ("dev", "validation", "val"),
+            ("test",) * 3,
+        )
     },
     template=_TEMPLATE,
 )

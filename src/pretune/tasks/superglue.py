@@ -1,6 +1,6 @@
-"""Tasks of SuperGLUE (Wang et al., 2019) that are a text, or two, and a label: BoolQ, CB, RTE, WiC, WSC, AX-b, AX-g.
+"""SuperGLUE tasks (Wang et al., 2019) with one or two texts and a label: BoolQ, CB, RTE, WiC, WSC, AX-b, AX-g.
 
-In WiC and WSC the word in question is part of the example: it stands between asterisks, as in T5.
+In WiC and WSC the word in question is marked with asterisks in the text, as in T5.
 """
 
 import re
@@ -14,7 +14,7 @@ from pretune.tasks.task import SplitFile, Task, TaskSplit
 from pretune.tasks.template import Template
 
 BOOLEAN_LABELS = ("False", "True")
-"""How SuperGLUE's yes and no are called, no first."""
+"""SuperGLUE's labels for no and yes, in this order."""
 
 _ENTAILMENT = ("entailment", "not_entailment")
 _CB_LABELS = ("entailment", "contradiction", "neutral")
@@ -40,7 +40,7 @@ BOOLQ = Task(
     },
     template=Template(source="boolq question: {text} passage: {pair}", targets=BOOLEAN_LABELS),
 )
-"""BoolQ: questions that a passage answers with yes or no (Clark et al., 2019)"""
+"""BoolQ: yes/no questions about a passage (Clark et al., 2019)"""
 
 _cb = RowReader(
     table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_CB_LABELS, id="idx")
@@ -74,7 +74,7 @@ RTE = Task(
     },
     template=Template(source="rte hypothesis: {pair} premise: {text}", targets=_ENTAILMENT),
 )
-"""RTE in SuperGLUE's form; the same pairs as GLUE's"""
+"""RTE in SuperGLUE's format; the same pairs as GLUE's"""
 
 
 def _parse_wic(row: TableRow) -> Example:
@@ -82,7 +82,7 @@ def _parse_wic(row: TableRow) -> Example:
     for side in (1, 2):
         text, start, end = row.get_text(f"sentence{side}"), row.get(f"start{side}"), row.get(f"end{side}")
         if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)):
-            raise DataError(f"{row.location}: start{side} and end{side} ({start}, {end}) are not within the sentence")
+            raise DataError(f"{row.location}: start{side}, end{side} must be inside the sentence, got ({start}, {end})")
         sides.append(f"{text[:start]}*{text[start:end]}*{text[end:]}")
     return Example(
         text=sides[0],
@@ -94,15 +94,21 @@ def _parse_wic(row: TableRow) -> Example:
 
 
 def read_wic(path: Path) -> Iterator[Example]:
-    """WiC's own files: pairs, whose word is counted in words, and beside them a file with a T or F for each."""
-    gold = path.with_name(path.name.replace(".data.", ".gold."))
-    if not gold.exists():
-        raise DataError(f"{gold}: no such file; the labels of {path.name} are expected in it")
-    said = [TableRow(f"{gold}:{number}", {"label": line.strip()}) for number, line in read_lines(gold) if line.strip()]
+    """Yield WiC's published pairs, whose word is given by word index; the labels T and F are in a second file."""
+    label_file = path.with_name(path.name.replace(".data.", ".gold."))
+    if not label_file.exists():
+        raise DataError(f"{label_file}: no such file; it must hold the labels of {path.name}")
+    label_rows = [
+        TableRow(f"{label_file}:{number}", {"label": line.strip()})
+        for number, line in read_lines(label_file)
+        if line.strip()
+    ]
     rows = [*Tsv(columns=("word", "pos", "places", "sentence1", "sentence2")).read_rows(path)]
-    if len(said) != len(rows):
-        raise DataError(f"{gold}: {len(said)} labels for the {len(rows)} pairs of {path.name}; fetch both files again")
-    for number, (row, label) in enumerate(zip(rows, said, strict=True)):
+    if len(label_rows) != len(rows):
+        raise DataError(
+            f"{label_file}: {len(label_rows)} labels for the {len(rows)} pairs of {path.name}; fetch both files again"
+        )
+    for number, (row, label) in enumerate(zip(rows, label_rows, strict=True)):
         first, _, second = row.get_text("places").partition("-")
         yield Example(
             text=_mark_word(row, "sentence1", first),
@@ -117,7 +123,7 @@ def _mark_word(row: TableRow, side: str, place: str) -> str:
     words = row.get_text(side).split()
     if not place.isdecimal() or int(place) >= len(words):
         raise DataError(
-            f"{row.location}: {row.get_text('places')[:40]!r} does not say which of {len(words)} words is meant"
+            f"{row.location}: word index {row.get_text('places')[:40]!r} does not fit a sentence of {len(words)} words"
         )
     words[int(place)] = f"*{words[int(place)]}*"
     return " ".join(words)
@@ -139,24 +145,23 @@ WIC = Task(
             published_name="validation",
             files=(SplitFile(path="val.jsonl", reader=_wic), SplitFile(path="dev/dev.data.txt", reader=read_wic)),
         ),
-        "test": TaskSplit(
-            published_name="test", files=(SplitFile(path="test/test.data.txt", reader=read_wic),)
-        ),  # SuperGLUE's has no labels
+        # SuperGLUE's test set has no labels.
+        "test": TaskSplit(published_name="test", files=(SplitFile(path="test/test.data.txt", reader=read_wic),)),
     },
     template=Template(source="wic sentence1: {sentence1} sentence2: {sentence2} word: {word}", targets=BOOLEAN_LABELS),
 )
-"""WiC: has a word the same meaning in two sentences? (Pilehvar and Camacho-Collados, 2019)"""
+"""WiC: does a word have the same meaning in two sentences? (Pilehvar and Camacho-Collados, 2019)"""
 
 
 def _parse_wsc(row: TableRow) -> Example:
     text, target = row.get_text("text"), row.get("target")
     pronoun = target["span2_text"]
-    starts = [found.start() for found in re.finditer(r"\S+", text)]  # spans are counted in words
-    near = starts[min(target["span2_index"], len(starts) - 1)]
-    places = [found.start() for found in re.finditer(rf"\b{re.escape(pronoun)}\b", text, re.IGNORECASE)]
+    starts = [match.start() for match in re.finditer(r"\S+", text)]  # spans are counted in words
+    expected_start = starts[min(target["span2_index"], len(starts) - 1)]
+    places = [match.start() for match in re.finditer(rf"\b{re.escape(pronoun)}\b", text, re.IGNORECASE)]
     if not places:
-        raise DataError(f"{row.location}: the pronoun {pronoun[:40]!r} is not in the text")
-    start = min(places, key=lambda place: abs(place - near))
+        raise DataError(f"{row.location}: pronoun {pronoun[:40]!r} is not in the text")
+    start = min(places, key=lambda place: abs(place - expected_start))
     end = start + len(pronoun)
     return Example(
         text=f"{text[:start]}*{text[start:end]}*{text[end:]}",
@@ -180,7 +185,7 @@ WSC = Task(
     },
     template=Template(source="wsc: {text} noun: {pair}", targets=BOOLEAN_LABELS),
 )
-"""WSC: does a pronoun stand for this noun? (Levesque et al., 2012)"""
+"""WSC: does a pronoun refer to this noun? (Levesque et al., 2012)"""
 
 _axb = RowReader(
     table=Jsonl(),
@@ -210,7 +215,7 @@ AXG = Task(
     splits={"test": TaskSplit(published_name="AX-g", files=(SplitFile(path="AX-g.jsonl", reader=_axg, rows=356),))},
     template=Template(source="rte hypothesis: {pair} premise: {text}", targets=_ENTAILMENT),
 )
-"""AX-g: SuperGLUE's Winogender pairs, alike but for a pronoun (Rudinger et al., 2018), for models of RTE"""
+"""AX-g: SuperGLUE's Winogender pairs, which differ in a pronoun (Rudinger et al., 2018), for models of RTE"""
 
 AX = Task(
     name="superglue_ax",

@@ -1,11 +1,11 @@
-"""The user's own files: CSV, TSV, JSONL and CoNLL, whose delimiter, header and kinds are found out and shown.
+"""Users' own files: CSV, TSV, JSONL and CoNLL, with detection of delimiter, quoting and header.
 
     table = open_table("reviews.csv")
-    print(table)                    # reviews.csv: CSV with a header, delimiter ',', columns text, stars
-    task = own_task({"train": "reviews.csv"}, text="text", label="stars")
+    print(table)                    # reviews.csv: a table with a header, delimiter ',', …, columns text, stars
+    task = build_user_task({"train": "reviews.csv"}, text="text", label="stars")
     task.kind, task.labels          # 'classification', ('1', '2', '3', '4', '5')
 
-Files are decoded as corpora are: UTF-8, or UTF-16/32 by their first bytes; compressed ones are read as they are.
+Files are decoded like corpora: UTF-8, or UTF-16/32 by their first bytes; compressed files are decompressed.
 """
 
 import itertools
@@ -23,12 +23,12 @@ from pretune.text.corpora.tables import UnclosedQuoteError, iter_delimited_rows
 _SAMPLE_ROWS = 50
 _MAX_NAME_LENGTH = 100
 _SINGLE_COLUMN = "\x1f"
-"""The delimiter of a table of one column: a character that texts do not have."""
+"""Delimiter of a table with one column: a character that texts do not contain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFile:
-    """How a file is written: its form, its columns, and for CSV and TSV delimiter, quotes and header."""
+    """Format of a file: its columns, and for CSV and TSV delimiter, quotes and header."""
 
     path: Path
     form: Literal["delimited", "jsonl", "conll"]
@@ -39,18 +39,18 @@ class TableFile:
 
     def __str__(self) -> str:
         if self.form == "conll":
-            return f"{self.path}: CoNLL, a word and its tag a line"
+            return f"{self.path}: CoNLL, one word and tag per line"
         columns = ", ".join(self.columns)
         if self.form == "jsonl":
             return f"{self.path}: JSONL, fields {columns}"
         header = "with a header" if self.has_header else "without a header"
-        quotes = "quotes enclose fields" if self.has_quotes else "quotes are plain characters"
+        quotes = "fields may be quoted" if self.has_quotes else "quotes are literal"
         if self.delimiter == _SINGLE_COLUMN:
-            return f"{self.path}: a table {header}, {quotes}, the column {columns} alone"
+            return f"{self.path}: a table {header}, {quotes}, one column {columns}"
         return f"{self.path}: a table {header}, delimiter {self.delimiter!r}, {quotes}, columns {columns}"
 
     def read_rows(self) -> Iterator[TableRow]:
-        """Every row; one with too many or too few columns is an error with its number."""
+        """Yield every row; raise DataError with the line number if the number of columns differs."""
         if self.form == "jsonl":
             yield from Jsonl().read_rows(self.path)
             return
@@ -58,30 +58,30 @@ class TableFile:
         rows = iter_delimited_rows(read_text(self.path), self.delimiter, self.has_quotes, name)
         for number, cells in itertools.islice(rows, int(self.has_header), None):
             if len(cells) != len(self.columns):
-                raise DataError(f"{name}:{number}: the row has {len(cells)} columns, {len(self.columns)} are expected")
+                raise DataError(f"{name}:{number}: expected {len(self.columns)} columns, got {len(cells)}")
             yield TableRow(f"{name}:{number}", dict(zip(self.columns, cells, strict=True)))
 
     def check_column(self, column: str) -> str:
-        """A column that has to be there."""
+        """Return the column if it exists, else raise DataError."""
         if column not in self.columns:
             raise data_error(
                 f"{self.path}: no column '{column[:60]}'{suggest(column, self.columns)} "
-                f"(it has {', '.join(self.columns)[:200]})"
+                f"(available: {', '.join(self.columns)[:200]})"
             )
         return column
 
 
 def pick_column(table: TableFile, column_name: str | None, defaults: Sequence[str], role: str) -> str:
-    """The column of a role: the named one, or the first of the usual ones that the table has."""
+    """Return the column of a role: the named one, or the first of the defaults that the table has."""
     if column_name is not None:
         return table.check_column(column_name)
     columns = {column.strip().lower(): column for column in reversed(table.columns)}
     for column in defaults:
         if column in columns:
             return columns[column]
-    number = f"; where that is no header, by its number, --{role} 1" if table.form == "delimited" else ""
+    number = f"; without a header by number, --{role} 1" if table.form == "delimited" else ""
     raise data_error(
-        f"{table.path}: which column is the {role}? Name it with --{role} ({', '.join(table.columns)[:200]}){number}; "
+        f"{table.path}: no {role} column found; name it with --{role} ({', '.join(table.columns)[:200]}){number}; "
         f"for `pretune evaluate` with --column {role}=NAME"
     )
 
@@ -89,9 +89,10 @@ def pick_column(table: TableFile, column_name: str | None, defaults: Sequence[st
 def open_table(
     path: str | os.PathLike[str], column_names: Sequence[str] = (), *, allow_single_column: bool = False
 ) -> TableFile:
-    """How a file is written; columns that are asked for by name help to tell a header from a row.
+    """Detect the format of a file; the names of requested columns help to recognize a header.
 
-    Without a header the columns are called 1, 2, 3, … Where a column may stand `alone`, commas in it divide nothing.
+    Without a header the columns are named 1, 2, 3, … With `allow_single_column`, a file with one column needs no
+    delimiter.
     """
     path = Path(path)
     if not path.is_file():
@@ -109,66 +110,68 @@ def open_table(
 
 
 def _detect_delimiter(path: Path, ending: str, column_names: Sequence[str], allow_single_column: bool) -> TableFile:
-    """The delimiter that gives equally many columns, more than one, in the first rows; TSV is tried without quotes."""
+    """Find the delimiter with a consistent number of columns, more than one; TSV is tried without quotes first."""
     tries = [("\t", False), ("\t", True), (",", True), (";", True), ("|", True)]
     if ending == ".csv":
         tries = [(",", True), (";", True), ("\t", True), ("|", True), (",", False)]
     best: tuple[tuple[int, int, int], str, bool, list[str]] | None = None
-    unclosed: dict[str, UnclosedQuoteError] = {}
-    for place, (delimiter, quoted) in enumerate(tries):
-        if not quoted and delimiter in unclosed:
-            continue  # without quotes the row would be read as it is, with a quote in its text
-        rows, broken = _read_sample(path, delimiter, quoted)
-        if broken is not None and delimiter != "\t":
-            unclosed[delimiter] = broken
+    quote_errors: dict[str, UnclosedQuoteError] = {}
+    for place, (delimiter, has_quotes) in enumerate(tries):
+        if not has_quotes and delimiter in quote_errors:
+            continue  # without quotes the row would parse, with a stray quote in its text
+        rows, error = _read_sample(path, delimiter, has_quotes)
+        if error is not None and delimiter != "\t":
+            quote_errors[delimiter] = error
         if not rows or len(rows[0]) < 2:
             continue
-        even = sum(len(row) == len(rows[0]) for row in rows)
-        odd = any(cell.startswith('"') and cell.endswith('"') and len(cell) > 1 for row in rows for cell in row)
-        rank = (2 * even > len(rows), even * 100 // len(rows) - 50 * odd, -place)
+        consistent = sum(len(row) == len(rows[0]) for row in rows)
+        has_stray_quotes = any(
+            cell.startswith('"') and cell.endswith('"') and len(cell) > 1 for row in rows for cell in row
+        )
+        rank = (2 * consistent > len(rows), consistent * 100 // len(rows) - 50 * has_stray_quotes, -place)
         if best is None or rank > best[0]:
-            best = (rank, delimiter, quoted, rows[0])
+            best = (rank, delimiter, has_quotes, rows[0])
     if best is None and allow_single_column:
-        rows, broken = _read_sample(path, _SINGLE_COLUMN, True)
-        if broken is not None and not rows:
-            raise broken
+        rows, error = _read_sample(path, _SINGLE_COLUMN, True)
+        if error is not None and not rows:
+            raise error
         best = ((0, 0, 0), _SINGLE_COLUMN, True, rows[0])
-    if best is None and unclosed:
-        raise next(iter(unclosed.values()))
+    if best is None and quote_errors:
+        raise next(iter(quote_errors.values()))
     if best is None:
         raise DataError(
-            f"{path}: no table: no delimiter (tab, comma, semicolon, |) gives two columns or more in a row; a text and "
-            "its label are needed"
+            f"{path}: not a table: no delimiter (tab, comma, semicolon, |) gives two or more columns; a text and a "
+            "label are needed"
         )
-    _, delimiter, quoted, first = best
+    _, delimiter, has_quotes, first = best
     header = _is_header(first, column_names)
     if header and len({*first}) < len(first):
-        twice = next(cell for cell in first if first.count(cell) > 1)
-        raise data_error(f"{path}:1: the header has the column '{twice[:60]}' twice; rename one")
-    columns = tuple(first) if header else tuple(str(at) for at in range(1, len(first) + 1))
+        duplicate = next(cell for cell in first if first.count(cell) > 1)
+        raise data_error(f"{path}:1: the header has the column '{duplicate[:60]}' twice; rename one")
+    columns = tuple(first) if header else tuple(str(number) for number in range(1, len(first) + 1))
     return TableFile(
-        path=path, form="delimited", columns=columns, delimiter=delimiter, has_quotes=quoted, has_header=header
+        path=path, form="delimited", columns=columns, delimiter=delimiter, has_quotes=has_quotes, has_header=header
     )
 
 
 def _read_sample(path: Path, delimiter: str, has_quotes: bool) -> tuple[list[list[str]], UnclosedQuoteError | None]:
-    """The first rows, up to one that is damaged; and the fault, where that is a quote that is never closed."""
+    """Return the first rows, up to a broken one, and the error if that is an unclosed quote."""
     rows: list[list[str]] = []
     try:
         for _, cells in itertools.islice(
             iter_delimited_rows(read_text(path), delimiter, has_quotes, str(path)), _SAMPLE_ROWS
         ):
             rows.append(cells)
-    except UnclosedQuoteError as unclosed:
-        return rows, unclosed
-    except DataError as broken:
-        if "bad row" not in str(broken):
+    except UnclosedQuoteError as error:
+        return rows, error
+    except DataError as error:
+        if "bad row" not in str(error):
             raise
     return rows, None
 
 
 def _is_header(cells: Sequence[str], column_names: Sequence[str]) -> bool:
-    """Not when columns are asked for by number; when one that is asked for is in it, or all cells look like names."""
+    """Return True if a requested name is in the row or all cells look like names; False if columns are numbers."""
     if column_names and all(name.isdecimal() for name in column_names):
         return False
     if any(name in cells for name in column_names):
@@ -192,7 +195,7 @@ def _is_object(line: str) -> bool:
 
 
 def _is_conll(path: Path) -> bool:
-    """Blank lines between blocks of lines with equally many cells, two or more."""
+    """Return True for blocks of lines with the same number of cells, two or more, with blank lines between them."""
     lines = "".join(itertools.islice(read_text(path), 1)).split("\n")[:200]
     widths = {len(line.split()) for line in lines[:-1] if line.strip()}
     return len(widths) == 1 and widths.pop() >= 2 and any(not line.strip() for line in lines[:-1])

@@ -1,8 +1,8 @@
-"""Rows of the published tables (TSV, CSV, JSONL, labelled lines), and the examples they make.
+"""Rows of tables (TSV, CSV, JSONL, labeled lines), and their conversion to examples.
 
-    Rows(table=Tsv(), make=Fields(text="sentence", label="label", labels=("0", "1")))
+    RowReader(table=Tsv(), make=Fields(text="sentence", label="label", labels=("0", "1")))
 
-reads a TSV file with a header. A row that does not fit stops the reading with its file and line.
+reads a TSV file with a header. An invalid row raises an error with its file and line.
 """
 
 import itertools
@@ -23,84 +23,85 @@ from pretune.text.corpora.tables import iter_delimited_rows, iter_jsonl_rows
 
 
 class TableRow(NamedTuple):
-    """One row: where it stands ("file:line"), and its values by column."""
+    """A row: its location ("file:line"), and its values by column."""
 
     location: str
     values: Mapping[str, Any]
 
     def get(self, column: str) -> Any:
-        """A value; an error that names the columns there are when this one is not among them."""
+        """Return a value; raise DataError with the available columns if there is none."""
         if column not in self.values:
-            known = ", ".join(self.values)[:200]
-            raise data_error(f"{self.location}: no field '{column}'{suggest(column, self.values)} (it has {known})")
+            available = ", ".join(self.values)[:200]
+            raise data_error(
+                f"{self.location}: no field '{column}'{suggest(column, self.values)} (available: {available})"
+            )
         return self.values[column]
 
     def get_text(self, column: str) -> str:
-        """A value that has to be text, and not blank."""
+        """Return a value that must be text and not blank."""
         value = self.get(column)
         if not isinstance(value, str) or not value.strip():
             raise data_error(
-                f"{self.location}: field '{column}' holds {str(value)[:40]!r}; text was expected: fill it in, or leave "
-                "the row out"
+                f"{self.location}: field '{column}' must be text, got {str(value)[:40]!r}; fill it, or remove the row"
             )
         if not value.isascii():
             try:
                 value.encode()
-            except UnicodeEncodeError as broken:  # JSON can escape half a character
+            except UnicodeEncodeError as error:  # JSON can escape half a character
                 raise data_error(
-                    f"{self.location}: field '{column}': character {broken.start} is half of a surrogate pair; mend it"
+                    f"{self.location}: field '{column}': character {error.start} is half of a surrogate pair; fix it"
                 ) from None
         return value
 
 
 def data_error(message: str) -> DataError:
-    """An error of one line, whatever the names of columns that it quotes hold."""
+    """Return an error of one line, even if the column names in it contain newlines."""
     return DataError(" ".join(message.split()))
 
 
 def read_text(path: Path, encoding: str | None = None) -> Iterator[str]:
-    """The text of a file in chunks, decompressed, with "\\n" for every newline; its encoding is found unless given."""
+    """Yield the text of a file in chunks, decompressed, with "\\n" newlines; the encoding is detected unless given."""
     name = os.fspath(path)
     stream = read_chunks(name, name, detect_compression(b"".join(read_chunks(name, name, "", 0, 16))))
     if encoding is not None:
         yield b"".join(stream).decode(encoding)
         return
     first = next(stream, b"")
-    found = detect_encoding(first[:HEAD_BYTES])
-    if found is None:
-        raise DataError(f"{name}: a binary file; text in UTF-8, UTF-16 or UTF-32 is expected")
-    yield from decode(itertools.chain([first], stream), found[0], name, skip=found[1])
+    encoding_info = detect_encoding(first[:HEAD_BYTES])
+    if encoding_info is None:
+        raise DataError(f"{name}: binary file; expected text in UTF-8, UTF-16 or UTF-32")
+    yield from decode(itertools.chain([first], stream), encoding_info[0], name, skip=encoding_info[1])
 
 
 def read_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[int, str]]:
-    """(number, text) of every line."""
+    """Yield (number, text) of every line."""
     for text, number, _ in split_documents(read_text(path, encoding), "\n"):
         yield number, text
 
 
 @spec
 class Tsv:
-    """Tab-separated rows; `columns` names them where there is no header. Quotes are characters like others."""
+    """Tab-separated rows; `columns` are their names if there is no header. Quotes are literal unless `has_quotes`."""
 
     columns: tuple[str, ...] = ()
     delimiter: str = "\t"
-    quoted: bool = False
-    more: bool = False  # a row may have further columns, which are not read
+    has_quotes: bool = False
+    allow_extra_columns: bool = False  # allow further columns, which are ignored
 
     def read_rows(self, path: Path) -> Iterator[TableRow]:
-        """Every row below the header."""
+        """Yield every row below the header."""
         name = os.fspath(path)
-        rows = iter_delimited_rows(read_text(path), self.delimiter, self.quoted, name)
+        rows = iter_delimited_rows(read_text(path), self.delimiter, self.has_quotes, name)
         header = self.columns or tuple(next(rows, (0, []))[1])
         for number, cells in rows:
-            if len(cells) < len(header) or (len(cells) > len(header) and not self.more):
-                raise DataError(f"{name}:{number}: the row has {len(cells)} columns, {len(header)} are expected")
+            if len(cells) < len(header) or (len(cells) > len(header) and not self.allow_extra_columns):
+                raise DataError(f"{name}:{number}: expected {len(header)} columns, got {len(cells)}")
             yield TableRow(f"{name}:{number}", dict(zip(header, cells, strict=False)))
 
 
-def Csv(columns: tuple[str, ...] = ()) -> Tsv:  # noqa: N802 (it makes a value, and stands where a class would)
-    """Comma-separated rows, whose fields may stand in quotes."""
-    return Tsv(columns=columns, delimiter=",", quoted=True)
+def Csv(columns: tuple[str, ...] = ()) -> Tsv:  # noqa: N802 (a constructor)
+    """Comma-separated rows, whose fields may be quoted."""
+    return Tsv(columns=columns, delimiter=",", has_quotes=True)
 
 
 @spec
@@ -108,7 +109,7 @@ class Jsonl:
     """One JSON object per line."""
 
     def read_rows(self, path: Path) -> Iterator[TableRow]:
-        """Every object."""
+        """Yield every object."""
         name = os.fspath(path)
         for number, values in iter_jsonl_rows(read_text(path), name):
             yield TableRow(f"{name}:{number}", values)
@@ -116,23 +117,23 @@ class Jsonl:
 
 @spec
 class LabelledLines:
-    """A label, a space, and the text, on each line."""
+    """One label, a space, and the text per line."""
 
     encoding: str | None = None
 
     def read_rows(self, path: Path) -> Iterator[TableRow]:
-        """Every line, as `label` and `get_text`."""
+        """Yield every line as `label` and `text`."""
         for number, line in read_lines(path, self.encoding):
             if line.strip():
                 label, space, text = line.partition(" ")
                 if not space:
-                    raise DataError(f"{path}:{number}: expected a label, a space and a text, found {line[:40]!r}")
+                    raise DataError(f"{path}:{number}: expected a label, a space and a text, got {line[:40]!r}")
                 yield TableRow(f"{path}:{number}", {"label": label, "text": text})
 
 
 @spec
 class Fields:
-    """Which columns make an example; `labels` are the labels as the file writes them, in the order of the task's."""
+    """Columns of an example; `labels` are the labels as spelled in the file, in the order of the task's."""
 
     text: str
     pair: str | None = None
@@ -165,28 +166,30 @@ class Fields:
 
 @spec
 class RowReader:
-    """A reader: a table, and what makes an example of a row (None: the row is left out)."""
+    """A reader: a table, and a function from a row to an example (None: the row is skipped)."""
 
     table: Tsv | Jsonl | LabelledLines
     make: Callable[[TableRow], Example | None]
 
     def __call__(self, path: Path) -> Iterator[Example]:
         for row in self.table.read_rows(path):
-            made = self.make(row)
-            if made is not None:
-                yield made
+            example = self.make(row)
+            if example is not None:
+                yield example
 
 
 def read_label_index(row: TableRow, column: str, labels: tuple[str, ...]) -> int:
-    """Which of the labels a row has."""
+    """Return the index of a row's label."""
     value = row.get(column)
     if str(value) not in labels:
-        raise data_error(f"{row.location}: label {str(value)[:40]!r} in '{column}' is not one of {join_names(labels)}")
+        raise data_error(
+            f"{row.location}: label in '{column}' must be one of {join_names(labels)}, got {str(value)[:40]!r}"
+        )
     return labels.index(str(value))
 
 
 def read_score(row: TableRow, column: str, scale: tuple[float, float]) -> float:
-    """The score of a row, within its scale."""
+    """Return the score of a row, which must be within the scale."""
     value = row.get(column)
     low, high = scale
     try:
@@ -195,6 +198,6 @@ def read_score(row: TableRow, column: str, scale: tuple[float, float]) -> float:
         number = math.nan
     if not low <= number <= high:
         raise DataError(
-            f"{row.location}: score {str(value)[:40]!r} in '{column}' is not a number from {low:g} to {high:g}"
+            f"{row.location}: score in '{column}' must be from {low:g} to {high:g}, got {str(value)[:40]!r}"
         )
     return number

@@ -1,11 +1,11 @@
-"""Readers of users' tables whose labels are no class and no score: tags, spans, choices and texts.
+"""Readers of users' tables whose labels are neither classes nor scores: tags, spans, choices and texts.
 
     tagging   JSONL: a list of words and a list of tags ("words", "tags")
-    span      a question, a context and the answer as it stands in it ("question", "context", "answer"); SQuAD's JSON
-    choice    a text, its choices ("choices": a list, or columns choice1, choice2, …, or A, B, …) and the right one
+    span      a question, a context and the answer, which is part of it ("question", "context", "answer"); SQuAD's JSON
+    choice    a text, its choices ("choices": a list, or columns choice1, choice2, …, or A, B, …) and the correct one
     text      a text and the text to generate ("text", "target")
 
-Every fault is a `DataError` with the file and the line of its row.
+Every error is a `DataError` with the file and line of the row.
 """
 
 import re
@@ -37,34 +37,34 @@ DEFAULT_COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
         "label": ("target", "summary", "output", "answer", "highlights", "translation", "label"),
     },
 }
-"""Default columns of each type by role: the first that the table has."""
+"""Default columns of each type by role, in order of preference."""
 _CHOICE_LISTS = ("choices", "options", "endings")
 _NUMBERED_COLUMN = re.compile(r"(?:choice|option|ending|answer)_?(\d+)", re.IGNORECASE)
 
 
 @spec
 class TagListReader:
-    """Reader of sentences as lists: words, and one tag each."""
+    """Reader of sentences as lists of words and tags."""
 
     text: str
     label: str
-    labels: tuple[str, ...] = ()  # the tags that are allowed; any where there are none
+    labels: tuple[str, ...] = ()  # allowed tags; empty: any
 
     def __call__(self, path: Path) -> Iterator[Example]:
         for row in open_table(path).read_rows():
             words, tags = (_read_strings(row, column) for column in (self.text, self.label))
             if not words or len(words) != len(tags):
-                raise data_error(f"{row.location}: {len(words)} words and {len(tags)} tags; each word needs one tag")
+                raise data_error(f"{row.location}: {len(words)} words and {len(tags)} tags; every word needs one tag")
             tags = tuple(to_iob2(tags))
             for tag in tags:
                 if self.labels and tag not in self.labels:
-                    raise data_error(f"{row.location}: tag {tag[:40]!r} is not one of the training data")
+                    raise data_error(f"{row.location}: tag {tag[:40]!r} is not in the training data")
             yield Example(text=" ".join(words), words=words, tags=tags, id=_get_line(row))
 
 
 @spec
 class SpanReader:
-    """Reader of questions whose answers stand in a context; an empty answer: the context has none."""
+    """Reader of questions whose answers are part of a context; an empty answer means no answer."""
 
     text: str
     pair: str
@@ -74,7 +74,9 @@ class SpanReader:
         for row in open_table(path, [self.text, self.pair, self.label]).read_rows():
             context = row.get_text(self.pair)
             answers, starts = _read_answers(row, self.label)
-            spans = tuple(_find_answer(row, context, one, at) for one, at in zip(answers, starts, strict=True))
+            spans = tuple(
+                _find_answer(row, context, answer, start) for answer, start in zip(answers, starts, strict=True)
+            )
             yield Example(text=row.get_text(self.text), pair=context, answers=answers, spans=spans, id=_get_line(row))
 
 
@@ -92,7 +94,7 @@ class SquadReader:
 
 @spec
 class ChoiceReader:
-    """Reader of questions with choices; the label is a number from 0, a letter from A, or the right choice itself."""
+    """Reader of questions with choices; the label is a number from 0, a letter from A, or the correct choice itself."""
 
     text: str
     label: str
@@ -102,8 +104,8 @@ class ChoiceReader:
             choices = read_choices(row.values, row.location)
             if len(choices) < 2:
                 raise data_error(
-                    f"{row.location}: {len(choices)} choices; at least two are needed, as a list 'choices' or as columns "
-                    "choice1, choice2, …"
+                    f"{row.location}: at least two choices are needed, as a list 'choices' or as columns choice1, "
+                    f"choice2, …, got {len(choices)}"
                 )
             yield Example(
                 text=row.get_text(self.text), choices=choices, label=self._read_label(row, choices), id=_get_line(row)
@@ -123,8 +125,8 @@ class ChoiceReader:
             place = choices.index(value) if value in choices else len(choices)
         if place >= len(choices):
             raise data_error(
-                f"{row.location}: '{self.label}' holds {value[:40]!r}; the right one of {len(choices)} choices is a "
-                f"number from 0 to {len(choices) - 1}, a letter from A, or the choice itself"
+                f"{row.location}: '{self.label}' must be the correct one of {len(choices)} choices: a number from 0 to "
+                f"{len(choices) - 1}, a letter from A, or the choice itself, got {value[:40]!r}"
             )
         return place
 
@@ -146,24 +148,26 @@ TypeReader = TagListReader | SpanReader | SquadReader | ChoiceReader | TextPairR
 
 
 def is_squad(path: Path) -> bool:
-    """True for SQuAD's own files, one JSON document each."""
+    """Return True for a SQuAD file, a single JSON document."""
     return ".json" in {suffix.lower() for suffix in path.suffixes[-2:]}
 
 
 def read_choices(values: Mapping[str, Any], location: str) -> tuple[str, ...]:
-    """The choices of a row: a list, or its numbered or lettered columns in their order."""
+    """Return the choices of a row: a list, or its numbered or lettered columns in order."""
     names = {str(name).strip().lower(): name for name in values}
     for name in _CHOICE_LISTS:
         if name in names:
-            listed = values[names[name]]
-            listed = listed.get("text") if isinstance(listed, dict) else listed
-            if not isinstance(listed, list | tuple) or not all(isinstance(one, str) and one.strip() for one in listed):
-                raise data_error(f"{location}: '{name}' must be a list of texts, found {str(listed)[:40]}")
-            return tuple(listed)
-    numbered = sorted(
+            options = values[names[name]]
+            options = options.get("text") if isinstance(options, dict) else options
+            if not isinstance(options, list | tuple) or not all(
+                isinstance(option, str) and option.strip() for option in options
+            ):
+                raise data_error(f"{location}: '{name}' must be a list of texts, got {str(options)[:40]}")
+            return tuple(options)
+    numbered_columns = sorted(
         (int(match[1]), name) for name in values if (match := _NUMBERED_COLUMN.fullmatch(str(name).strip()))
     )
-    columns = [name for _, name in numbered]
+    columns = [name for _, name in numbered_columns]
     if not columns:
         columns = [letter for letter in "ABCDEFGH" if letter in values]
     cells = [values[column] for column in columns]
@@ -171,55 +175,53 @@ def read_choices(values: Mapping[str, Any], location: str) -> tuple[str, ...]:
         cells.pop()  # a question may have fewer choices than the table has columns
     for cell in cells:
         if not isinstance(cell, str) or not cell.strip():
-            raise data_error(f"{location}: an empty choice before the last one; fill it in, or leave the row out")
+            raise data_error(f"{location}: an empty choice before the last one; fill it in, or remove the row")
     return tuple(cells)
 
 
 def _read_strings(row: TableRow, column: str) -> tuple[str, ...]:
-    found = row.get(column)
-    if not isinstance(found, list):
+    values = row.get(column)
+    if not isinstance(values, list):
         raise data_error(
-            f"{row.location}: '{column}' holds {str(found)[:40]!r}; a list is expected (JSONL), or a CoNLL file"
+            f"{row.location}: '{column}' must be a list, got {str(values)[:40]!r}; use JSONL with lists, or CoNLL"
         )
-    return tuple(str(one) for one in found)
+    return tuple(str(value) for value in values)
 
 
 def _read_answers(row: TableRow, column: str) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-    """Answers and where each starts, if that is known: text, a list of texts, or SQuAD's {"text", "answer_start"}."""
-    found: Any = row.get(column)
+    """Return answers and their starts, if known: text, a list of texts, or SQuAD's {"text", "answer_start"}."""
+    value: Any = row.get(column)
     starts: Any = row.values.get("answer_start")
-    if isinstance(found, dict):
-        found, starts = found.get("text"), found.get("answer_start")
-    texts = [found] if isinstance(found, str | None) else found
-    if not isinstance(texts, list) or not all(isinstance(one, str | None) for one in texts):
+    if isinstance(value, dict):
+        value, starts = value.get("text"), value.get("answer_start")
+    texts = [value] if isinstance(value, str | None) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str | None) for text in texts):
         raise data_error(
-            f"{row.location}: '{column}' holds {str(found)[:40]!r}; an answer is text that stands in the context"
+            f"{row.location}: '{column}' must be text that is part of the context, got {str(value)[:40]!r}"
         )
     places: list[Any] = starts if isinstance(starts, list) else [starts] * len(texts)
     if len(places) != len(texts):
-        raise data_error(f"{row.location}: {len(texts)} answers and {len(places)} starts; each answer needs one")
-    known = [(one, _parse_start(row, at)) for one, at in zip(texts, places, strict=True) if one and one.strip()]
-    return tuple(one for one, _ in known), tuple(at for _, at in known)
+        raise data_error(f"{row.location}: {len(texts)} answers and {len(places)} starts; every answer needs one start")
+    pairs = [
+        (text, _parse_start(row, start)) for text, start in zip(texts, places, strict=True) if text and text.strip()
+    ]
+    return tuple(text for text, _ in pairs), tuple(start for _, start in pairs)
 
 
 def _parse_start(row: TableRow, value: Any) -> int | None:
     if value is None or value == "":
         return None
     if not str(value).isdecimal():
-        raise data_error(
-            f"{row.location}: 'answer_start' holds {str(value)[:40]!r}; a number of characters is expected"
-        )
+        raise data_error(f"{row.location}: 'answer_start' must be a character index, got {str(value)[:40]!r}")
     return int(value)
 
 
 def _find_answer(row: TableRow, context: str, answer: str, start: int | None) -> tuple[int, int]:
-    at = context.find(answer) if start is None else start
-    if at < 0 or context[at : at + len(answer)] != answer:
-        where = "" if start is None else f" at character {start}"
-        raise data_error(
-            f"{row.location}: the answer {answer[:40]!r} does not stand in the context{where}; mend the row"
-        )
-    return at, at + len(answer)
+    position = context.find(answer) if start is None else start
+    if position < 0 or context[position : position + len(answer)] != answer:
+        place = "" if start is None else f" at character {start}"
+        raise data_error(f"{row.location}: answer {answer[:40]!r} is not in the context{place}; fix the row")
+    return position, position + len(answer)
 
 
 def _get_line(row: TableRow) -> str:
@@ -227,20 +229,22 @@ def _get_line(row: TableRow) -> str:
 
 
 def build_reader(type: str, table: TableFile, text: str | None, label: str | None, pair: str | None) -> TypeReader:
-    """The reader of a table for a type of `DEFAULT_COLUMNS`, with the columns that are named or the default ones."""
+    """Return the reader of a table for a type of `DEFAULT_COLUMNS`, with the named or the default columns."""
     if type == "span" and is_squad(table.path):
         if text or label or pair:
-            raise UsageError(f"{table.path}: SQuAD's JSON has no columns to name; leave --text, --pair and --label out")
+            raise UsageError(f"{table.path}: SQuAD's JSON has no columns to name; remove --text, --pair and --label")
         return SquadReader()
     if type == "tagging" and table.form != "jsonl":
-        raise DataError(f"{table.path}: tagging reads CoNLL files, or JSONL with a list of words and a list of tags")
-    named = {"text": text, "label": label, "pair": pair}
-    columns = {role: pick_column(table, named[role], usual, role) for role, usual in DEFAULT_COLUMNS[type].items()}
+        raise DataError(f"{table.path}: tagging needs a CoNLL file, or JSONL with a list of words and a list of tags")
+    column_names = {"text": text, "label": label, "pair": pair}
+    columns = {
+        role: pick_column(table, column_names[role], defaults, role) for role, defaults in DEFAULT_COLUMNS[type].items()
+    }
     classes: dict[str, Any] = {
         "tagging": TagListReader,
         "span": SpanReader,
         "choice": ChoiceReader,
         "text": TextPairReader,
     }
-    made: TypeReader = classes[type](**columns)
-    return made
+    reader: TypeReader = classes[type](**columns)
+    return reader

@@ -1,33 +1,19 @@
-"""Tasks without training, for language models as they are: BLiMP's minimal pairs and LAMBADA's last words."""
+"""LAMBADA (Paperno et al., 2016): the last word of a passage, to evaluate language models without training."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.table_rows import Fields, Jsonl, RowReader, TableRow, read_lines
+from pretune.tasks.table_rows import Jsonl, RowReader, TableRow, read_lines
 from pretune.tasks.task import SplitFile, Task, TaskSplit
-
-_blimp = RowReader(
-    table=Jsonl(),
-    make=Fields(text="sentence_good", pair="sentence_bad", group="UID", id="pairID", facts=("linguistics_term",)),
-)
-BLIMP = Task(
-    name="blimp",
-    kind="pairs",
-    metrics=("choice_accuracy",),
-    splits={
-        "test": TaskSplit(published_name="all 67 sets", files=(SplitFile(path="*.jsonl", reader=_blimp, rows=67000),))
-    },
-)
-"""BLiMP: sentences that differ in one point of grammar; the better should be likelier (Warstadt et al., 2020)"""
 
 
 def _split_last_word(text: str, location: str) -> Example:
-    before, space, last = text.rpartition(" ")
+    context, space, last_word = text.rpartition(" ")
     if not space:
-        raise DataError(f"{location}: one word alone; a passage and its last word are expected")
-    return Example(text=before, target=last)
+        raise DataError(f"{location}: expected a passage and its last word, got one word")
+    return Example(text=context, target=last_word)
 
 
 def _parse_lambada(row: TableRow) -> Example:
@@ -59,4 +45,4 @@ LAMBADA = Task(
         ),
     },
 )
-"""LAMBADA: the last word of a passage, which the last sentence alone does not give (Paperno et al., 2016)"""
+"""LAMBADA: the last word of a passage, which needs more context than the last sentence (Paperno et al., 2016)"""
