@@ -59,7 +59,7 @@ def test_wic_s_own_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"test\.gold\.txt: .*\b2\b.*\b5\b.*test\.data\.txt"):
         list(TASKS.get("wic").read("test", tmp_path))
     gold.write_text("F\nT\nF\nx\nF\n")
-    with pytest.raises(DataError, match=r"test\.gold\.txt:4: .*'x'.*'label'.*F, T"):
+    with pytest.raises(DataError, match=r"test\.gold\.txt:4: .*'label'.*F, T.*'x'"):
         list(TASKS.get("wic").read("test", tmp_path))
     (folder / "test.data.txt").write_text("a\tN\t0-3\ta b\ta b\n" * 5)
     with pytest.raises(DataError, match=r"test\.data\.txt:1: .*'0-3'.*\b2\b"):
@@ -121,7 +121,7 @@ def test_sick_as_semeval_gave_it(tmp_path: Path) -> None:
         found = read(tmp_path, "sick", split, file, header + lines)
         assert len(found) == 10 and found[0].label == 4.5
         assert [one.label for one in TASKS.get("sick_entailment").read(split, tmp_path)] == [1, 0, 2] * 3 + [1]
-    with pytest.raises(DataError, match=r"SICK_trial\.txt:2: .*'5\.5'.*'relatedness_score'.*\b1\b"):
+    with pytest.raises(DataError, match=r"SICK_trial\.txt:2: .*'relatedness_score'.*\b1\b.*'5\.5'"):
         read(tmp_path, "sick", "dev", "SICK_trial.txt", header + "0\ta\tb\t5.5\tNEUTRAL\n")
 
 
@@ -191,8 +191,8 @@ def test_an_answer_that_is_not_where_it_should_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("sentence\tlabel\ngood\t2\n", r"train\.tsv:2: .*'2'.*'label'.*0, 1"),
-        ("sentence\tlabel\ngood\t1\nbad\n", r"train\.tsv:3: .*\b1\b.*\b2\b"),
+        ("sentence\tlabel\ngood\t2\n", r"train\.tsv:2: .*'label'.*0, 1.*'2'"),
+        ("sentence\tlabel\ngood\t1\nbad\n", r"train\.tsv:3: .*\b2\b.*\b1\b"),
         ("sentence\tlabels\ngood\t1\n", r"train\.tsv:2: .*'label'.*'labels'"),
         ("sentence\tlabel\n \t1\n", r"train\.tsv:2: .*'sentence'.*' '"),
     ],
