@@ -35,7 +35,7 @@ class Clock:
                 norm=1.0,
                 tokens=1,
                 stop_requested=False,
-                elapsed=began,
+                elapsed_seconds=began,
                 lr=0,
                 terms={},
                 loss=0,
@@ -146,8 +146,8 @@ def test_what_comes_after_the_last_step_is_kept_for(
             state.elapsed = began = now  # the loop knows when a step began, once it has ended
             now += step * speed()
             state.step += 1
-            told = {"norm": 1.0, "tokens": 1, "asked": False, "rate": 0.0, "terms": {}, "loss": 0.0}
-            pace(clock, [StepMetrics(step=state.step - 1, ok=True, elapsed=began, **told)])  # type: ignore[arg-type]
+            values = {"norm": 1.0, "tokens": 1, "stop_requested": False, "lr": 0.0, "terms": {}, "loss": 0.0}
+            pace(clock, [StepMetrics(step=state.step - 1, ok=True, elapsed_seconds=began, **values)])  # type: ignore[arg-type]
         state.phases.append(state.step)
     now += after * speed()
     assert 200.0 * 0.8 < now <= 200.0

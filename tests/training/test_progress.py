@@ -51,7 +51,7 @@ def run(clock: Clock, steps: int, seconds: float, start: int = 0, **options: Any
     with Progress("tiny", timer=clock, **options) as shown:
         for step in range(start + 1, start + steps + 1):
             clock.time += seconds
-            shown(step, elapsed=step * seconds, tokens=1000 * step, flops=50.0 * step, loss=8 / step)
+            shown(step, elapsed_seconds=step * seconds, tokens=1000 * step, flops=50.0 * step, loss=8 / step)
 
 
 def figures(text: str) -> list[list[str]]:
@@ -103,7 +103,7 @@ def test_evaluation_between_steps_is_not_taken_for_a_slow_step(capsys: Capture) 
             if step == 38:
                 clock.time += 300
                 beside.seconds += 300
-            shown(step, elapsed=float(step))
+            shown(step, elapsed_seconds=float(step))
     assert abs(left(capsys.readouterr().err)[-1] - 20) <= 1
 
 
@@ -113,7 +113,7 @@ def test_the_time_left_is_smoothed(capsys: Capture) -> None:
     with Progress("tiny", timer=clock, total=2000, every=1) as shown:
         for step in range(1, 1001):
             clock.time += 2.0 if step % 100 < 20 else 0.1
-            shown(step, elapsed=clock.time)
+            shown(step, elapsed_seconds=clock.time)
             found = left(capsys.readouterr().err)
             ends += [clock.time + found[0]] if step > 500 else []
     assert max(ends) - min(ends) < 480 and abs(ends[-1] - 100 - 960) < 240
@@ -129,7 +129,7 @@ def test_rates_are_recent_and_a_resumed_run_starts_with_none(capsys: Capture) ->
     with Progress("tiny", total=2000, timer=clock) as shown:
         for step in range(1001, 1200):
             clock.time += 10.0 if step < 1005 else 1.0  # slow at first
-            shown(step, elapsed=0, tokens=1000 * step)
+            shown(step, elapsed_seconds=0, tokens=1000 * step)
     first, *_, last = figures(capsys.readouterr().err)
     assert first == ["1,001", "2,000"]
     assert last[1:3] == ["2,000", "1k"] and last[3].startswith("13:")
@@ -144,9 +144,9 @@ def test_a_budget_counts_time(capsys: Capture) -> None:
 
 def test_a_loss_that_is_not_known_or_not_finite(capsys: Capture) -> None:
     with Progress("tiny", timer=Clock()) as shown:
-        shown(1, elapsed=0.0)
+        shown(1, elapsed_seconds=0.0)
     with Progress("tiny", timer=Clock()) as shown:
-        shown(1, elapsed=0.0, loss=float("nan"))
+        shown(1, elapsed_seconds=0.0, loss=float("nan"))
     err = capsys.readouterr().err
     assert figures(err) == [["1"], ["1"]] and [line.endswith("nan") for line in err.splitlines()] == [False, True]
 

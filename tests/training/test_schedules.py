@@ -130,17 +130,17 @@ def test_a_warm_up_is_a_share_or_a_number_of_steps() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: LinearSchedule(warmup=-1), "warmup -1"),
-        (lambda: LinearSchedule(warmup=1.5), "warmup 1.5"),
-        (lambda: Cosine(floor=1.5), "floor 1.5"),
-        (lambda: Stable(warmup=0.7, decay=0.5), "warmup 0.7 .*decay 0.5"),
-        (lambda: InverseSquareRoot(hold=-1), "hold -1"),
-        (lambda: InverseSquareRoot(cooldown=2), "cooldown 2"),
-        (lambda: Slanted(cut=0.0), "cut 0.0"),
-        (lambda: Slanted(ratio=0.5), "ratio 0.5"),
+        (lambda: LinearSchedule(warmup=-1), r"warmup .*-1"),
+        (lambda: LinearSchedule(warmup=1.5), r"warmup .*1\.5"),
+        (lambda: Cosine(floor=1.5), r"floor .*1\.5"),
+        (lambda: Stable(warmup=0.7, decay=0.5), r"warmup .*0\.7 .*0\.5"),
+        (lambda: InverseSquareRoot(hold=-1), "hold .*-1"),
+        (lambda: InverseSquareRoot(cooldown=2), "cooldown .*2"),
+        (lambda: Slanted(cut=0.0), r"cut .*0\.0"),
+        (lambda: Slanted(ratio=0.5), r"ratio .*0\.5"),
         (lambda: LinearSchedule(warmup=100).compute_factor(0, 100), "100 .*100"),
-        (lambda: LinearSchedule().compute_factor(0, 0), r"\b0 steps"),
-        (lambda: Slanted().compute_factor(0, 0), r"\b0 steps"),
+        (lambda: LinearSchedule().compute_factor(0, 0), r"got 0"),
+        (lambda: Slanted().compute_factor(0, 0), r"got 0"),
     ],
 )
 def test_what_means_nothing_is_refused(wrong: Any, message: str) -> None:

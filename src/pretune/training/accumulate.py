@@ -1,4 +1,4 @@
-"""What is counted and summed over micro-batches and ranks, on the device."""
+"""Sums and counts over micro-batches and ranks, computed on the device."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,46 +11,46 @@ from pretune.training.loss_module import TrainingObjective
 
 
 def sum_step_counts(
-    objective: TrainingObjective, batches: Sequence[Batch], ranks: Ranks, *, stop_signal: int, elapsed: float
+    objective: TrainingObjective, batches: Sequence[Batch], ranks: Ranks, *, stop_signal: int, elapsed_seconds: float
 ) -> dict[str, Tensor]:
-    """The targets of each term of the loss and the tokens of a whole step.
+    """Sum the target counts of each loss term and the tokens of a step over micro-batches and ranks.
 
-    With them travels what the ranks must agree on: whether one was asked to stop, and their mean time.
+    Also reduces the values the ranks must agree on: the stop signal and the mean elapsed time.
     """
-    found = [{**objective.counts(batch), "tokens": _count_tokens(batch)} for batch in batches]
-    summed = torch.stack([torch.stack([*one.values()]).double() for one in found]).sum(0)
-    ours = torch.tensor([stop_signal, elapsed / ranks.world], dtype=torch.float64)
-    summed = torch.cat((summed, ours.to(summed.device, non_blocking=True)))
-    return dict(zip([*found[0], "asked", "elapsed"], ranks.sum(summed).unbind(), strict=True))
+    batch_counts = [{**objective.counts(batch), "tokens": _count_tokens(batch)} for batch in batches]
+    totals = torch.stack([torch.stack([*counts.values()]).double() for counts in batch_counts]).sum(0)
+    rank_values = torch.tensor([stop_signal, elapsed_seconds / ranks.world], dtype=torch.float64)
+    totals = torch.cat((totals, rank_values.to(totals.device, non_blocking=True)))
+    return dict(zip([*batch_counts[0], "stop_signal", "elapsed_seconds"], ranks.sum(totals).unbind(), strict=True))
 
 
 def _count_tokens(batch: Batch) -> Tensor:
-    """The tokens of a batch, on both sides, filler left out."""
-    own = (batch.sequence >= 0).sum()
-    return own if batch.source is None else own + (batch.source.sequence >= 0).sum()
+    """Count the tokens of a batch and its source, padding excluded."""
+    tokens = (batch.sequence >= 0).sum()
+    return tokens if batch.source is None else tokens + (batch.source.sequence >= 0).sum()
 
 
 def reduce_over_ranks(loss: Loss, ranks: Ranks) -> Loss:
-    """The sums and counts of all ranks, wide enough to add many more."""
+    """Sum losses and counts over all ranks, in float64."""
     terms: Mapping[str, Loss] = loss.get_terms()
-    found = [_stack_sums(term) for term in terms.values()]
-    sums = torch.split(ranks.sum(torch.cat(found)), [len(one) for one in found])
+    stacked_sums = [_stack_sums(term) for term in terms.values()]
+    sums = torch.split(ranks.sum(torch.cat(stacked_sums)), [len(row) for row in stacked_sums])
     return Loss.from_parts(
         {
-            name: Loss(sum=one[0], count=one[1], weight=term.weight, correct=one[2] if len(one) > 2 else None)
-            for (name, term), one in zip(terms.items(), sums, strict=True)
+            name: Loss(sum=row[0], count=row[1], weight=term.weight, correct=row[2] if len(row) > 2 else None)
+            for (name, term), row in zip(terms.items(), sums, strict=True)
         }
     )
 
 
 def _stack_sums(term: Loss) -> Tensor:
-    """Sum and count, and how many were right, where that is known."""
+    """Stack sum, count and, if known, the number of correct predictions."""
     values = (term.sum, term.count) if term.correct is None else (term.sum, term.count, term.correct)
     return torch.stack([value.double() for value in values])
 
 
 def increase_micro_batches(micro: int, rows: int) -> int:
-    """More micro-batches than `micro` of so many rows: twice as many, or the next number that cuts them equally.
+    """Return the next number of micro-batches above `micro` that divides the rows equally.
 
     >>> increase_micro_batches(4, 6), increase_micro_batches(4, 9)
     (8, 12)

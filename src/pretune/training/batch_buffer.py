@@ -1,10 +1,10 @@
-"""The batches of a step as one stretch of bytes, and back: one copy moves them all to another process or a device.
+"""The batches of a step serialized into one byte buffer, so that a single copy moves them to a process or device.
 
-    packed = Packed.of(batches)                # where everything goes; nothing is copied yet
-    packed.write(memory)                       # memory: a flat uint8 tensor of at least `packed.size` bytes
-    packed.form.read(memory)                   # the batches again: views of that memory, wherever it lies
+    packed = PackedBatches.from_batches(batches)   # computes the layout; nothing is copied yet
+    packed.write(memory)                           # memory: a flat uint8 tensor of at least `packed.layout.size` bytes
+    packed.layout.read(memory)                     # the batches again, as views of that memory on any device
 
-The form holds shapes but no values. Shapes being static, it is the same step after step.
+The layout holds shapes but no values. Since shapes are static, it is the same for every step.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from pretune.core.types import Batch, Targets
 
-_ALIGNMENT = 64  # bytes: what the widest loads of any device ask for
+_ALIGNMENT = 64  # bytes, for the widest vector loads
 
 
 @dataclass(frozen=True, slots=True)
 class _TensorSlot:
-    """Where a tensor lies, instead of the tensor."""
+    """Position, dtype and shape of a tensor in the buffer."""
 
     start: int
     bytes: int
@@ -34,46 +34,46 @@ class _TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class BufferLayout:
-    """Batches with places instead of tensors."""
+    """Batches with slots in place of tensors."""
 
     batches: tuple[Any, ...]
     size: int
 
     def read(self, memory: Tensor) -> list[Batch]:
-        """The batches that lie in a flat uint8 tensor, as views of it."""
-        return [_map_parts(batch, _TensorSlot, lambda place: place.view(memory)) for batch in self.batches]
+        """Return the batches stored in a flat uint8 tensor, as views of it."""
+        return [_map_parts(batch, _TensorSlot, lambda slot: slot.view(memory)) for batch in self.batches]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatches:
-    """Batches, and where in a stretch of bytes each of their tensors goes."""
+    """Batches and the buffer slot of each of their tensors."""
 
     layout: BufferLayout
     tensors: tuple[tuple[_TensorSlot, Tensor], ...]
 
     @classmethod
     def from_batches(cls, batches: Sequence[Batch]) -> "PackedBatches":
-        """Find a place for every tensor."""
+        """Assign a slot to every tensor."""
         size, tensors = 0, list[tuple[_TensorSlot, Tensor]]()
 
         def put(tensor: Tensor) -> _TensorSlot:
             nonlocal size
-            place = _TensorSlot(size, tensor.nbytes, tensor.dtype, tuple(tensor.shape))
-            tensors.append((place, tensor))
+            slot = _TensorSlot(size, tensor.nbytes, tensor.dtype, tuple(tensor.shape))
+            tensors.append((slot, tensor))
             size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-            return place
+            return slot
 
-        stripped = tuple(_map_parts(batch, Tensor, put) for batch in batches)
-        return cls(BufferLayout(stripped, size), tuple(tensors))
+        batches_of_slots = tuple(_map_parts(batch, Tensor, put) for batch in batches)
+        return cls(BufferLayout(batches_of_slots, size), tuple(tensors))
 
     def write(self, memory: Tensor) -> None:
-        """Copy every tensor to its place."""
-        for place, tensor in self.tensors:
-            place.view(memory).copy_(tensor)
+        """Copy every tensor to its slot."""
+        for slot, tensor in self.tensors:
+            slot.view(memory).copy_(tensor)
 
 
 def _map_parts(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """A batch with all its parts of a kind changed, those of its targets and its source too."""
+    """Apply a function to all parts of a type in a batch, its targets and its source."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, Batch | Targets):

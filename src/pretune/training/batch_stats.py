@@ -1,4 +1,4 @@
-"""What a step asks of a model, counted from its batches: useful tokens only, filler is nothing."""
+"""Token and sequence counts of a step's batches, padding excluded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -10,27 +10,26 @@ from pretune.core.types import IGNORE_INDEX, Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStats:
-    """Sums over sequences of n tokens (m on the encoder's side, where there are two); they add up over steps.
+    """Sums over sequences of n tokens (encoder side of encoder-decoders: m); additive over steps.
 
-    Squares tell what attention costs: a token sees the other tokens of its own sequence only.
+    The squares give the cost of attention: a token attends within its sequence only.
     """
 
     sequences: int = 0
     tokens: int = 0  # sum of n
     squares: int = 0  # sum of n²
-    targets: int = 0  # positions the vocabulary head runs on, spare slots left out
+    targets: int = 0  # positions of the vocabulary head, unused slots excluded
     source: int = 0  # sum of m
     source_squares: int = 0  # sum of m²
-    products: int = 0  # sum of m n: pairs that attention across sees
+    products: int = 0  # sum of m n: pairs of cross-attention
 
     @classmethod
     def from_batches(cls, batches: Sequence[Batch]) -> "BatchStats":
-        """Count batches that lie in the host's memory."""
+        """Count batches in host memory."""
         total = cls()
         for batch in batches:
             n = _compute_lengths(batch)
-            own = cls(sequences=int((n > 0).sum()), tokens=int(n.sum()), squares=int((n * n).sum()))
-            total += own
+            total += cls(sequences=int((n > 0).sum()), tokens=int(n.sum()), squares=int((n * n).sum()))
             if batch.targets is not None:
                 total += cls(targets=int((batch.targets.labels != IGNORE_INDEX).sum()))
             if batch.source is not None:
@@ -38,19 +37,19 @@ class BatchStats:
                 total += cls(source=int(m.sum()), source_squares=int((m * m).sum()), products=int((m * n).sum()))
         return total
 
-    def __add__(self, other: "BatchStats") -> "BatchStats":
+    def __add__(self, stats: "BatchStats") -> "BatchStats":
         return BatchStats(
-            **{part.name: getattr(self, part.name) + getattr(other, part.name) for part in fields(BatchStats)}
+            **{part.name: getattr(self, part.name) + getattr(stats, part.name) for part in fields(BatchStats)}
         )
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of both sides."""
+        """Tokens of encoder and decoder."""
         return self.tokens + self.source
 
 
 def _compute_lengths(batch: Batch) -> Tensor:
-    """[C] the tokens of each cell that is a sequence; 0 for filler and spare cells."""
+    """Return the number of tokens `[C]` of each cell that holds a sequence; 0 for padding and unused cells."""
     start, end = batch.offsets[:-1].long(), batch.offsets[1:].long()
-    first = batch.sequence[start.clamp(max=len(batch.sequence) - 1)]  # the cell its first token says it is in
+    first = batch.sequence[start.clamp(max=len(batch.sequence) - 1)]  # sequence id of the cell's first token
     return (end - start) * (first >= 0)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run at work: every so many steps, every five minutes, and when somebody asks."""
+"""Checkpoints during training: at fixed steps, every five minutes, and on request."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,15 +15,15 @@ from pretune.training.optim import AveragedDescent, get_state_tensors, load_stat
 from pretune.training.train_state import TrainState
 
 SAVE_INTERVAL_SECONDS = 300.0
-"""Between two checkpoints, where steps are not asked for."""
+"""Interval between checkpoints if no step interval is set."""
 TRIGGER_GROUP = "trigger"
-"""The group of tensors that decide when weights are averaged."""
+"""Tensor group with the trigger state of averaged SGD."""
 
 
 class CheckpointHook:
-    """Saves the weights, the optimiser and the state. All ranks take part; the first one has the store and writes.
+    """Saves weights, optimizer and train state. All ranks take part; rank 0 has the manager and writes.
 
-    With `tensor_names`, weights of other names are left out: they are what they were at the start, and come from there again.
+    With `tensor_names`, other weights are not saved: they are unchanged since the start and reloaded from there.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class CheckpointHook:
     ) -> None:
         self.tensor_names = tensor_names
         self.manager, self.expected_facts, self.every, self.on_save = manager, expected_facts, every, on_save
-        self.extra_groups = extra_groups  # tensors by group that a run needs beside those to go on
+        self.extra_groups = extra_groups  # further tensors by group that a run needs to resume
         self.last_step, self.last_time = -1, 0.0
-        self.score: float | None = None  # the held-out loss, where it was measured at this step
+        self.score: float | None = None  # held-out loss, if evaluated at this step
 
     def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
         if self.manager is not None:
@@ -50,15 +50,15 @@ class CheckpointHook:
             self.save(loop)
 
     def save(self, loop: Loop, *, wait: bool = False) -> None:
-        """Save now, unless this step is saved already."""
-        loop.flush()  # NOTE: the hooks hear of it, this one too, which may save
+        """Save a checkpoint, unless this step is already saved."""
+        loop.flush()  # NOTE: runs the hooks, including this one, which may save
         if self.last_step != loop.state.step:
             self.last_step, self.last_time = loop.state.step, loop.state.elapsed
-            begun = time.monotonic()
+            start_time = time.monotonic()
             self.on_save(loop)
             state = loop.state.to_dict()
             progress = state.pop("progress")
-            with use_averages(loop.optimizer):  # a checkpoint's model is the one that was evaluated
+            with use_averages(loop.optimizer):  # a checkpoint holds the model that was evaluated
                 groups = {**gather_state(loop, self.tensor_names), **self.extra_groups()}
                 if progress:
                     groups["history"] = {"progress": torch.tensor(progress, dtype=torch.float64)}
@@ -67,13 +67,13 @@ class CheckpointHook:
                         loop.state.step, groups, {**self.expected_facts, "state": state}, score=self.score
                     )
             self.score = None
-            loop.state.saving += time.monotonic() - begun
+            loop.state.saving += time.monotonic() - start_time
         if wait and self.manager is not None:
             self.manager.wait()
 
 
 def gather_state(loop: Loop, tensor_names: Collection[str] | None = None) -> dict[str, Mapping[str, Tensor]]:
-    """All tensors of a run, whole."""
+    """Collect all tensors of a run, unsharded."""
     model, optimizer = loop.module.model, loop.optimizer
     trigger = {TRIGGER_GROUP: optimizer.get_trigger_state()} if isinstance(optimizer, AveragedDescent) else {}
     return {
@@ -84,9 +84,11 @@ def gather_state(loop: Loop, tensor_names: Collection[str] | None = None) -> dic
 
 
 def collect_weights(model: nn.Module, tensor_names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Parameters and buffers by name, each once; or those of some names."""
-    found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return found if tensor_names is None else {name: tensor for name, tensor in found.items() if name in tensor_names}
+    """Return parameters and buffers by name, without duplicates; optionally only those in `tensor_names`."""
+    weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return (
+        weights if tensor_names is None else {name: tensor for name, tensor in weights.items() if name in tensor_names}
+    )
 
 
 def restore_checkpoint(
@@ -95,20 +97,20 @@ def restore_checkpoint(
     optimizer: torch.optim.Optimizer,
     tensor_names: Collection[str] | None = None,
 ) -> TrainState:
-    """Put a checkpoint back: weights, optimiser, and where the run was. Nothing is changed where it does not fit."""
-    wanted, stored = collect_weights(model, tensor_names), checkpoint.load_tensors("model")
-    for name in sorted(wanted.keys() ^ stored.keys()):
-        where = "this model" if name in stored else "the checkpoint"
-        raise CheckpointError(f"{checkpoint.folder}: tensor '{name}' is missing in {where}; it is of another model")
-    for name, tensor in wanted.items():
-        if tensor.shape != stored[name].shape:
+    """Load weights, optimizer and train state from a checkpoint. On a mismatch nothing is changed."""
+    weights, stored_tensors = collect_weights(model, tensor_names), checkpoint.load_tensors("model")
+    for name in sorted(weights.keys() ^ stored_tensors.keys()):
+        side = "this model" if name in stored_tensors else "the checkpoint"
+        raise CheckpointError(f"{checkpoint.folder}: tensor '{name}' is missing in {side}; it is of another model")
+    for name, tensor in weights.items():
+        if tensor.shape != stored_tensors[name].shape:
             raise CheckpointError(
-                f"{checkpoint.folder}: tensor '{name}' has shape {list(stored[name].shape)}; the model's is "
+                f"{checkpoint.folder}: tensor '{name}' has shape {list(stored_tensors[name].shape)}; the model's is "
                 f"{list(tensor.shape)}"
             )
     load_state(optimizer, model, checkpoint.load_tensors("optimizer"))
-    for name, tensor in wanted.items():
-        fill(tensor, stored[name])
+    for name, tensor in weights.items():
+        fill(tensor, stored_tensors[name])
     if isinstance(optimizer, AveragedDescent):  # saved while the model had the averages
         optimizer.load_trigger_state(checkpoint.load_tensors(TRIGGER_GROUP))
         optimizer.swap()
@@ -116,11 +118,11 @@ def restore_checkpoint(
 
 
 def read_state(checkpoint: Checkpoint) -> TrainState:
-    """Read the state of the run that a checkpoint holds."""
+    """Read the train state of a checkpoint."""
     facts = checkpoint.facts.get("state")
     if not isinstance(facts, dict):
-        raise CheckpointError(f"{checkpoint.folder}: has no state of a run; copy or make the directory again")
+        raise CheckpointError(f"{checkpoint.folder}: no train state; copy or create the directory again")
     progress = checkpoint.load_tensors("history").get("progress") if "history" in checkpoint.groups else torch.empty(0)
     if progress is None or progress.ndim != 1:
-        raise CheckpointError(f"{checkpoint.folder}: its history has no progress; copy or make the directory again")
+        raise CheckpointError(f"{checkpoint.folder}: no progress history; copy or create the directory again")
     return TrainState.from_dict({**facts, "progress": progress.tolist()})

@@ -1,9 +1,9 @@
-"""How long a run is, where it stands, and what the learning rate is there: by steps, or by the clock.
+"""Length of a run, its progress and its learning rate factor: by steps, or by wall-clock time.
 
-A run against the clock must leave time for its last evaluation and save: `reserve` is what they took before the first
-step, and where steps become slower, because a machine has other work, it grows with them. The first steps of a phase
-compile the model: progress stands still until they are done, and then spreads over the time that is left. What was read
-off the clock at each step is kept in the state, and a run that begins with those numbers (`TrainState.planned`) repeats it.
+A run with a time budget must leave time for its last evaluation and checkpoint: `reserve` is what they took before the
+first step, scaled up if steps become slower because the machine is shared. The first steps of a phase compile the
+model: progress stands still during them, and then spreads over the remaining time. The progress of every step is kept
+in the state, and a run that starts with these numbers (`TrainState.planned`) repeats it exactly.
 """
 
 import time
@@ -18,47 +18,52 @@ from pretune.training.schedules import Schedule
 from pretune.training.train_state import TrainState
 
 IN_FLIGHT_STEPS = 2.0
-"""Steps that the clock knows nothing of when it is asked: the one that has just ended, and the one that it allows."""
+"""Steps not yet measured when the clock is read: the one that just ended, and the one about to start."""
 RECENT_STEPS = 5
-"""Steps whose median is the time of a step: single ones are longer, with an evaluation or a save behind them."""
+"""Window of the median step time; single steps may include an evaluation or a checkpoint."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainingClock:
-    """Either `steps` or `budget` (seconds) is given. Phases end at shares of the run, the last at 1."""
+    """Clock of a run. Set either `steps` or `budget` (seconds). Phases end at fractions of the run, the last at 1."""
 
     schedule: Schedule
     steps: int | None = None
     budget: float | None = None
     phase_ends: tuple[float, ...] = (1.0,)
-    reserve: float = 0.0  # seconds that come after the last step, at the speed of the first steps
-    tail_steps: float = (
-        IN_FLIGHT_STEPS  # steps that are worth the rest of what comes after the budget's last look at the clock
-    )
-    _phase_start: tuple[int, float] = (0, 0.0)  # the first step of the phase in this process, and when it began
-    _newest_start: tuple[int, float] = (-1, 0.0)  # the newest step that is known of, and when it began
-    _recent_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))  # seconds of steps
-    _initial_seconds: float | None = None  # … of the first ones of the phase
-    _initial_slowdown: float = 1.0  # than before the first step, when the phase began
+    reserve: float = 0.0  # seconds after the last step, at the speed of the first steps
+    tail_steps: float = IN_FLIGHT_STEPS  # steps to reserve for the time after the clock is last read
+    _phase_start: tuple[int, float] = (0, 0.0)  # first step of the phase in this process, and its start time
+    _newest_start: tuple[int, float] = (-1, 0.0)  # newest measured step, and its start time
+    _recent_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))  # per step
+    _initial_seconds: float | None = None  # per step, at the start of the phase
+    _initial_slowdown: float = 1.0  # of the phase's start, relative to the time before the first step
 
     def compute_progress(self, state: TrainState) -> float:
-        """The share of the run that is done."""
+        """Return the completed fraction of the run."""
         if self.steps is not None:
             return min(state.step / self.steps, 1.0)
         if state.planned:
             return state.progress[state.step] if state.step < state.planned[-1] else 1.0
         assert self.budget is not None
-        done, at = state.anchor
-        if at < 0:  # the phase has just begun
-            return done
-        later = len(self.phase_ends) - len(state.phases)  # phases, which will have to be compiled too
-        left = self.budget - self.reserved_seconds - later * state.lead - at
-        found = min(done + (1 - done) * (state.elapsed - at) / max(left, 1e-9), 1.0) if left > 0 else 1.0
-        return max(found, state.progress[-1]) if state.progress else found  # NOTE: what is kept back may shrink
+        initial_progress, start_time = state.anchor
+        if start_time < 0:  # the phase has just started
+            return initial_progress
+        remaining_phases = len(self.phase_ends) - len(state.phases)  # each will be compiled too
+        remaining_seconds = self.budget - self.reserved_seconds - remaining_phases * state.lead - start_time
+        progress = (
+            min(
+                initial_progress + (1 - initial_progress) * (state.elapsed - start_time) / max(remaining_seconds, 1e-9),
+                1.0,
+            )
+            if remaining_seconds > 0
+            else 1.0
+        )
+        return max(progress, state.progress[-1]) if state.progress else progress  # NOTE: the reserve may shrink
 
     @property
     def reserved_seconds(self) -> float:
-        """Seconds of the budget that are kept for what comes after the last step, as fast as the run is now."""
+        """Seconds of the budget reserved for the end of the run, at its current speed."""
         return self.reserve * self._compute_slowdown() + self.tail_steps * (
             median(self._recent_seconds) if self._recent_seconds else 0.0
         )
@@ -69,7 +74,7 @@ class TrainingClock:
         )
 
     def start_phase(self, state: TrainState) -> None:
-        """A phase begins, or a process that takes it up."""
+        """Start or resume a phase."""
         if self.budget is not None:
             state.anchor = (self.compute_progress(state) if state.anchor[1] >= 0 else state.anchor[0], -1.0)
             self._phase_start = (state.step, time.monotonic())
@@ -78,25 +83,25 @@ class TrainingClock:
                 None,
                 (-1, 0.0),
             )
-            self._recent_seconds.clear()  # of other lengths
+            self._recent_seconds.clear()  # sequence lengths differ between phases
 
     def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
-        """A hook: the second step of a phase has begun, so its first is over."""
-        for report in metrics:
-            if self.budget is not None and loop.state.anchor[1] < 0 and report.step > self._phase_start[0]:
-                loop.state.anchor = (loop.state.anchor[0], report.elapsed)
-                took = loop.ranks.broadcast_object(
-                    loop.start_time + report.elapsed - self._phase_start[1]
-                )  # all end at the same step
-                loop.state.lead = max(loop.state.lead, took)
-            elif report.step == self._newest_start[0] + 1 and report.step > self._phase_start[0] + 1:
-                self._recent_seconds.append(report.elapsed - self._newest_start[1])
+        """Measure step times (a hook). The first step of a phase is over when the second has started."""
+        for step_metrics in metrics:
+            if self.budget is not None and loop.state.anchor[1] < 0 and step_metrics.step > self._phase_start[0]:
+                loop.state.anchor = (loop.state.anchor[0], step_metrics.elapsed_seconds)
+                seconds = loop.ranks.broadcast_object(
+                    loop.start_time + step_metrics.elapsed_seconds - self._phase_start[1]
+                )  # all ranks must end at the same step
+                loop.state.lead = max(loop.state.lead, seconds)
+            elif step_metrics.step == self._newest_start[0] + 1 and step_metrics.step > self._phase_start[0] + 1:
+                self._recent_seconds.append(step_metrics.elapsed_seconds - self._newest_start[1])
                 if self._initial_seconds is None and len(self._recent_seconds) == RECENT_STEPS:
                     self._initial_seconds = median(self._recent_seconds)
-            self._newest_start = (report.step, report.elapsed)
+            self._newest_start = (step_metrics.step, step_metrics.elapsed_seconds)
 
     def compute_lr_factor(self, state: TrainState) -> float:
-        """The factor of the learning rate of the next step; what the clock said is remembered."""
+        """Return the learning rate factor of the next step; in a run with a budget, record its progress."""
         if self.steps is not None:
             return self.schedule.compute_factor(state.step, self.steps)
         progress = self.compute_progress(state)
@@ -105,7 +110,7 @@ class TrainingClock:
         return self.schedule.compute_factor_at(progress, state.step)
 
     def is_phase_over(self, state: TrainState, phase: int) -> bool:
-        """Whether a phase has come to its end."""
+        """Return True if a phase has ended."""
         if self.steps is not None:
             return state.step >= self.find_end_step(phase)
         if state.planned:
@@ -113,6 +118,6 @@ class TrainingClock:
         return self.compute_progress(state) >= (1.0 if phase == len(self.phase_ends) - 1 else self.phase_ends[phase])
 
     def find_end_step(self, phase: int) -> int:
-        """The step after a phase's last one, in a run of known length."""
+        """Return the step after the last one of a phase, in a run of fixed length."""
         assert self.steps is not None
         return self.steps if phase == len(self.phase_ends) - 1 else round(self.phase_ends[phase] * self.steps)

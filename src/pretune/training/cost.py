@@ -1,13 +1,13 @@
-"""What a run costs: FLOPs, utilisation, energy, CO2e and price; each with how it is known.
+"""Cost of a run: FLOPs, utilization, energy, CO2e and price; each number with how it was obtained.
 
-    meter = Meter(flops_of(spec), device, before=checkpoint_totals)
+    meter = CostMeter(build_flops_counter(spec), device, initial_totals=checkpoint_totals)
     with meter:
-        meter.add(feed.seen)                   # after every step
-        meter.totals()                         # for a checkpoint: a resumed run goes on from there
-    write_json(run / "cost.json", cost([meter.totals()], device, Tariff()).facts())
+        meter.add(dataloader.stats)            # after every step
+        meter.compute_totals()                 # for a checkpoint: a resumed run continues from there
+    write_json(run / "cost.json", compute_cost([meter.compute_totals()], device, Tariff()).to_dict())
 
-Model FLOPs of useful tokens only: what `models/compute_cost.py` counts. What a crash threw away after the last checkpoint is
-not in the totals.
+Model FLOPs of useful tokens only, as counted by `models/compute_cost.py`. Steps lost in a crash after the last
+checkpoint are not in the totals.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ _JOULES_PER_KWH = 3.6e6  # joules
 
 @spec(tagged=False)
 class Tariff:
-    """What a kilowatt-hour emits, and what it and an hour of a device cost; None: what our table of devices says.
+    """Emissions per kilowatt-hour, and prices of a kilowatt-hour and a device hour; None: from the table of devices.
 
-    The default grid is the world's average (475 g in 2018 by the IEA; 473 g in 2024 by Ember); a country's own lies
-    between 20 and 800. A rented device's electricity is in its rent.
+    The default grid is the world average (475 g in 2018 by the IEA; 473 g in 2024 by Ember); countries lie between 20
+    and 800. The rent of a device includes its electricity.
     """
 
     grid: float = 1000 * CO2_KG_PER_KWH  # g of CO2e per kWh
@@ -42,18 +42,18 @@ class Tariff:
 
 @spec
 class Cost:
-    """What stands in cost.json."""
+    """Contents of cost.json."""
 
     device: str
     devices: int
-    seconds: float  # the training time, which all other numbers are of
+    seconds: float  # training time; all other numbers refer to it
     flops: float
-    peak_flops: float | None  # of one device, per second; None: not known
-    mfu: float | None  # of the whole time: evaluation, saving and waiting included
+    peak_flops: float | None  # of one device, per second; None: unknown
+    mfu: float | None  # over the whole time: evaluation, saving and waiting included
     kwh: float
     energy: tuple[Energy, ...]
     energy_label: str  # measured, estimated, or partly measured
-    left_out: tuple[str, ...]  # what draws energy and is in none of these numbers
+    left_out: tuple[str, ...]  # consumers of energy not included
     co2e_kg: float
     grid_g_per_kwh: float
     dollars: float
@@ -62,30 +62,32 @@ class Cost:
     price_label: str  # given, or assumed
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Convert to JSON values."""
         return to_dict(self)
 
 
 def find_peak_flops(device: torch.device | str, precision: torch.dtype | None) -> float | None:
-    """FLOPs per second of a device's data sheet in a precision (None: fp32), where we know the device."""
-    found = _find_device(torch.device(device))
-    if found is None:
+    """Return the peak FLOP/s of a known device by its data sheet; a precision of None is fp32."""
+    known_device = _find_device(torch.device(device))
+    if known_device is None:
         return None
-    return found.flops.get({torch.bfloat16: "bf16", torch.float16: "fp16"}.get(precision or torch.float32, "fp32"))
+    return known_device.flops.get(
+        {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(precision or torch.float32, "fp32")
+    )
 
 
 def compute_cost(
     totals: Sequence[Totals], device: torch.device | str, tariff: Tariff, *, precision: torch.dtype | None = None
 ) -> Cost:
-    """The cost of a run from what its ranks counted, each with a device of the same kind."""
-    where = torch.device(device)
+    """Compute the cost of a run from the totals of its ranks, which all use the same kind of device."""
+    torch_device = torch.device(device)
     seconds, flops = max(total.seconds for total in totals), sum(total.flops for total in totals)
-    rate, table = find_peak_flops(where, precision), _find_device(where)
+    rate, table = find_peak_flops(torch_device, precision), _find_device(torch_device)
     energy = merge_energy(part for total in totals for part in total.energy)
     kwh = sum(part.joules for part in energy) / _JOULES_PER_KWH
     hour, per_kwh = _resolve_prices(tariff, table)
     return Cost(
-        device=torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
+        device=torch.cuda.get_device_name(torch_device) if torch_device.type == "cuda" else torch_device.type,
         devices=len(totals),
         seconds=seconds,
         flops=flops,
@@ -109,15 +111,15 @@ def _find_device(device: torch.device) -> Device | None:
 
 
 def _resolve_prices(tariff: Tariff, device: Device | None) -> tuple[float, float]:
-    """Dollars per hour and per kWh: the table's rent, or the electricity where nothing is rented."""
+    """Return dollars per hour and per kWh: the rent of the table, or the electricity of an owned device."""
     rent = device.dollars_per_hour if device and not device.is_owned else 0.0
     hour = rent if tariff.hour is None else tariff.hour
     return hour, (0.0 if hour else DOLLARS_PER_KWH) if tariff.kwh is None else tariff.kwh
 
 
 def _format_label(energy: Sequence[Energy]) -> str:
-    known_how = {part.measured for part in energy}
-    return "partly measured" if len(known_how) == 2 else "measured" if known_how == {True} else "estimated"
+    is_measured = {part.measured for part in energy}
+    return "partly measured" if len(is_measured) == 2 else "measured" if is_measured == {True} else "estimated"
 
 
 def _list_excluded(energy: Sequence[Energy]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Counting what a run uses: time, FLOPs and energy, over all processes that it takes."""
+"""Meter of time, FLOPs and energy, over all processes of a run."""
 
 import contextlib
 import threading
@@ -17,17 +17,17 @@ from pretune.training.energy import Gauge, find_gauges
 
 @spec
 class Energy:
-    """What one part of the machine drew."""
+    """Energy used by one component of the machine."""
 
-    what: str
-    how: str
+    what: str  # component
+    how: str  # method of measurement
     measured: bool
     joules: float
 
 
 @spec
 class Totals:
-    """All that was counted, by one rank, in all processes of a run so far."""
+    """Totals of one rank over all processes of a run."""
 
     seconds: float = 0.0
     flops: float = 0.0
@@ -35,7 +35,7 @@ class Totals:
 
 
 class CostMeter:
-    """Counts while it runs, on top of what was counted `before`. On each machine one rank counts the `host`."""
+    """Counts while it runs, starting from `initial_totals`. On each machine one rank counts the host."""
 
     def __init__(
         self,
@@ -54,17 +54,17 @@ class CostMeter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to count."""
+        """Start counting."""
         self._start_time, self._gauges = time.monotonic(), find_gauges(self._device, host=self._include_host)
         self._joules = [0.0] * len(self._gauges)
         self._stop_event.clear()
-        every = min((gauge.max_interval for gauge in self._gauges if gauge.max_interval), default=None)
-        self._thread = threading.Thread(target=self._poll, args=(every,), daemon=True) if every else None
+        interval = min((gauge.max_interval for gauge in self._gauges if gauge.max_interval), default=None)
+        self._thread = threading.Thread(target=self._poll, args=(interval,), daemon=True) if interval else None
         if self._thread:
             self._thread.start()
 
     def stop(self) -> None:
-        """End; `start` would go on."""
+        """Stop counting; `start` continues."""
         self._initial_totals = self.compute_totals()
         self._stop_event.set()
         if self._thread:
@@ -77,22 +77,22 @@ class CostMeter:
 
     @property
     def flops(self) -> float:
-        """All so far."""
+        """FLOPs so far."""
         return self._initial_totals.flops + self._count_flops(self._stats)
 
     def compute_totals(self) -> Totals:
-        """All so far."""
+        """Return the totals so far."""
         if not self._start_time:
             return self._initial_totals
         self._read_gauges()
-        drawn = [
+        energy = [
             Energy(what=gauge.component, how=gauge.method, measured=gauge.is_measured, joules=joules)
             for gauge, joules in zip(self._gauges, self._joules, strict=True)
         ]
         return Totals(
             seconds=self._initial_totals.seconds + time.monotonic() - self._start_time,
             flops=self.flops,
-            energy=merge_energy([*self._initial_totals.energy, *drawn]),
+            energy=merge_energy([*self._initial_totals.energy, *energy]),
         )
 
     def __enter__(self) -> Self:
@@ -105,22 +105,22 @@ class CostMeter:
         self.stop()
 
     def _poll(self, interval: float) -> None:
-        """Read counters that start again, or that are no counters, before it is too late."""
+        """Poll gauges that overflow or that report power, at their maximum interval."""
         while not self._stop_event.wait(interval):
             self._read_gauges()
 
     def _read_gauges(self) -> None:
         with self._lock:
             for number, gauge in enumerate(self._gauges):
-                with contextlib.suppress(OSError):  # a counter that fails must not end a run
+                with contextlib.suppress(OSError):  # a failing counter must not end a run
                     self._joules[number] = gauge.read_joules()
 
 
 def merge_energy(parts: Iterable[Energy]) -> tuple[Energy, ...]:
-    """What was known of the same thing in the same way, summed."""
-    found: dict[tuple[str, str], Energy] = {}
+    """Sum energy of the same component and method."""
+    energy_by_key: dict[tuple[str, str], Energy] = {}
     for part in parts:
-        before = found.get((part.what, part.how))
-        joules = part.joules + (before.joules if before else 0.0)
-        found[part.what, part.how] = replace(part, joules=joules)
-    return tuple(found.values())
+        previous = energy_by_key.get((part.what, part.how))
+        joules = part.joules + (previous.joules if previous else 0.0)
+        energy_by_key[part.what, part.how] = replace(part, joules=joules)
+    return tuple(energy_by_key.values())

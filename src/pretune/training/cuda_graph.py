@@ -1,8 +1,8 @@
-"""A step as one CUDA graph, for models so small that it takes longer to start their kernels than to run them.
+"""CUDA graphs of training steps, for models so small that launching kernels takes longer than running them.
 
-Shapes are the same step after step, so the fourth step of a form is recorded while it is started, kernel by kernel, and
-from then on one call starts all of them. What a recording reads and writes stays where it is: batches are copied to its
-inputs, and the gradients are its own. Dropout draws what it would have drawn.
+Shapes are static, so the fourth step of a layout is captured, and later steps replay it with a single launch. A graph
+reads and writes fixed addresses: batches are copied to its inputs, and it owns its gradients. Dropout draws the same
+numbers as without a graph.
 """
 
 from collections import Counter
@@ -18,69 +18,69 @@ from pretune.core.types import Batch, Loss
 from pretune.training.batch_buffer import PackedBatches
 
 PassFunction = Callable[[Batch, Mapping[str, Tensor]], Loss]
-"""The forward and the backward pass of a batch, given the counts of its step."""
+"""Forward and backward pass of a batch, given the counts of its step."""
 RecordFunction = Callable[[Callable[[], Loss]], tuple[Callable[[], None], Loss]]
-"""Records what a function starts: what does it again, and where its result lies."""
+"""Captures the kernels of a function; returns a replay function and the static result."""
 WARMUP_STEPS = 3
-"""Steps of a form before it is recorded: what is compiled or looked up once happens in them."""
+"""Eager steps of a layout before capture, in which kernels are compiled and tuned."""
 MAX_GRAPHS, MIN_IDLE_PASSES = 8, 32
-"""Forms that are kept, and the passes that one of them must have been idle for to make room: where more forms than that
-come in turn (one for each of many tasks), the rest goes kernel by kernel, and nothing is recorded over and over."""
+"""Maximum number of graphs, and the passes a graph must be idle before it is replaced. If more layouts alternate (one
+for each of many tasks), the others run eagerly, which avoids capturing over and over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recording:
-    """A pass, with what it reads and what it writes."""
+    """A captured pass with its inputs and outputs."""
 
     replay: Callable[[], None]
-    memory: Tensor  # of the batch, flat
+    memory: Tensor  # flat buffer of the batch
     counts: Mapping[str, Tensor]
     loss: Loss
     gradients: tuple[tuple[nn.Parameter, Tensor], ...]
 
 
 class CudaGraphRunner:
-    """Records the passes of forms that come again, and replays them; `loss` and gradients hold until the next."""
+    """Captures and replays passes of recurring layouts; loss and gradients are valid until the next call."""
 
     def __init__(self, module: nn.Module, record: RecordFunction | None = None) -> None:
         self._parameters = list(module.parameters())
         self._record = record or CudaGraphRecorder()
         self._pass_counts: Counter[Hashable] = Counter()
-        self._recordings: dict[Hashable, _Recording] = {}  # those used last at the end
-        self._last_used: dict[Hashable, int] = {}  # in which pass
+        self._recordings: dict[Hashable, _Recording] = {}  # in order of use, most recent last
+        self._last_used: dict[Hashable, int] = {}  # number of the pass
         self._passes = 0
         self._is_disabled = False
 
     def __call__(self, run: PassFunction, batch: Batch, counts: Mapping[str, Tensor]) -> Loss:
-        """What `run` does; gradients must be None before."""
+        """Call `run`, or replay its graph; gradients must be None."""
         if self._is_disabled:
             return run(batch, counts)
-        packed = PackedBatches.from_batches([batch])
-        # NOTE: a recording knows addresses: weights that were put elsewhere, or frozen, are another form.
-        key = (packed.layout, tuple(counts), tuple((p.data_ptr(), p.requires_grad) for p in self._parameters))
+        packed_batch = PackedBatches.from_batches([batch])
+        # NOTE: a graph holds addresses: moved or newly frozen weights need another graph.
+        key = (packed_batch.layout, tuple(counts), tuple((p.data_ptr(), p.requires_grad) for p in self._parameters))
         self._passes += 1
-        kept = self._recordings.pop(key, None)
-        if kept is None:
+        recording = self._recordings.pop(key, None)
+        if recording is None:
             self._pass_counts[key] += 1
-            made = (
+            new_recording = (
                 None
                 if self._pass_counts[key] <= WARMUP_STEPS or not self._make_room()
-                else self._record_pass(packed, run, counts)
+                else self._record_pass(packed_batch, run, counts)
             )
-            if made is None:
+            if new_recording is None:
                 return run(batch, counts)
-            kept = made
-        self._recordings[key], self._last_used[key] = kept, self._passes
-        packed.write(kept.memory)
+            recording = new_recording
+        self._recordings[key], self._last_used[key] = recording, self._passes
+        packed_batch.write(recording.memory)
         for name, value in counts.items():
-            kept.counts[name].copy_(value)
-        kept.replay()
-        for parameter, slope in kept.gradients:
-            parameter.grad = slope
-        return kept.loss
+            recording.counts[name].copy_(value)
+        recording.replay()
+        for parameter, gradient in recording.gradients:
+            parameter.grad = gradient
+        return recording.loss
 
     def _make_room(self) -> bool:
-        """Whether another form may be recorded; one that was not used for long goes."""
+        """Return True if another graph may be captured; evicts one that has been idle for long."""
         oldest = next(iter(self._recordings), None)
         if len(self._recordings) < MAX_GRAPHS or oldest is None:
             return True
@@ -89,42 +89,47 @@ class CudaGraphRunner:
         del self._recordings[oldest], self._last_used[oldest]
         return True
 
-    def _record_pass(self, packed: PackedBatches, run: PassFunction, counts: Mapping[str, Tensor]) -> _Recording | None:
-        """A recording, or None where something in the pass cannot be recorded: nothing is from then on."""
+    def _record_pass(
+        self, packed_batch: PackedBatches, run: PassFunction, counts: Mapping[str, Tensor]
+    ) -> _Recording | None:
+        """Capture a pass; on failure warn, return None and disable graphs."""
         device = next(iter(counts.values())).device
-        memory = torch.empty(packed.layout.size, dtype=torch.uint8, device=device)
-        packed.write(memory)
-        (batch,), given = packed.layout.read(memory), {name: value.clone() for name, value in counts.items()}
+        memory = torch.empty(packed_batch.layout.size, dtype=torch.uint8, device=device)
+        packed_batch.write(memory)
+        (batch,), static_counts = (
+            packed_batch.layout.read(memory),
+            {name: value.clone() for name, value in counts.items()},
+        )
         try:
-            again, loss = self._record(lambda: run(batch, given))
+            replay, loss = self._record(lambda: run(batch, static_counts))
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            said = str(error).strip() or type(error).__name__
-            log.warn(f"steps go on kernel by kernel: {said.splitlines()[0][:200]}")
+            message = str(error).strip() or type(error).__name__
+            log.warn(f"CUDA graphs disabled, steps run eagerly: {message.splitlines()[0][:200]}")
             self._is_disabled = True
             self._recordings.clear()
             clear_gradients(self._parameters)
             return None
-        slopes = tuple((p, p.grad) for p in self._parameters if p.grad is not None)
+        gradients = tuple((p, p.grad) for p in self._parameters if p.grad is not None)
         clear_gradients(self._parameters)
-        return _Recording(replay=again, memory=memory, counts=given, loss=loss, gradients=slopes)
+        return _Recording(replay=replay, memory=memory, counts=static_counts, loss=loss, gradients=gradients)
 
 
 class CudaGraphRecorder:
-    """By CUDA graphs that share their memory: one is replayed at a time."""
+    """Capture by CUDA graphs that share one memory pool: only one is replayed at a time."""
 
     def __init__(self) -> None:
-        self._pool: Any = None  # a handle that torch gives out
+        self._pool: Any = None  # torch's handle of the pool
 
     def __call__(self, run: Callable[[], Loss]) -> tuple[Callable[[], None], Loss]:
         graph = torch.cuda.CUDAGraph()
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         seed = generator.initial_seed()
         try:
-            # NOTE: a thread of its own sends the next batch meanwhile, which is not to be taken for a part of this.
+            # NOTE: another thread copies the next batch meanwhile; its work must not become part of the graph.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 loss = run()
         except RuntimeError:
-            # NOTE: the generator still believes that it is recorded; with a state of its own it draws again.
+            # NOTE: the generator is still in capture mode; a new state makes it usable again.
             generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
             generator.manual_seed(seed)
             raise
@@ -133,6 +138,6 @@ class CudaGraphRecorder:
 
 
 def clear_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """No gradients."""
+    """Set all gradients to None."""
     for parameter in parameters:
         parameter.grad = None

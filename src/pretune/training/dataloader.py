@@ -1,10 +1,10 @@
-"""Batches ahead of the loop: made by other processes, carried to the device a step before they are needed.
+"""Data loader: batches made by worker processes and copied to the device one step ahead of the loop.
 
-    with Feed(stream, start=state.step, micro=4, workers=3, device="cuda") as feed:
-        for micro_batches in feed: ...
+    with DataLoader(stream, start=state.step, micro=4, workers=3, device="cuda") as dataloader:
+        for micro_batches in dataloader: ...
 
-The batches of a step are a function of the step, and worker w of W makes every W-th step: what is given, and in which
-order, does not depend on timing or on the number of workers.
+The batches of a step are a function of the step, and worker w of W makes every W-th step: the batches and their order
+do not depend on timing or on the number of workers.
 """
 
 import multiprocessing
@@ -28,13 +28,13 @@ _WORKER_NAME = "pretune-data-{}"
 
 
 class DataLoader:
-    """The micro-batches of one step after another, on a device: those of one rank of several.
+    """Iterator over the micro-batches of successive steps, on a device, for one rank.
 
-    A step's rows are cut into `world` x `micro` equal parts, and rank r gets `micro` of them. Workers are processes;
-    with none, batches are made when they are asked for, or for a GPU one step before. Each worker is up to `ahead`
-    steps ahead.
+    The rows of a step are split into `world` x `micro` equal parts, and rank r gets `micro` of them. Workers are
+    processes; without workers, batches are made on demand, or for a GPU one step ahead. Each worker makes up to
+    `prefetch_factor` steps ahead.
 
-    `wait_seconds` counts the seconds the loop spent in waiting for batches; `stats` tells what the last step was made of.
+    `wait_seconds` counts the seconds the loop waited for batches; `stats` are the token counts of the last step.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class DataLoader:
     ) -> None:
         if min(micro, world, prefetch_factor) < 1 or not 0 <= rank < world or workers < 0:
             raise UsageError(
-                f"a feed needs micro, world and ahead of at least 1, rank below world, and 0 or more workers; found "
-                f"micro={micro}, world={world}, ahead={prefetch_factor}, rank={rank}, workers={workers}"
+                "DataLoader needs micro, world and prefetch_factor >= 1, 0 <= rank < world, and workers >= 0; got "
+                f"micro={micro}, world={world}, prefetch_factor={prefetch_factor}, rank={rank}, workers={workers}"
             )
-        self.step = start  # the next to be given
+        self.step = start  # the next step
         self.wait_seconds, self.stats = 0.0, BatchStats()
         self._source, self._stop, self._rank, self._world, self._prefetch_factor = (
             source,
@@ -66,17 +66,15 @@ class DataLoader:
         )
         self._micro, self._turn, self._first_step, self._last_step = micro, 0, start, start
         self._prefetcher = build_prefetcher(torch.device(device))
-        self._next_transfer: Future[Transfer | RemoteError] | None = (
-            None  # the next step, where it is on its way already
-        )
+        self._next_transfer: Future[Transfer | RemoteError] | None = None  # prefetch of the next step
         if multiprocessing.current_process().daemon:  # a daemon may have no children
             workers = 0
         self._workers: list[Worker] = []
-        # NOTE: runs before multiprocessing joins its children at exit, for it would wait for ours for ever.
+        # NOTE: runs before multiprocessing joins its children at exit, which would wait for ours forever.
         self._stop_workers = Finalize(self, stop_workers, args=(self._workers,), exitpriority=10)
         for number in range(workers):
             self._workers.append(Worker(source, prefetch_factor, _WORKER_NAME.format(number)))
-        # NOTE: a thread: to make a step or copy it to pinned memory takes time in which the loop can start kernels.
+        # NOTE: a thread, so that making a step and copying it to pinned memory overlaps with kernel launches.
         self._executor = ThreadPoolExecutor(1, _WORKER_NAME) if self._prefetcher.is_async else None
         self._request_first_steps()
 
@@ -85,31 +83,31 @@ class DataLoader:
 
     def __next__(self) -> list[Batch]:
         if not self._stop_workers.still_active():
-            raise UsageError("this feed is closed; open another one")
+            raise UsageError("this data loader is closed; create a new one")
         if self._stop is not None and self.step >= self._stop:
             raise StopIteration
-        begun = time.monotonic()
-        load = self._next_transfer.result() if self._next_transfer else self._fetch(self.step)
+        start_time = time.monotonic()
+        transfer = self._next_transfer.result() if self._next_transfer else self._fetch(self.step)
         self._next_transfer = None
-        if isinstance(load, RemoteError):
+        if isinstance(transfer, RemoteError):
             self.close()
-            load.throw()
-        batches, self.stats = load.result(), load.stats
+            transfer.throw()
+        batches, self.stats = transfer.result(), transfer.stats
         self._last_step, self.step = self.step, self.step + 1
         if self._executor is not None and (self._stop is None or self.step < self._stop):
             self._next_transfer = self._executor.submit(self._fetch, self.step)
-        self.wait_seconds += time.monotonic() - begun
+        self.wait_seconds += time.monotonic() - start_time
         return batches
 
     def split(self, micro: int) -> None:
-        """Give the step that was given last once more, and go on from there, in so many micro-batches."""
+        """Repeat the last returned step and continue from there, with `micro` micro-batches per step."""
         self._discard_pending()
         self._micro, self._turn = micro, self._turn + 1
         self.step = self._first_step = self._last_step
         self._request_first_steps()
 
     def close(self) -> None:
-        """End the workers; no process is left."""
+        """Stop all worker processes."""
         self._discard_pending()
         self._stop_workers()
         if self._executor is not None:
@@ -124,13 +122,13 @@ class DataLoader:
         self.close()
 
     def _discard_pending(self) -> None:
-        """Wait for the step that is on its way, and forget it."""
+        """Wait for the prefetched step, and discard it."""
         if self._next_transfer is not None:
-            self._next_transfer.exception()  # waits; what went wrong with a step that nobody asked for is nothing to tell
+            self._next_transfer.exception()  # waits; errors of a discarded step are ignored
         self._next_transfer = None
 
     def _request_first_steps(self) -> None:
-        """Ask every worker for its first steps."""
+        """Request the first steps of every worker."""
         for step in range(self._first_step, self._first_step + len(self._workers) * self._prefetch_factor):
             self._request_step(step)
 
@@ -150,12 +148,14 @@ class DataLoader:
         return self._workers[(step - self._first_step) % len(self._workers)]
 
     def _fetch(self, step: int) -> Transfer | RemoteError:
-        """A step on its way to the device; its worker may go on at once."""
+        """Start the transfer of a step to the device, and request the worker's next step."""
         if not self._workers:
             return self._prefetcher.send(self._build_request(step).make(self._source))
-        found = self._select_worker(step).receive_step(self._turn)
-        if not isinstance(found, WorkerStep):
-            return found
-        load = self._prefetcher.send_packed(found.layout, found.stats, lambda memory: memory.copy_(found.memory))
+        worker_step = self._select_worker(step).receive_step(self._turn)
+        if not isinstance(worker_step, WorkerStep):
+            return worker_step
+        transfer = self._prefetcher.send_packed(
+            worker_step.layout, worker_step.stats, lambda memory: memory.copy_(worker_step.memory)
+        )
         self._request_step(step + len(self._workers) * self._prefetch_factor)
-        return load
+        return transfer

@@ -1,4 +1,4 @@
-"""How a step's batches get to a device: at once, or to a GPU by a stream of its own while another step is computed."""
+"""Transfer of batches to a device: synchronous, or to a GPU on a side stream while another step is computed."""
 
 from collections import deque
 from collections.abc import Callable
@@ -16,28 +16,28 @@ WriteFunction = Callable[[Tensor], object]
 
 
 class Transfer(Protocol):
-    """A step on its way."""
+    """A step being copied to the device."""
 
     stats: BatchStats
 
     def result(self) -> list[Batch]:
-        """Its batches, for the stream that is current."""
+        """Return the batches, ready for the current stream."""
 
 
 class DevicePrefetcher(Protocol):
-    """How steps get to a device."""
+    """Copies steps to a device."""
 
-    is_async: bool  # whether it pays to send the next step before it is asked for, by a thread of its own
+    is_async: bool  # True if the next step should be sent ahead of time, from another thread
 
     def send_packed(self, layout: BufferLayout, stats: BatchStats, write: WriteFunction) -> Transfer:
-        """Out of memory that is not ours; `write` has been called when this returns."""
+        """Send a step from foreign memory; `write` has been called when this returns."""
 
     def send(self, batches: list[Batch]) -> Transfer:
-        """Out of our own."""
+        """Send batches of this process."""
 
 
 class _FinishedTransfer:
-    """Batches that are there."""
+    """Batches already on the device."""
 
     def __init__(self, stats: BatchStats, batches: list[Batch]) -> None:
         self.stats, self._batches = stats, batches
@@ -47,7 +47,7 @@ class _FinishedTransfer:
 
 
 class _SyncPrefetcher:
-    """To the CPU, and to devices that copy when they are told to."""
+    """Blocking copies, for the CPU and other devices."""
 
     is_async = False
 
@@ -64,7 +64,7 @@ class _SyncPrefetcher:
 
 
 class _CudaTransfer:
-    """Bytes that a side stream copies to a GPU."""
+    """Bytes being copied to a GPU by a side stream."""
 
     def __init__(self, layout: BufferLayout, stats: BatchStats, memory: Tensor, copy_event: torch.cuda.Event) -> None:
         self.stats, self._layout, self._memory, self._copy_event = stats, layout, memory, copy_event
@@ -72,43 +72,43 @@ class _CudaTransfer:
     def result(self) -> list[Batch]:
         stream = torch.cuda.current_stream(self._memory.device)
         stream.wait_event(self._copy_event)
-        self._memory.record_stream(stream)  # it belongs to the side stream, which may not use it again before this one
+        self._memory.record_stream(stream)  # the side stream's allocator must not reuse it before this stream is done
         return self._layout.read(self._memory)
 
 
 class _CudaPrefetcher:
-    """To a GPU, by a stream of its own out of pinned memory: neither the host nor the computing stream waits."""
+    """Asynchronous copies from pinned memory on a side stream: neither the host nor the compute stream waits."""
 
     is_async = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # NOTE: torch hands out 32 streams of each priority in turn. The one that passes are recorded on has the usual
-        # priority, and what a thread sends meanwhile must not get into a recording.
+        # NOTE: torch hands out 32 streams of each priority in turn. CUDA graphs are captured on one of normal priority,
+        # and copies issued by a thread meanwhile must not get into the capture.
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._pinned: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+        self._pinned_buffers: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
         for _ in range(2):
-            self._pinned.append((torch.empty(0, dtype=torch.uint8), None))
+            self._pinned_buffers.append((torch.empty(0, dtype=torch.uint8), None))
 
     def send_packed(self, layout: BufferLayout, stats: BatchStats, write: WriteFunction) -> Transfer:
-        pinned, copied = self._pinned.popleft()
-        if copied is not None:
-            copied.synchronize()  # two steps ago: it has long been
-        if pinned.nbytes < layout.size:
-            pinned = torch.empty(layout.size, dtype=torch.uint8, pin_memory=True)
-        write(pinned[: layout.size])
+        pinned_memory, copy_event = self._pinned_buffers.popleft()
+        if copy_event is not None:
+            copy_event.synchronize()  # the copy of two steps ago, long finished
+        if pinned_memory.nbytes < layout.size:
+            pinned_memory = torch.empty(layout.size, dtype=torch.uint8, pin_memory=True)
+        write(pinned_memory[: layout.size])
         with torch.cuda.stream(self._stream):
-            memory = pinned[: layout.size].to(self._device, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(self._stream)
-        self._pinned.append((pinned, copied))
-        return _CudaTransfer(layout, stats, memory, copied)
+            memory = pinned_memory[: layout.size].to(self._device, non_blocking=True)
+            copy_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copy_event.record(self._stream)
+        self._pinned_buffers.append((pinned_memory, copy_event))
+        return _CudaTransfer(layout, stats, memory, copy_event)
 
     def send(self, batches: list[Batch]) -> Transfer:
-        packed = PackedBatches.from_batches(batches)
-        return self.send_packed(packed.layout, BatchStats.from_batches(batches), packed.write)
+        packed_batches = PackedBatches.from_batches(batches)
+        return self.send_packed(packed_batches.layout, BatchStats.from_batches(batches), packed_batches.write)
 
 
 def build_prefetcher(device: torch.device) -> DevicePrefetcher:
-    """How steps get to this device."""
+    """Return the prefetcher for a device."""
     return _CudaPrefetcher(device) if device.type == "cuda" else _SyncPrefetcher(device)

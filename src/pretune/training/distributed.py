@@ -1,14 +1,17 @@
-"""One process or many: who we are under `torchrun`, what is summed over all, and how a module is spread.
+"""Distributed training under `torchrun`: ranks, collectives, and DDP or FSDP2 wrapping of a module.
 
-Every rank reads its own part of each batch. Losses are divided by the count of the whole step, and gradients are summed
-over the ranks, so that the number of ranks does not change what is computed.
+Every rank reads a different part of each batch. Losses are divided by the count of the whole step, and gradients are
+summed over the ranks, so the number of ranks does not change the result.
+
+    scores = run_on_rank_zero(ranks, lambda: run_baselines(…))     # the result on rank 0; None on the others
 """
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,49 +23,53 @@ from pretune.core import log
 from pretune.core.errors import ResourceError, UsageError
 from pretune.nn.block import TransformerBlock
 
+T = TypeVar("T")
 Parallel = Literal["ddp", "fsdp"]
 TIMEOUT_VARIABLE = "PRETUNE_PATIENCE"
-"""A rank that hears nothing for so many seconds (600) gives up: another one has died."""
+"""Environment variable with the timeout of a collective in seconds (default 600); after it the other rank is dead."""
 BUCKET_SIZE = 2**25
-"""Numbers that travel at once where gradients are averaged without a wrapper: it bounds the memory this takes."""
+"""Elements per all-reduce when gradients are averaged without a wrapper; bounds the extra memory."""
+HEARTBEAT_SECONDS = 1.0
+"""Seconds between two heartbeats of rank 0; a signal to a waiting rank is handled after the next one."""
+_RUNNING, _SUCCESS, _FAILURE = 0, 1, 2
 
 
 class Ranks:
-    """This process among all. Without `torchrun` there is one."""
+    """Rank of this process, world size and device. Without `torchrun` the world size is 1."""
 
     def __init__(self, device: torch.device, *, rank: int = 0, world: int = 1) -> None:
         self.device, self.rank, self.world = device, rank, world
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that writes."""
+        """True on rank 0, the only rank that writes files."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
+        """Sum over all ranks, in place."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
 
     def max(self, value: int) -> int:
-        """The largest over all ranks; waits."""
+        """Return the maximum over all ranks; blocks."""
         if self.world == 1:
             return value
-        found = torch.tensor(value, device=self.device)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return int(found)
+        result = torch.tensor(value, device=self.device)
+        dist.all_reduce(result, op=dist.ReduceOp.MAX)
+        return int(result)
 
     def seed(self, number: int) -> None:
-        """What dropout draws from now on.
+        """Seed the generators of dropout.
 
-        NOTE: torch.manual_seed looks at all kinds of devices, and takes milliseconds for those that are not there.
+        NOTE: torch.manual_seed visits all kinds of devices, and takes milliseconds for those that are absent.
         """
         torch.default_generator.manual_seed(number)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(number)
 
     def broadcast_object(self, value: Any) -> Any:
-        """The first rank's value, on all; waits."""
+        """Return rank 0's value on all ranks; blocks."""
         if self.world == 1:
             return value
         box = [value]
@@ -70,32 +77,32 @@ class Ranks:
         return box[0]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's value, on all, in the order of the ranks; waits."""
+        """Return the values of all ranks, in rank order; blocks."""
         if self.world == 1:
             return [value]
-        found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """The rows `[E, …]` of all ranks, which may differ in number, in their order; waits for the device.
+        """Concatenate the rows `[E, …]` of all ranks, in rank order; blocks. Ranks may have different numbers of rows.
 
-        A gradient reaches this rank's own rows alone: what is computed of all rows, on all ranks alike, then has in the
-        sum over the ranks the gradient that it has on one.
+        Gradients flow into this rank's rows only: if all ranks compute the same function of all rows, the gradients
+        summed over the ranks equal those of a single process.
         """
         if self.world == 1:
             return rows
         sizes = self.gather_objects(len(rows))
-        room = rows.new_zeros((max(sizes), *rows.shape[1:]))
-        room[: len(rows)] = rows.detach()
-        found = [torch.empty_like(room) for _ in sizes]
-        dist.all_gather(found, room)
-        parts = [part[:size] for part, size in zip(found, sizes, strict=True)]
+        padded_rows = rows.new_zeros((max(sizes), *rows.shape[1:]))
+        padded_rows[: len(rows)] = rows.detach()
+        gathered_rows = [torch.empty_like(padded_rows) for _ in sizes]
+        dist.all_gather(gathered_rows, padded_rows)
+        parts = [part[:size] for part, size in zip(gathered_rows, sizes, strict=True)]
         parts[self.rank] = rows
         return torch.cat(parts)
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """Give all ranks the first one's values, in place."""
+        """Copy rank 0's values to all ranks, in place."""
         if self.world > 1:
             for tensor in tensors:
                 values = tensor.detach().contiguous()
@@ -103,36 +110,37 @@ class Ranks:
                 tensor.detach().copy_(values)
 
     def average_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Average gradients over the ranks, where no wrapper does it: for parts that open and heads that take turns.
+        """Average gradients over the ranks without a wrapper: for gradual unfreezing and alternating task heads.
 
-        One that some rank has is on all of them afterwards; one that no rank has stays None, so that an optimiser
-        passes it over as it does without ranks.
+        A gradient that any rank has exists on all ranks afterwards; one that no rank has stays None, so the optimizer
+        skips the parameter as it does in a single process.
         """
         if self.world == 1:
             return
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        mine = [parameter.grad is not None for parameter in trained]
-        have = self.sum(torch.tensor(mine, dtype=torch.float32).to(self.device, non_blocking=True))
-        if not all(mine):  # NOTE: waits for the device, and only here: who has all knows that none is missing
-            some = have.tolist()
-            trained = [parameter for parameter, count in zip(trained, some, strict=True) if count]
-            for parameter in trained:
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        has_gradient = [parameter.grad is not None for parameter in trainable]
+        rank_counts = self.sum(torch.tensor(has_gradient, dtype=torch.float32).to(self.device, non_blocking=True))
+        if not all(has_gradient):  # NOTE: synchronizes with the device, only here: a rank that has all misses none
+            trainable = [parameter for parameter, count in zip(trainable, rank_counts.tolist(), strict=True) if count]
+            for parameter in trainable:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for slopes in _split_into_buckets([parameter.grad for parameter in trained if parameter.grad is not None]):
-            whole = self.sum(torch.cat([slope.flatten() for slope in slopes])).div_(self.world)
-            for slope, part in zip(slopes, torch.split(whole, [slope.numel() for slope in slopes]), strict=True):
+        for gradients in _split_into_buckets([parameter.grad for parameter in trainable if parameter.grad is not None]):
+            averages = self.sum(torch.cat([gradient.flatten() for gradient in gradients])).div_(self.world)
+            for slope, part in zip(
+                gradients, torch.split(averages, [gradient.numel() for gradient in gradients]), strict=True
+            ):
                 slope.copy_(part.view_as(slope))
 
     def check_parallel(self, mode: Parallel) -> None:
-        """Refuse a way of training in parallel that these ranks cannot take."""
+        """Raise a UsageError if these ranks cannot run a parallel mode."""
         if mode == "fsdp" and not dist.is_initialized():
             raise UsageError(
-                "train.parallel=fsdp shards a model over the processes of torchrun, and this one was started without; "
-                "start `torchrun --nproc-per-node N -m pretune pretrain …`, or use train.parallel=ddp"
+                "train.parallel=fsdp needs processes started by torchrun; "
+                "run `torchrun --nproc-per-node N -m pretune pretrain …`, or use train.parallel=ddp"
             )
 
     def wrap(self, module: nn.Module, mode: Parallel) -> nn.Module:
-        """A module whose gradients come out averaged over the ranks; all must have built the same weights."""
+        """Wrap a module so that gradients are averaged over the ranks; all ranks must hold the same weights."""
         if self.world == 1 and mode == "ddp":
             return module
         if mode == "fsdp":
@@ -143,7 +151,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def delay_gradient_sync(self, module: nn.Module, *, is_last: bool) -> Iterator[None]:
-        """Gradients travel with the last micro-batch only, where the wrapper can wait for it."""
+        """Synchronize gradients with the last micro-batch only, where the wrapper supports it."""
         if is_last or not isinstance(module, DistributedDataParallel):
             yield
         else:
@@ -153,43 +161,43 @@ class Ranks:
 
 @contextlib.contextmanager
 def init_distributed(device: torch.device | str) -> Iterator[Ranks]:
-    """The ranks `torchrun` started (it sets RANK, LOCAL_RANK and WORLD_SIZE), for the length of a run."""
-    found = torch.device(device)
+    """Join the process group of `torchrun` (RANK, LOCAL_RANK, WORLD_SIZE) for the duration of the block."""
+    requested_device = torch.device(device)
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
-        yield Ranks(_select_device(found, 0))
+        yield Ranks(_select_device(requested_device, 0))
         return
     rank, world, local = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    here = _select_device(found, local)
-    if here.type == "cuda":
-        torch.cuda.set_device(here)
+    local_device = _select_device(requested_device, local)
+    if local_device.type == "cuda":
+        torch.cuda.set_device(local_device)
     with _translate_errors():
         dist.init_process_group(
-            "nccl" if here.type == "cuda" else "gloo",
+            "nccl" if local_device.type == "cuda" else "gloo",
             timeout=timedelta(seconds=float(os.environ.get(TIMEOUT_VARIABLE, "600"))),
-            device_id=here if here.type == "cuda" else None,
+            device_id=local_device if local_device.type == "cuda" else None,
         )
         try:
-            with log.silence(rank > 0):  # the first tells it for all
-                yield Ranks(here, rank=rank, world=world)
+            with log.silence(rank > 0):  # rank 0 logs for all
+                yield Ranks(local_device, rank=rank, world=world)
         finally:
             dist.destroy_process_group()
 
 
 @contextlib.contextmanager
 def _translate_errors() -> Iterator[None]:
-    """What the others do not answer becomes an error that says so."""
+    """Turn errors of collectives into a ResourceError."""
     try:
         yield
     except RuntimeError as error:
-        # NOTE: gloo's errors are told from others by their text alone.
+        # NOTE: gloo's errors can only be recognized by their text.
         if not isinstance(error, dist.DistError) and not any(name in str(error) for name in ("gloo", "NCCL")):
             raise
-        why = str(error).strip().splitlines()[0]
-        raise ResourceError(f"another rank has ended or fallen silent ({why:.200}); go on with --resume") from error
+        reason = str(error).strip().splitlines()[0]
+        raise ResourceError(f"lost contact to another rank ({reason:.200}); continue with --resume") from error
 
 
 def _split_into_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors in their order, some at a time, each time of one type."""
+    """Group tensors, in order, into buckets of one dtype and at most BUCKET_SIZE elements."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:
@@ -208,12 +216,14 @@ def _select_device(device: torch.device, local_rank: int) -> torch.device:
     index: int | None = device.index
     index = local_rank if index is None else index
     if index >= torch.cuda.device_count():
-        raise ResourceError(f"process {local_rank} has no GPU of its own; {torch.cuda.device_count()} are visible")
+        raise ResourceError(
+            f"no GPU for local rank {local_rank}: {torch.cuda.device_count()} visible; lower --nproc-per-node"
+        )
     return torch.device("cuda", index)
 
 
 def _shard(module: nn.Module) -> nn.Module:
-    """Weights, gradients and optimiser state in equal shards (FSDP2), layer by layer; the rest with the root."""
+    """Shard weights, gradients and optimizer state (FSDP2), block by block; the rest with the root module."""
     from torch.distributed.fsdp import fully_shard
 
     for part in module.modules():
@@ -224,28 +234,70 @@ def _shard(module: nn.Module) -> nn.Module:
 
 
 def reshard(module: nn.Module) -> None:
-    """Shard again what a forward pass without a backward one left whole; nothing where nothing is sharded."""
+    """Reshard weights left unsharded by a forward pass without a backward pass; a no-op for unsharded modules."""
     for part in module.modules():
-        if callable(again := getattr(part, "reshard", None)):
-            again()
+        if callable(reshard_part := getattr(part, "reshard", None)):
+            reshard_part()
 
 
 def unshard_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sharded tensors put together (all ranks must ask); others as they are."""
+    """Gather sharded tensors (a collective: all ranks must call it); others are returned unchanged."""
     return {name: unshard(tensor) for name, tensor in tensors.items()}
 
 
 def unshard(tensor: Tensor) -> Tensor:
-    """A tensor without its shards."""
-    found = tensor.detach()
-    return found.full_tensor() if isinstance(found, DTensor) else found
+    """Return the full tensor, detached."""
+    values = tensor.detach()
+    return values.full_tensor() if isinstance(values, DTensor) else values
 
 
 def fill(tensor: Tensor, value: Tensor) -> None:
-    """Put a whole value into a tensor that may be sharded."""
+    """Copy a full value into a tensor that may be sharded."""
     if tuple(tensor.shape) != tuple(value.shape):
-        raise UsageError(f"a value of shape {list(value.shape)} does not fit one of {list(tensor.shape)}")
+        raise UsageError(f"shape mismatch: value {list(value.shape)}, tensor {list(tensor.shape)}")
     with torch.no_grad():
         if isinstance(tensor, DTensor):
             value = distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
         tensor.copy_(value)
+
+
+def run_on_rank_zero(ranks: Ranks, function: Callable[[], T]) -> T | None:
+    """Run a function on rank 0 while the others wait, however long it takes.
+
+    A rank waiting for a single message would time out (`TIMEOUT_VARIABLE`), so rank 0 sends a heartbeat every second.
+    The function must not use collectives.
+
+    Returns the result on rank 0 and None elsewhere. A ResourceError is raised on the other ranks if the function fails.
+    """
+    if ranks.world == 1:
+        return function()
+    if ranks.is_first:
+        return _run_with_heartbeat(ranks, function)
+    status = _RUNNING
+    while status == _RUNNING:
+        status = ranks.max(_RUNNING)
+    if status == _FAILURE:
+        raise ResourceError("rank 0 failed; see its error message")
+    return None
+
+
+def _run_with_heartbeat(ranks: Ranks, function: Callable[[], T]) -> T:
+    stop_event, status = threading.Event(), _FAILURE
+
+    def beat() -> None:
+        try:
+            while not stop_event.wait(HEARTBEAT_SECONDS):
+                ranks.max(_RUNNING)
+            ranks.max(status)
+        except RuntimeError:
+            pass  # another rank is gone: this function does not need it, and the next collective will notice
+
+    thread = threading.Thread(target=beat, name="pretune-heartbeat", daemon=True)
+    thread.start()
+    try:
+        result = function()
+        status = _SUCCESS
+        return result
+    finally:
+        stop_event.set()
+        thread.join()

@@ -1,7 +1,7 @@
-"""What machines draw: read from their counters where they have some, otherwise a stated assumption.
+"""Energy gauges: hardware counters where available, otherwise a stated assumption.
 
-A gauge counts joules from when it is made. Counters are those of whole boards and whole processor packages: what else
-runs there is counted too. The rest of the machine (fans, disks, losses of the power supply) is never in them.
+A gauge counts joules from its creation. Counters cover whole boards and processor packages, including other processes
+running there. The rest of the machine (fans, disks, power supply losses) is never included.
 """
 
 import ctypes
@@ -18,9 +18,9 @@ from pretune.models.devices import DEVICES, Device
 
 RAPL_DIR = Path("/sys/class/powercap")
 ASSUMED_LOAD = 0.8
-"""The share of its power limit that a board is assumed to draw while it trains, where it cannot be asked."""
-UNKNOWN_WATTS = 300.0  # the limit of a board that is not in our table
-CORE_WATTS = DEVICES["laptop-cpu"].watts / 8  # that machine has eight
+"""Fraction of its power limit that a board without a counter is assumed to draw during training."""
+UNKNOWN_WATTS = 300.0  # power limit of a board missing in our table
+CORE_WATTS = DEVICES["laptop-cpu"].watts / 8  # it has eight cores
 _IGNORED_WORDS = {
     "nvidia",
     "tesla",
@@ -39,46 +39,46 @@ _IGNORED_WORDS = {
 
 
 class Gauge(Protocol):
-    """Something that knows how much energy went through it."""
+    """Energy counter of one component."""
 
     @property
     def component(self) -> str:
-        """The part of the machine."""
+        """Component of the machine."""
 
     @property
     def method(self) -> str:
-        """How it is known."""
+        """Method of measurement."""
 
     @property
     def is_measured(self) -> bool:
-        """Not assumed."""
+        """False if assumed."""
 
     @property
     def max_interval(self) -> float | None:
-        """Seconds within which it must be read again to be right; None: whenever."""
+        """Maximum seconds between two readings; None: no limit."""
 
     def read_joules(self) -> float:
-        """Since it was made."""
+        """Return the joules since creation."""
 
 
 def find_gauges(device: torch.device, *, host: bool = True) -> list[Gauge]:
-    """Those of a device and, with `host`, of the processor beside it where that can be read."""
-    found: list[Gauge] = []
+    """Return the gauges of a device and, with `host`, of the host processor if readable."""
+    gauges: list[Gauge] = []
     packages = Rapl.open() if host else None
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        found.append(Board.open(properties.name, f"GPU-{properties.uuid}") or _assume_board(properties.name))
+        gauges.append(Board.open(properties.name, f"GPU-{properties.uuid}") or _assume_board(properties.name))
     elif device.type == "mps":
-        found.append(AssumedPower("Apple GPU", DEVICES["apple-m2"].watts, f"{DEVICES['apple-m2'].watts:.0f} W"))
+        gauges.append(AssumedPower("Apple GPU", DEVICES["apple-m2"].watts, f"{DEVICES['apple-m2'].watts:.0f} W"))
     elif packages is None and host:
         threads = torch.get_num_threads()
-        how = f"{CORE_WATTS:.1f} W for each of {format_count(threads, 'threads')}"
-        found.append(AssumedPower("processor", CORE_WATTS * threads, how))
-    return [*found, packages] if packages else found
+        method = f"{CORE_WATTS:.1f} W for each of {format_count(threads, 'threads')}"
+        gauges.append(AssumedPower("processor", CORE_WATTS * threads, method))
+    return [*gauges, packages] if packages else gauges
 
 
 def find_device(name: str) -> Device | None:
-    """The entry of our table for what a driver calls a board; None where it is not exactly one of them.
+    """Look up a driver's device name in our table; None if there is no exact match.
 
     >>> find_device("NVIDIA H100 80GB HBM3").name, find_device("NVIDIA H100 PCIe")
     ('h100', None)
@@ -88,7 +88,7 @@ def find_device(name: str) -> Device | None:
 
 
 class AssumedPower:
-    """No counter: so many watts all the time."""
+    """Constant power, for a component without a counter."""
 
     is_measured, max_interval = False, None
 
@@ -107,15 +107,15 @@ class AssumedPower:
 def _assume_board(name: str) -> AssumedPower:
     device = find_device(name)
     watts = device.watts if device else UNKNOWN_WATTS
-    why = "" if device else " of a board we do not know"
-    return AssumedPower(name, ASSUMED_LOAD * watts, f"{ASSUMED_LOAD:.0%} of the limit of {watts:.0f} W{why}")
+    suffix = "" if device else " of an unknown board"
+    return AssumedPower(name, ASSUMED_LOAD * watts, f"{ASSUMED_LOAD:.0%} of the limit of {watts:.0f} W{suffix}")
 
 
 class Rapl:
-    """The energy counters of processor packages and their memory (Intel's and AMD's), for those who may read them."""
+    """RAPL energy counters of processor packages and their memory (Intel and AMD), if readable."""
 
     component, method, is_measured = "processor", "RAPL", True
-    max_interval = 60.0  # the counters start again, after a quarter of an hour at the least
+    max_interval = 60.0  # the counters overflow, after a quarter of an hour at the earliest
 
     def __init__(self, zones: list[tuple[Path, int]]) -> None:
         self._zones = zones
@@ -124,7 +124,7 @@ class Rapl:
 
     @classmethod
     def open(cls, root: Path = RAPL_DIR) -> "Rapl | None":
-        """The counters of this machine; None where it has none or hides them."""
+        """Open the counters of this machine; None if it has none or they are not readable."""
         try:
             zones = [(zone, _read_number(zone / "max_energy_range_uj")) for zone in _find_zones(root)]
             return cls(zones) if zones else None
@@ -133,14 +133,14 @@ class Rapl:
 
     def read_joules(self) -> float:
         for number, (zone, full) in enumerate(self._zones):
-            now = _read_number(zone / "energy_uj")
-            self._microjoules += (now - self._last_values[number]) % (full + 1)
-            self._last_values[number] = now
+            value = _read_number(zone / "energy_uj")
+            self._microjoules += (value - self._last_values[number]) % (full + 1)
+            self._last_values[number] = value
         return self._microjoules / 1e6
 
 
 def _find_zones(root: Path) -> Iterator[Path]:
-    """Packages, and the memory that they do not count themselves."""
+    """Yield packages, and DRAM zones that packages do not include."""
     for zone in sorted(root.glob("intel-rapl:*")):
         name = (zone / "name").read_text().strip()
         if name.startswith("package") or name == "dram":
@@ -152,7 +152,7 @@ def _read_number(path: Path) -> int:
 
 
 class Board:
-    """A GPU that NVML knows: by its energy counter, or where it has none by its power, read every second."""
+    """GPU read by NVML: its energy counter or, on older boards, its power every second."""
 
     is_measured = True
 
@@ -165,7 +165,7 @@ class Board:
 
     @classmethod
     def open(cls, name: str, uuid: str, library: Any = None) -> "Board | None":
-        """A board by its number; None where there is no NVML or it does not tell."""
+        """Open a board by UUID; None if NVML is missing or does not report it."""
         try:
             nvml = library or ctypes.CDLL("libnvidia-ml.so.1")
             handle = ctypes.c_void_p()
@@ -179,16 +179,16 @@ class Board:
             return None
 
     def read_joules(self) -> float:
-        now, value = time.monotonic(), self._read_value()
+        timestamp, value = time.monotonic(), self._read_value()
         if self._has_counter:
             return value - self._start_value
-        self._joules += (now - self._last_time) * (self._last_value + value) / 2
-        self._last_time, self._last_value = now, value
+        self._joules += (timestamp - self._last_time) * (self._last_value + value) / 2
+        self._last_time, self._last_value = timestamp, value
         return self._joules
 
 
 def _build_reader(function: Any, handle: ctypes.c_void_p) -> Callable[[], float]:
-    """A function of NVML that gives a number of thousandths; they are of two sizes, and little-endian."""
+    """Return a reader of an NVML function in units of 1/1000; some fill 4 bytes and some 8, little-endian."""
 
     def read() -> float:
         value = ctypes.c_ulonglong(0)
@@ -200,4 +200,4 @@ def _build_reader(function: Any, handle: ctypes.c_void_p) -> Callable[[], float]
 
 def _check_code(code: int) -> None:
     if code:
-        raise OSError(f"NVML says {code}")
+        raise OSError(f"NVML error {code}")

@@ -1,8 +1,8 @@
-"""The one training loop: pre-training, fine-tuning and distillation are values and hooks of it.
+"""The training loop of pre-training, fine-tuning and distillation, which differ only in its arguments and hooks.
 
-A step reads its micro-batches, adds up their gradients, each loss divided by the count of the whole step, and changes
-the weights unless the gradient is not finite. Nothing in it makes the host wait for the device: whether a step counts
-is decided there, and the host reads it a step later.
+A step accumulates the gradients of its micro-batches, each loss divided by the target count of the whole step, and
+updates the weights unless the gradient is not finite. The host never synchronizes with the device: the device decides
+whether to apply the update, and the host reads the metrics one step late.
 """
 
 import gc
@@ -28,34 +28,34 @@ from pretune.training.optim import clip_gradients, set_rates, step_if
 from pretune.training.train_state import TrainState
 
 DROPOUT = 11
-"""The purpose of the numbers that dropout draws; those of the data count from 1. NOTE: a change changes every run."""
+"""Stream id of dropout's random seed; those of the data count from 1. NOTE: a change changes every run."""
 
 
 class Batches(Protocol):
-    """Where a step's micro-batches come from."""
+    """Iterator over the micro-batches of each step."""
 
     wait_seconds: float
 
     @property
     def stats(self) -> BatchStats:
-        """What the last step was made of."""
+        """Token counts of the last step."""
 
     def __next__(self) -> Sequence[Batch]: ...
 
     def split(self, micro: int) -> None:
-        """Go on from the step that was given last, in so many micro-batches."""
+        """Continue from the last returned step, split into `micro` micro-batches."""
 
 
 class Hook(Protocol):
-    """What happens after steps: watching, logging, evaluating, saving, unfreezing. It may raise to end the run."""
+    """Callback after each step: checks, logging, evaluation, saving, unfreezing. May raise to end the run."""
 
     def __call__(self, loop: "Loop", metrics: Sequence[StepMetrics]) -> None:
-        """After every step, with what is known of steps since the last call."""
+        """Handle the metrics of the steps since the last call."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Loop:
-    """Everything a step needs."""
+    """State and components of a training run."""
 
     module: ModelWithLoss
     optimizer: Optimizer
@@ -68,56 +68,54 @@ class Loop:
     seed: int = 0
     clip: float | None = 1.0
     precision: torch.dtype | None = None  # of autocast
-    parallel_module: nn.Module | None = (
-        None  # the trainee, spread over devices; None: gradients are averaged after the pass
-    )
-    graph_runner: CudaGraphRunner | None = None  # of passes whose kernels are not worth starting one by one
+    parallel_module: nn.Module | None = None  # DDP or FSDP wrapper; None: gradients are averaged after the backward
+    graph_runner: CudaGraphRunner | None = None  # for models too small to launch kernels one by one
     metric_buffer: MetricBuffer | None = None
-    stop_signal: int = 0  # a signal that asks this rank to stop
-    start_time: float = field(default_factory=time.monotonic)  # less the time of earlier processes
+    stop_signal: int = 0  # number of the signal this rank received
+    start_time: float = field(default_factory=time.monotonic)  # minus the seconds of earlier processes
 
     def run(self) -> TrainState:
-        """Take steps until it is time to end; all that was reported late is given to the hooks."""
+        """Train until `should_stop`; pass the remaining metrics to the hooks."""
         self.metric_buffer = self.metric_buffer or MetricBuffer(self.ranks.device)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         while not self.should_stop(self.state):
             set_rates(self.optimizer, self.lr_factor(self.state))
             batches = next(self.batches)
-            told = sum_step_counts(
+            step_counts = sum_step_counts(
                 self.module.objective,
                 batches,
                 self.ranks,
                 stop_signal=self.stop_signal,
-                elapsed=time.monotonic() - self.start_time,
+                elapsed_seconds=time.monotonic() - self.start_time,
             )
-            losses = self._compute_gradients(batches, told)
+            losses = self._compute_gradients(batches, step_counts)
             if self.parallel_module is None:
                 self.ranks.average_gradients(parameters)
             norm = clip_gradients(parameters, self.clip)
             ok = torch.isfinite(norm) & torch.isfinite(losses.mean())
             step_if(self.optimizer, ok)
             self.optimizer.zero_grad(set_to_none=True)
-            self._record(losses, ok, norm, told)
+            self._record(losses, ok, norm, step_counts)
             self.state.step += 1
             self._run_hooks([*self.metric_buffer.take()])
         self.flush()
         return self.state
 
     def flush(self) -> None:
-        """Wait for the device, and hear what is still unread."""
-        reports = [*self.metric_buffer.take(include_newest=True)] if self.metric_buffer else []
-        if reports:
-            self._run_hooks(reports)
+        """Wait for the device, and pass all pending metrics to the hooks."""
+        metrics = [*self.metric_buffer.take(include_newest=True)] if self.metric_buffer else []
+        if metrics:
+            self._run_hooks(metrics)
 
     def _run_hooks(self, metrics: Sequence[StepMetrics]) -> None:
-        for report in metrics:
-            self.state.tokens += report.tokens
-            self.state.elapsed = report.elapsed
+        for step_metrics in metrics:
+            self.state.tokens += step_metrics.tokens
+            self.state.elapsed = step_metrics.elapsed_seconds
         for hook in self.hooks:
             hook(self, metrics)
 
     def _compute_gradients(self, batches: Sequence[Batch], counts: Mapping[str, Tensor]) -> Loss:
-        """Forward and backward of a step, with half the micro-batch where memory does not suffice."""
+        """Forward and backward of a step; on out of memory, retry with smaller micro-batches."""
         while True:
             try:
                 return self._accumulate(batches, counts)
@@ -136,24 +134,29 @@ class Loop:
             batches = next(self.batches)
 
     def _accumulate(self, batches: Sequence[Batch], counts: Mapping[str, Tensor]) -> Loss:
-        summed: Loss | None = None
-        alone = self.graph_runner if len(batches) == 1 else None  # what is replayed does not add to gradients
+        total: Loss | None = None
+        # Replaying a graph overwrites gradients, so accumulation runs eagerly.
+        graph_runner = self.graph_runner if len(batches) == 1 else None
         for number, batch in enumerate(batches):
             self.ranks.seed(mix(self.seed, DROPOUT, self.state.step, self.ranks.rank, number) >> 1)
             with self.ranks.delay_gradient_sync(
                 self.parallel_module or self.module, is_last=number == len(batches) - 1
             ):
-                loss = alone(self._forward_backward, batch, counts) if alone else self._forward_backward(batch, counts)
-            summed = loss if summed is None else summed + loss
-        assert summed is not None
-        return reduce_over_ranks(summed, self.ranks)
+                loss = (
+                    graph_runner(self._forward_backward, batch, counts)
+                    if graph_runner
+                    else self._forward_backward(batch, counts)
+                )
+            total = loss if total is None else total + loss
+        assert total is not None
+        return reduce_over_ranks(total, self.ranks)
 
     def _forward_backward(self, batch: Batch, counts: Mapping[str, Tensor]) -> Loss:
         """Forward and backward of a micro-batch."""
         module = self.parallel_module or self.module
         with torch.autocast(self.ranks.device.type, self.precision, enabled=self.precision is not None):
             loss: Loss = module(batch)
-        # The wrappers average over ranks; we want their sum.
+        # The wrappers average over ranks; we need the sum.
         (loss.normalize(counts) * self.ranks.world).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

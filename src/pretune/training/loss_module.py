@@ -1,4 +1,4 @@
-"""A model with what it is taught, as one module: what is wrapped for many devices and called by the loop."""
+"""Model and objective as one module, which is wrapped for several devices and called by the loop."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -9,17 +9,17 @@ from pretune.core.types import Batch, Loss
 
 
 class TrainingObjective(Protocol):
-    """What a model is trained to do: an objective, a task's head, a distillation."""
+    """Training objective: a pre-training objective, a task head, a distillation loss."""
 
     def counts(self, batch: Any) -> Mapping[str, Tensor]:
-        """How many targets each term of the loss has, known before the model runs."""
+        """Return the number of targets of each loss term, known before the forward pass."""
 
     def loss(self, model: Any, batch: Any) -> Loss:
-        """The summed loss of a batch."""
+        """Return the summed loss of a batch."""
 
 
 class ModelWithLoss(nn.Module):
-    """Its forward is the loss, so that hooks on a forward pass (several devices) see the whole of it."""
+    """Model whose forward returns the loss, so that DDP and FSDP hooks see all of the computation."""
 
     def __init__(self, model: nn.Module, objective: TrainingObjective) -> None:
         super().__init__()

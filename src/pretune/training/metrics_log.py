@@ -1,13 +1,13 @@
-"""`metrics.jsonl`: what is known of a run's steps, one JSON object a line, in the order of steps.
+"""`metrics.jsonl`: metrics of a run, one JSON object per line, ordered by step.
 
     {"step": 100, "loss": 6.31, "rate": 1e-4, "tokens": 6553600}
     {"step": 100, "held_out": {"loss": 6.4}}
     {"step": 100, "event": "length", "length": 512}
     {"step": 101, "loss": null, "nonfinite": ["loss"]}
 
-Lines are appended whole. A resumed run cuts off what a crash left half-written and what was said of steps that it will
-take again, so that its file is that of a run without interruption, but for times. For this everything about a step has
-to be written before the checkpoint that follows it.
+Lines are appended atomically. A resumed run truncates incomplete lines and lines of steps that it will repeat, so its
+file equals that of an uninterrupted run, except for times. This requires that everything about a step is written before
+the next checkpoint.
 """
 
 import json
@@ -29,10 +29,10 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsLog:
-    """The file of one run, open for appending.
+    """Metrics file of one run, open for appending.
 
-    A new run (`after` None) starts it afresh. A resumed run keeps the lines of steps up to `after`, the last one that
-    its checkpoint has behind it; of these no more than the first `size` bytes, where that is known.
+    A new run (`last_step` None) starts an empty file. A resumed run keeps the lines up to `last_step`, the step of its
+    checkpoint, and of these at most the first `max_size` bytes.
     """
 
     def __init__(
@@ -46,30 +46,30 @@ class MetricsLog:
             os.lseek(self._file, 0, os.SEEK_END)
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
-        """Append a line. Numbers that are not finite become null, and `nonfinite` names them."""
+        """Append a line. Non-finite numbers become null, and `nonfinite` lists their names."""
         if "step" in values or "nonfinite" in values:
-            raise UsageError("'step' and 'nonfinite' are written by the file itself; choose other names")
-        lost: list[str] = []
+            raise UsageError("'step' and 'nonfinite' are reserved names of metrics.jsonl; use other names")
+        nonfinite: list[str] = []
         line: dict[str, Any] = {
             "step": step,
-            **{name: _replace_nonfinite(name, value, lost) for name, value in values.items()},
+            **{name: _replace_nonfinite(name, value, nonfinite) for name, value in values.items()},
         }
-        if lost:
-            line["nonfinite"] = lost
+        if nonfinite:
+            line["nonfinite"] = nonfinite
         data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
         with translate_write_errors(self.path):
             try:
-                done = 0
-                while done < len(data):
-                    done += os.write(self._file, data[done:])
+                size = 0
+                while size < len(data):
+                    size += os.write(self._file, data[size:])
             except OSError:
-                os.ftruncate(self._file, self.size)  # whole lines only, also when the disk is full
+                os.ftruncate(self._file, self.size)  # complete lines only, also when the disk is full
                 os.lseek(self._file, 0, os.SEEK_END)
                 raise
         self.size += len(data)
 
     def sync(self) -> None:
-        """Wait until all is on the disk: before a checkpoint that has these steps behind it."""
+        """Flush to disk; call before saving a checkpoint of these steps."""
         with translate_write_errors(self.path):
             os.fsync(self._file)
 
@@ -89,7 +89,7 @@ class MetricsLog:
 
 
 def read_metrics(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a run; what is no line of ours, as the half of one that a crash left, is passed over."""
+    """Read the lines of a run, skipping invalid ones such as an incomplete line left by a crash."""
     return [
         line
         for text in (Path(directory) / METRICS_FILE).read_bytes().splitlines()
@@ -98,7 +98,7 @@ def read_metrics(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _find_valid_size(path: Path, last_step: int, max_size: int | None) -> int:
-    """The bytes up to the first line of a later step or beyond the limit, or to a last line that is not whole."""
+    """Return the bytes before the first line of a later step, beyond `max_size`, or incomplete at the end."""
     size = end = 0
     with path.open("rb") as file:
         for text in file:
@@ -121,7 +121,7 @@ def _parse_line(text: bytes) -> dict[str, Any] | None:
 
 
 def _replace_nonfinite(name: str, value: Value, nonfinite: list[str]) -> Any:
-    """A value as JSON has it, and the names of those that it has no numbers for."""
+    """Convert a value to JSON; append the names of non-finite numbers to `nonfinite`."""
     if isinstance(value, Mapping):
         return {key: _replace_nonfinite(f"{name}.{key}", item, nonfinite) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):

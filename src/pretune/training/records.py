@@ -1,6 +1,6 @@
-"""Declarations of the JSON files of runs, as far as others than their writers read them.
+"""Schemas of the JSON files of runs, as far as code other than their writers reads them.
 
-What a file holds beyond that is left as it is. Settings (run.json, task.json) are read in full as specs; `RunFile` is
+Further keys of a file are allowed. Settings (run.json, task.json) are parsed completely as specs; `RunFile` declares
 what a report shows of them.
 """
 
@@ -12,14 +12,14 @@ Positive = Annotated[int, Bounds(1, 2**60)]
 
 
 class EnergyRecord(TypedDict):
-    """A part of cost.json: where energy went, and how that is known."""
+    """Entry of cost.json: a component and the method of measurement."""
 
     what: str
     how: str
 
 
 class SummaryRecord(TypedDict, total=False):
-    """The end of a run, as cost.json repeats it."""
+    """Summary of a run in cost.json."""
 
     parameters: Count
     steps: Count
@@ -48,7 +48,7 @@ class CostFile(TypedDict):
 
 
 class Score(TypedDict):
-    """A result: a mean over seeds, with its interval where there are several."""
+    """Mean score over seeds, with its interval if there are several."""
 
     score: Number
     std: NotRequired[Number | None]
@@ -60,7 +60,7 @@ class Score(TypedDict):
 
 
 class ResultRecord(Score):
-    """The result of a run."""
+    """Test result of a run."""
 
     split: str
     examples: Count
@@ -68,14 +68,14 @@ class ResultRecord(Score):
 
 
 class CurvePoint(Score):
-    """The result for one number of labels."""
+    """Result for one number of training examples."""
 
     labels: Count
     baselines: dict[str, Number]
 
 
 class Difference(TypedDict):
-    """By how much a run is better than a baseline."""
+    """Difference between a run and a baseline, with interval and p-value."""
 
     difference: Number
     low: Number
@@ -84,7 +84,7 @@ class Difference(TypedDict):
 
 
 class BaselineRecord(TypedDict):
-    """A baseline's score."""
+    """Score of a baseline."""
 
     name: str
     score: Number
@@ -92,7 +92,7 @@ class BaselineRecord(TypedDict):
 
 
 class SavedModelRecord(TypedDict):
-    """The model in the directory of a fine-tuned run."""
+    """Model in the directory of a fine-tuned run."""
 
     lr: Number
     seed: int
@@ -104,14 +104,14 @@ class SavedModelRecord(TypedDict):
 
 
 class EvaluationRecord(TypedDict):
-    """An evaluation in the course of a trial."""
+    """Evaluation during a trial."""
 
     step: Count
     dev: Number
 
 
 class TrialRecord(TypedDict):
-    """A trial of a fine-tuned run, as scores.json and trial.json have it."""
+    """Trial of a fine-tuned run, in scores.json and trial.json."""
 
     lr: Number
     seed: int
@@ -120,14 +120,14 @@ class TrialRecord(TypedDict):
 
 
 class TrialSummary(TypedDict):
-    """The end of a trial."""
+    """Time and cost of a trial."""
 
     seconds: Amount
     cost: CostFile
 
 
 class TrialFile(TrialRecord):
-    """trial.json: a trial that has come to its end."""
+    """trial.json: a finished trial."""
 
     steps: Count
     best_step: Count
@@ -142,33 +142,33 @@ class TrialFile(TrialRecord):
 
 
 class Headline(TypedDict, total=False):
-    """The result in scores.json, as far as a model in use needs it."""
+    """Result in scores.json, as far as inference needs it."""
 
     score: Number | None
 
 
 class HeadlineFile(TypedDict, total=False):
-    """scores.json, as far as a model in use needs it."""
+    """scores.json, as far as inference needs it."""
 
     result: Headline
     model: dict[str, Any]
 
 
 class ResumeFile(TypedDict, total=False):
-    """run.json, as far as a run that goes on compares it."""
+    """run.json, as far as a resumed run compares it."""
 
     found: dict[str, Any]
     before: dict[str, Number]
 
 
 class LossRecord(TypedDict):
-    """A pre-training loss."""
+    """Pre-training loss."""
 
     loss: Number
 
 
 class Forgetting(TypedDict):
-    """The pre-training loss before and after fine-tuning."""
+    """Pre-training loss before and after fine-tuning."""
 
     before: LossRecord
     after: LossRecord
@@ -176,7 +176,7 @@ class Forgetting(TypedDict):
 
 
 class LengthCounts(TypedDict):
-    """Examples by their lengths."""
+    """Longest example, number of truncated examples, and number of examples."""
 
     longest: Count
     cut: Count
@@ -190,8 +190,8 @@ class ScoresFile(TypedDict):
     kind: str
     metric: str
     notes: list[str]
-    examples: dict[str, Count]  # that were used
-    pool: NotRequired[dict[str, Count]]  # that these were drawn from
+    examples: dict[str, Count]  # used examples by split
+    pool: NotRequired[dict[str, Count]]  # available examples by split
     counts: LengthCounts
     result: ResultRecord
     model: SavedModelRecord
@@ -203,32 +203,32 @@ class ScoresFile(TypedDict):
 
 
 class KindRecord(TypedDict):
-    """A spec of which only the kind is shown."""
+    """Spec of which only the kind is shown."""
 
     kind: str
 
 
 class AttentionRecord(TypedDict, total=False):
-    """A part of a block."""
+    """Attention of a block."""
 
     heads: Count
 
 
 class BlockRecord(TypedDict, total=False):
-    """A block of a stack."""
+    """Block of a stack."""
 
     attention: AttentionRecord | None
 
 
 class StackRecord(TypedDict, total=False):
-    """An encoder or a decoder."""
+    """Encoder or decoder."""
 
     depth: Count
     blocks: list[BlockRecord] | None
 
 
 class ModelRecord(TypedDict, total=False):
-    """A model's shape."""
+    """Architecture of a model."""
 
     family: str
     width: Count | None
@@ -238,15 +238,15 @@ class ModelRecord(TypedDict, total=False):
 
 
 class DataRecord(TypedDict, total=False):
-    """The data of a run."""
+    """Data of a run."""
 
     path: str | None
-    max_length: Count | None  # None in a fine-tuned run: what the model and the task allow
+    max_length: Count | None  # None in a fine-tuned run: the limit of model and task
     short: tuple[Number, Count] | None
 
 
 class TrainRecord(TypedDict, total=False):
-    """The settings of training."""
+    """Training settings."""
 
     lr: Number
     seed: int
@@ -258,14 +258,14 @@ class TrainRecord(TypedDict, total=False):
 
 
 class BaseModelRecord(TypedDict):
-    """The model that was fine-tuned."""
+    """Model that was fine-tuned."""
 
     path: str
     weights: NotRequired[str | None]
 
 
 class Machine(TypedDict):
-    """The machine that a run found itself on."""
+    """Hardware and software of a run."""
 
     device: str
     precision: str
@@ -274,7 +274,7 @@ class Machine(TypedDict):
 
 
 class TaskRecord(TypedDict, total=False):
-    """The task of a fine-tuned run."""
+    """Task of a fine-tuned run."""
 
     name: str | None
     labels: Count | None
@@ -296,7 +296,7 @@ class RunFile(TypedDict, total=False):
 
 
 class PredictionLine(TypedDict, total=False):
-    """A line of predictions.jsonl."""
+    """Line of predictions.jsonl."""
 
     split: str
     id: str | int
@@ -307,19 +307,19 @@ class PredictionLine(TypedDict, total=False):
 
 
 class GoldScore(TypedDict):
-    """The right answer of a line of predictions.jsonl, for regression."""
+    """Gold answer in a line of predictions.jsonl, for regression."""
 
     gold: Number
 
 
 class GoldTags(TypedDict):
-    """The right answer of a line of predictions.jsonl, for tagging."""
+    """Gold answer in a line of predictions.jsonl, for tagging."""
 
     gold: list[str]
 
 
 class ResultsRow(TypedDict):
-    """A row of results.json."""
+    """Row of results.json."""
 
     method: str
     labels: Number
@@ -334,7 +334,7 @@ class ResultsRow(TypedDict):
 
 
 class StageRecord(TypedDict, total=False):
-    """A stage of a comparison."""
+    """Stage of a comparison."""
 
     name: str
     about: str
@@ -353,7 +353,7 @@ class ResultsFile(TypedDict):
 
 
 class MetricsLine(TypedDict):
-    """A line of metrics.jsonl."""
+    """Line of metrics.jsonl."""
 
     step: Count
     loss: NotRequired[Number | None]

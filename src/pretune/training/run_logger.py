@@ -1,7 +1,7 @@
-"""What a run tells of itself: metrics on disk, progress on the screen, and at the end what it learnt and what it cost.
+"""Logging of a run: metrics on disk, progress on the screen, and a summary of results and cost at the end.
 
-A line of metrics.jsonl has the number of steps that were done. Everything about a step is written before a checkpoint
-that has it behind it, so that the file of a resumed run is that of a run without interruption, but for times.
+A line of metrics.jsonl counts completed steps. Everything about a step is written before the next checkpoint, so the
+file of a resumed run equals that of an uninterrupted run, except for times.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +22,15 @@ from pretune.training.progress import OverheadEstimator, Progress
 from pretune.training.summary import RunSummary, show_summary
 from pretune.training.trackers import Trackers
 
-EXCLUDED_FIELDS = ("title", "cost", "held_out", "more")
-"""What a summary shows, and gives in another form."""
+EXCLUDED_FIELDS = ("title", "cost", "held_out", "held_out_metrics")
+"""Fields of the summary that the result contains in another form."""
 
 
 class RunLogger:
-    """A hook that keeps the books of one rank; only the first rank writes and shows.
+    """Hook that logs one rank; only rank 0 writes files and shows progress.
 
-    `models` are all that are trained, the one with the vocabulary head first, or what counts the FLOPs where parts of
-    them are not. `every` is the distance of the lines.
+    `models` are the trained models, the one with the vocabulary head first, or a function that counts their FLOPs.
+    A line of metrics is written `every` so many steps.
     """
 
     def __init__(
@@ -53,15 +53,17 @@ class RunLogger:
         self.loss: float | None = None
         self._loop, self._counted_step = loop, loop.state.step
         self._is_resumed, self._tracker_names, self._settings = is_resumed, trackers, settings
-        first, before = loop.ranks.is_first, loop.state.meter
+        first, meter_state = loop.ranks.is_first, loop.state.meter
         self._meter = CostMeter(
             models if callable(models) else build_flops_counter(*models),
             loop.ranks.device,
-            initial_totals=config.from_dict(Totals, before, location="meter") if before else None,
+            initial_totals=config.from_dict(Totals, meter_state, location="meter") if meter_state else None,
             include_host=first,
         )
-        rate = find_peak_flops(loop.ranks.device, loop.precision)
-        self._progress = Progress(title, total=total, budget=budget, peak=rate, overhead=overhead) if first else None
+        peak_flops = find_peak_flops(loop.ranks.device, loop.precision)
+        self._progress = (
+            Progress(title, total=total, budget=budget, peak=peak_flops, overhead=overhead) if first else None
+        )
         self._metrics: MetricsLog | None = None
         self._trackers: Trackers | None = None
         self._exit_stack = ExitStack()
@@ -69,10 +71,12 @@ class RunLogger:
     def __enter__(self) -> Self:
         self._exit_stack.enter_context(self._meter)
         if self._progress is not None:
-            done = self._loop.state.step
-            after, size = (done, self._loop.state.written) if self._is_resumed else (None, None)
-            self._metrics = self._exit_stack.enter_context(MetricsLog(self.directory, last_step=after, max_size=size))
-            self._trackers = Trackers(self._tracker_names, self.directory, start=done, config=self._settings)
+            step = self._loop.state.step
+            last_step, max_size = (step, self._loop.state.written) if self._is_resumed else (None, None)
+            self._metrics = self._exit_stack.enter_context(
+                MetricsLog(self.directory, last_step=last_step, max_size=max_size)
+            )
+            self._trackers = Trackers(self._tracker_names, self.directory, start=step, config=self._settings)
             self._exit_stack.callback(self._trackers.close)
             self._exit_stack.enter_context(self._progress)
         return self
@@ -81,24 +85,24 @@ class RunLogger:
         self._exit_stack.close()
 
     def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
-        """Hear of steps."""
+        """Log the metrics of completed steps."""
         if loop.state.step > self._counted_step:
             self._counted_step = loop.state.step
             self._meter.add(loop.batches.stats)
-        later = sum(report.tokens for report in metrics)
-        for report in metrics:
-            later -= report.tokens
-            self._log_step(report, loop.state.tokens - later)
+        later_tokens = sum(step_metrics.tokens for step_metrics in metrics)
+        for step_metrics in metrics:
+            later_tokens -= step_metrics.tokens
+            self._log_step(step_metrics, loop.state.tokens - later_tokens)
 
     def _log_step(self, metrics: StepMetrics, tokens: int) -> None:
-        done = metrics.step + 1
+        step = metrics.step + 1
         if metrics.ok:
             self.loss = metrics.loss
         if self._metrics is None or self._progress is None:
             return
-        if self.every and done % self.every == 0:
+        if self.every and step % self.every == 0:
             self._write(
-                done,
+                step,
                 {
                     "loss": metrics.loss,
                     **(
@@ -110,19 +114,19 @@ class RunLogger:
                     "rate": metrics.lr,
                     "tokens": tokens,
                     "skipped": not metrics.ok,
-                    "seconds": round(metrics.elapsed, 3),
+                    "seconds": round(metrics.elapsed_seconds, 3),
                 },
             )
         self._progress(
-            done,
-            elapsed=metrics.elapsed,
+            step,
+            elapsed_seconds=metrics.elapsed_seconds,
             tokens=tokens,
             flops=self._meter.flops * self._loop.ranks.world,
             loss=metrics.loss,
         )
 
     def log_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
-        """Hear of held-out text."""
+        """Log the metrics of an evaluation on held-out text."""
         if self._metrics is not None:
             self._write(loop.state.step, {"held_out": metrics})
             log.info(
@@ -131,17 +135,17 @@ class RunLogger:
             )
 
     def warn(self, text: str) -> None:
-        """Something to look at."""
+        """Print a warning."""
         if self._metrics is not None:
             log.warn(text)
 
     def log(self, text: str) -> None:
-        """Something to read."""
+        """Print a line."""
         if self._metrics is not None:
             log.info(text)
 
     def log_event(self, step: int, name: str, text: str, **values: Any) -> None:
-        """Log something that happens once, and write it as a line {"step", "event", …} of the metrics."""
+        """Print an event, and write it to the metrics as a line {"step", "event", …}."""
         if self._metrics is not None:
             self._metrics.write(step, {"event": name, **values})
         self.log(f"step {step:,}: {text}")
@@ -150,48 +154,48 @@ class RunLogger:
         """Give a validation loss to an optimizer that averages weights once the loss stops falling."""
         optimizer = loop.optimizer
         if isinstance(optimizer, AveragedDescent) and optimizer.observe(loss):
-            why = f"the validation loss is above one of more than {optimizer.interval} evaluations before"
-            self.log_event(loop.state.step, "averaging", f"{why}: the weights are averaged from here on")
+            reason = f"the validation loss is above one of more than {optimizer.interval} evaluations before"
+            self.log_event(loop.state.step, "averaging", f"{reason}: averaging the weights from here on")
 
     def log_samples(self, step: int, texts: Sequence[str], *, split: str) -> None:
-        """Record answers to some texts of a split; the first is shown."""
+        """Write generated samples of a split to the metrics; print the first."""
         if self._metrics is not None:
             for text in texts:
                 self._metrics.write(step, {"sample": text, "split": split})
         self.log(f"step {step:,}{', training text' if split == 'train' else ''}: {texts[0]}")
 
     def flush(self, loop: Loop) -> None:
-        """Before a checkpoint: what was written is on the disk, and what was counted is in the state."""
+        """Sync the metrics file and store the totals in the train state; call before saving a checkpoint."""
         loop.state.meter = config.to_dict(self._meter.compute_totals())
         if self._metrics is not None:
             self._metrics.sync()
             loop.state.written = self._metrics.size
 
     def summarize(self, loop: Loop) -> dict[str, Any]:
-        """The run in numbers, shown and given back; ranks are taken to have drawn alike."""
+        """Show and return the summary of the run; all ranks are assumed to use the same energy."""
         state = loop.state
-        paid = compute_cost(
+        cost = compute_cost(
             [self._meter.compute_totals()] * loop.ranks.world, loop.ranks.device, self.tariff, precision=loop.precision
         )
-        found = RunSummary(
+        summary = RunSummary(
             title=self.title,
             steps=state.step,
             tokens=state.tokens,
-            seconds=paid.seconds,
-            cost=paid,
+            seconds=cost.seconds,
+            cost=cost,
             loss=self.loss,
             held_out=state.held.get("loss"),
-            more={name: value for name, value in state.held.items() if name != "loss"},
+            held_out_metrics={name: value for name, value in state.held.items() if name != "loss"},
             skipped=state.skipped,
             waiting=state.waited,
             saving=state.saving,
             evaluating=state.evaluating,
         )
         if loop.ranks.is_first:
-            show_summary(found)
-        facts = {name: value for name, value in asdict(found).items() if name not in EXCLUDED_FIELDS}
+            show_summary(summary)
+        facts = {name: value for name, value in asdict(summary).items() if name not in EXCLUDED_FIELDS}
         best = {"best": state.best, "best_step": state.best_step}
-        return {**facts, "elapsed": state.elapsed, "held_out": state.held, **best, "cost": paid.to_dict()}
+        return {**facts, "elapsed": state.elapsed, "held_out": state.held, **best, "cost": cost.to_dict()}
 
     def _write(self, step: int, values: dict[str, Any]) -> None:
         assert self._metrics is not None and self._trackers is not None

@@ -1,11 +1,11 @@
-"""Learning-rate schedules: pure functions from where a run stands to a factor on the peak rate.
+"""Learning-rate schedules: pure functions from the position in a run to a factor on the peak learning rate.
 
-`compute_factor(step, total)` is for a run of known length: `step` of `total` steps are done. `compute_factor_at(progress, step)` is for a run
-that ends when a bell rings: `progress` is the share of the time that is gone. Both begin at 0 and end at the floor at
-1 = `total` / `total`.
+`compute_factor(step, total)` is for a run of fixed length: `step` of `total` steps are done.
+`compute_factor_at(progress, step)` is for a run with a time budget: `progress` is its elapsed fraction. Both start at 0
+and reach the floor at the end of the run.
 
-A warm-up below 1 is a share of the run, from 1 on a number of steps. When such a warm-up will be over cannot be said in
-time: `compute_factor_at` then lets it rise by steps and the rest fall by time, one multiplied with the other.
+A warmup below 1 is a fraction of the run, from 1 on a number of steps. The end of a warmup in steps is unknown in a run
+with a time budget: `compute_factor_at` then multiplies a warmup by steps with a decay by time.
 """
 
 import math
@@ -20,12 +20,12 @@ DecayFunction = Callable[[float], float]
 
 @spec
 class Constant:
-    """The same rate after the warm-up."""
+    """Constant learning rate after the warmup."""
 
     warmup: int | float = 0
 
     def __post_init__(self) -> None:
-        _check_shares(self.warmup)
+        _check_fractions(self.warmup)
 
     def compute_factor(self, step: int, total: int) -> float:
         return _apply_warmup(self.warmup, step, total, lambda x: 1.0)
@@ -36,13 +36,13 @@ class Constant:
 
 @spec(kind="linear")
 class LinearSchedule:
-    """Up in a line, down in a line (BERT: 10,000 steps up of 1,000,000; RoBERTa: 24,000 of 500,000)."""
+    """Linear warmup and linear decay (BERT: warmup 10,000 of 1,000,000 steps; RoBERTa: 24,000 of 500,000)."""
 
     warmup: int | float = 0.01
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_shares(self.warmup, floor=self.floor)
+        _check_fractions(self.warmup, floor=self.floor)
 
     def compute_factor(self, step: int, total: int) -> float:
         return _apply_warmup(self.warmup, step, total, self._decay)
@@ -56,13 +56,13 @@ class LinearSchedule:
 
 @spec
 class Cosine:
-    """Half a cosine down (Loshchilov and Hutter, 2017; GPT-3 with floor 0.1)."""
+    """Cosine decay (Loshchilov and Hutter, 2017; GPT-3 with floor 0.1)."""
 
     warmup: int | float = 0.01
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_shares(self.warmup, floor=self.floor)
+        _check_fractions(self.warmup, floor=self.floor)
 
     def compute_factor(self, step: int, total: int) -> float:
         return _apply_warmup(self.warmup, step, total, self._decay)
@@ -76,10 +76,10 @@ class Cosine:
 
 @spec
 class InverseSquareRoot:
-    """Up in a line, `hold` steps at the peak, then as 1 / √steps (Vaswani et al., 2017; T5: no warm-up, hold 10,000).
+    """Linear warmup, `hold` steps at the peak, then 1 / √steps (Vaswani et al., 2017; T5: no warmup, hold 10,000).
 
-    It ends nowhere by itself; with `cooldown` the last share of the run goes down to zero in a line (Zhai et al.,
-    2022), which is what a run against the clock wants.
+    It has no end; with `cooldown` the last fraction of the run decays linearly to zero (Zhai et al., 2022), as needed
+    for a run with a time budget.
     """
 
     warmup: int = 0
@@ -87,25 +87,25 @@ class InverseSquareRoot:
     cooldown: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_shares(0, cooldown=self.cooldown)
+        _check_fractions(0, cooldown=self.cooldown)
         if self.warmup < 0 or self.hold < 0:
-            raise UsageError(f"warmup {self.warmup} and hold {self.hold} are numbers of steps, at least 0")
+            raise UsageError(f"warmup and hold must be numbers of steps >= 0, got {self.warmup} and {self.hold}")
 
     def compute_factor(self, step: int, total: int) -> float:
         _check_total(total)
         return self.compute_factor_at(step / total, step)
 
     def compute_factor_at(self, progress: float, step: int) -> float:
-        rise = step / self.warmup if step < self.warmup else 1.0
+        warmup_factor = step / self.warmup if step < self.warmup else 1.0
         peak = max(self.warmup + self.hold, 1)
-        return rise * math.sqrt(peak / max(step, peak)) * _compute_cooldown_factor(progress, self.cooldown)
+        return warmup_factor * math.sqrt(peak / max(step, peak)) * _compute_cooldown_factor(progress, self.cooldown)
 
 
 @spec
 class Stable:
-    """Warm-up, stable, decay (Hu et al., 2024): the peak rate until the last share `decay` of the run.
+    """Warmup-stable-decay (Hu et al., 2024): the peak rate until the last fraction `decay` of the run.
 
-    Down in a line, or as 1 - √x (`root`), which Hägele et al. (2024) found best.
+    The decay is linear, or 1 - √x (`root`), which Hägele et al. (2024) found best.
     """
 
     warmup: int | float = 0.01
@@ -114,39 +114,39 @@ class Stable:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_shares(self.warmup, floor=self.floor, decay=self.decay)
+        _check_fractions(self.warmup, floor=self.floor, decay=self.decay)
         if 0 < self.warmup < 1 and self.warmup + self.decay > 1:
-            raise UsageError(f"warmup {self.warmup} and decay {self.decay} together take more than the whole run")
+            raise UsageError(f"warmup + decay must be <= 1, got {self.warmup} + {self.decay}")
 
     def compute_factor(self, step: int, total: int) -> float:
-        rise = _compute_warmup_factor(_resolve_warmup(self.warmup, total), step)
-        return rise * self._decay(min(step / total, 1.0))
+        warmup_factor = _compute_warmup_factor(_resolve_warmup(self.warmup, total), step)
+        return warmup_factor * self._decay(min(step / total, 1.0))
 
     def compute_factor_at(self, progress: float, step: int) -> float:
-        rise = _compute_warmup_factor(self.warmup, progress if self.warmup < 1 else step)
-        return rise * self._decay(min(progress, 1.0))
+        warmup_factor = _compute_warmup_factor(self.warmup, progress if self.warmup < 1 else step)
+        return warmup_factor * self._decay(min(progress, 1.0))
 
     def _decay(self, progress: float) -> float:
-        left = _compute_cooldown_factor(progress, self.decay)
-        return self.floor + (1 - self.floor) * (left if self.shape == "linear" else 1 - math.sqrt(1 - left))
+        factor = _compute_cooldown_factor(progress, self.decay)
+        return self.floor + (1 - self.floor) * (factor if self.shape == "linear" else 1 - math.sqrt(1 - factor))
 
 
 @spec
 class Slanted:
-    """Slanted triangles (Howard and Ruder, 2018): a short rise from 1 / `ratio`, a long fall back to it."""
+    """Slanted triangular schedule (Howard and Ruder, 2018): a short rise from 1 / `ratio`, a long decay back to it."""
 
-    cut: float = 0.1  # the share of the run that rises
+    cut: float = 0.1  # fraction of the run that rises
     ratio: float = 32.0
 
     def __post_init__(self) -> None:
         if not 0 < self.cut < 1:
-            raise UsageError(f"cut {self.cut} must lie between 0 and 1")
+            raise UsageError(f"cut must be > 0 and < 1, got {self.cut}")
         if not self.ratio >= 1:
-            raise UsageError(f"ratio {self.ratio} must be at least 1")
+            raise UsageError(f"ratio must be >= 1, got {self.ratio}")
 
     @property
     def floor(self) -> float:
-        """Where it begins and ends."""
+        """Factor at the start and the end."""
         return 1 / self.ratio
 
     def compute_factor(self, step: int, total: int) -> float:
@@ -163,11 +163,11 @@ Schedule = Constant | LinearSchedule | Cosine | InverseSquareRoot | Stable | Sla
 
 
 def _apply_warmup(warmup: float, step: float, total: float, decay: DecayFunction) -> float:
-    """Up to 1 until the warm-up's end, then down over what is left of the run."""
-    begin = _resolve_warmup(warmup, total)
-    if step < begin:
-        return step / begin
-    return decay(min((step - begin) / (total - begin), 1.0))
+    """Rise linearly to 1 during the warmup, then decay over the rest of the run."""
+    warmup_steps = _resolve_warmup(warmup, total)
+    if step < warmup_steps:
+        return step / warmup_steps
+    return decay(min((step - warmup_steps) / (total - warmup_steps), 1.0))
 
 
 def _apply_timed_warmup(warmup: float, progress: float, step: int, decay: DecayFunction) -> float:
@@ -180,30 +180,30 @@ def _compute_warmup_factor(warmup: float, step: float) -> float:
     return step / warmup if step < warmup else 1.0
 
 
-def _compute_cooldown_factor(progress: float, share: float) -> float:
-    """1, and over the last share of the run down to 0."""
-    left = max(1 - progress, 0.0)
-    return 1.0 if left >= share else left / share
+def _compute_cooldown_factor(progress: float, fraction: float) -> float:
+    """Return 1, decaying linearly to 0 over the last fraction of the run."""
+    remaining = max(1 - progress, 0.0)
+    return 1.0 if remaining >= fraction else remaining / fraction
 
 
 def _resolve_warmup(warmup: float, total: float) -> float:
-    """How long a warm-up takes, in the unit of the total."""
+    """Return the length of the warmup in the unit of the total."""
     _check_total(total)
     if warmup < 1:
         return warmup * total
     if warmup >= total:
-        raise UsageError(f"a warm-up of {warmup} steps leaves nothing of a run of {total}; give a share such as 0.1")
+        raise UsageError(f"warmup must be < {total}, the steps of the run, got {warmup}; try a fraction such as 0.1")
     return warmup
 
 
 def _check_total(total: float) -> None:
     if not total > 0:
-        raise UsageError(f"a run of {total} steps has no schedule; it needs at least 1")
+        raise UsageError(f"a schedule needs at least 1 step, got {total}")
 
 
-def _check_shares(warmup: float, **shares: float) -> None:
+def _check_fractions(warmup: float, **fractions: float) -> None:
     if warmup < 0 or (warmup >= 1 and warmup != int(warmup)):
-        raise UsageError(f"warmup {warmup} must be a share below 1 or a whole number of steps")
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise UsageError(f"{name} {share} must lie between 0 and 1")
+        raise UsageError(f"warmup must be a fraction < 1 or an integer number of steps, got {warmup}")
+    for name, fraction in fractions.items():
+        if not 0 <= fraction <= 1:
+            raise UsageError(f"{name} must be >= 0 and <= 1, got {fraction}")

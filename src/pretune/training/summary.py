@@ -1,4 +1,4 @@
-"""What is said at the end of a run: a table, on stderr, for stdout belongs to results."""
+"""Summary table at the end of a run, on stderr; stdout is reserved for results."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from pretune.training.cost import Cost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """A run in numbers, over all processes that it took; seconds are those of training, on the first rank."""
+    """Results of a run over all its processes; times are of training, on rank 0."""
 
     title: str
     steps: int
@@ -29,14 +29,14 @@ class RunSummary:
     cost: Cost
     loss: float | None = None
     held_out: float | None = None
-    more: Mapping[str, float] = field(default_factory=dict)  # of held-out text
+    held_out_metrics: Mapping[str, float] = field(default_factory=dict)
     skipped: int = 0
-    waiting: float = 0.0  # seconds for data
-    saving: float = 0.0  # … that checkpoints stopped the run
+    waiting: float = 0.0  # seconds waiting for data
+    saving: float = 0.0  # seconds blocked by checkpoints
     evaluating: float = 0.0
 
     def build_rows(self) -> list[tuple[str, str]]:
-        """Names and values."""
+        """Return (name, value) rows."""
         return [*self._iter_results(), *self._iter_times(), *self._iter_costs()]
 
     def _iter_results(self) -> Iterator[tuple[str, str]]:
@@ -44,9 +44,10 @@ class RunSummary:
             yield "loss", f"{self.loss:.4f}"
         if self.held_out is not None:
             yield "held-out loss", f"{self.held_out:.4f}"
-        for name, value in self.more.items():
+        for name, value in self.held_out_metrics.items():
             yield f"held-out {name.replace('_', ' ')}", f"{value:.4g}"
-        yield "steps", f"{self.steps:,}" + (f" ({self.skipped:,} skipped: not finite)" if self.skipped else "")
+        suffix = f" ({self.skipped:,} skipped: non-finite)" if self.skipped else ""
+        yield "steps", f"{self.steps:,}{suffix}"
         yield "tokens", f"{self.tokens:,}"
 
     def _iter_times(self) -> Iterator[tuple[str, str]]:
@@ -64,20 +65,20 @@ class RunSummary:
 
     def _iter_costs(self) -> Iterator[tuple[str, str]]:
         cost = self.cost
-        how = "; ".join(f"{part.what}: {part.how}" for part in cost.energy)
+        methods = "; ".join(f"{part.what}: {part.how}" for part in cost.energy)
         yield "FLOPs", f"{format_number(cost.flops, billion='G')}FLOP"
         yield (
             "energy",
-            f"{format_energy(cost.kwh)} ({'; '.join([cost.energy_label, *([how] if how else []), COST_SPAN])})",
+            f"{format_energy(cost.kwh)} ({'; '.join([cost.energy_label, *([methods] if methods else []), COST_SPAN])})",
         )
         yield "CO2e", f"{format_kilograms(cost.co2e_kg)} (at {cost.grid_g_per_kwh:g} g/kWh)"
-        per = [f"${cost.dollars_per_device_hour:g} an hour"] if cost.dollars_per_device_hour else []
-        per += [f"${cost.dollars_per_kwh:g} a kWh"] if cost.dollars_per_kwh else []
-        yield "price", f"{format_dollars(cost.dollars)} ({cost.price_label}: {', '.join(per) or 'nothing is paid for'})"
+        prices = [f"${cost.dollars_per_device_hour:g} per hour"] if cost.dollars_per_device_hour else []
+        prices += [f"${cost.dollars_per_kwh:g} per kWh"] if cost.dollars_per_kwh else []
+        yield "price", f"{format_dollars(cost.dollars)} ({cost.price_label}: {', '.join(prices) or 'no cost'})"
 
 
 def show_summary(summary: RunSummary) -> None:
-    """Print a run's table; nothing with --quiet."""
+    """Print the summary of a run; nothing with --quiet."""
     if log.is_quiet():
         return
     if not sys.stderr.isatty():

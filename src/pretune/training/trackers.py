@@ -1,7 +1,7 @@
-"""Trackers: where else a run's numbers go, for those who have the packages. Nothing is sent anywhere.
+"""Experiment trackers (TensorBoard, Weights & Biases) for users who have the packages. Nothing is uploaded.
 
-TensorBoard's files lie in the run's folder `tensorboard`, those of Weights & Biases in `wandb`; `wandb sync` uploads
-them whenever you want to.
+TensorBoard's files are in the run's folder `tensorboard`, those of Weights & Biases in `wandb`; `wandb sync` uploads
+them.
 """
 
 import math
@@ -13,44 +13,42 @@ from pretune.core.errors import UsageError, suggest
 
 
 class Tracker(Protocol):
-    """Takes the numbers of steps."""
+    """Logs scalars by step."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """The numbers of a step, by name."""
+        """Log the values of a step."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
 
 
 class Trackers:
-    """Several as one; a run without any has an empty one. `start` is the step that a resumed run goes on from."""
+    """A list of trackers as one; may be empty. `start` is the step at which a run resumes."""
 
     def __init__(
         self, names: Sequence[str], directory: Path, *, start: int = 0, config: Mapping[str, Any] | None = None
     ) -> None:
         for name in names:
             if name not in _TRACKERS:
-                raise UsageError(
-                    f"unknown tracker '{name}'; there are: {', '.join(_TRACKERS)}{suggest(name, _TRACKERS)}"
-                )
+                raise UsageError(f"unknown tracker '{name}'; known: {', '.join(_TRACKERS)}{suggest(name, _TRACKERS)}")
         self._trackers: list[Tracker] = [
             _TRACKERS[name](directory, start, config or {}) for name in dict.fromkeys(names)
         ]
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
-        """The finite numbers of a step."""
-        found = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+        """Log the finite values of a step."""
+        finite_values = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
         for tracker in self._trackers:
-            tracker.log(step, found)
+            tracker.log(step, finite_values)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
         for tracker in self._trackers:
             tracker.close()
 
 
 class TensorBoard:
-    """Event files that `tensorboard --logdir RUN` shows; what was logged of steps that are taken again is hidden."""
+    """Event files for `tensorboard --logdir RUN`; a resumed run hides values of steps that it repeats."""
 
     def __init__(self, directory: Path, start: int, config: Mapping[str, Any]) -> None:
         try:
@@ -69,7 +67,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """An offline run of W&B; a resumed run makes another one of the same name."""
+    """Offline W&B run; a resumed run creates another one of the same name."""
 
     def __init__(self, directory: Path, start: int, config: Mapping[str, Any]) -> None:
         try:
@@ -77,7 +75,7 @@ class WeightsAndBiases:
         except ImportError:
             raise _build_missing_error("wandb") from None
         name = directory.resolve().name
-        quiet = wandb.Settings(silent=True, console="off")  # what is printed is ours to print
+        settings = wandb.Settings(silent=True, console="off")  # pretune prints its own messages
         self._run: Any = wandb.init(
             mode="offline",
             dir=str(directory),
@@ -85,7 +83,7 @@ class WeightsAndBiases:
             name=name,
             group=name,
             config=dict(config),
-            settings=quiet,
+            settings=settings,
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -102,4 +100,4 @@ _TRACKERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Tracker]] = {
 
 
 def _build_missing_error(name: str) -> UsageError:
-    return UsageError(f"the tracker '{name}' needs the extra 'trackers': pip install 'pretune[trackers]'")
+    return UsageError(f"tracker '{name}' needs the extra 'trackers': pip install 'pretune[trackers]'")

@@ -1,4 +1,4 @@
-"""Where a run is: all that a checkpoint holds beside the weights and the optimiser."""
+"""Position of a run: everything a checkpoint holds besides the weights and the optimizer."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -10,41 +10,41 @@ from pretune.core.errors import CheckpointError
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """Counted over the whole run, whatever processes it took. Order, corruption and dropout follow from `step`."""
+    """Counters over the whole run, across processes. Data order, corruption and dropout are functions of `step`."""
 
-    step: int = 0  # the next to be taken
-    tokens: int = 0  # read, filler left out
+    step: int = 0  # the next step
+    tokens: int = 0  # padding excluded
     elapsed: float = 0.0  # seconds of training, evaluation and saving
-    skipped: int = 0  # steps whose gradient was not finite
-    in_a_row: int = 0  # … without a good one since
+    skipped: int = 0  # steps with a non-finite gradient
+    in_a_row: int = 0  # consecutive skipped steps
     micro: int = 1  # micro-batches per rank and step
-    least: int = 1  # … that memory was found to ask for
-    phases: list[int] = field(default_factory=lambda: [0])  # the first step of each phase begun so far
-    progress: list[float] = field(default_factory=list)  # of each step, where time decides it (`--budget`)
-    planned: list[int] = field(default_factory=list)  # the steps after each phase, where it repeats such a run
-    anchor: tuple[float, float] = (0.0, -1.0)  # progress at the phase's start, and the time; -1: not yet known
-    lead: float = 0.0  # seconds that the first step of a phase took
-    judged: int = -1  # the step of the last evaluation
-    held: dict[str, float] = field(default_factory=dict)  # … and what it found
+    least: int = 1  # minimum of `micro` after running out of memory
+    phases: list[int] = field(default_factory=lambda: [0])  # first step of each phase so far
+    progress: list[float] = field(default_factory=list)  # of each step in a run with a time budget (`--budget`)
+    planned: list[int] = field(default_factory=list)  # end step of each phase, when repeating a run with a budget
+    anchor: tuple[float, float] = (0.0, -1.0)  # progress and elapsed time at the start of the phase; -1: unknown
+    lead: float = 0.0  # seconds of the first step of a phase
+    judged: int = -1  # step of the last evaluation
+    held: dict[str, float] = field(default_factory=dict)  # metrics of the last evaluation
     best: float | None = None  # held-out loss
     best_step: int | None = None
-    waited: float = 0.0  # seconds for data
-    saving: float = 0.0  # … for checkpoints
-    evaluating: float = 0.0
+    waited: float = 0.0  # seconds waiting for data
+    saving: float = 0.0  # seconds saving checkpoints
+    evaluating: float = 0.0  # seconds evaluating
     written: int = 0  # bytes of metrics.jsonl
-    meter: dict[str, Any] = field(default_factory=dict)  # what was counted of FLOPs and energy
+    meter: dict[str, Any] = field(default_factory=dict)  # totals of FLOPs and energy
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Convert to JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> "TrainState":
-        """From JSON; a CheckpointError names what is missing, unknown or of a wrong type."""
+        """Build from JSON values; raises a CheckpointError for a missing, unknown or mistyped entry."""
         names = {part.name for part in fields(cls)}
         for name in sorted(names ^ set(facts)):
-            what = "misses" if name in names else "has the unknown entry"
-            raise CheckpointError(f"the state of the run {what} '{name}'; it was written by another version")
+            problem = "lacks" if name in names else "has unknown entry"
+            raise CheckpointError(f"train state {problem} '{name}'; it was written by another version of pretune")
         for name, annotation in get_type_hints(cls).items():
-            config.check_record(annotation, facts[name], CheckpointError, f"'{name}' of the state of the run")
+            config.check_record(annotation, facts[name], CheckpointError, f"'{name}' of the train state")
         return cls(**{**facts, "anchor": tuple(facts["anchor"])})

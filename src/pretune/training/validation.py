@@ -1,4 +1,4 @@
-"""Held-out loss: the same batches, corrupted the same way, every time and in every run."""
+"""Held-out loss: the same batches with the same corruption at every evaluation and in every run."""
 
 import math
 import time
@@ -18,14 +18,14 @@ from pretune.training.loss_module import TrainingObjective
 from pretune.training.optim import ASGD, Optim, use_averages
 
 LOCAL_RANK = Ranks(torch.device("cpu"))
-"""For sums that stay on a rank."""
+"""A single-rank group, for sums that stay on a rank."""
 
 
 class HeldOutBatches(Protocol):
-    """Held-out batches by their number."""
+    """Held-out batches by number."""
 
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
-        """One of them, or a part of it."""
+        """Return a batch, or a part of it."""
 
 
 def compute_validation_loss(
@@ -38,15 +38,16 @@ def compute_validation_loss(
     precision: torch.dtype | None = None,
     should_abort: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
-    """The mean loss over `count` batches, read in so many parts per rank; each term, and the main one's perplexity.
+    """Compute the mean loss over `count` batches, each split into `parts` per rank.
 
-    None where `leave`, which is asked before every batch and on all ranks, says that there is no time for it.
+    Returns the loss, each term if there are several, the perplexity of the first term, and accuracies; or None if
+    `should_abort`, called before every batch on all ranks, returns True.
     """
     training = module.training
     module.eval()
-    summed: Loss | None = None
+    total: Loss | None = None
     try:
-        # Not compiled: graphs of their own would take longer to make than they save.
+        # Not compiled: compiling graphs for evaluation takes longer than it saves.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             for number in range(count):
                 if should_abort():
@@ -56,27 +57,29 @@ def compute_validation_loss(
                     batch = batches.batch(number, part=ranks.rank * parts + part, parts=ranks.world * parts)
                     with torch.autocast(ranks.device.type, precision, enabled=precision is not None):
                         loss = reduce_over_ranks(module(batch.to(ranks.device)), LOCAL_RANK)
-                    summed = loss if summed is None else summed + loss
+                    total = loss if total is None else total + loss
     finally:
         module.train(training)
         reshard(module)
-    assert summed is not None
-    terms = reduce_over_ranks(summed, ranks).get_terms()
+    assert total is not None
+    terms = reduce_over_ranks(total, ranks).get_terms()
     means = {name: float(term.sum / term.count.clamp(min=1)) for name, term in terms.items()}
-    found = {"loss": sum(terms[name].weight * mean for name, mean in means.items())}
+    metrics = {"loss": sum(terms[name].weight * mean for name, mean in means.items())}
     if len(means) > 1:
-        found |= means
-    found["perplexity"] = math.exp(min(next(iter(means.values())), 700.0))
+        metrics |= means
+    metrics["perplexity"] = math.exp(min(next(iter(means.values())), 700.0))
     for name, term in terms.items():
         if term.correct is not None:
-            found[f"{name}_accuracy" if len(terms) > 1 else "accuracy"] = float(term.correct / term.count.clamp(min=1))
-    return found
+            metrics[f"{name}_accuracy" if len(terms) > 1 else "accuracy"] = float(
+                term.correct / term.count.clamp(min=1)
+            )
+    return metrics
 
 
 class ValidationHook:
-    """Evaluates every so many steps, and tells it; `on_abort` is called where it had to be left in the middle.
+    """Evaluates at fixed steps and reports the result; `on_abort` is called if the evaluation was interrupted.
 
-    Where the optimizer averages weights, `evaluate` and `on_result` see the averages.
+    If the optimizer averages weights, `evaluate` and `on_result` see the averages.
     """
 
     def __init__(
@@ -87,34 +90,35 @@ class ValidationHook:
         on_abort: Callable[[Loop], None],
     ) -> None:
         self.evaluate, self.every, self.on_result, self.on_abort = evaluate, every, on_result, on_abort
-        self.seconds = 0.0  # that the last one took
+        self.seconds = 0.0  # of the last evaluation
 
     def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
         if loop.state.step == 0 or (self.every and loop.state.step % self.every == 0):
             self.run(loop)
 
     def run(self, loop: Loop) -> None:
-        """Evaluate, unless it was done at this step."""
-        loop.flush()  # NOTE: the hooks hear of it, this one too: what is asked next may be done by then
-        state, begun = loop.state, time.monotonic()
+        """Evaluate, unless done at this step."""
+        loop.flush()  # NOTE: runs the hooks, including this one, which may evaluate
+        state, start_time = loop.state, time.monotonic()
         if state.judged == state.step:
             return
         with use_averages(loop.optimizer):
-            found = self.evaluate(loop)
-            self.seconds = time.monotonic() - begun
+            results = self.evaluate(loop)
+            self.seconds = time.monotonic() - start_time
             state.evaluating += self.seconds
-            if found is not None:
-                state.judged, state.held = state.step, {name: x for name, x in found.items() if math.isfinite(x)}
-                self.on_result(loop, found)
-        if found is None:
+            if results is not None:
+                state.judged = state.step
+                state.held = {name: value for name, value in results.items() if math.isfinite(value)}
+                self.on_result(loop, results)
+        if results is None:
             self.on_abort(loop)
 
 
 def warn_of_few_evaluations(optimizer: Optim, evaluations: int, warn: Callable[[str], None]) -> None:
-    """Warn that an optimizer which averages weights once the validation loss stops falling will not see that."""
+    """Warn if there are too few evaluations to trigger the averaging of ASGD."""
     if isinstance(optimizer, ASGD) and not optimizer.can_trigger(evaluations):
         warn(
-            f"asgd averages no weights here: {evaluations} evaluations are too few for its trigger with "
+            f"asgd will not average weights: {evaluations} evaluations are too few for its trigger with "
             f"train.optimizer.nonmonotone_interval {optimizer.nonmonotone_interval}; lower train.eval_every"
         )
 
@@ -122,10 +126,10 @@ def warn_of_few_evaluations(optimizer: Optim, evaluations: int, warn: Callable[[
 def build_evaluator(
     batches: HeldOutBatches, count: int, objective: TrainingObjective
 ) -> Callable[[Loop], dict[str, float] | None]:
-    """What `ValidationHook` does: the model as it is, judged by the objective's evaluation form, unless the run must stop."""
+    """Return the function that evaluates the current model with the objective's evaluation form."""
 
-    def judge(loop: Loop) -> dict[str, float] | None:
-        trained, loop.module.objective = loop.module.objective, objective
+    def evaluate(loop: Loop) -> dict[str, float] | None:
+        train_objective, loop.module.objective = loop.module.objective, objective
         try:
             return compute_validation_loss(
                 loop.module,
@@ -137,6 +141,6 @@ def build_evaluator(
                 should_abort=lambda: loop.ranks.max(loop.stop_signal) > 0,
             )
         finally:
-            loop.module.objective = trained
+            loop.module.objective = train_objective
 
-    return judge
+    return evaluate

@@ -1,8 +1,8 @@
-"""Data workers seen from the loop's process: how one is started, asked, heard, and ended.
+"""Data workers as seen from the training process: start, request, receive, stop.
 
-Each has a pipe of its own and answers in the order it was asked. A fault in making a step is an answer like any other,
-told when that step's turn comes: the same one for any number of workers. A worker that was killed is noticed by the end
-of its pipe, or by its own.
+Each worker has its own pipe and replies in request order. An error in making a step is a reply like any other, raised
+when the step is due: the same error for any number of workers. A killed worker is noticed by the end of its pipe or by
+its process sentinel.
 """
 
 import contextlib
@@ -23,31 +23,31 @@ from pretune.training.batch_buffer import BufferLayout
 from pretune.training.batch_stats import BatchStats
 from pretune.training.data_worker import SIGNALS, BatchRequest, BatchSource, FilledSlot, WorkerReply, map_memory, serve
 
-_EXIT_TIMEOUT = 2.0  # seconds a worker has to end by itself
+_EXIT_TIMEOUT = 2.0  # seconds before a worker is killed
 _WORKER_ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""The environment of a worker: one thread each."""
+"""Environment of a worker: one thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStep:
-    """A step that lies in a worker's memory."""
+    """Step in the shared memory of a worker."""
 
     layout: BufferLayout
     stats: BatchStats
-    memory: Tensor  # flat uint8, good until the slot is asked for again
+    memory: Tensor  # flat uint8, valid until the slot is requested again
 
 
 class Worker:
-    """One process."""
+    """A worker process and its pipe."""
 
     def __init__(self, source: BatchSource, slots: int, name: str) -> None:
         context = _build_context(type(source).__module__)
         self.pipe: Connection
-        self.pipe, theirs = context.Pipe()
-        arguments = (theirs, os.getpid(), source, slots)
+        self.pipe, child_pipe = context.Pipe()
+        arguments = (child_pipe, os.getpid(), source, slots)
         self.process = context.Process(target=serve, args=arguments, name=name, daemon=True)
         self._memory: list[Tensor | None] = [None] * slots
         self._layout: BufferLayout | None = None
@@ -57,56 +57,56 @@ class Worker:
         except OSError as error:
             raise ResourceError(f"cannot start a data worker: {error.strerror}; lower train.workers") from error
         except Exception as error:
-            what = f"{type(source).__name__} cannot be sent to a data worker ({str(error).splitlines()[0]})"
-            raise UsageError(f"{what}; define its parts at the top of a module, or set train.workers=0") from error
+            problem = f"{type(source).__name__} cannot be sent to a data worker ({str(error).splitlines()[0]})"
+            raise UsageError(f"{problem}; define its parts at the top of a module, or set train.workers=0") from error
         finally:
-            theirs.close()
+            child_pipe.close()
 
     def send_request(self, request: BatchRequest) -> None:
-        """Have a step made. That a worker is dead is told by `receive_step`."""
+        """Request a step. A dead worker is reported by `receive_step`."""
         with contextlib.suppress(OSError):
             self.pipe.send(request)
 
     def receive_step(self, turn: int) -> WorkerStep | RemoteError:
-        """The next answer of a turn."""
+        """Return the next reply of a turn."""
         while True:
             try:
                 if self.pipe not in wait([self.pipe, self.process.sentinel]):
                     return self._build_death_error()
-                asked, found = self._receive_reply()
+                reply_turn, step = self._receive_reply()
             except (EOFError, OSError):
                 return self._build_death_error()
-            if asked == turn:
-                return found
+            if reply_turn == turn:
+                return step
 
     def _receive_reply(self) -> tuple[int, WorkerStep | RemoteError]:
         answer: WorkerReply = self.pipe.recv()
-        asked, found = answer
-        if isinstance(found, RemoteError):
-            return asked, found
-        return asked, self._read_slot(found)
+        reply_turn, result = answer
+        if isinstance(result, RemoteError):
+            return reply_turn, result
+        return reply_turn, self._read_slot(result)
 
     def _read_slot(self, slot: FilledSlot) -> WorkerStep:
         self._layout = slot.layout or self._layout
         if slot.new_size:
             self._memory[slot.slot] = map_memory(recv_handle(self.pipe), slot.new_size)
-        memory, form = self._memory[slot.slot], self._layout
-        assert memory is not None and form is not None
-        return WorkerStep(form, slot.stats, memory[: form.size])
+        memory, layout = self._memory[slot.slot], self._layout
+        assert memory is not None and layout is not None
+        return WorkerStep(layout, slot.stats, memory[: layout.size])
 
     def _build_death_error(self) -> RemoteError:
         self.process.join(_EXIT_TIMEOUT)
         code = self.process.exitcode
-        why, hint = f"exit code {code}", "lower train.workers"
+        reason, hint = f"exit code {code}", "lower train.workers"
         if code is not None and code < 0:
-            why = f"signal {signal.Signals(-code).name}{', perhaps for want of memory' if code == -9 else ''}"
-        elif code == 1:  # it could not import the script it was started by
+            reason = f"signal {signal.Signals(-code).name}{', possibly out of memory' if code == -9 else ''}"
+        elif code == 1:  # it could not import the main script
             hint = "put the call under `if __name__ == '__main__':`, or set train.workers=0"
-        return RemoteError(ResourceError, f"a data worker died ({why}); {hint}")
+        return RemoteError(ResourceError, f"a data worker died ({reason}); {hint}")
 
 
 def stop_workers(workers: Sequence[Worker]) -> None:
-    """End processes: by closing their pipes, and by force where that does not do."""
+    """Stop processes by closing their pipes; kill those that do not exit in time."""
     for worker in workers:
         worker.pipe.close()
     for worker in workers:
@@ -118,15 +118,15 @@ def stop_workers(workers: Sequence[Worker]) -> None:
 
 
 def start_forkserver(*modules: str) -> None:
-    """Start what workers are forked from, so that it imports torch and these modules while we do something else."""
+    """Start the fork server in advance, so that it imports torch and these modules in the background."""
     _build_context(*modules)
-    with contextlib.suppress(OSError), _block_signals():  # the first worker will tell
+    with contextlib.suppress(OSError), _block_signals():  # the first worker will report it
         forkserver.ensure_running()
 
 
 def _build_context(*modules: str) -> multiprocessing.context.ForkServerContext:
-    # NOTE: not forks of ours, which has a GPU and threads. A process that has nothing but modules is forked instead:
-    # they are imported once for all workers, which share their pages.
+    # NOTE: not a fork of this process, which has a GPU and threads. The fork server has only imported modules: they are
+    # imported once, and the workers share their pages.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", serve.__module__, *modules])
     return context
@@ -134,18 +134,18 @@ def _build_context(*modules: str) -> multiprocessing.context.ForkServerContext:
 
 @contextlib.contextmanager
 def _block_signals() -> Iterator[None]:
-    """While a process starts: signals wait, for it and for us, and it is told to use one thread.
+    """Block signals and set the environment of workers while a process starts.
 
-    The process that is forked, where it is started now, has these signals held back for good.
+    A fork server started inside the block keeps these signals blocked.
     """
-    resource_tracker.ensure_running()  # NOTE: before, for it would let signals through when it starts
-    before = {name: os.environ.get(name) for name in _WORKER_ENVIRONMENT}
+    resource_tracker.ensure_running()  # NOTE: first, because it unblocks signals when it starts
+    environment = {name: os.environ.get(name) for name in _WORKER_ENVIRONMENT}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     os.environ.update(_WORKER_ENVIRONMENT)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in environment.items():
             if value is None:
                 del os.environ[name]
             else:

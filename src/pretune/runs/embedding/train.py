@@ -42,13 +42,12 @@ from pretune.tasks import TASKS
 from pretune.training.checkpointing import CheckpointHook, restore_checkpoint
 from pretune.training.checkpoints import Checkpoint, CheckpointManager, RunLock
 from pretune.training.dataloader import DataLoader
-from pretune.training.distributed import Ranks, init_distributed
+from pretune.training.distributed import Ranks, init_distributed, run_on_rank_zero
 from pretune.training.guards import DivergenceGuard, GracefulShutdown
 from pretune.training.loop import Loop
 from pretune.training.loss_module import ModelWithLoss
 from pretune.training.optim import build_parameter_groups
 from pretune.training.optim.adamw import AdamW
-from pretune.training.rank_zero import run_on_rank_zero
 from pretune.training.records import ResumeFile
 from pretune.training.run_logger import RunLogger
 from pretune.training.schedules import LinearSchedule

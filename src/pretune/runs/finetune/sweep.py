@@ -51,9 +51,8 @@ from pretune.tasks.example import Example
 from pretune.tasks.task import get_task_type
 from pretune.tasks.user_table import get_columns
 from pretune.training.checkpoints import RunLock, list_checkpoints
-from pretune.training.distributed import Ranks, init_distributed
+from pretune.training.distributed import Ranks, init_distributed, run_on_rank_zero
 from pretune.training.guards import GracefulShutdown
-from pretune.training.rank_zero import run_on_rank_zero
 from pretune.training.records import ScoresFile
 
 Facts = dict[str, Any]

@@ -42,11 +42,10 @@ from pretune.tasks.splits import sample_subset
 from pretune.training.checkpointing import CheckpointHook, collect_weights, restore_checkpoint
 from pretune.training.checkpoints import Checkpoint, CheckpointManager, RunLock
 from pretune.training.dataloader import DataLoader
-from pretune.training.distributed import Ranks
+from pretune.training.distributed import Ranks, run_on_rank_zero
 from pretune.training.guards import DivergenceGuard, GracefulShutdown
 from pretune.training.loop import Hook, Loop
 from pretune.training.loss_module import ModelWithLoss
-from pretune.training.rank_zero import run_on_rank_zero
 from pretune.training.records import TrialFile
 from pretune.training.run_logger import RunLogger
 from pretune.training.train_state import TrainState

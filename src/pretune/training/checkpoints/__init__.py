@@ -1,21 +1,21 @@
-"""The checkpoints of a run: whole or absent, checked before they are believed, never all lost.
+"""Checkpoints of a run: atomic, verified before loading, never all lost.
 
-    RUN/.lock                              who writes here
+    RUN/.lock                              the process that writes here
     RUN/checkpoints/step-00001000/
         model.safetensors  optimizer.safetensors  …    one file per group of tensors
-        state.json                                     step, held-out loss, and the facts the run needs to go on
-        MANIFEST.json                                  sizes and SHA-256 of these, written last
+        state.json                                     step, held-out loss, and facts needed to resume
+        MANIFEST.json                                  sizes and SHA-256 of these files, written last
 
-    with Lock(run, on_note=print) as lock:
-        store = Store(run / "checkpoints", on_note=print)
-        store.tidy(lock)
-        found = store.latest({"config": …, "data": …, "tokenizer": …})       # None: a new run
+    with RunLock(run, on_warning=print) as lock:
+        manager = CheckpointManager(run / "checkpoints", on_warning=print)
+        manager.remove_unfinished(lock)
+        checkpoint = manager.find_latest({"config": …, "data": …, "tokenizer": …})     # None: a new run
         …
-        stalled = store.save(step, {"model": …, "optimizer": …}, facts)      # goes on while it is written
-        store.wait()
+        manager.save(step, {"model": …, "optimizer": …}, facts)                        # writes in the background
+        manager.wait()
 
-Where several processes train together, only rank 0 locks, saves, waits and tidies. The others take part in gathering
-the tensors before `save` (which is the barrier), and all may read what `find_latest` finds.
+With several processes, only rank 0 locks, saves, waits and removes. The others take part in gathering the tensors
+before `save` (which is the barrier), and all may read the checkpoint that `find_latest` returns.
 """
 
 from pretune.training.checkpoints.checkpoint import Checkpoint, list_checkpoints
