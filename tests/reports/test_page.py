@@ -21,7 +21,7 @@ from pretune.reports.markup import join, note, notes
 from pretune.reports.scores import compute_half_interval
 from tests.reports import report_files as files
 
-SECTIONS = ("scores", "ran", "learning", "mistakes", "samples", "cost", "data", "repeat")
+SECTIONS = ("scores", "runs", "learning", "errors", "samples", "cost", "data", "reproduce")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NASTY = "<script>alert(1)</script>\x1b[31m\"'&\u202e"
 
@@ -100,20 +100,20 @@ class TestSections:
         (claim,) = claims(page)
         assert claim.startswith("films") and all(part in claim for part in ("svm", "0.1000", "p = 0.01"))
         assert "0.8800 to 0.9200 (2 seeds, std 0.0100)" in scores and "bilstm (not asked for)" in scores
-        ran = section(page, "ran")
+        ran = section(page, "runs")
         assert "somefamily" in ran and all(part in ran for part in ("64", "2 layers", "4 heads", "500", "32", "128"))
         assert "masked, rate 0.15" in ran and "54,321" in ran and "lora, 500 of 1,000 parameters" in ran
         assert "16 examples" in ran and "step 10" in ran
         assert markup(page, "learning").count("<figure>") == 4 and "accuracy" in section(page, "learning")
-        wrong = section(page, "mistakes")
+        wrong = section(page, "errors")
         assert "4 of 6" in wrong and "a quiet joy 0" in wrong and "90%" in wrong
         assert "cat (not dog)" in section(page, "samples")
         cost = section(page, "cost")
         assert rows(page, "cost")[:2] == ["books", "films"] and "Strubell et al., 2019" in cost and "1.6 m" in cost
         assert "books" in section(page, "data") and "f00d" in section(page, "data")
         assert "en 99.0%" in section(page, "data") and "1.0%" in section(page, "data") and "es 0.0%" not in page
-        assert f"pretune pretrain --config {tmp_path / 'books' / 'run.json'}" in section(page, "repeat")
-        assert "pretune prepare books --out data" in section(page, "repeat")
+        assert f"pretune pretrain --config {tmp_path / 'books' / 'run.json'}" in section(page, "reproduce")
+        assert "pretune prepare books --out data" in section(page, "reproduce")
 
     def test_commands_that_repeat_it_can_be_typed(self, tmp_path: Path) -> None:
         """The card says DATA for where it lies; the page knows the place, and quotes names whole."""
@@ -125,7 +125,7 @@ class TestSections:
         out = tmp_path / "my page.html"
         for tokenizer in (data / "tokenizer", run):  # that of the run, where it has one
             report([run], out)
-            lines = elements(out.read_text(), "repeat", "<pre><code>", "code")[0].splitlines()
+            lines = elements(out.read_text(), "reproduce", "<pre><code>", "code")[0].splitlines()
             prepare, pretrain, again = map(shlex.split, lines)
             texts = ["pretune", "prepare", "my texts"]
             assert prepare == [*texts, "--tokenizer", str(tokenizer), "--out", str(data), "--holdout", "0.1"]
@@ -136,18 +136,18 @@ class TestSections:
     def test_sections_without_data_are_left_out(self, tmp_path: Path) -> None:
         run = files.pretrained(tmp_path / "books", finished=False, samples=False, card=False)
         page = made([run], tmp_path)
-        assert re.findall(r'<section id="(\w+)">', page) == ["ran", "learning", "data", "repeat"]
-        assert re.findall(r'<a href="#(\w+)">', page) == ["ran", "learning", "data", "repeat"]
-        assert "card.json" in section(page, "data") and "cost.json" in section(page, "ran")
+        assert re.findall(r'<section id="(\w+)">', page) == ["runs", "learning", "data", "reproduce"]
+        assert re.findall(r'<a href="#(\w+)">', page) == ["runs", "learning", "data", "reproduce"]
+        assert "card.json" in section(page, "data") and "cost.json" in section(page, "runs")
         (run / "metrics.jsonl").unlink()
         assert '<section id="learning">' not in made([run], tmp_path)
 
     def test_predictions_without_answers(self, tmp_path: Path) -> None:
         run = files.tuned(tmp_path / "films")
         files.lines(run / "predictions.jsonl", [{"split": "test", "id": "0", "label": "bad"}])
-        assert '<section id="mistakes">' not in made([run], tmp_path)
+        assert '<section id="errors">' not in made([run], tmp_path)
         (run / "predictions.jsonl").unlink()
-        assert '<section id="mistakes">' not in made([run], tmp_path)
+        assert '<section id="errors">' not in made([run], tmp_path)
 
     def test_fine_tuning_at_work(self, tmp_path: Path) -> None:
         run = files.tuned(tmp_path / "films")
@@ -155,7 +155,7 @@ class TestSections:
         (run / "cost.json").unlink()
         page = made([run], tmp_path)
         assert '<section id="scores">' not in page
-        assert "lora" in section(page, "ran") and "cost.json" in section(page, "ran")
+        assert "lora" in section(page, "runs") and "cost.json" in section(page, "runs")
 
     def test_settings_that_are_left_to_the_run(self, tmp_path: Path) -> None:
         """A fine-tuned run has no longest sequence in its settings unless one was given."""
@@ -193,7 +193,7 @@ class TestSections:
 
     def test_pretraining_alone_begins_with_what_was_run(self, tmp_path: Path) -> None:
         page = made([files.pretrained(tmp_path / "books")], tmp_path)
-        assert re.findall(r'<section id="(\w+)">', page)[0] == "ran"
+        assert re.findall(r'<section id="(\w+)">', page)[0] == "runs"
 
 
 class TestScores:
@@ -256,7 +256,7 @@ class TestScores:
         page = made([few, many, own("news", "in/news.csv", None)], tmp_path)
         assert [heading.partition(":")[0] for heading in headings(page)] == ["test.csv", "news.csv"]
         assert any("few" in claim and "many" in claim for claim in claims(page))
-        assert all(file in section(page, "ran") for file in ("few.csv", "many.csv"))
+        assert all(file in section(page, "runs") for file in ("few.csv", "many.csv"))
 
     def test_a_curve(self, tmp_path: Path) -> None:
         points = [
@@ -292,7 +292,7 @@ class TestScores:
     ) -> None:
         run = files.tuned(tmp_path / "a", kind=kind)
         files.lines(run / "predictions.jsonl", [{"split": "test", "id": str(n), **one} for n, one in enumerate(lines)])
-        text = " ".join(section(made([run], tmp_path), "mistakes").split())
+        text = " ".join(section(made([run], tmp_path), "errors").split())
         assert all(word in text for word in words), text
 
     def test_many_classes_are_a_list(self, tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ class TestScores:
         lines = [{"split": "test", "id": str(n), "label": f"l{n}", "gold": f"l{n + 1}"} for n in range(20)]
         files.lines(run / "predictions.jsonl", lines)
         page = made([run], tmp_path)
-        assert len(rows(page, "mistakes")) == 12 and 'class="confusion"' not in page
+        assert len(rows(page, "errors")) == 12 and 'class="confusion"' not in page
 
 
 class TestSuites:
@@ -353,10 +353,10 @@ class TestResults:
         assert "<h1>What it bought</h1>" in page and "It pays." in page
         assert "0.850 ± 0.025" in section(page, "scores") and "1,000 labels" in section(page, "scores")
         assert "accuracy" in section(page, "labels")
-        assert "words are hidden" in section(page, "ran") and "somefamily" in section(page, "ran")
-        assert "some were left out" in section(page, "ran")
+        assert "words are hidden" in section(page, "runs") and "somefamily" in section(page, "runs")
+        assert "some were left out" in section(page, "runs")
         assert rows(page, "cost")[0] == "books"
-        assert "pretune quickstart" in section(page, "repeat")
+        assert "pretune quickstart" in section(page, "reproduce")
 
     def test_runs_that_are_not_shown_are_in_the_cost(self, tmp_path: Path) -> None:
         shown = files.tuned(tmp_path / "all/full")

@@ -1,9 +1,9 @@
-"""RUNS -> A PAGE: one HTML file that says what was run, what came out, what it cost and how to repeat it.
+"""HTML reports of runs: scores, learning curves, errors, cost, data, and commands to reproduce them.
 
     report(["runs/books", "runs/sst2"], "report.html")
 
-Read `load_directory` first (what is read of a directory), then `facts` (rows that model cards share), then `render_page`. Text goes
-through `markup`, which escapes everything; charts are made by hand in `charts`, in colours of the page's theme.
+Start with `load_directory` (reads a run directory), then `facts` (rows shared with model cards), then `render_page`.
+All text goes through `markup`, which escapes it; `charts` draws SVG in the colours of the page's theme.
 """
 
 from pretune.reports.page import report

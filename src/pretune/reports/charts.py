@@ -1,8 +1,8 @@
-"""Charts as SVG by hand: lines with bands, intervals, dots. Colours are those of the page, so both themes fit.
+"""SVG charts: lines with bands, intervals, dots, bars. Colours are CSS classes of the page, for both themes.
 
-    line_chart([Series("loss", ((0, 7.1), (100, 5.2)))], x="step", y="loss")
+    draw_line_chart([Series("loss", ((0, 7.1), (100, 5.2)))], x="step", y="loss")
 
-Names stand below a chart, not in it, and an axis has only as many numbers as have room: nothing overlaps.
+The legend is below a chart, and axes drop labels that would overlap.
 """
 
 import itertools
@@ -17,15 +17,15 @@ WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
 COLOUR_COUNT = 8
 MAX_POINTS = 240
-"""Points of a line; more are averaged."""
+"""Maximum number of points of a line; more are averaged."""
 MAX_BANDS, WHISKER_SPACING = 2, 3.0
-"""More bands than these would hide each other: their intervals are upright lines, so far apart."""
+"""Above `MAX_BANDS`, intervals are drawn as whiskers, this far apart, since bands would hide each other."""
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line: points by x, perhaps a band around it."""
+    """A line: points by x, optionally with a band around it."""
 
     name: str
     points: tuple[Point, ...]
@@ -36,7 +36,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A scale from values to places, linear or logarithmic."""
+    """Scale from values to pixels, linear or logarithmic."""
 
     low: float
     high: float
@@ -45,56 +45,56 @@ class Axis:
     is_log: bool = False
 
     def scale(self, value: float) -> float:
-        """The place of a value, to a tenth of a pixel."""
-        low, high, value = (math.log(one) if self.is_log else one for one in (self.low, self.high, value))
+        """Return the pixel position of a value, rounded to a tenth."""
+        low, high, value = (math.log(number) if self.is_log else number for number in (self.low, self.high, value))
         return round(self.start + (value - low) / (high - low) * (self.end - self.start), 1)
 
 
 def draw_line_chart(series: Sequence[Series], *, x: str, y: str, log_x: bool = False, title: str = "") -> Markup:
-    """Lines over one axis, with a legend; nothing where there are no points. `is_log` is that of x."""
-    shown = [downsample(one) for one in series if one.points]
-    if not shown:
+    """Draw lines with a legend; empty markup if there are no points."""
+    lines = [downsample(item) for item in series if item.points]
+    if not lines:
         return NO_MARKUP
-    xs = [point[0] for one in shown for point in one.points]
-    ys = [point[1] for one in shown for point in one.points]
-    ys += [end for one in shown for _, *ends in one.band for end in ends]
+    xs = [point[0] for line in lines for point in line.points]
+    ys = [point[1] for line in lines for point in line.points]
+    ys += [end for line in lines for _, *ends in line.band for end in ends]
     log_x = log_x and min(xs) > 0
-    across = _fit_axis(xs, LEFT + 14, WIDTH - RIGHT - 14, is_log=log_x)
-    up = _fit_axis(ys, HEIGHT - BOTTOM, TOP)
-    rows = compute_ticks(up.low, up.high)
-    columns = _drop_overlapping(sorted(set(xs)), across) if log_x else compute_ticks(across.low, across.high)
+    x_axis = _fit_axis(xs, LEFT + 14, WIDTH - RIGHT - 14, is_log=log_x)
+    y_axis = _fit_axis(ys, HEIGHT - BOTTOM, TOP)
+    rows = compute_ticks(y_axis.low, y_axis.high)
+    columns = _drop_overlapping(sorted(set(xs)), x_axis) if log_x else compute_ticks(x_axis.low, x_axis.high)
     if all(value == int(value) for value in xs):  # steps
         columns = [value for value in columns if value == int(value)] or columns
-    whiskers = sum(bool(one.band) for one in shown) > MAX_BANDS
+    whiskers = sum(bool(line.band) for line in lines) > MAX_BANDS
     parts = [
-        *(_draw_gridline(up.scale(value), format_tick(value, rows)) for value in rows),
-        *(_draw_tick(across.scale(value), format_tick(value, columns)) for value in columns),
+        *(_draw_gridline(y_axis.scale(value), format_tick(value, rows)) for value in rows),
+        *(_draw_tick(x_axis.scale(value), format_tick(value, columns)) for value in columns),
         element("text", x, x=(LEFT + WIDTH) / 2, y=HEIGHT - 4, kind="middle name"),
         *(
             _draw_series(
-                one,
-                across,
-                up,
+                line,
+                x_axis,
+                y_axis,
                 whiskers=whiskers,
-                offset=WHISKER_SPACING * (place - (len(shown) - 1) / 2) if whiskers else 0,
+                offset=WHISKER_SPACING * (place - (len(lines) - 1) / 2) if whiskers else 0,
             )
-            for place, one in enumerate(shown)
+            for place, line in enumerate(lines)
         ),
     ]
     chart = element(
         "svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title or f"{y} by {x}", kind="chart"
     )
     names = [
-        element("span", element("i", kind=f"key c{one.colour % COLOUR_COUNT} {one.style}"), one.name, kind="label")
-        for one in shown
-        if one.name
+        element("span", element("i", kind=f"key c{line.colour % COLOUR_COUNT} {line.style}"), line.name, kind="label")
+        for line in lines
+        if line.name
     ]
     top = element("p", title or y, kind="above")
     return element("figure", top, chart, element("figcaption", *names))
 
 
 def draw_interval_chart(low: float | None, value: float, high: float | None, span: tuple[float, float]) -> Markup:
-    """A dot with its interval on a scale that all rows of a table share."""
+    """Draw a dot with its interval, on the common scale of a table."""
     axis = Axis(*span, 4, 136)
     parts = [element("line", x1=4, x2=136, y1=9, y2=9, kind="rule")]
     if low is not None and high is not None:
@@ -105,7 +105,7 @@ def draw_interval_chart(low: float | None, value: float, high: float | None, spa
 
 
 def draw_magnitude_chart(rows: Sequence[tuple[str, float, bool]], *, unit: str, labels: Sequence[str]) -> Markup:
-    """Bars on a logarithmic scale, one below the other; the flag marks what is ours, `show` are values as text."""
+    """Draw bars on a logarithmic scale; rows are (name, value, highlighted), `labels` the values as text."""
     positive = [value for _, value, _ in rows if value > 0]
     if not positive:
         return NO_MARKUP
@@ -126,7 +126,7 @@ def draw_magnitude_chart(rows: Sequence[tuple[str, float, bool]], *, unit: str, 
 
 
 def compute_ticks(low: float, high: float, max_ticks: int = 5) -> list[float]:
-    """Round numbers between two.
+    """Return round numbers between two values.
 
     >>> compute_ticks(0, 100), compute_ticks(0.62, 0.81)
     ([0.0, 20.0, 40.0, 60.0, 80.0, 100.0], [0.65, 0.7, 0.75, 0.8])
@@ -139,20 +139,20 @@ def compute_ticks(low: float, high: float, max_ticks: int = 5) -> list[float]:
 
 
 def format_tick(value: float, values: Sequence[float]) -> str:
-    """A number of an axis, with as many digits as tell it from the others.
+    """Format a tick label with as many digits as distinguish it from the others.
 
     >>> format_tick(0.65, [0.65, 0.7]), format_tick(2000, [0, 2000]), format_tick(2.5, [2.5, 5])
     ('0.65', '2k', '2.5')
     """
     if max(map(abs, values)) >= 1000:
         return format_number(value)
-    gap = min((abs(b - a) for a, b in itertools.pairwise(values)), default=1.0)
+    gap = min((abs(right - left) for left, right in itertools.pairwise(values)), default=1.0)
     digits = next((count for count in range(6) if abs(round(gap, count) - gap) < 1e-9), 6)
     return f"{value:.{digits}f}"
 
 
 def downsample(series: Series) -> Series:
-    """A line with at most so many points: means of equal parts."""
+    """Reduce a line to at most `MAX_POINTS` points, the means of equal parts."""
     points = series.points
     if len(points) <= MAX_POINTS:
         return series
@@ -168,17 +168,17 @@ def _fit_axis(values: Sequence[float], start: float, end: float, *, is_log: bool
         return Axis(low, high if high > low else 2 * low, start, end, is_log=True)
     if high - low < 1e-9 * max(abs(high), 1e-9):
         low, high = low - max(abs(low) * 0.1, 0.01), high + max(abs(high) * 0.1, 0.01)
-    edge = 0.04 * (high - low) if start > end else 0.0  # a little room above and below
+    edge = 0.04 * (high - low) if start > end else 0.0  # margin above and below
     return Axis(low - edge, high + edge, start, end)
 
 
 def _drop_overlapping(values: Sequence[float], axis: Axis) -> list[float]:
-    """Those of the values that have room for a number beside the one before."""
-    kept: list[float] = []
+    """Return the values whose labels do not overlap the previous one."""
+    labels: list[float] = []
     for value in values:
-        if not kept or axis.scale(value) - axis.scale(kept[-1]) >= 40:
-            kept.append(value)
-    return kept
+        if not labels or axis.scale(value) - axis.scale(labels[-1]) >= 40:
+            labels.append(value)
+    return labels
 
 
 def _draw_gridline(y: float, label: str) -> Markup:
@@ -195,7 +195,7 @@ def _draw_tick(x: float, label: str) -> Markup:
 
 
 def _draw_series(series: Series, x_axis: Axis, y_axis: Axis, *, whiskers: bool, offset: float) -> Markup:
-    """A line with its points; `aside` moves it a little, so that intervals stand side by side."""
+    """Draw a line with its points; `offset` shifts it sideways, so that whiskers do not overlap."""
     colour = f"c{series.colour % COLOUR_COUNT}"
     places = [(round(x_axis.scale(x) + offset, 1), y_axis.scale(y)) for x, y in series.points]
     parts: list[Markup] = []

@@ -1,4 +1,4 @@
-"""What emits how much: published figures (`load_references.json`) to hold a run's CO2e against."""
+"""Published CO2e figures (`co2_references.json`) to compare a run's emissions with."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,12 +7,12 @@ from pretune.core import io
 from pretune.core.errors import DataError
 
 KILOGRAMS_PER_METRE = 0.25 / 1000
-"""Kilograms of a car's metre."""
+"""Emissions of a car."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmissionReference:
-    """Something that emits, in kg of CO2e, and who says so."""
+    """Published emission in kg of CO2e, with its source."""
 
     name: str
     kilograms: float
@@ -20,13 +20,13 @@ class EmissionReference:
 
 
 def load_references() -> tuple[EmissionReference, ...]:
-    """All of them, the smallest first."""
-    found = io.read_json(Path(__file__).with_name("familiar.json"), DataError)
-    return tuple(EmissionReference(**one) for one in found["things"])
+    """Load all references, smallest first."""
+    table = io.read_json(Path(__file__).with_name("co2_references.json"), DataError)
+    return tuple(EmissionReference(**entry) for entry in table["things"])
 
 
 def format_distance(kilograms: float) -> str:
-    """How far a car goes for as much.
+    """Format the distance a car drives for the same emissions.
 
     >>> format_distance(0.0005), format_distance(2.5), format_distance(1e-6)
     ('2 m', '10 km', '0.4 cm')

@@ -1,4 +1,4 @@
-"""What runs cost, beside what is familiar; what was read; and the commands that repeat it."""
+"""Sections of a report: cost, data, and commands to reproduce the runs."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,63 +25,63 @@ Facts = Mapping[str, Any]
 SUMMED_FIELDS = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
 UNKNOWN = {"und": "unknown"}
 MIN_LANGUAGE_SHARE = 0.0005
-"""The share of a language that is told."""
+"""Languages with a smaller share are not shown."""
 
 
 def render_cost(runs: Sequence[RunRecord], results: Sequence[ComparisonResults]) -> Markup:
-    """A table of what each run took, the sum, and the sum among familiar figures."""
+    """Render the cost of each run, the total, and published emissions for comparison."""
     paid = [(run, run.cost) for run in runs if run.cost is not None]
-    others = _find_other_costs(runs, results)
+    other_costs = _find_other_costs(runs, results)
     if not paid:
         return NO_MARKUP
     total = sum_costs(runs, results)
-    rows: list[Sequence[Child]] = [(run.name, _format_device(one), *_format_row(one)) for run, one in paid]
-    if others:
-        devices = dict.fromkeys(map(_format_device, others))
+    rows: list[Sequence[Child]] = [(run.name, _format_device(cost), *_format_row(cost)) for run, cost in paid]
+    if other_costs:
+        devices = dict.fromkeys(map(_format_device, other_costs))
         rows.append(
             (
-                f"{format_count(len(others), 'other runs')} of the table",
+                f"{format_count(len(other_costs), 'other runs')} of the comparison",
                 ", ".join(devices),
-                *_format_row(_add_costs(others)),
+                *_format_row(_add_costs(other_costs)),
             )
         )
     if len(rows) > 1:
-        rows.append(("together", "", *_format_row(total)))
-    known, ours = load_references(), total["co2e_kg"]
+        rows.append(("total", "", *_format_row(total)))
+    references, ours = load_references(), total["co2e_kg"]
     bars = [
-        ("all of the above" if len(rows) > 1 else "this run", ours, True),
-        *((one.name, one.kilograms, False) for one in known),
+        ("total" if len(rows) > 1 else "this run", ours, True),
+        *((reference.name, reference.kilograms, False) for reference in references),
     ]
     return join(
         [
             table(("", "device", TRAINING_TIME, "FLOPs", "energy", "CO2e", "price"), rows),
             note(f"Energy, CO2e and price are {COST_SPAN}."),
             *(
-                [note("Counted is the training of networks, not what preparing text and simple baselines took.")]
+                [note("Covers the training of networks, without data preparation and simple baselines.")]
                 if results
                 else []
             ),
-            element("p", f"{format_kilograms(ours)} of CO2e: as much as driving a car for {format_distance(ours)}."),
+            element("p", f"{format_kilograms(ours)} of CO2e, as much as driving a car for {format_distance(ours)}."),
             draw_magnitude_chart(bars, unit="kg of CO2e", labels=[_format_kilograms(value) for _, value, _ in bars]),
-            notes("A logarithmic scale.", *(f"{one.name}: {one.source}." for one in known)),
-            *(_render_details(run, one) for run, one in paid),
+            notes("Logarithmic scale.", *(f"{reference.name}: {reference.source}." for reference in references)),
+            *(_render_details(run, cost) for run, cost in paid),
         ]
     )
 
 
 def sum_costs(runs: Sequence[RunRecord], results: Sequence[ComparisonResults]) -> dict[str, float]:
-    """What all runs took together, those of a comparison that are not shown among them."""
+    """Return the total cost of all runs, including runs of a comparison that are not shown."""
     return _add_costs([*(run.cost for run in runs if run.cost is not None), *_find_other_costs(runs, results)])
 
 
 def _find_other_costs(runs: Sequence[RunRecord], results: Sequence[ComparisonResults]) -> list[Facts]:
-    """Of runs that lie beside results and are not shown, each once."""
-    found = {path: one for result in results for path, one in result.other_costs.items()}
-    return [one for path, one in found.items() if path not in {run.path.resolve() for run in runs}]
+    """Return the costs of runs that belong to results but are not shown, each once."""
+    costs = {path: cost for result in results for path, cost in result.other_costs.items()}
+    return [cost for path, cost in costs.items() if path not in {run.path.resolve() for run in runs}]
 
 
 def _add_costs(costs: Sequence[Facts]) -> dict[str, float]:
-    return {name: sum(float(one[name]) for one in costs) for name in SUMMED_FIELDS}
+    return {name: sum(float(cost[name]) for cost in costs) for name in SUMMED_FIELDS}
 
 
 def _format_row(cost: Facts) -> tuple[str, ...]:
@@ -104,47 +104,53 @@ def _format_kilograms(kilograms: float) -> str:
 
 
 def _render_details(run: RunRecord, cost: Facts) -> Markup:
-    return element("details", element("summary", f"{run.name}: how this is known"), pairs(facts.build_cost_rows(cost)))
+    return element(
+        "details", element("summary", f"{run.name}: measurement details"), pairs(facts.build_cost_rows(cost))
+    )
 
 
 def render_data(runs: Sequence[RunRecord], results: Sequence[ComparisonResults]) -> Markup:
-    """The data cards, each once."""
-    cards = [card for card in [*(one.card for one in results), *(run.card for run in runs)] if card is not None]
-    once = {str(card.get("fingerprint", number)): card for number, card in enumerate(cards)}
-    named = [str((run.config.get("data") or {}).get("path")) for run in runs if run.is_pretrained and run.card is None]
-    missing = [note(f"{path}: its data card is not there any more (card.json).") for path in dict.fromkeys(named)]
-    return join([*(part for card in once.values() for part in _render_card(card)), *missing])
+    """Render the data cards, each once."""
+    cards = [card for card in [*(result.card for result in results), *(run.card for run in runs)] if card is not None]
+    unique_cards = {str(card.get("fingerprint", number)): card for number, card in enumerate(cards)}
+    data_paths = [
+        str((run.config.get("data") or {}).get("path")) for run in runs if run.is_pretrained and run.card is None
+    ]
+    missing = [note(f"{path}: data card (card.json) not found.") for path in dict.fromkeys(data_paths)]
+    return join([*(part for card in unique_cards.values() for part in _render_card(card)), *missing])
 
 
 def _render_card(card: Facts) -> Iterator[Markup]:
     yield element("p", "; ".join(facts.describe_splits(card)) + ".")
     yield table(("source", "licence", "documents", "tokens"), facts.list_sources(card))
-    languages = [one for one in (card.get("languages") or {}).items() if one[1] >= MIN_LANGUAGE_SHARE][:8]
-    told = [
+    languages = [language for language in (card.get("languages") or {}).items() if language[1] >= MIN_LANGUAGE_SHARE][
+        :8
+    ]
+    rows = [
         ("languages", ", ".join(f"{UNKNOWN.get(name, name)} {share:.1%}" for name, share in languages)),
-        ("left out", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in _list_dropped(card))),
+        ("dropped", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in _list_dropped(card))),
         ("tokenizer", f"vocabulary {card['tokenizer']['vocab']:,}" if card.get("tokenizer") else ""),
-        ("made by", str(card.get("command", ""))),
+        ("command", str(card.get("command", ""))),
         ("fingerprint", str(card.get("fingerprint", ""))),
     ]
-    yield pairs([(name, value) for name, value in told if value])
+    yield pairs([(name, value) for name, value in rows if value])
 
 
 def _list_dropped(card: Facts) -> list[tuple[str, int]]:
-    found = {**(card.get("skipped") or {}), **(card.get("dropped") or {})}
-    return [(name, count) for name, count in found.items() if isinstance(count, int) and count]
+    counts = {**(card.get("skipped") or {}), **(card.get("dropped") or {})}
+    return [(name, count) for name, count in counts.items() if isinstance(count, int) and count]
 
 
 def render_commands(
     runs: Sequence[RunRecord], results: Sequence[ComparisonResults], paths: Sequence[Path], out: Path
 ) -> Markup:
-    """Commands that make all of it again, in order."""
+    """Render the commands that reproduce everything, in order."""
     lines: list[str] = []
-    for one in results:
-        command = one.metadata.get("command")
+    for result in results:
+        command = result.metadata.get("command")
         lines += [command] if isinstance(command, str) else map(str, command) if isinstance(command, list) else []
     lines += dict.fromkeys(line for line in map(build_prepare_command, runs) if line is not None)
-    for run in (one for one in runs if one.is_finetuned or one.is_pretrained):
+    for run in (record for record in runs if record.is_finetuned or record.is_pretrained):
         verb = "finetune" if run.is_finetuned else "pretrain"
         lines.append(_format_command(verb, "--config", run.path / "run.json", "--out", f"{run.path}-again"))
     lines.append(_format_command("report", *paths, "--out", out))
@@ -154,9 +160,9 @@ def render_commands(
 
 
 def build_prepare_command(run: RunRecord) -> str | None:
-    """How its data is made again, where run.json looks for it: a card does not know where it lies.
+    """Return the command that prepares a run's data again at the path of run.json; the card does not know it.
 
-    The tokenizer is the run's own, which is there even where the data is not.
+    The tokenizer is the run's copy, which exists even without the data.
     """
     command = (run.card or {}).get("command")
     if not command:
@@ -168,5 +174,5 @@ def build_prepare_command(run: RunRecord) -> str | None:
 
 
 def _format_command(*words: object) -> str:
-    """A command as a shell reads it."""
+    """Return a shell-quoted command."""
     return shlex.join(["pretune", *map(str, words)])

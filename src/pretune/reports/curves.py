@@ -1,4 +1,4 @@
-"""Learning curves, scores by number of labels, and what a model said while it learnt."""
+"""Sections of a report: learning curves, scores by training set size, samples during training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,51 +11,49 @@ from pretune.reports.markup import NO_MARKUP, Markup, element, join, note
 Facts = Mapping[str, Any]
 T = TypeVar("T")
 MAX_LINES = 8
-"""Lines of one chart."""
+"""Maximum number of lines per chart."""
 MAX_SAMPLES = 10
-"""Texts that are shown …"""
+"""Maximum number of texts shown."""
 MAX_SAMPLE_STEPS = 6
-"""… each with what was said of it so many times at most."""
+"""Maximum number of steps shown per text."""
 
 
 def render_learning_curves(runs: Sequence[RunRecord]) -> Markup:
-    """The loss on training and held-out text by step; scores on dev of fine-tuning."""
+    """Draw training and validation loss by step, and validation scores of fine-tuning."""
     charts = [
         draw_line_chart(
-            _build_loss_series([run for run in runs if not run.is_finetuned]), x="step", y="loss of pre-training"
+            _build_loss_series([run for run in runs if not run.is_finetuned]), x="step", y="pre-training loss"
         ),
         *(
             draw_line_chart(
                 _build_validation_series([run for run in runs if not run.is_finetuned], name),
                 x="step",
-                y=f"held-out {name.replace('_', ' ')}",
+                y=f"validation {name.replace('_', ' ')}",
             )
             for name in ("accuracy", "masked_accuracy")
         ),
-        draw_line_chart(
-            _build_loss_series([run for run in runs if run.is_finetuned]), x="step", y="loss of fine-tuning"
-        ),
+        draw_line_chart(_build_loss_series([run for run in runs if run.is_finetuned]), x="step", y="fine-tuning loss"),
         *(
             draw_line_chart(_build_dev_series(runs, metric), x="step", y=f"{metric} on dev")
             for metric in _list_metrics(runs)
         ),
     ]
-    found = [chart for chart in charts if chart.html]
-    return element("div", *found, kind="charts") if found else NO_MARKUP
+    non_empty = [chart for chart in charts if chart.html]
+    return element("div", *non_empty, kind="charts") if non_empty else NO_MARKUP
 
 
 def _build_loss_series(runs: Sequence[RunRecord]) -> list[Series]:
-    found: list[Series] = []
+    series: list[Series] = []
     for place, run in enumerate(runs[:MAX_LINES]):
         name = f"{run.name}, " if len(runs) > 1 else ""
         points = tuple((line["step"], line["loss"]) for line in run.metrics if _is_number(line.get("loss")))
-        held = _collect_validation_points(run, "loss")
-        style = "faint" if held else ""
-        found += [
+        validation = _collect_validation_points(run, "loss")
+        style = "faint" if validation else ""
+        series += [
             Series(f"{name}training", points, colour=place, style=style),
-            Series(f"{name}held-out", held, (), place),
+            Series(f"{name}validation", validation, (), place),
         ]
-    return found
+    return series
 
 
 def _build_validation_series(runs: Sequence[RunRecord], name: str) -> list[Series]:
@@ -66,8 +64,10 @@ def _build_validation_series(runs: Sequence[RunRecord], name: str) -> list[Serie
 
 
 def _collect_validation_points(run: RunRecord, name: str) -> tuple[tuple[float, float], ...]:
-    held = [(line["step"], line.get("held_out")) for line in run.metrics]
-    return tuple((step, one[name]) for step, one in held if isinstance(one, Mapping) and _is_number(one.get(name)))
+    records = [(line["step"], line.get("held_out")) for line in run.metrics]
+    return tuple(
+        (step, values[name]) for step, values in records if isinstance(values, Mapping) and _is_number(values.get(name))
+    )
 
 
 def _list_metrics(runs: Sequence[RunRecord]) -> list[str]:
@@ -75,63 +75,77 @@ def _list_metrics(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _build_dev_series(runs: Sequence[RunRecord], metric: str) -> list[Series]:
-    """A line for each run, that of the trial whose model is kept; of a single run one for each seed."""
-    chosen = [run for run in runs if run.scores and run.scores["metric"] == metric]
-    found: list[tuple[str, Facts]] = []
-    for run in chosen:
+    """Return a line per run, of the trial whose model was saved; for a single run a line per seed."""
+    scored_runs = [run for run in runs if run.scores and run.scores["metric"] == metric]
+    trials: list[tuple[str, Facts]] = []
+    for run in scored_runs:
         assert run.scores is not None
         model = run.scores["model"]
         same = [
-            one for one in run.scores.get("trials", ()) if (one["lr"], one["labels"]) == (model["lr"], model["labels"])
+            trial
+            for trial in run.scores.get("trials", ())
+            if (trial["lr"], trial["labels"]) == (model["lr"], model["labels"])
         ]
-        kept = same if len(chosen) == 1 else [one for one in same if one["seed"] == model["seed"]]
-        found += [(f"seed {one['seed']}" if len(chosen) == 1 else run.name, one) for one in kept]
+        selection = same if len(scored_runs) == 1 else [trial for trial in same if trial["seed"] == model["seed"]]
+        trials += [(f"seed {trial['seed']}" if len(scored_runs) == 1 else run.name, trial) for trial in selection]
     series = [
         Series(name, tuple((point["step"], point["dev"]) for point in trial["course"]), colour=place)
-        for place, (name, trial) in enumerate(found[:MAX_LINES])
+        for place, (name, trial) in enumerate(trials[:MAX_LINES])
     ]
-    return series if any(len(one.points) > 1 for one in series) else []  # judged once each: no curve
+    return series if any(len(line.points) > 1 for line in series) else []  # a single evaluation is no curve
 
 
 def draw_label_curves(runs: Sequence[RunRecord]) -> list[Markup]:
-    """A chart for each run that was trained on several numbers of labels."""
-    found: list[Markup] = []
+    """Draw a chart for each run with several training set sizes."""
+    charts: list[Markup] = []
     for run in runs:
         if not run.scores or not run.scores["curve"]:
             continue
         points = run.scores["curve"]
-        band = tuple((one["labels"], one["low"], one["high"]) for one in points if one["std"] is not None)
-        series = [Series(run.name, tuple((one["labels"], one["score"]) for one in points), band)]
-        names = list(dict.fromkeys(name for one in points for name in one["baselines"]))
+        band = tuple((point["labels"], point["low"], point["high"]) for point in points if point["std"] is not None)
+        series = [Series(run.name, tuple((point["labels"], point["score"]) for point in points), band)]
+        names = list(dict.fromkeys(name for point in points for name in point["baselines"]))
         for place, name in enumerate(names[: MAX_LINES - 1], start=1):
-            some = tuple((one["labels"], one["baselines"][name]) for one in points if name in one["baselines"])
-            series.append(Series(name, some, colour=place, style="dashed"))
-        found.append(
-            draw_line_chart(series, x="labels (logarithmic)", y=f"{run.scores['metric']} by labels", log_x=True)
+            baseline_points = tuple(
+                (point["labels"], point["baselines"][name]) for point in points if name in point["baselines"]
+            )
+            series.append(Series(name, baseline_points, colour=place, style="dashed"))
+        charts.append(
+            draw_line_chart(
+                series,
+                x="training examples (logarithmic)",
+                y=f"{run.scores['metric']} by training examples",
+                log_x=True,
+            )
         )
-    return found
+    return charts
 
 
 def render_samples(runs: Sequence[RunRecord]) -> Markup:
-    """Answers of models to a few texts, from the first steps to the last."""
+    """Render the model's answers to some texts during training."""
     parts: list[Markup] = []
-    told = [run for run in runs if not run.is_finetuned]
-    for run in told:
-        found = facts.collect_samples(run.metrics)
-        if found and len(told) > 1:
+    pretrained_runs = [run for run in runs if not run.is_finetuned]
+    for run in pretrained_runs:
+        samples = facts.collect_samples(run.metrics)
+        if samples and len(pretrained_runs) > 1:
             parts.append(element("h3", run.name))
-        if found:
-            parts.append(note(f"{facts.describe_sample_source(run.metrics)} as the model read it, and its answers: blanks filled "
-                              "in (with the right word after a wrong one), or the text continued."))  # fmt: skip
+        if samples:
+            source = facts.describe_sample_source(run.metrics)
+            parts.append(
+                note(
+                    f"{source} and the model's output: masked words filled in (the correct word follows a wrong one), "
+                    "or the text continued."
+                )
+            )
         parts += [
-            _render_sample(read, _pick_evenly(found[read], MAX_SAMPLE_STEPS))
-            for read in _pick_evenly([*found], MAX_SAMPLES)
+            _render_sample(read, _pick_evenly(samples[read], MAX_SAMPLE_STEPS))
+            for read in _pick_evenly([*samples], MAX_SAMPLES)
         ]
     return join(parts)
 
 
 def _pick_evenly(items: Sequence[T], count: int) -> list[T]:
-    """Some of them, the first and the last among them.
+    """Return `count` items at equal distances, including the first and the last.
 
     >>> _pick_evenly("abcdefg", 3)
     ['a', 'd', 'g']
@@ -141,7 +155,7 @@ def _pick_evenly(items: Sequence[T], count: int) -> list[T]:
 
 
 def _render_sample(text: str, answers: Sequence[tuple[int, str]]) -> Markup:
-    """A text, and below it what was said of it, step by step."""
+    """Render a text with the model's answers by step."""
     lines = [element("p", element("b", f"step {step:,}"), element("em", answer)) for step, answer in answers]
     return element("div", element("p", text), *lines, kind="sample")
 

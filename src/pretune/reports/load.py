@@ -1,9 +1,9 @@
-"""What a report reads: directories of runs, and folders with results.json. Only files are read, no model is loaded.
+"""Loading of run directories and of directories with results.json. Only files are read, no models.
 
-    gather("runs/sst2")         # a Ran: run.json, metrics.jsonl, cost.json, scores.json, predictions.jsonl, data card
-    gather("runs/quickstart")   # a Results: rows of method, labels, mean and seeds; and the runs they came from
+    load_directory("runs/sst2")         # RunRecord: run.json, metrics.jsonl, cost.json, scores.json, …, data card
+    load_directory("runs/quickstart")   # ComparisonResults: rows of method, labels, mean, seeds; and their runs
 
-A run that is at work or was killed has no cost.json yet: what there is of it is shown.
+An unfinished run has no cost.json; its other files are shown.
 """
 
 import os
@@ -33,17 +33,17 @@ PRETRAINING_SETTINGS = (
     "train.schedule.kind",
 )
 FINETUNING_SETTINGS = ("base.path", "method.kind", "train.batch")
-"""Settings in run.json that the page asks of pre-training, and of fine-tuning."""
+"""Required settings in run.json, of pre-training and of fine-tuning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run, finished or not."""
+    """Files of one run, finished or not."""
 
     path: Path
     config: Facts  # run.json
     cost: Facts | None = None
-    summary: Facts = field(default_factory=dict)  # what the run said at its end
+    summary: Facts = field(default_factory=dict)  # of the run's end
     metrics: Sequence[Facts] = ()  # metrics.jsonl, or that of the first trial
     scores: Facts | None = None  # of fine-tuning
     predictions: Sequence[Facts] = ()
@@ -51,38 +51,40 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """The name of its directory."""
+        """Name of the directory."""
         return self.path.resolve().name
 
     @property
     def is_finetuned(self) -> bool:
-        """Whether it fine-tuned a model."""
+        """True for a fine-tuning run."""
         return "base" in self.config
 
     @property
     def train_task(self) -> str:
-        """The task that it learnt, or the table of one's own."""
+        """Training task, or the user's training table."""
         return self._find_task("train")
 
     @property
     def eval_task(self) -> str:
-        """The task that its score is of, or the table of one's own: that of its split, or the one that was divided."""
+        """Task of the score, or the user's table: that of its split, else the one that was split."""
         return self._find_task(str((self.scores or {})["result"]["split"]), "train")
 
     def _find_task(self, *splits: str) -> str:
-        asked = self.config.get("task")
-        mine = asked if isinstance(asked, Mapping) and not asked.get("name") else {}
-        return next((str(mine[split]) for split in splits if mine.get(split)), str((self.scores or {}).get("task")))
+        task = self.config.get("task")
+        user_table = task if isinstance(task, Mapping) and not task.get("name") else {}
+        return next(
+            (str(user_table[split]) for split in splits if user_table.get(split)), str((self.scores or {}).get("task"))
+        )
 
     @property
     def is_pretrained(self) -> bool:
-        """Whether it pre-trained one."""
+        """True for a pre-training run."""
         return "model" in self.config and "objective" in self.config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonResults:
-    """A comparison: rows of results.json, and what is told with them."""
+    """Comparison: rows and metadata of results.json."""
 
     path: Path
     rows: Sequence[Facts]
@@ -90,45 +92,51 @@ class ComparisonResults:
     card: Facts | None = None
     other_costs: Mapping[Path, Facts] = field(
         default_factory=dict
-    )  # cost.json of runs in the folder that it does not name
+    )  # cost.json of runs in the directory that are not listed
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """Name of the directory."""
         return self.path.resolve().name
 
 
 def load_directory(path: str | os.PathLike[str]) -> list[RunRecord | ComparisonResults]:
-    """What lies in a directory: a run, or results, and behind these the runs that they name."""
-    where = Path(path)
-    if not where.is_dir():
-        given = "; give that of a run"
-        what = f"not a directory{given}" if where.exists() else f"no such directory{suggest_file(where) or given}"
-        raise UsageError(f"{where}: {what}")
-    found: list[RunRecord | ComparisonResults] = []
-    if (where / RESULTS).is_file():
-        results = read_results(where)
-        found.append(results)
-        found += [read_run(run) for run in _resolve_runs(where, results.metadata.get("runs", ()))]
-    if (where / RUN).is_file():
-        found.append(read_run(where))
-    if not found:
-        raise UsageError(f"{where}: no {RUN} and no {RESULTS} in it; give a run of `pretune pretrain` or `finetune`")
-    return found
+    """Load a run, or results and then the runs they list."""
+    directory = Path(path)
+    if not directory.is_dir():
+        remedy = "; pass a run directory"
+        problem = (
+            f"not a directory{remedy}"
+            if directory.exists()
+            else f"no such directory{suggest_file(directory) or remedy}"
+        )
+        raise UsageError(f"{directory}: {problem}")
+    records: list[RunRecord | ComparisonResults] = []
+    if (directory / RESULTS).is_file():
+        results = read_results(directory)
+        records.append(results)
+        records += [read_run(run) for run in _resolve_runs(directory, results.metadata.get("runs", ()))]
+    if (directory / RUN).is_file():
+        records.append(read_run(directory))
+    if not records:
+        raise UsageError(f"{directory}: no {RUN} or {RESULTS}; pass a run of `pretune pretrain` or `finetune`")
+    return records
 
 
 def read_run(directory: Path) -> RunRecord:
-    """A run from its files; those that are damaged are errors, those that are missing are not."""
+    """Load a run; damaged files raise, missing ones are allowed."""
     tree = read_record(RunFile, directory / RUN, CheckpointError)
-    tuned = "base" in tree
+    is_finetuned = "base" in tree
     _check_settings(
-        tree, FINETUNING_SETTINGS if tuned else PRETRAINING_SETTINGS if "objective" in tree else (), directory / RUN
+        tree,
+        FINETUNING_SETTINGS if is_finetuned else PRETRAINING_SETTINGS if "objective" in tree else (),
+        directory / RUN,
     )
     cost = read_record(CostFile, directory / COST, CheckpointError) if (directory / COST).is_file() else None
     summary: Facts = {} if cost is None else cost.get("run", {})
-    scored = tuned and (directory / SCORES).is_file()
-    scores = read_record(ScoresFile, directory / SCORES, CheckpointError) if scored else None
-    said = (directory / PREDICTIONS).is_file()
+    has_scores = is_finetuned and (directory / SCORES).is_file()
+    scores = read_record(ScoresFile, directory / SCORES, CheckpointError) if has_scores else None
+    has_predictions = (directory / PREDICTIONS).is_file()
     journal = _find_metrics(directory, scores)
     return RunRecord(
         path=directory,
@@ -137,35 +145,37 @@ def read_run(directory: Path) -> RunRecord:
         summary=summary,
         metrics=read_metrics(journal) if journal else (),
         scores=scores,
-        predictions=read_records(PredictionLine, directory / PREDICTIONS, CheckpointError) if said else (),
+        predictions=read_records(PredictionLine, directory / PREDICTIONS, CheckpointError) if has_predictions else (),
         card=_read_card(directory, str((tree.get("data") or {}).get("path") or "")),
     )
 
 
 def _check_settings(tree: Facts, paths: Sequence[str], file: Path) -> None:
-    """Refuse a file that lacks what is asked of it."""
+    """Raise if the file lacks a required setting."""
     for path in paths:
-        found: Any = tree
+        node: Any = tree
         for name in path.split("."):
-            if not isinstance(found, Mapping) or name not in found:
-                raise CheckpointError(f"{file}: has no '{path}'; it is damaged or not ours: leave this run out")
-            found = found[name]
+            if not isinstance(node, Mapping) or name not in node:
+                raise CheckpointError(
+                    f"{file}: missing '{path}'; the file is damaged or not from pretune: remove this run"
+                )
+            node = node[name]
 
 
 def _find_metrics(directory: Path, scores: Facts | None) -> Path | None:
-    """Where the run's metrics are: its own, or those of the trial whose model it has, or else of its first trial."""
-    found = [folder for folder in (directory, *sorted(directory.glob("trials/*"))) if (folder / METRICS).is_file()]
-    kept = {name: (scores or {}).get("model", {}).get(name) for name in ("lr", "seed", "labels")}
-    for folder in found:
+    """Return the directory of the metrics: the run, else the trial whose model was saved, else the first trial."""
+    folders = [folder for folder in (directory, *sorted(directory.glob("trials/*"))) if (folder / METRICS).is_file()]
+    selection = {name: (scores or {}).get("model", {}).get(name) for name in ("lr", "seed", "labels")}
+    for folder in folders:
         if folder != directory and (folder / TRIAL).is_file():
             trial: Facts = read_record(TrialRecord, folder / TRIAL, CheckpointError)
-            if all(trial.get(name) == value for name, value in kept.items()):
+            if all(trial.get(name) == value for name, value in selection.items()):
                 return folder
-    return next(iter(found), None)
+    return next(iter(folders), None)
 
 
 def read_results(directory: Path) -> ComparisonResults:
-    """The rows of results.json, checked."""
+    """Load and check results.json."""
     path = directory / RESULTS
     try:
         text = io.read_bounded(path, DataError, MAX_BYTES).decode()
@@ -175,7 +185,7 @@ def read_results(directory: Path) -> ComparisonResults:
     about = check_record(ResultsFile, data if isinstance(data, dict) else {"rows": data}, DataError, str(path))
     rows = about["rows"]
     if not rows:
-        raise DataError(f"{path}: no rows; a list of objects with method, labels, mean and seeds is needed")
+        raise DataError(f"{path}: no rows; expected objects with method, labels, mean and seeds")
     runs = _resolve_runs(directory, about.get("runs", []))
     card = _read_card(directory, str(about["data"])) if about.get("data") else None
     return ComparisonResults(
@@ -188,20 +198,20 @@ def read_results(directory: Path) -> ComparisonResults:
 
 
 def _read_other_costs(directory: Path, runs: Sequence[Path]) -> Iterator[tuple[Path, Facts]]:
-    """What runs cost that lie in a folder, or in a folder of it, and are not among those that are named."""
-    shown = {path.resolve() for path in runs}
+    """Yield the costs of runs up to two levels below a directory that are not listed."""
+    run_paths = {path.resolve() for path in runs}
     for file in sorted([*directory.glob(f"*/{COST}"), *directory.glob(f"*/*/{COST}")]):
-        if file.parent.resolve() not in shown and (file.parent / RUN).is_file():
+        if file.parent.resolve() not in run_paths and (file.parent / RUN).is_file():
             yield file.parent.resolve(), read_record(CostFile, file, CheckpointError)
 
 
 def _resolve_runs(directory: Path, names: Sequence[str]) -> list[Path]:
-    """The directories of runs that results name."""
+    """Resolve the run directories that results list."""
     return [io.resolve_inside(directory, name, DataError, directory / RESULTS, allow_nested=True) for name in names]
 
 
 def _read_card(directory: Path, path: str) -> CardFile | None:
-    """The data card; a relative path is that of where the run was started, perhaps above its directory."""
+    """Load the data card; a relative path starts at the working directory of the run, perhaps above its own."""
     if not path:
         return None
     for folder in (Path(), directory, *directory.resolve().parents[:3]):

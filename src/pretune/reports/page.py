@@ -1,4 +1,4 @@
-"""The page: sections in order; those without data are left out."""
+"""Report page: sections in order; empty ones are dropped."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,25 +21,25 @@ Section = tuple[str, str, Markup]
 
 
 def report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, title: str | None = None) -> Path:
-    """Write one HTML file about runs and results, in the order given; the same input gives the same bytes.
+    """Write an HTML report of runs and results, in the given order; the same input gives the same bytes.
 
-    A run is a directory of `pretune pretrain` or `pretune finetune`, finished or not. A folder with results.json (rows
-    of method, labels, mean and seeds) is a comparison; the runs that it names are shown with it.
+    A run is a directory of `pretune pretrain` or `pretune finetune`, finished or not. A directory with results.json
+    (rows of method, labels, mean and seeds) is a comparison; the runs it lists are shown with it.
     """
-    where = Path(out)
+    out_path = Path(out)
     if not runs:
-        raise UsageError("no runs to report on; give at least one directory")
-    if where.is_dir():
-        raise UsageError(f"{where}: is a directory; give --out the name of a file, such as {where / 'report.html'}")
-    given = [Path(one) for one in runs]
-    found = [one for path in given for one in load_directory(path)]
-    ran: list[RunRecord] = []
-    for one in found:
-        if isinstance(one, RunRecord) and one.path.resolve() not in [run.path.resolve() for run in ran]:
-            ran.append(one)
-    results = [one for one in found if isinstance(one, ComparisonResults)]
-    io.atomic_write(where, render_page(ran, results, given, where, title).html.encode())
-    return where
+        raise UsageError("no runs; pass at least one directory")
+    if out_path.is_dir():
+        raise UsageError(f"{out_path}: is a directory; set --out to a file, such as {out_path / 'report.html'}")
+    directories = [Path(run) for run in runs]
+    loaded_records = [record for path in directories for record in load_directory(path)]
+    run_records: list[RunRecord] = []
+    for record in loaded_records:
+        if isinstance(record, RunRecord) and record.path.resolve() not in [run.path.resolve() for run in run_records]:
+            run_records.append(record)
+    results = [record for record in loaded_records if isinstance(record, ComparisonResults)]
+    io.atomic_write(out_path, render_page(run_records, results, directories, out_path, title).html.encode())
+    return out_path
 
 
 def render_page(
@@ -49,9 +49,11 @@ def render_page(
     out: Path,
     title: str | None = None,
 ) -> Markup:
-    """The whole document."""
-    named = title or next((str(one.metadata["title"]) for one in results if one.metadata.get("title")), None)
-    heading = named or " · ".join(one.name for one in (results or runs))
+    """Render the complete document."""
+    heading_text = title or next(
+        (str(result.metadata["title"]) for result in results if result.metadata.get("title")), None
+    )
+    heading = heading_text or " · ".join(record.name for record in (results or runs))
     sections = _build_sections(runs, results, paths, out)
     links = element("nav", *(element("a", name, href=f"#{anchor}") for anchor, name, _ in sections))
     body = [element("section", element("h2", name), content, id_=anchor) for anchor, name, content in sections]
@@ -68,44 +70,48 @@ def render_page(
 def _build_sections(
     runs: Sequence[RunRecord], results: Sequence[ComparisonResults], paths: Sequence[Path], out: Path
 ) -> list[Section]:
-    tables = [render_comparison(one) for one in results]
+    tables = [render_comparison(result) for result in results]
     if not results or needs_run_scores(runs):
         tables += [render_scores(runs), render_suites(runs)]
     charts = [chart for chart in (*map(draw_label_chart, results), *draw_label_curves(runs)) if chart.html]
-    few = element("div", *charts, kind="charts") if charts else NO_MARKUP
-    found = [
+    label_charts = element("div", *charts, kind="charts") if charts else NO_MARKUP
+    sections = [
         ("scores", "Scores", join(tables)),
-        ("labels", "How many labels it takes", few),
-        ("ran", "What was run", join([*map(_render_stages, results), render_runs(runs)])),
+        ("labels", "Training set size", label_charts),
+        ("runs", "Runs", join([*map(_render_stages, results), render_runs(runs)])),
         ("learning", "Learning curves", render_learning_curves(runs)),
-        ("mistakes", "Where it is wrong", render_errors(runs)),
-        ("samples", "What it said while it learnt", render_samples(runs)),
-        ("cost", "What it cost", render_cost(runs, results)),
-        ("data", "What it read", render_data(runs, results)),
+        ("errors", "Errors", render_errors(runs)),
+        ("samples", "Samples during training", render_samples(runs)),
+        ("cost", "Cost", render_cost(runs, results)),
+        ("data", "Data", render_data(runs, results)),
         *build_usage_sections(results),
-        ("repeat", "How to repeat it", render_commands(runs, results, paths, out)),
+        ("reproduce", "Commands to reproduce", render_commands(runs, results, paths, out)),
     ]
-    if not results and not any(run.scores for run in runs):  # pre-training alone: what was run comes first
-        found = [*found[2:], *found[:2]]
-    return [one for one in found if one[2].html]
+    if not results and not any(run.scores for run in runs):  # only pre-training: runs come first
+        sections = [*sections[2:], *sections[:2]]
+    return [section for section in sections if section[2].html]
 
 
 def needs_run_scores(runs: Sequence[RunRecord]) -> bool:
-    """Whether the scores of runs say more than the table of a comparison that they are part of."""
-    scored = [run.scores for run in runs if run.scores]
-    return len(scored) > 1 or any(one["baselines"] for one in scored)
+    """Return whether the scores of runs add to the table of a comparison they belong to."""
+    run_scores = [run.scores for run in runs if run.scores]
+    return len(run_scores) > 1 or any(scores["baselines"] for scores in run_scores)
 
 
 def build_usage_sections(results: Sequence[ComparisonResults]) -> list[Section]:
-    """What can be done with the models of a comparison, where it says so."""
-    told = [one.metadata.get("use") for one in results]
-    lines = [str(line) for one in told if isinstance(one, list) for line in one]
-    return [("use", "What to do with it", code(*lines))] if lines else []
+    """Return the section of commands that use the models of a comparison."""
+    usages = [result.metadata.get("use") for result in results]
+    lines = [str(line) for usage in usages if isinstance(usage, list) for line in usage]
+    return [("use", "Usage", code(*lines))] if lines else []
 
 
 def _render_story(results: Sequence[ComparisonResults]) -> list[Markup]:
-    told = [one.metadata.get("story") for one in results]
-    lines = [line for one in told for line in ([one] if isinstance(one, str) else one if isinstance(one, list) else [])]
+    stories = [result.metadata.get("story") for result in results]
+    lines = [
+        line
+        for story in stories
+        for line in ([story] if isinstance(story, str) else story if isinstance(story, list) else [])
+    ]
     return [element("p", str(line), kind="lead") for line in lines]
 
 
@@ -114,41 +120,46 @@ def _render_stages(results: ComparisonResults) -> Markup:
     if not isinstance(stages, list):
         return Markup("")
     rows: list[Sequence[Child]] = []
-    for one in stages:
-        notes = [element("small", str(text)) for text in one.get("notes") or ()]
-        told = join([str(one.get("about", "")), *notes])
-        rows.append((str(one.get("name", "")), format_duration(float(one.get("seconds", 0))), told))
+    for stage in stages:
+        notes = [element("small", str(text)) for text in stage.get("notes") or ()]
+        description = join([str(stage.get("about", "")), *notes])
+        rows.append((str(stage.get("name", "")), format_duration(float(stage.get("seconds", 0))), description))
     return table(("stage", "time", ""), rows)
 
 
 def _render_tiles(runs: Sequence[RunRecord], results: Sequence[ComparisonResults]) -> Markup:
-    """The few numbers one looks for."""
+    """Render the headline numbers."""
     tiles: list[tuple[str, str]] = []
-    for one in results:
-        most = max(row["labels"] for row in one.rows)
-        best = max((row for row in one.rows if row["labels"] == most), key=lambda row: float(row["mean"]))
+    for result in results:
+        max_labels = max(row["labels"] for row in result.rows)
+        best = max((row for row in result.rows if row["labels"] == max_labels), key=lambda row: float(row["mean"]))
         tiles.append(
             (
                 f"{best['mean']:.3f}",
-                f"best {one.metadata.get('metric', 'score')} at {format_count(most, 'labels')}: {best['method']}",
+                f"best {result.metadata.get('metric', 'score')} at {format_count(max_labels, 'labels')}: "
+                f"{best['method']}",
             )
         )
-        if (gain := compute_lead(one.rows, most)) is not None:
-            tiles.append((f"{gain:+.3f}", f"best pre-trained over the best baseline at {format_count(most, 'labels')}"))
+        if (gain := compute_lead(result.rows, max_labels)) is not None:
+            tiles.append(
+                (f"{gain:+.3f}", f"best pre-trained over the best baseline at {format_count(max_labels, 'labels')}")
+            )
     for run in [run for run in runs if run.scores][: 0 if results else 3]:
         assert run.scores is not None
-        found, beneath = run.scores["result"], find_best_baseline(run)
-        beside = f"; {beneath['name']} {beneath['score']:.3f}" if beneath else ""
-        tiles.append((f"{found['score']:.3f}", f"{run.scores['metric']} on {found['split']}, {run.name}{beside}"))
+        result, baseline = run.scores["result"], find_best_baseline(run)
+        comparison = f"; {baseline['name']} {baseline['score']:.3f}" if baseline else ""
+        tiles.append((f"{result['score']:.3f}", f"{run.scores['metric']} on {result['split']}, {run.name}{comparison}"))
     for run in [run for run in runs if not run.is_finetuned][:2]:
         loss = (run.summary.get("held_out") or {}).get("loss")
         if isinstance(loss, int | float):
-            tiles.append((f"{loss:.3f}", f"held-out loss, {run.name}"))
+            tiles.append((f"{loss:.3f}", f"validation loss, {run.name}"))
     if any(run.cost is not None for run in runs):
         total = sum_costs(runs, results)
-        tiles += [(format_duration(total["seconds"]), "of training"), (format_kilograms(total["co2e_kg"]), "of CO2e")]
-    shown = [element("div", element("b", value), element("span", about), kind="tile") for value, about in tiles]
-    return element("div", *shown, kind="tiles") if shown else Markup("")
+        tiles += [(format_duration(total["seconds"]), "training time"), (format_kilograms(total["co2e_kg"]), "CO2e")]
+    rendered_tiles = [
+        element("div", element("b", value), element("span", about), kind="tile") for value, about in tiles
+    ]
+    return element("div", *rendered_tiles, kind="tiles") if rendered_tiles else Markup("")
 
 
 def compute_lead(rows: Sequence[Mapping[str, Any]], labels: int) -> float | None:

@@ -1,4 +1,4 @@
-"""What was run: family, sizes, data and settings of each run, side by side."""
+"""Section of a report: family, size, data and settings of each run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,21 +12,21 @@ Facts = Mapping[str, Any]
 
 
 def render_runs(runs: Sequence[RunRecord]) -> Markup:
-    """A table for pre-training and one for fine-tuning; a column for each run."""
+    """Render a table for pre-training and one for fine-tuning, with a column per run."""
     groups = [[run for run in runs if not run.is_finetuned], [run for run in runs if run.is_finetuned]]
     return join(render_side_by_side(group) for group in groups if group)
 
 
 def render_side_by_side(runs: Sequence[RunRecord]) -> Markup:
-    """Properties by run; a property that no run has is left out."""
-    found = [dict(list_properties(run)) for run in runs]
-    names = list(dict.fromkeys(name for one in found for name in one))
-    rows = [(name, *(one.get(name, "") for one in found)) for name in names]
+    """Render properties by run; properties that no run has are dropped."""
+    properties = [dict(list_properties(run)) for run in runs]
+    names = list(dict.fromkeys(name for run_properties in properties for name in run_properties))
+    rows = [(name, *(run_properties.get(name, "") for run_properties in properties)) for name in names]
     return table(("", *(run.name for run in runs)), rows, kind="pairs" if len(runs) == 1 else "")
 
 
 def list_properties(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """What is known of a run by name."""
+    """Yield the known properties of a run."""
     if run.is_finetuned:
         yield from _list_finetuning(run)
     elif run.is_pretrained:
@@ -34,12 +34,12 @@ def list_properties(run: RunRecord) -> Iterator[tuple[str, str]]:
     elif "embedding" in run.config:
         yield from _list_embedding(run)
     if run.cost is None:
-        yield "state", "not finished (no cost.json yet)"
+        yield "state", "unfinished (no cost.json)"
 
 
 def _list_pretraining(run: RunRecord) -> Iterator[tuple[str, str]]:
     tree = run.config
-    yield "made by", "pre-training" + (f" from {tree['train']['start']}" if tree["train"].get("start") else "")
+    yield "stage", "pre-training" + (f" from {tree['train']['start']}" if tree["train"].get("start") else "")
     yield "family", str(tree["model"].get("family", ""))
     yield "size", format_size(tree["model"])
     yield "objective", format_objective(tree["objective"])
@@ -47,13 +47,13 @@ def _list_pretraining(run: RunRecord) -> Iterator[tuple[str, str]]:
     if "parameters" in run.summary:
         yield from facts.build_pretraining_rows(tree, run.summary)
     else:
-        yield "optimiser", facts.format_optimizer(tree["train"])
+        yield "optimizer", facts.format_optimizer(tree["train"])
     yield from _list_machine(tree)
 
 
 def _list_finetuning(run: RunRecord) -> Iterator[tuple[str, str]]:
     tree, scores = run.config, run.scores
-    yield "made by", f"fine-tuning of {tree['base']['path']}"
+    yield "stage", f"fine-tuning of {tree['base']['path']}"
     if scores is None:
         yield "method", str(tree["method"]["kind"])
         return
@@ -63,7 +63,7 @@ def _list_finetuning(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def _list_embedding(run: RunRecord) -> Iterator[tuple[str, str]]:
-    yield "made by", "training of vectors by comparison"
+    yield "stage", "contrastive training of embeddings"
     yield "loss", format_objective(run.config["loss"])
     for name in ("steps", "tokens"):
         if name in run.summary:
@@ -71,19 +71,19 @@ def _list_embedding(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def _list_machine(tree: Facts) -> Iterator[tuple[str, str]]:
-    found = tree.get("found")
-    if found:
-        threads = format_count(found["threads"], "threads")
-        yield "machine", f"{found['device']}, {found['precision']}, torch {found['torch']}, {threads}"
+    machine = tree.get("found")
+    if machine:
+        threads = format_count(machine["threads"], "threads")
+        yield "machine", f"{machine['device']}, {machine['precision']}, torch {machine['torch']}, {threads}"
 
 
 def format_size(model: Facts) -> str:
-    """Width, depth, heads and vocabulary.
+    """Format width, depth, heads and vocabulary.
 
     >>> format_size({"width": 8, "vocab": 99, "encoder": {"depth": 2, "blocks": [{"attention": {"heads": 4}}]}})
-    '8 wide, 2 layers, 4 heads, vocabulary 99'
+    'width 8, 2 layers, 4 heads, vocabulary 99'
     """
-    parts = [f"{model['width']:,} wide"] if model.get("width") else []
+    parts = [f"width {model['width']:,}"] if model.get("width") else []
     stacks = [model[name] for name in ("encoder", "decoder") if model.get(name)]
     if stacks:
         depths = " + ".join(str(stack.get("depth", "?")) for stack in stacks)
@@ -94,6 +94,6 @@ def format_size(model: Facts) -> str:
 
 
 def format_objective(objective: Facts) -> str:
-    """An objective with those of its settings that are plain values."""
-    plain = [f"{name} {value:g}" for name, value in objective.items() if type(value) in (int, float)]
-    return ", ".join([str(objective["kind"]), *plain])
+    """Format an objective with its numeric settings."""
+    values = [f"{name} {value:g}" for name, value in objective.items() if type(value) in (int, float)]
+    return ", ".join([str(objective["kind"]), *values])

@@ -1,4 +1,4 @@
-"""Scores: fine-tuned runs beside each other and beside baselines on the same split; rows of results.json."""
+"""Section of a report: scores of fine-tuned runs, baselines on the same split, and rows of results.json."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,15 +21,15 @@ from pretune.reports.markup import Child, Markup, element, join, notes, table
 
 Facts = Mapping[str, Any]
 SIGNIFICANCE_LEVEL = 0.05
-"""A p below this is called a difference."""
+"""Differences with a p-value below this are significant."""
 MEAN_METRICS = ("accuracy", "choice_accuracy", "exact_match")
-"""Metrics that are means over examples, which predictions alone can be compared by."""
+"""Metrics that are means over examples, so that predictions can be compared in pairs."""
 GROUPS = {"pretrained": 0, "random": 1, "baseline": 7, "other": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRow:
-    """A run or a baseline in the table of a test set."""
+    """Run or baseline in the table of a test set."""
 
     name: str
     score: float
@@ -38,61 +38,61 @@ class ScoreRow:
 
 
 def render_scores(runs: Sequence[RunRecord]) -> Markup:
-    """A table for each test set and metric."""
-    tuned = [run for run in runs if run.scores]
-    keys = dict.fromkeys(map(identify_test_set, tuned))  # in the order that they were given
-    return join(_render_test_set([run for run in tuned if identify_test_set(run) == key]) for key in keys)
+    """Render a table for each test set and metric."""
+    scored_runs = [run for run in runs if run.scores]
+    keys = dict.fromkeys(map(identify_test_set, scored_runs))  # in the given order
+    return join(_render_test_set([run for run in scored_runs if identify_test_set(run) == key]) for key in keys)
 
 
 def identify_test_set(run: RunRecord) -> tuple[str, str, str, int, frozenset[str]]:
     """Return the identity of a test set: task, metric, split, size, and example ids where all were predicted."""
     scores = run.scores or {}
     split, examples = str(scores["result"]["split"]), int(scores["result"]["examples"])
-    ids = frozenset(str(one.get("id")) for one in run.predictions if one.get("split") == split)
+    ids = frozenset(str(row.get("id")) for row in run.predictions if row.get("split") == split)
     return run.eval_task, str(scores["metric"]), split, examples, ids if len(ids) == examples else frozenset()
 
 
 def rank(runs: Sequence[RunRecord]) -> list[ScoreRow]:
-    """Return runs of one test set and their baselines, the best score first; of equal ones runs first.
+    """Return runs of one test set and their baselines, best score first; runs precede baselines with equal scores.
 
-    A baseline that runs share is one row. Where its scores differ (the runs had other training examples), there is a
-    row for each score, which names the runs.
+    A baseline that runs share is one row. Where its scores differ (other training examples), each score has a row that
+    names the runs.
     """
-    found: dict[str, dict[float, list[str]]] = {}
+    baselines: dict[str, dict[float, list[str]]] = {}
     rows = [ScoreRow(name=run.name, score=float(run.scores["result"]["score"]), run=run) for run in runs if run.scores]
     for run in runs:
-        for one in run.scores["baselines"] if run.scores else ():
-            found.setdefault(str(one["name"]), {}).setdefault(float(one["score"]), []).append(run.name)
-    for name, scores in found.items():
+        for baseline in run.scores["baselines"] if run.scores else ():
+            baselines.setdefault(str(baseline["name"]), {}).setdefault(float(baseline["score"]), []).append(run.name)
+    for name, scores in baselines.items():
         for score, names in scores.items():
-            shown = name if len(scores) == 1 else f"{name}, {', '.join(names)}"
-            rows.append(ScoreRow(name=shown, score=score, baseline=name))
+            label = name if len(scores) == 1 else f"{name}, {', '.join(names)}"
+            rows.append(ScoreRow(name=label, score=score, baseline=name))
     return sorted(rows, key=lambda row: -row.score)
 
 
 def _render_test_set(runs: Sequence[RunRecord]) -> Markup:
     _, metric, split, examples, _ = identify_test_set(runs[0])
-    ordered = rank(runs)
-    best = next(row.run for row in ordered if row.run is not None)
-    gaps = [compare_rows(best, row) for row in ordered]
-    results = [row.run.scores["result"] if row.run and row.run.scores else {} for row in ordered]
-    ends = [(one.get("low"), row.score, one.get("high")) for row, one in zip(ordered, results, strict=True)]
+    score_rows = rank(runs)
+    best = next(row.run for row in score_rows if row.run is not None)
+    gaps = [compare_rows(best, row) for row in score_rows]
+    results = [row.run.scores["result"] if row.run and row.run.scores else {} for row in score_rows]
+    ends = [(result.get("low"), row.score, result.get("high")) for row, result in zip(score_rows, results, strict=True)]
     span = compute_span(ends)
     rows: list[Sequence[Child]] = []
-    for row, found, end, apart in zip(ordered, results, ends, gaps, strict=True):
-        top = len(ordered) > 1 and row.score == ordered[0].score
-        seeds = facts.format_interval(found) or "one seed" if found else ""
-        told = (facts.format_difference(apart), f"{apart['p']:.3g}") if apart else ("", "")
+    for row, result, end, comparison in zip(score_rows, results, ends, gaps, strict=True):
+        top = len(score_rows) > 1 and row.score == score_rows[0].score
+        seeds = facts.format_interval(result) or "1 seed" if result else ""
+        cells = (facts.format_difference(comparison), f"{comparison['p']:.3g}") if comparison else ("", "")
         name = row.name if row.run else f"{row.name} (baseline)"
-        rows.append((name, _render_best(f"{row.score:.4f}", top), draw_interval_chart(*end, span), seeds, *told))
+        rows.append((name, _render_best(f"{row.score:.4f}", top), draw_interval_chart(*end, span), seeds, *cells))
     better = "run better by" if len(runs) == 1 else f"{best.name} better by"
     return join(
         [
             element(
                 "h3", f"{Path(runs[0].eval_task).name}: {metric} on {format_count(examples, 'examples')} of {split}"
             ),
-            *(element("p", line) for line in summarise(ordered)),
-            table(("", metric, "", "interval over seeds", better, "p"), rows, kind="scores"),
+            *(element("p", line) for line in summarize(score_rows)),
+            table(("", metric, "", "95% CI over seeds", better, "p"), rows, kind="scores"),
             notes(*_list_notes(runs)),
         ]
     )
@@ -101,32 +101,36 @@ def _render_test_set(runs: Sequence[RunRecord]) -> Markup:
 def compare_rows(best: RunRecord, row: ScoreRow) -> Facts | None:
     """Return the paired comparison of the best run with another row; None where none was made."""
     if row.run is not None:
-        found = compare_runs(best, row.run)
-        return None if found is None else asdict(found)
-    for one in (best.scores or {})["baselines"]:
-        if one["name"] == row.baseline and float(one["score"]) == row.score:
-            return dict(one["against"])
+        comparison = compare_runs(best, row.run)
+        return None if comparison is None else asdict(comparison)
+    for baseline in (best.scores or {})["baselines"]:
+        if baseline["name"] == row.baseline and float(baseline["score"]) == row.score:
+            return dict(baseline["against"])
     return None
 
 
 def find_best_baseline(run: RunRecord) -> Facts | None:
-    """The strongest of them."""
-    return max(run.scores["baselines"], key=lambda one: float(one["score"]), default=None) if run.scores else None
+    """Return the best baseline."""
+    return (
+        max(run.scores["baselines"], key=lambda baseline: float(baseline["score"]), default=None)
+        if run.scores
+        else None
+    )
 
 
-def summarise(rows: Sequence[ScoreRow]) -> Iterator[str]:
+def summarize(rows: Sequence[ScoreRow]) -> Iterator[str]:
     """Yield the conclusion of a table: its best run against its best baseline, then against the next run."""
     ours, simple = [row for row in rows if row.run], [row for row in rows if row.run is None]
     best = ours[0]
     assert best.run is not None
     if simple:
         yield _compare_with_baseline(best, simple[0], compare_rows(best.run, simple[0]), several=len(ours) > 1)
-    if len(ours) > 1 and (apart := compare_rows(best.run, ours[1])):
-        p = f"p = {apart['p']:.3g}"
-        if apart["p"] < SIGNIFICANCE_LEVEL:
-            yield f"Of the {len(ours)} runs {best.name} is the best ({p} against {ours[1].name})."
+    if len(ours) > 1 and (comparison := compare_rows(best.run, ours[1])):
+        p = f"p = {comparison['p']:.3g}"
+        if comparison["p"] < SIGNIFICANCE_LEVEL:
+            yield f"{best.name} is the best of {len(ours)} runs ({p} against {ours[1].name})."
         else:
-            yield f"{best.name} and {ours[1].name}, the best two of {len(ours)} runs, cannot be told apart ({p})."
+            yield f"{best.name} and {ours[1].name}, the best of {len(ours)} runs, do not differ significantly ({p})."
 
 
 def _compare_with_baseline(run: ScoreRow, baseline: ScoreRow, comparison: Facts | None, *, several: bool) -> str:
@@ -134,23 +138,23 @@ def _compare_with_baseline(run: ScoreRow, baseline: ScoreRow, comparison: Facts 
     size = f"{abs(run.score - baseline.score):.4f}"
     if comparison is None:
         first, last = (run, baseline) if run.score >= baseline.score else (baseline, run)
-        told = "they were not compared example by example, so this may be chance"
-        return f"{first.name} is ahead of {last.name} by {size}, the best run and the best simple baseline; {told}."
+        caveat = "without a paired comparison, this may be chance"
+        return f"{first.name} leads {last.name} by {size} (best run and best simple baseline); {caveat}."
     p = comparison["p"]
     if p < SIGNIFICANCE_LEVEL:
-        return f"{run.name} is better than {baseline.name}, the best of the simple baselines, by {size} (p = {p:.3g})."
+        return f"{run.name} is better than {baseline.name}, the best simple baseline, by {size} (p = {p:.3g})."
     if comparison["high"] < 0:
-        whom = f"every run, {run.name} the best of them," if several else run.name
-        return f"{baseline.name}, a simple baseline, is better than {whom} by {size}: here it is the one to use."
-    return f"{run.name} and {baseline.name}, the best of the simple baselines, cannot be told apart (p = {p:.3g})."
+        runs_text = f"every run (best: {run.name})" if several else run.name
+        return f"{baseline.name}, a simple baseline, is better than {runs_text} by {size}: prefer it here."
+    return f"{run.name} and {baseline.name}, the best simple baseline, do not differ significantly (p = {p:.3g})."
 
 
 def _list_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
     yield from dict.fromkeys(line for run in runs if run.scores for line in facts.build_notes(run.scores))
     yield (
-        "Intervals are 95 %: over seeds by Student's t, of differences by a paired bootstrap over examples; p is the "
-        "share of resampled test sets on which the run is not better. Runs are compared with each other by the "
-        "predictions of their saved models."
+        "Intervals are 95%: over seeds by Student's t, of differences by a paired bootstrap over examples; p is the "
+        "share of resampled test sets on which the run is not better. Runs are compared by the predictions of their "
+        "saved models."
     )
 
 
@@ -165,21 +169,23 @@ def compare_runs(run: RunRecord, other_run: RunRecord) -> Comparison | None:
     if not ours or ours.keys() != theirs.keys():
         return None
     names = sorted(ours)
-    return paired_bootstrap_of_means([ours[one] for one in names], [theirs[one] for one in names])
+    return paired_bootstrap_of_means(
+        [ours[example_id] for example_id in names], [theirs[example_id] for example_id in names]
+    )
 
 
 def _mark_correct(run: RunRecord) -> dict[str, float]:
-    """Whether each example of the result's split was answered rightly."""
+    """Return 1 for each correctly predicted example of the result's split, else 0."""
     split = identify_test_set(run)[2]
     return {
-        str(one["id"]): float(one["gold"] == one.get("label"))
-        for one in run.predictions
-        if one.get("split") == split and one.get("gold") is not None and "label" in one
+        str(row["id"]): float(row["gold"] == row.get("label"))
+        for row in run.predictions
+        if row.get("split") == split and row.get("gold") is not None and "label" in row
     }
 
 
 def compute_span(rows: Sequence[tuple[float | None, float, float | None]]) -> tuple[float, float]:
-    """A scale that holds all values and their intervals."""
+    """Return a scale that covers all values and their intervals."""
     values = [value for row in rows for value in row if value is not None]
     low, high = min(values), max(values)
     edge = 0.06 * (high - low) or 0.01
@@ -187,7 +193,7 @@ def compute_span(rows: Sequence[tuple[float | None, float, float | None]]) -> tu
 
 
 def render_comparison(results: ComparisonResults) -> Markup:
-    """Rows of results.json: methods by number of labels, and how surely."""
+    """Render rows of results.json: methods by training set size, with confidence intervals."""
     counts = sorted({row["labels"] for row in results.rows})
     methods = list(dict.fromkeys(row["method"] for row in results.rows))
     cells = {(row["method"], row["labels"]): row for row in results.rows}
@@ -195,36 +201,36 @@ def render_comparison(results: ComparisonResults) -> Markup:
     clear, legend = _mark_significant(results)
     rows: list[Sequence[Child]] = []
     for method in methods:
-        found = [cells.get((method, count)) for count in counts]
-        about = next((str(row["about"]) for row in found if row and row.get("about")), "")
-        shown: list[Child] = [
+        method_rows = [cells.get((method, count)) for count in counts]
+        about = next((str(row["about"]) for row in method_rows if row and row.get("about")), "")
+        cells_shown: list[Child] = [
             "" if row is None else _render_mean(row, clear.get((method, count), ""), is_best=row["mean"] == top[count])
-            for row, count in zip(found, counts, strict=True)
+            for row, count in zip(method_rows, counts, strict=True)
         ]
-        rows.append((join([method, element("small", about)]) if about else method, *shown))
+        rows.append((join([method, element("small", about)]) if about else method, *cells_shown))
     metric = str(results.metadata.get("metric", "score"))
-    told = [str(results.metadata[name]) for name in ("task", "split") if results.metadata.get(name)]
-    of = (
+    descriptions = [str(results.metadata[name]) for name in ("task", "split") if results.metadata.get(name)]
+    size_text = (
         f" on {format_count(results.metadata['examples'], 'examples')}"
         if isinstance(results.metadata.get("examples"), int)
         else ""
     )
     return join(
         [
-            element("h3", f"{metric}{of}{' of ' if told else ''}{', '.join(told)}"),
+            element("h3", f"{metric}{size_text}{' of ' if descriptions else ''}{', '.join(descriptions)}"),
             table(("", *(format_count(count, "labels") for count in counts)), rows),
             notes(
-                "± is half of the 95 % interval over seeds (Student's t); a single seed has none. The best is "
-                f"bold.{legend}"
+                "± is half of the 95% confidence interval over seeds (Student's t); a single seed has none. "
+                f"Bold: best.{legend}"
             ),
         ]
     )
 
 
 def _mark_significant(results: ComparisonResults) -> tuple[dict[tuple[str, int], str], str]:
-    """Marks of networks that differ from the best simple baseline by more than chance, and what the marks say.
+    """Return markers of networks that differ significantly from the best simple baseline, and their legend.
 
-    None where the metric is not a share of examples, or their number is not told.
+    Empty where the metric is not a mean over examples, or the number of examples is unknown.
     """
     examples = results.metadata.get("examples")
     if results.metadata.get("metric") not in MEAN_METRICS or not isinstance(examples, int):
@@ -241,41 +247,41 @@ def _mark_significant(results: ComparisonResults) -> tuple[dict[tuple[str, int],
         lead = row["mean"] - best
         if abs(lead) > compute_margin(row["mean"], best, examples):
             clear[row["method"], row["labels"]] = " ▲" if lead > 0 else " ▼"
-    told = (
-        f" ▲ is ahead of the best simple baseline with as many labels, ▼ behind it, by more than two standard "
-        f"errors of {format_count(examples, 'examples')}; without a mark that difference could be chance."
+    legend = (
+        f" ▲ better, ▼ worse than the best simple baseline with as many labels, by more than two standard "
+        f"errors of {format_count(examples, 'examples')}; without a marker the difference may be chance."
     )
-    return clear, told if simple else ""
+    return clear, legend if simple else ""
 
 
 def draw_label_chart(results: ComparisonResults) -> Markup:
-    """The same as lines over labels; nothing for one number of labels."""
+    """Draw the comparison as lines over training set size; empty for a single size."""
     if len({row["labels"] for row in results.rows}) < 2:
         return Markup("")
     shares = all(0 <= row["mean"] <= 1 for row in results.rows)
-    low, high = (0.0, 1.0) if shares else (-math.inf, math.inf)  # what an interval cannot go beyond
+    low, high = (0.0, 1.0) if shares else (-math.inf, math.inf)  # bounds of an interval
     series: list[Series] = []
     for place, method in enumerate(dict.fromkeys(row["method"] for row in results.rows)):
         rows = sorted((row for row in results.rows if row["method"] == method), key=lambda row: float(row["labels"]))
-        kept = [(row["labels"], row["mean"], compute_half_interval(row)) for row in rows]
-        band = tuple((x, max(y - reach, low), min(y + reach, high)) for x, y, reach in kept if reach is not None)
+        values = [(row["labels"], row["mean"], compute_half_interval(row)) for row in rows]
+        band = tuple((x, max(y - reach, low), min(y + reach, high)) for x, y, reach in values if reach is not None)
         simple = any(row.get("group", "baseline") in ("baseline", "random") for row in rows)
-        points = tuple((x, y) for x, y, _ in kept)
+        points = tuple((x, y) for x, y, _ in values)
         series.append(
-            Series(method, points, band if len(band) == len(kept) > 1 else (), place, "dashed" if simple else "")
+            Series(method, points, band if len(band) == len(values) > 1 else (), place, "dashed" if simple else "")
         )
     metric = str(results.metadata.get("metric", "score"))
-    return draw_line_chart(series, x="labels (logarithmic)", y=f"{metric} by labels", log_x=True)
+    return draw_line_chart(series, x="training examples (logarithmic)", y=f"{metric} by training examples", log_x=True)
 
 
 def compute_half_interval(row: Facts) -> float | None:
-    """Half of the interval over seeds, from what a row has: ends, the scores of seeds, or a standard deviation."""
+    """Return half of the interval over seeds, from the row's bounds, seed scores or standard deviation."""
     if _is_number(row.get("low")) and _is_number(row.get("high")):
         return float(row["high"] - row["low"]) / 2
-    each = row.get("each")
-    if isinstance(each, list) and len(each) > 1:
-        found = compute_interval(each)
-        return (found.high or 0.0) - found.mean
+    seed_scores = row.get("each")
+    if isinstance(seed_scores, list) and len(seed_scores) > 1:
+        interval = compute_interval(seed_scores)
+        return (interval.high or 0.0) - interval.mean
     seeds = row.get("seeds", 1)
     count = len(seeds) if isinstance(seeds, list) else int(seeds)
     if _is_number(row.get("std")) and count > 1:
@@ -284,10 +290,10 @@ def compute_half_interval(row: Facts) -> float | None:
 
 
 def _render_mean(row: Facts, mark: str, *, is_best: bool) -> Markup:
-    """A mean with half of its interval, which may stand in a line of its own where there is little room."""
+    """Render a mean with half of its interval, which may wrap to the next line."""
     reach = compute_half_interval(row)
-    beside: list[Child] = [] if reach is None else [" ±", Markup("&nbsp;"), f"{reach:.3f}"]
-    return element("span", f"{row['mean']:.3f}", *beside, mark, kind="value best" if is_best else "value")
+    margin: list[Child] = [] if reach is None else [" ±", Markup("&nbsp;"), f"{reach:.3f}"]
+    return element("span", f"{row['mean']:.3f}", *margin, mark, kind="value best" if is_best else "value")
 
 
 def _render_best(text: str, is_best: bool) -> Child:

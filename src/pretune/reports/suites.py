@@ -15,12 +15,12 @@ Setting = tuple[str, str, str]
 
 
 def render_suites(runs: Sequence[RunRecord]) -> Markup:
-    """A table for each suite whose tasks all have a run; where half of them have, a line names the others."""
+    """Render a table for each suite with a run for every task; a note names missing tasks if at least half have one."""
     return join(part for suite in SUITES for part in _render_suite(suite, group_scores(runs)))
 
 
 def group_scores(runs: Sequence[RunRecord]) -> dict[Setting, dict[str, Mapping[str, float]]]:
-    """Return the scores of tasks by setting; of two runs of a task the one with the better dev score counts."""
+    """Return task scores by setting; of two runs of a task, the one with the better dev score counts."""
     best: dict[tuple[Setting, str], tuple[float, Mapping[str, float]]] = {}
     for run in (run for run in runs if run.scores):
         assert run.scores is not None
@@ -29,10 +29,10 @@ def group_scores(runs: Sequence[RunRecord]) -> dict[Setting, dict[str, Mapping[s
         key = _describe_setting(run), str(run.scores["task"])
         if key not in best or dev > best[key][0]:
             best[key] = dev, result.get("scores") or {str(run.scores["metric"]): float(result["score"])}
-    found: dict[Setting, dict[str, Mapping[str, float]]] = {}
+    grouped_scores: dict[Setting, dict[str, Mapping[str, float]]] = {}
     for (setting, task), (_, scores) in best.items():
-        found.setdefault(setting, {})[task] = scores
-    return found
+        grouped_scores.setdefault(setting, {})[task] = scores
+    return grouped_scores
 
 
 def _describe_setting(run: RunRecord) -> Setting:
@@ -50,20 +50,23 @@ def _describe_setting(run: RunRecord) -> Setting:
 def _render_suite(suite: str, settings: Mapping[Setting, Mapping[str, Mapping[str, float]]]) -> Iterator[Markup]:
     tasks = SUITES[suite]
     members = {setting: collect_suite_scores(suite, scores) for setting, scores in settings.items()}
-    whole = [
+    complete = [
         (", ".join(filter(None, setting)), average, members[setting])
         for setting, scores in settings.items()
         if (average := compute_suite_averages(scores).get(suite)) is not None
     ]
-    if whole:
+    if complete:
         yield element("h3", f"{NAMES[suite]}: average of {len(tasks)} tasks")
-        rows = sorted(whole, key=lambda row: -row[1])
+        rows = sorted(complete, key=lambda row: -row[1])
         yield table(
             ("", "average", *tasks),
-            [(name, f"{average:.4f}", *(f"{each[task]:.4f}" for task in tasks)) for name, average, each in rows],
+            [
+                (name, f"{average:.4f}", *(f"{task_scores[task]:.4f}" for task in tasks))
+                for name, average, task_scores in rows
+            ],
             kind="scores",
         )
-    for setting, each in members.items():
-        if len(tasks) / 2 <= len(each) < len(tasks):
-            missing = ", ".join(task for task in tasks if task not in each)
+    for setting, task_scores in members.items():
+        if len(tasks) / 2 <= len(task_scores) < len(tasks):
+            missing = ", ".join(task for task in tasks if task not in task_scores)
             yield note(f"{', '.join(filter(None, setting))}: no {NAMES[suite]} average without {missing}.")
