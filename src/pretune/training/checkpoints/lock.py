@@ -1,4 +1,4 @@
-"""One run per directory, held by the system: whoever dies, however, no longer holds it."""
+"""Lock of a run directory, held by the operating system and released when the process dies."""
 
 import contextlib
 import errno
@@ -16,14 +16,14 @@ from pretune.core.errors import UsageError
 
 LOCK_FILE = ".lock"
 _UNSUPPORTED_ERRNOS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
-"""What file systems answer that have no locks."""
+"""Error numbers of file systems without locks."""
 
 
 class RunLock:
-    """The right to write into a run's directory, which is made if it is not there.
+    """Exclusive right to write into a run directory, which is created if missing.
 
-    The file in it tells a person who holds it; that somebody does is known to the system alone, which gives the lock up
-    when the process ends. So one left by a dead process, or with a number that another process has now, is just taken.
+    The content of the lock file is information for users; the lock itself is the system's and ends with the process. A
+    file left by a dead process is therefore simply locked again, even if its pid is in use by another process.
     """
 
     def __init__(self, directory: Path, *, on_warning: Callable[[str], None]) -> None:
@@ -33,22 +33,22 @@ class RunLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this object holds it."""
+        """True while this object holds the lock."""
         return self._descriptor is not None
 
     def __enter__(self) -> "RunLock":
         if self.directory.exists() and not self.directory.is_dir():
-            raise UsageError(f"cannot write '{self.directory}': it is a file, not a directory; choose another place")
+            raise UsageError(f"cannot write '{self.directory}': it is a file, not a directory; use another directory")
         with io.translate_write_errors(self.path):
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = self._acquire()
-        before = _read_holder(descriptor)
-        if before:
-            self.on_warning(f"{self.directory}: {before} ended without tidying up; this run takes its place")
-        who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        previous_holder = _read_holder(descriptor)
+        if previous_holder:
+            self.on_warning(f"{self.directory}: {previous_holder} was killed; this run replaces it")
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         with io.translate_write_errors(self.path):
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(who, allow_nan=False).encode(), 0)
+            os.pwrite(descriptor, json.dumps(holder, allow_nan=False).encode(), 0)
         self._descriptor = descriptor
         _HELD_LOCKS.add(self)
         return self
@@ -68,17 +68,19 @@ class RunLock:
                 holder = _read_holder(descriptor) or "another process"
                 os.close(descriptor)
                 raise UsageError(
-                    f"{self.directory}: {holder} is writing there; wait for it, stop it, or choose another place"
+                    f"{self.directory}: in use by {holder}; wait for it, stop it, or use another directory"
                 ) from None
-            except OSError as fault:
-                if fault.errno not in _UNSUPPORTED_ERRNOS:
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED_ERRNOS:
                     os.close(descriptor)
                     raise
-                self.on_warning(f"{self.directory}: cannot be locked on this file system; start no second run there")
+                self.on_warning(
+                    f"{self.directory}: this file system does not support locks; do not start a second run there"
+                )
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), self.path.stat()):
                     return descriptor
-            os.close(descriptor)  # its last holder removed it after we had opened it
+            os.close(descriptor)  # the previous holder removed the file after we opened it
 
     def _release(self) -> None:
         if self._descriptor is not None:
@@ -90,7 +92,7 @@ _HELD_LOCKS: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 def _release_in_child() -> None:
-    """A forked worker must not hold the lock of its parent, which it may outlive."""
+    """Release the lock in a forked worker, which may outlive its parent."""
     for lock in _HELD_LOCKS:
         lock._release()
 
@@ -99,10 +101,14 @@ os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _read_holder(descriptor: int) -> str:
-    """Who a lock file says holds it: '' where it is empty, as it is for a moment after it was made."""
+    """Describe the holder in a lock file; '' if the file is empty, as it is just after its creation."""
     data = os.pread(descriptor, 1000, 0)
     try:
-        who = json.loads(data) if data else {}
-        return f"a run (pid {int(who['pid'])} on {who['host']!r:.80}, since {who['since']!r:.40})" if who else ""
+        holder = json.loads(data) if data else {}
+        return (
+            f"a run (pid {int(holder['pid'])} on {holder['host']!r:.80}, since {holder['since']!r:.40})"
+            if holder
+            else ""
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
-        return "a run that cannot be told"
+        return "an unknown run"

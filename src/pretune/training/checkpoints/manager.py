@@ -1,4 +1,4 @@
-"""The checkpoints of one run: saved while training goes on, found again whatever happened."""
+"""Checkpoint manager of a run: saves in the background, finds the newest valid checkpoint."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -25,11 +25,11 @@ from pretune.training.checkpoints.snapshot import SnapshotBuffers, TensorSnapsho
 
 
 class CheckpointManager:
-    """The directory RUN/checkpoints. Only the holder of the run's lock may save; anybody may read."""
+    """Manager of RUN/checkpoints. Only the holder of the run's lock may save; any process may read."""
 
     def __init__(self, directory: Path, *, max_checkpoints: int = 2, on_warning: Callable[[str], None]) -> None:
         if max_checkpoints < 2:
-            raise UsageError(f"{max_checkpoints} checkpoints are too few to survive a damaged one; keep 2 or more")
+            raise UsageError(f"max_checkpoints must be >= 2 to survive a damaged one, got {max_checkpoints}")
         self.directory, self.max_checkpoints, self.on_warning = directory, max_checkpoints, on_warning
         self._snapshot = SnapshotBuffers()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -44,97 +44,103 @@ class CheckpointManager:
         score: float | None = None,
         wait: bool = False,
     ) -> float:
-        """Save tensors as they are now, written in the background; the seconds that the caller stood still.
+        """Copy tensors and write them in the background; returns the seconds the caller was blocked.
 
-        groups: a file each, by its stem. facts: JSON; those that are texts say to which run and data the checkpoint
-        belongs (see `find_latest`). score: the held-out loss of these weights, where it is known. A save waits for the one
-        before it, whose fault (a full disk) is raised here; whatever fails, older checkpoints stay as they are.
+        groups: one file each, named by its key. facts: JSON; strings identify the run and data of the checkpoint (see
+        `find_latest`). score: held-out loss of these weights, if known. A save waits for the previous one and raises
+        its error (a full disk); older checkpoints are never affected.
         """
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         self.wait()
-        taken = self._snapshot.copy(groups)
-        description = describe_state(step, taken, facts, score)
-        self._pending = self._writer.submit(self._write, step, taken, description)
+        snapshot = self._snapshot.copy(groups)
+        description = describe_state(step, snapshot, facts, score)
+        self._pending = self._writer.submit(self._write, step, snapshot, description)
         if wait:
             self.wait()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start_time
 
     def wait(self) -> None:
-        """Wait until the last save is on the disk; if it failed, its error is raised, once."""
+        """Wait until the last save is on disk; raises its error, once."""
         if self._pending is not None:
             try:
                 self._pending.result()
             finally:
-                if self._pending.done():  # not so when the waiting was interrupted
+                if self._pending.done():  # False if the wait was interrupted
                     self._pending = None
 
     def raise_pending_error(self) -> None:
-        """Raise what the last save failed by, if it has ended; it is not waited for."""
+        """Raise the error of the last save if it has failed; does not wait."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def find_latest(self, expected_facts: Mapping[str, str]) -> Checkpoint | None:
-        """The newest checkpoint that is whole, None where there is none at all.
+        """Return the newest valid checkpoint, or None if there are no checkpoints.
 
-        Each one that is damaged is skipped, with a note; if all are, that is an error, as it is when the one found does
-        not have the facts that are expected: it is another run's, or something changed under this one.
+        Damaged checkpoints are skipped with a warning. Raises a CheckpointError if all are damaged, or if the newest
+        valid one does not have the expected facts: it belongs to another run, or the run's inputs have changed.
         """
-        first: CheckpointError | None = None
+        newest_error: CheckpointError | None = None
         for folder in list_checkpoints(self.directory):
             try:
-                found = open_checkpoint(folder)
-            except CheckpointError as fault:
-                first = first or fault
-                self.on_warning(f"skipping a damaged checkpoint: {fault}")
+                checkpoint = open_checkpoint(folder)
+            except CheckpointError as error:
+                newest_error = newest_error or error
+                self.on_warning(f"skipping a damaged checkpoint: {error}")
                 continue
-            _check_facts(found, expected_facts)
-            return found
-        if first is not None:
-            raise CheckpointError(f"{self.directory}: no checkpoint is whole; the newest: {first}") from first
+            _check_facts(checkpoint, expected_facts)
+            return checkpoint
+        if newest_error is not None:
+            raise CheckpointError(
+                f"{self.directory}: all checkpoints are damaged; the newest: {newest_error}"
+            ) from newest_error
         return None
 
     def find_best(self) -> Checkpoint | None:
-        """Of the checkpoints that are whole, the one with the lowest held-out loss; None where none has one."""
+        """Return the valid checkpoint with the lowest held-out loss; None if none has a loss."""
         return next(
-            (found for folder in sort_by_score(list_checkpoints(self.directory)) if (found := open_if_intact(folder))),
+            (
+                checkpoint
+                for folder in sort_by_score(list_checkpoints(self.directory))
+                if (checkpoint := open_if_intact(folder))
+            ),
             None,
         )
 
     def remove_unfinished(self, lock: RunLock) -> None:
-        """Remove what killed writers left behind, at the start of a run: only its holder knows that nobody writes."""
+        """Remove files of killed writers at the start of a run; needs the lock, so that nobody is writing."""
         if not lock.is_held or self.directory.resolve().parent != lock.directory.resolve():
-            raise ValueError(f"{self.directory}: tidying needs the lock of the run")
+            raise ValueError(f"{self.directory}: removing unfinished files needs the lock of the run")
         self.wait()
-        if left := io.sweep(self.directory):
-            self.on_warning(f"{self.directory}: removed {left} unfinished, of a run that was killed")
+        if count := io.sweep(self.directory):
+            self.on_warning(f"{self.directory}: removed {count} unfinished, of a run that was killed")
 
     def _write(self, step: int, snapshot: TensorSnapshot, description: str) -> None:
         snapshot.wait()
         folder = self.directory / format_folder_name(step)
         if folder.exists():
-            _set_aside(folder)
+            _move_to_old(folder)
         write_checkpoint(folder, snapshot, description)
         for path in find_expired(self.directory, self.max_checkpoints, folder):
             io.remove(path)
 
 
-def _set_aside(folder: Path) -> None:
-    """Free the name of a checkpoint for another of the same step; it can still be found if that one never comes."""
+def _move_to_old(folder: Path) -> None:
+    """Rename a checkpoint before another of the same step is written; it stays available until that is complete."""
     if open_if_intact(folder) is None:
         io.remove(folder)
         return
-    aside = folder.with_name(folder.name + OLD_SUFFIX)
-    io.remove(aside)
-    with io.translate_write_errors(aside):
-        folder.rename(aside)
+    old_folder = folder.with_name(folder.name + OLD_SUFFIX)
+    io.remove(old_folder)
+    with io.translate_write_errors(old_folder):
+        folder.rename(old_folder)
 
 
 def _check_facts(checkpoint: Checkpoint, expected_facts: Mapping[str, str]) -> None:
-    for name, wanted in expected_facts.items():
-        there = checkpoint.facts.get(name)
-        if there != wanted:
-            says = "not recorded" if there is None else repr(there)[:80]
+    for name, expected_fact in expected_facts.items():
+        fact = checkpoint.facts.get(name)
+        if fact != expected_fact:
+            description = "not recorded" if fact is None else repr(fact)[:80]
             raise CheckpointError(
-                f"{checkpoint.folder}: does not belong to this run: its {name} is {says}, this run's is {wanted!r:.80}; "
-                "resume with what it was started with, or choose another place for this run"
+                f"{checkpoint.folder}: belongs to another run: its {name} is {description}, this run's is "
+                f"{expected_fact!r:.80}; resume with the original settings and data, or use another directory"
             )

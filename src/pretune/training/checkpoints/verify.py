@@ -1,4 +1,4 @@
-"""Whether the checkpoints of a run are whole, for a person."""
+"""Verification of the checkpoints of a run, for `pretune verify`."""
 
 from pathlib import Path
 
@@ -7,38 +7,39 @@ from pretune.core.format import format_count
 from pretune.training.checkpoints.checkpoint import Checkpoint, list_checkpoints, open_checkpoint, parse_step
 
 CHECKPOINT_DIR = "checkpoints"
-"""Where a run has them."""
+"""Directory of the checkpoints in a run."""
 
 
 def verify_checkpoints(directory: Path) -> list[str]:
-    """Check every checkpoint of a run, or the one that a directory is, and say a line of each.
+    """Verify every checkpoint of a run, or a single one; returns a line for each.
 
-    All are looked at: one CheckpointError names the damaged part of every damaged one.
+    Raises one CheckpointError that names the damaged part of every damaged checkpoint.
     """
-    whole: list[Checkpoint] = []
-    faults: list[str] = []
-    one = parse_step(directory.absolute()) is not None
+    valid: list[Checkpoint] = []
+    errors: list[str] = []
+    is_checkpoint = parse_step(directory.absolute()) is not None
     for folder in (
         [directory]
-        if one
+        if is_checkpoint
         else list_checkpoints(directory / CHECKPOINT_DIR)
         if (directory / CHECKPOINT_DIR).is_dir()
         else []
     ):
         try:
-            whole.append(open_checkpoint(folder))
-        except CheckpointError as fault:
-            if folder.exists():  # the run may have removed it just now
-                faults.append(str(fault))
-    if faults:
-        good = f"; whole: {', '.join(found.folder.name for found in whole) or 'none'}"
-        raise CheckpointError("; also ".join(faults) + good)
-    best = min((found.score for found in whole if found.score is not None), default=None)
-    return [_format_line(found, best) for found in whole]
+            valid.append(open_checkpoint(folder))
+        except CheckpointError as error:
+            if folder.exists():  # the run may just have removed it
+                errors.append(str(error))
+    if errors:
+        suffix = f"; valid: {', '.join(checkpoint.folder.name for checkpoint in valid) or 'none'}"
+        raise CheckpointError("; also ".join(errors) + suffix)
+    best = min((checkpoint.score for checkpoint in valid if checkpoint.score is not None), default=None)
+    return [_format_line(checkpoint, best) for checkpoint in valid]
 
 
 def _format_line(checkpoint: Checkpoint, best_score: float | None) -> str:
-    line = f"{CHECKPOINT_DIR}/{checkpoint.folder.name}: {format_count(len(checkpoint.groups) + 1, 'files')} of the sizes and SHA-256 it says"
+    files = format_count(len(checkpoint.groups) + 1, "files")
+    line = f"{CHECKPOINT_DIR}/{checkpoint.folder.name}: {files}, sizes and SHA-256 match"
     if checkpoint.score is None:
         return line
     return (

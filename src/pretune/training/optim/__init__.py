@@ -1,12 +1,12 @@
-"""Optimisers as values: a spec says which and how, `build(groups)` makes a `torch.optim.Optimizer`.
+"""Optimizers: a spec holds the hyperparameters, and `build(groups)` returns a `torch.optim.Optimizer`.
 
-    groups = parameter_groups(model)
+    groups = build_parameter_groups(model)
     optimizer = AdamW(lr=1e-4).build(groups)
-    set_rates(optimizer, schedule.factor(step, total))   # a float in each group: no recompile, no wait
-    norm = clip(model.parameters(), 1.0)
-    step(optimizer, norm.isfinite())                     # skipped on the device where the norm is not finite
+    set_rates(optimizer, schedule.compute_factor(step, total))   # a float in each group: no recompilation, no sync
+    norm = clip_gradients(model.parameters(), 1.0)
+    step_if(optimizer, norm.isfinite())                          # skipped on the device if the norm is not finite
 
-All state is there from the start, lies in tensors and is known by parameter names (`get_state_tensors`, `load_state`).
+All state is allocated at construction, held in tensors and keyed by parameter name (`get_state_tensors`, `load_state`).
 """
 
 from pretune.training.optim.adafactor import Adafactor

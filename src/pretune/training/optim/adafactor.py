@@ -1,4 +1,4 @@
-"""Adaptive rates with sublinear memory (Shazeer and Stern, 2018)."""
+"""Adafactor: adaptive learning rates with sublinear memory (Shazeer and Stern, 2018)."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from pretune.training.optim.groups import ParameterGroup
 
 @spec
 class Adafactor:
-    """A matrix's squared gradients are kept as row and column means only, and no momentum at all.
+    """Adam with the second moments of a matrix factored into row and column means, and without momentum.
 
     b = 1 - steps^-decay;  R = b R + (1 - b) mean_rows(g² + eps_0);  C likewise;  V = R C / mean(R)
     u = g / √V;  u /= max(1, rms(u) / clip);  w -= lr max(eps_1, rms(w)) u        (without `scaled`: w -= lr u)
@@ -37,8 +37,8 @@ class Adafactor:
     clip: float = 1.0
     eps: tuple[float, float] = (1e-30, 1e-3)
     weight_decay: float = 0.0
-    factored: bool = True  # False: the squares of every weight, as Adam has them
-    scaled: bool = True  # rates are relative to each weight's own size
+    factored: bool = True  # False: the second moment of every weight, as in Adam
+    scaled: bool = True  # learning rates are relative to the RMS of each weight
 
     def __post_init__(self) -> None:
         check_not_negative(lr=self.lr, weight_decay=self.weight_decay)
@@ -49,9 +49,9 @@ class Adafactor:
 
 
 class FactoredMoments(Optimizer):
-    """The optimiser of `Adafactor`; state: `step`, and `rows` and `columns` of matrices or `squares` of the rest.
+    """The optimizer of `Adafactor`; state: `step`, and `rows` and `columns` of matrices or `squares` of the rest.
 
-    Weights of one shape are worked on together, as one tensor [k, …].
+    Weights of the same shape are stacked into one tensor [k, …].
     """
 
     _step_supports_amp_scaling = True
@@ -71,55 +71,55 @@ class FactoredMoments(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step over all weights that have a gradient."""
+        """Update all weights that have a gradient."""
         ok = get_step_condition(self)
         for group in self.param_groups:
             for weights in iter_chunks(group, same_shape=True):
-                # NOTE: sharded weights go one at a time: stacking them would move them between devices.
-                for some in [[weight] for weight in weights] if isinstance(weights[0], DTensor) else [weights]:
-                    self._step(some, group, ok)
+                # NOTE: sharded weights one at a time: stacking them would move them between devices.
+                for chunk in [[weight] for weight in weights] if isinstance(weights[0], DTensor) else [weights]:
+                    self._step(chunk, group, ok)
 
     def _step(self, weights: list[Tensor], group: dict[str, Any], ok: Tensor | None) -> None:
         states = [self.state[weight] for weight in weights]
-        slopes = _stack(get_gradients(weights))
+        gradients = _stack(get_gradients(weights))
         counts = torch.stack([state["step"] for state in states]) + 1
-        new, change = self._update_moments(states, slopes, counts)
+        new_moments, update = self._update_moments(states, gradients, counts)
         rates: Tensor = group["lr"] * (self._compute_sizes(weights) if self.spec.scaled else torch.ones_like(counts))
-        updated = torch._foreach_sub(weights, _unstack(change.mul_(_expand_to(rates, change))))
+        new_weights = torch._foreach_sub(weights, _unstack(update.mul_(_expand_to(rates, update))))
         if group["weight_decay"]:
-            shrunk = _unstack(rates * group["weight_decay"])
-            updated = torch._foreach_sub(updated, [w * share for w, share in zip(weights, shrunk, strict=True)])
-        for key, values in new.items():
+            decays = _unstack(rates * group["weight_decay"])
+            new_weights = torch._foreach_sub(new_weights, [w * decay for w, decay in zip(weights, decays, strict=True)])
+        for key, values in new_moments.items():
             write_if(ok, [state[key] for state in states], _unstack(values))
         write_if(ok, [state["step"] for state in states], _unstack(counts))
-        write_if(ok, weights, updated)
+        write_if(ok, weights, new_weights)
 
-    def _update_moments(self, states: list[Any], slopes: Tensor, counts: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The moments after these gradients, and the clipped direction."""
-        squares = slopes.square().add_(self.spec.eps[0])
-        keep = 1 - counts**-self.spec.decay
-        parts = {"rows": -1, "columns": -2} if "rows" in states[0] else {"squares": None}
-        new = {}
-        for key, along in parts.items():
-            old, now = _stack([state[key] for state in states]), squares if along is None else squares.mean(along)
-            share = _expand_to(keep, now)
-            new[key] = old * share + now * (1 - share)
-        if "rows" in new:
-            rows, columns = new["rows"], new["columns"]
-            change = slopes * (rows / rows.mean(-1, keepdim=True)).rsqrt()[..., None]
-            change.mul_(columns.rsqrt()[..., None, :])
+    def _update_moments(self, states: list[Any], gradients: Tensor, counts: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the updated moments and the clipped update."""
+        squares = gradients.square().add_(self.spec.eps[0])
+        betas = 1 - counts**-self.spec.decay
+        dims = {"rows": -1, "columns": -2} if "rows" in states[0] else {"squares": None}
+        new_moments = {}
+        for key, dim in dims.items():
+            old, current = _stack([state[key] for state in states]), squares if dim is None else squares.mean(dim)
+            beta = _expand_to(betas, current)
+            new_moments[key] = old * beta + current * (1 - beta)
+        if "rows" in new_moments:
+            rows, columns = new_moments["rows"], new_moments["columns"]
+            update = gradients * (rows / rows.mean(-1, keepdim=True)).rsqrt()[..., None]
+            update.mul_(columns.rsqrt()[..., None, :])
         else:
-            change = new["squares"].rsqrt().mul_(slopes)
-        return new, change.div_(_expand_to((_compute_rms(change) / self.spec.clip).clamp(min=1), change))
+            update = new_moments["squares"].rsqrt().mul_(gradients)
+        return new_moments, update.div_(_expand_to((_compute_rms(update) / self.spec.clip).clamp(min=1), update))
 
     def _compute_sizes(self, weights: list[Tensor]) -> Tensor:
-        """[k] the root mean square of each weight."""
+        """Return the root mean square [k] of each weight."""
         norms = torch.stack([_unshard(norm) for norm in torch._foreach_norm(weights)])
         return norms.div(math.sqrt(weights[0].numel())).clamp(min=self.spec.eps[1])
 
 
 def _compute_rms(values: Tensor) -> Tensor:
-    """[k] of [k, …]"""
+    """Return the root mean squares [k] of [k, …]."""
     if values.ndim == 1:
         return values.abs()
     norms = torch.linalg.vector_norm(values, dim=tuple(range(1, values.ndim)))
@@ -135,7 +135,7 @@ def _unstack(values: Tensor) -> list[Tensor]:
 
 
 def _expand_to(numbers: Tensor, values: Tensor) -> Tensor:
-    """[k] as [k, 1, …], to be multiplied with [k, …]."""
+    """View [k] as [k, 1, …], to be multiplied with [k, …]."""
     return numbers.view(-1, *[1] * (values.ndim - 1))
 
 

@@ -17,7 +17,7 @@ from pretune.training.optim.sgd import add_weight_decay
 
 @spec
 class ASGD:
-    """Plain descent and, from the trigger on, the mean of the weights it passes, which is evaluated and saved.
+    """SGD and, after the trigger, an average of the weights, which is evaluated and saved.
 
     w -= lr (g + weight_decay w);  a += (w - a) / max(1, steps since the trigger - 1)
 
@@ -34,7 +34,7 @@ class ASGD:
         check_not_negative(lr=self.lr, weight_decay=self.weight_decay, nonmonotone_interval=self.nonmonotone_interval)
 
     def can_trigger(self, evaluations: int) -> bool:
-        """Tell if a run of so many evaluations, the last at its end, may come to average weights."""
+        """Return True if a run with this many evaluations, including the one at its end, can trigger averaging."""
         return evaluations > self.nonmonotone_interval + 2
 
     def build(self, groups: Sequence[ParameterGroup]) -> "AveragedDescent":
@@ -42,9 +42,9 @@ class ASGD:
 
 
 class AveragedDescent(Optimizer):
-    """The optimiser of `ASGD`; state: `average`, and `since`, which is 0 until triggered and then counts from 1.
+    """The optimizer of `ASGD`; state: `average`, and `since`, 0 until triggered and then counting from 1.
 
-    `losses` are those of all evaluations until the trigger, on which it depends.
+    `losses` are the validation losses up to the trigger.
     """
 
     _step_supports_amp_scaling = True
@@ -59,7 +59,7 @@ class AveragedDescent(Optimizer):
                 self.state[weight] = {"since": create_counter(weight), "average": weight.detach().clone()}
 
     def observe(self, loss: float) -> bool:
-        """Add the validation loss of an evaluation; True where it triggers averaging."""
+        """Add a validation loss; returns True if it triggers averaging."""
         if self.is_triggered:
             return False
         earlier = self.losses[: max(len(self.losses) - self.interval, 0)]
@@ -70,14 +70,14 @@ class AveragedDescent(Optimizer):
         return True
 
     def trigger(self) -> None:
-        """Begin to average; where that has begun, nothing happens."""
+        """Start averaging; a no-op if already started."""
         self.is_triggered = True
         for state in self.state.values():
             state["since"].clamp_(min=1)
 
     @contextmanager
     def use_averages(self) -> Iterator[None]:
-        """Inside, the model has the averaged weights, and `average` has those of the last step."""
+        """Swap in the averaged weights inside the block; `average` then holds the current weights."""
         self.swap()
         try:
             yield
@@ -85,37 +85,44 @@ class AveragedDescent(Optimizer):
             self.swap()
 
     def get_trigger_state(self) -> dict[str, Tensor]:
-        """The part of the state that belongs to no parameter, for a checkpoint."""
+        """Return the state that belongs to no parameter, for a checkpoint."""
         return {"losses": torch.tensor(self.losses, dtype=torch.float64), "triggered": torch.tensor(self.is_triggered)}
 
     def load_trigger_state(self, tensors: dict[str, Tensor]) -> None:
-        """Put `get_trigger_state` back."""
+        """Restore the result of `get_trigger_state`."""
         self.losses, self.is_triggered = tensors["losses"].tolist(), bool(tensors["triggered"])
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step over all weights that have a gradient."""
+        """Update all weights that have a gradient."""
         ok = get_step_condition(self)
         for group in self.param_groups:
             for weights in iter_chunks(group):
-                change = add_weight_decay(weights, group["weight_decay"])
-                new = torch._foreach_sub(weights, change, alpha=group["lr"])
+                gradients = add_weight_decay(weights, group["weight_decay"])
+                new_weights = torch._foreach_sub(weights, gradients, alpha=group["lr"])
                 averages = [self.state[weight]["average"] for weight in weights]
                 since = [self.state[weight]["since"] for weight in weights]
-                shares = [1 / (count - 1).clamp(min=1) for count in since]
-                write_if(ok, averages, [a.lerp(w, share) for a, w, share in zip(averages, new, shares, strict=True)])
+                fractions = [1 / (count - 1).clamp(min=1) for count in since]
+                write_if(
+                    ok,
+                    averages,
+                    [
+                        average.lerp(weight, fraction)
+                        for average, weight, fraction in zip(averages, new_weights, fractions, strict=True)
+                    ],
+                )
                 write_if(ok, since, [count + (count > 0) for count in since])
-                write_if(ok, weights, new)
+                write_if(ok, weights, new_weights)
 
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the weights and their averages."""
         for weight, state in self.state.items():
-            kept = weight.detach().clone()
+            weight_copy = weight.detach().clone()
             weight.copy_(state["average"])
-            state["average"].copy_(kept)
+            state["average"].copy_(weight_copy)
 
 
 def use_averages(optimizer: Optimizer) -> AbstractContextManager[None]:
-    """A context in which the model has the weights that are evaluated and saved: averages where there are any."""
+    """Return a context in which the model has the weights to evaluate and save: the averages if there are any."""
     return optimizer.use_averages() if isinstance(optimizer, AveragedDescent) else nullcontext()

@@ -1,4 +1,4 @@
-"""Gradients cut to a length (Pascanu et al., 2013), without waiting for the device."""
+"""Gradient clipping by norm (Pascanu et al., 2013), without synchronizing with the device."""
 
 from collections.abc import Iterable
 
@@ -11,19 +11,19 @@ from pretune.core.errors import UsageError
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
-    """Scale all gradients so that their common norm is at most `limit` (None: measure only); the norm before that.
+    """Scale gradients to a total norm of at most `max_norm` (None: measure only); returns the norm before clipping.
 
-    The norm is one float32 on the device, of all shards where weights are sharded. Where it is not finite the gradients
-    are worth nothing afterwards: skip the step.
+    The norm is a float32 on the device, over all shards of sharded weights. If it is not finite, the gradients are
+    useless afterwards: skip the step.
     """
     if max_norm is not None and not max_norm > 0:
-        raise UsageError(f"clip {max_norm} must be greater than 0; null does not clip")
-    slopes = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not slopes:
+        raise UsageError(f"clip must be > 0 or null for no clipping, got {max_norm}")
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
         return torch.zeros(())
-    norms = torch._foreach_norm(slopes, 2.0, torch.float32)
+    norms = torch._foreach_norm(gradients, 2.0, torch.float32)
     norm = torch.linalg.vector_norm(torch.stack(list(norms)))
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     if max_norm is not None:
-        torch._foreach_mul_(slopes, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm

@@ -1,7 +1,7 @@
-"""A model's parameters in groups: who is decayed, who is a hidden matrix, and which part of the model it stands in.
+"""Parameter groups: weight decay, hidden matrices, and the part of the model.
 
-A splitter (Howard and Gugger, 2020) turns a model into ordered parts: embeddings, block after block, heads. Layer-wise
-rates and gradual unfreezing need nothing else.
+A splitter (Howard and Gugger, 2020) divides a model into ordered parts: embeddings, blocks, heads. It is sufficient for
+layer-wise learning rates and gradual unfreezing.
 """
 
 from collections.abc import Callable
@@ -22,17 +22,17 @@ Splitter = Callable[[nn.Module], dict[str, list[str]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
-    """Parameters that are treated alike, in the model's order."""
+    """Parameters with the same treatment, in model order."""
 
     part: str  # of the model, or "all"
     names: tuple[str, ...]
     parameters: tuple[Parameter, ...]
-    has_decay: bool  # whether weight decay is for them
-    is_matrix: bool  # whether they are matrices inside blocks
-    lr_factor: float = 1.0  # times the learning rate
+    has_decay: bool  # apply weight decay
+    is_matrix: bool  # matrices inside blocks
+    lr_factor: float = 1.0  # factor of the learning rate
 
     def to_param_group(self, *, lr: float, weight_decay: float) -> dict[str, Any]:
-        """The group as torch takes it. `lr` is what counts in a step, and is set from `peak` by the schedule."""
+        """Convert to a torch parameter group. The schedule sets `lr` from `peak` before each step."""
         return {
             "params": list(zip(self.names, self.parameters, strict=True)),
             "part": self.part,
@@ -45,93 +45,95 @@ class ParameterGroup:
 def build_parameter_groups(
     model: nn.Module, *, lr_factor: Callable[[int], float] | None = None, split: Splitter | None = None
 ) -> list[ParameterGroup]:
-    """The parameters to be trained: tied ones once, frozen ones left out, in an order that depends on the model alone.
+    """Group the trainable parameters: tied ones once, frozen ones excluded, in an order that depends on the model only.
 
-    `lr_factor(above)` is the factor on the learning rate of a part with so many parts above it: 0 for the topmost (heads).
-    ULMFiT's discriminative rates are `lambda above: 2.6**-above`. Without it parts are not kept apart.
+    `lr_factor(above)` is the learning rate factor of a part with `above` parts above it: 0 for the topmost (heads).
+    ULMFiT's discriminative rates are `lambda above: 2.6**-above`. Without it, parts share groups.
     """
-    divided = (split or split_parts)(model)
+    parts = (split or split_parts)(model)
     owners = _map_owners(model)
     blocks = _find_blocks(model)
-    found: dict[tuple[int, bool, bool], list[str]] = {}
-    for depth, names in enumerate(divided.values()):
+    names_by_group: dict[tuple[int, bool, bool], list[str]] = {}
+    for depth, names in enumerate(parts.values()):
         for name in names:
             owner, parameter = owners[name]
             if parameter.requires_grad:
-                decay = parameter.ndim >= 2 and not isinstance(owner, NORM_MODULES)
-                inside = decay and parameter.ndim == 2 and not isinstance(owner, nn.Embedding)
-                matrix = inside and _find_block(name, blocks) is not None
-                found.setdefault((depth if lr_factor else 0, not decay, not matrix), []).append(name)
-    if not found:
-        raise UsageError("every parameter of the model is frozen: there is nothing to train")
+                has_decay = parameter.ndim >= 2 and not isinstance(owner, NORM_MODULES)
+                is_weight_matrix = has_decay and parameter.ndim == 2 and not isinstance(owner, nn.Embedding)
+                is_matrix = is_weight_matrix and _find_block(name, blocks) is not None
+                names_by_group.setdefault((depth if lr_factor else 0, not has_decay, not is_matrix), []).append(name)
+    if not names_by_group:
+        raise UsageError("nothing to train: all parameters of the model are frozen")
     return [
         ParameterGroup(
-            part=list(divided)[depth] if lr_factor else "all",
+            part=list(parts)[depth] if lr_factor else "all",
             names=tuple(names),
             parameters=tuple(owners[name][1] for name in names),
-            has_decay=not exempt,
-            is_matrix=not other,
-            lr_factor=lr_factor(len(divided) - 1 - depth) if lr_factor else 1.0,
+            has_decay=not is_exempt,
+            is_matrix=not is_other,
+            lr_factor=lr_factor(len(parts) - 1 - depth) if lr_factor else 1.0,
         )
-        for (depth, exempt, other), names in sorted(found.items())
+        for (depth, is_exempt, is_other), names in sorted(names_by_group.items())
     ]
 
 
 def split_parts(model: nn.Module) -> dict[str, list[str]]:
-    """Embeddings, every block by its path (`encoder.0`, …), heads: the names of their parameters; empty parts left out.
+    """Return the parameter names of the embeddings, every block (`encoder.0`, …) and the heads; no empty parts.
 
-    A block is a numbered child of a stack, or a recurrent layer, unless it lies in a module that says it is undivided
-    (`undivided = True`: a task's reader). In a stack, what comes before the first block belongs to the embeddings and
-    what comes after the last to that one. Outside of stacks, tables are embeddings and the rest is heads.
+    A block is a numbered child of a stack, or a recurrent layer, unless it is inside a module with `is_single_part =
+    True` (a task's reader). In a stack, parameters before the first block belong to the embeddings, and those after the
+    last block to that block. Outside of stacks, embedding tables are embeddings and everything else is heads.
     """
     blocks = _find_blocks(model)
-    found: dict[str, list[str]] = {EMBEDDINGS: [], **{block: [] for block in blocks}, HEADS: []}
-    last: dict[str, str] = {}  # the block met last in each stack
+    names_by_part: dict[str, list[str]] = {EMBEDDINGS: [], **{block: [] for block in blocks}, HEADS: []}
+    last_blocks: dict[str, str] = {}  # the block met last in each stack
     for name, (owner, _) in _map_owners(model).items():
         block = _find_block(name, blocks)
         if block is not None:
-            last[_get_parent(block)] = block
-            found[block].append(name)
+            last_blocks[_get_parent(block)] = block
+            names_by_part[block].append(name)
             continue
-        stack = next((place for place in _list_ancestors(name) if place and place in map(_get_parent, blocks)), None)
+        stack = next(
+            (ancestor for ancestor in _list_ancestors(name) if ancestor and ancestor in map(_get_parent, blocks)), None
+        )
         if stack is not None:
-            found[last.get(stack, EMBEDDINGS)].append(name)
+            names_by_part[last_blocks.get(stack, EMBEDDINGS)].append(name)
         else:
-            found[EMBEDDINGS if isinstance(owner, nn.Embedding) else HEADS].append(name)
-    return {part: names for part, names in found.items() if names}
+            names_by_part[EMBEDDINGS if isinstance(owner, nn.Embedding) else HEADS].append(name)
+    return {part: names for part, names in names_by_part.items() if names}
 
 
 def _map_owners(model: nn.Module) -> dict[str, tuple[nn.Module, Parameter]]:
-    """Every parameter once, by its first name, with the module it belongs to."""
+    """Map every parameter, under its first name, to its module."""
     modules = dict(model.named_modules())
     return {name: (modules[_get_parent(name)], parameter) for name, parameter in model.named_parameters()}
 
 
 def _find_blocks(model: nn.Module) -> list[str]:
-    """The paths of the blocks, none inside another, in the model's order."""
-    found: list[str] = []
-    closed: list[str] = []
+    """Return the paths of the blocks, not nested, in model order."""
+    blocks: list[str] = []
+    single_parts: list[str] = []
     for path, module in model.named_modules():
         if getattr(module, "is_single_part", False):
-            closed.append(path)
-        if _find_block(path, closed) is not None:
+            single_parts.append(path)
+        if _find_block(path, single_parts) is not None:
             continue
-        numbered = path.rpartition(".")[2].isdigit() and not isinstance(
+        is_numbered = path.rpartition(".")[2].isdigit() and not isinstance(
             model.get_submodule(_get_parent(path)), nn.Sequential
         )
-        if (numbered or isinstance(module, nn.RNNBase)) and _find_block(path, found) is None:
-            found.append(path)
-    return found
+        if (is_numbered or isinstance(module, nn.RNNBase)) and _find_block(path, blocks) is None:
+            blocks.append(path)
+    return blocks
 
 
 def _find_block(name: str, blocks: list[str]) -> str | None:
-    return next((place for place in _list_ancestors(name) if place in blocks), None)
+    return next((ancestor for ancestor in _list_ancestors(name) if ancestor in blocks), None)
 
 
 def _list_ancestors(name: str) -> list[str]:
-    """'a.b.c' -> ['a.b.c', 'a.b', 'a']"""
-    steps = name.split(".")
-    return [".".join(steps[:n]) for n in range(len(steps), 0, -1)]
+    """Return a path and its parents: 'a.b.c' -> ['a.b.c', 'a.b', 'a']."""
+    components = name.split(".")
+    return [".".join(components[:n]) for n in range(len(components), 0, -1)]
 
 
 def _get_parent(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Layer-wise adaptive moments for large batches (You et al., 2020)."""
+"""LAMB: layer-wise adaptive moments for large batches (You et al., 2020)."""
 
 from collections.abc import Sequence
 
@@ -22,11 +22,11 @@ Tensors = tuple[Tensor, ...] | list[Tensor]
 
 @spec
 class Lamb:
-    """Adam's direction, as long for each weight as the weight itself.
+    """Adam's update, scaled to the norm of each weight.
 
     r = m̂ / (√v̂ + eps) + weight_decay w;  w -= lr (|w| / |r|) r
 
-    As in the authors' code, what is exempt from weight decay (norms, biases) takes Adam's step as it is. The paper:
+    As in the authors' code, weights exempt from weight decay (norms, biases) take Adam's update unscaled. The paper:
     BERT in 76 minutes with lr 5e-3 / 2^1.5 at batch 4096 up to 5e-3 at 32768, betas (0.9, 0.999), eps 1e-6, decay 0.01.
     """
 
@@ -45,16 +45,16 @@ class Lamb:
 
 
 class LayerwiseMoments(Optimizer):
-    """The optimiser of `Lamb`; state: `step`, `exp_avg`, `exp_avg_sq`."""
+    """The optimizer of `Lamb`; state: `step`, `exp_avg`, `exp_avg_sq`."""
 
     _step_supports_amp_scaling = True
 
     def __init__(self, spec: Lamb, groups: Sequence[ParameterGroup]) -> None:
-        described = [
+        param_groups = [
             group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) | {"trust": group.has_decay}
             for group in groups
         ]
-        super().__init__(described, {})
+        super().__init__(param_groups, {})
         self.spec = spec
         for group in groups:
             for weight in group.parameters:
@@ -66,45 +66,45 @@ class LayerwiseMoments(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step over all weights that have a gradient."""
+        """Update all weights that have a gradient."""
         ok = get_step_condition(self)
         for group in self.param_groups:
             for weights in iter_chunks(group):
                 steps, means, squares = (
                     [self.state[weight][key] for weight in weights] for key in ("step", "exp_avg", "exp_avg_sq")
                 )
-                slopes = get_gradients(weights)
+                gradients = get_gradients(weights)
                 counts = torch._foreach_add(steps, 1)
-                mean = torch._foreach_lerp(means, slopes, 1 - self.spec.betas[0])
-                square = torch._foreach_mul(squares, self.spec.betas[1])
-                torch._foreach_addcmul_(square, slopes, slopes, 1 - self.spec.betas[1])
-                change = self._compute_direction(mean, square, counts)
+                new_means = torch._foreach_lerp(means, gradients, 1 - self.spec.betas[0])
+                new_squares = torch._foreach_mul(squares, self.spec.betas[1])
+                torch._foreach_addcmul_(new_squares, gradients, gradients, 1 - self.spec.betas[1])
+                update = self._compute_direction(new_means, new_squares, counts)
                 if group["weight_decay"]:
-                    torch._foreach_add_(change, weights, alpha=group["weight_decay"])
+                    torch._foreach_add_(update, weights, alpha=group["weight_decay"])
                 if group["trust"]:
-                    torch._foreach_mul_(change, _compute_trust_ratios(weights, change))
+                    torch._foreach_mul_(update, _compute_trust_ratios(weights, update))
                 write_if(ok, steps, counts)
-                write_if(ok, means, mean)
-                write_if(ok, squares, square)
-                torch._foreach_mul_(change, -group["lr"])
-                torch._foreach_add_(change, weights)
-                write_if(ok, weights, change)
+                write_if(ok, means, new_means)
+                write_if(ok, squares, new_squares)
+                torch._foreach_mul_(update, -group["lr"])
+                torch._foreach_add_(update, weights)
+                write_if(ok, weights, update)
 
     def _compute_direction(self, mean: Tensors, square: Tensors, counts: Tensors) -> list[Tensor]:
-        """Adam's."""
-        spread = torch._foreach_sqrt(square)
+        """Return Adam's update."""
+        denominator = torch._foreach_sqrt(square)
         if not self.spec.bias_correction:
-            torch._foreach_add_(spread, self.spec.eps)
-            return list(torch._foreach_div(mean, spread))
-        first, second = ([1 - beta**count for count in counts] for beta in self.spec.betas)
-        torch._foreach_div_(spread, torch._foreach_sqrt(second))
-        torch._foreach_add_(spread, self.spec.eps)
-        change = torch._foreach_div(mean, spread)
-        torch._foreach_div_(change, first)
-        return list(change)
+            torch._foreach_add_(denominator, self.spec.eps)
+            return list(torch._foreach_div(mean, denominator))
+        first_corrections, second_corrections = ([1 - beta**count for count in counts] for beta in self.spec.betas)
+        torch._foreach_div_(denominator, torch._foreach_sqrt(second_corrections))
+        torch._foreach_add_(denominator, self.spec.eps)
+        update = torch._foreach_div(mean, denominator)
+        torch._foreach_div_(update, first_corrections)
+        return list(update)
 
 
-def _compute_trust_ratios(weights: Tensors, change: Tensors) -> list[Tensor]:
-    """|w| / |r|, and 1 where either is zero."""
-    longs, rs = torch._foreach_norm(weights), torch._foreach_norm(change)
-    return [torch.where((w > 0) & (r > 0), w / r, 1.0) for w, r in zip(longs, rs, strict=True)]
+def _compute_trust_ratios(weights: Tensors, update: Tensors) -> list[Tensor]:
+    """Return |w| / |r|, and 1 where either is zero."""
+    weight_norms, update_norms = torch._foreach_norm(weights), torch._foreach_norm(update)
+    return [torch.where((w > 0) & (r > 0), w / r, 1.0) for w, r in zip(weight_norms, update_norms, strict=True)]

@@ -1,4 +1,4 @@
-"""Momentum orthogonalised by Newton-Schulz (Jordan et al., 2024), for the matrices inside the blocks."""
+"""Muon: momentum orthogonalized by Newton-Schulz (Jordan et al., 2024), for the matrices inside the blocks."""
 
 import math
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ QUINTIC_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 @spec
 class Muon:
-    """Every direction in a matrix gets a step of about the same length; embeddings, heads, norms, biases get AdamW's.
+    """Orthogonalized updates of matrices in blocks; AdamW for embeddings, heads, norms and biases.
 
     b = momentum b + (1 - momentum) g;  u = momentum b + (1 - momentum) g (Nesterov) or b
     w = (1 - lr weight_decay) w - lr s O(u),  O(u) the nearest (semi-)orthogonal matrix
 
-    `scale` is s: "rms" 0.2 √max(rows, columns) (Liu et al., 2025) gives steps as large as AdamW's, so that its rates
-    and decay can be used (here and in `rest_optimizer`); "shape" √max(1, rows / columns) is Jordan's, with lr 0.02 and no decay.
-    torch.optim.Muon has the same rule; ours can skip on the device, works on all matrices of one shape at once and, on
-    CPU, in float32. A sharded matrix is gathered for its step.
+    `scale` is s: "rms" 0.2 √max(rows, columns) (Liu et al., 2025) gives updates as large as AdamW's, so its learning
+    rate and decay apply (here and in `rest`); "shape" √max(1, rows / columns) is Jordan's, with lr 0.02 and no decay.
+    torch.optim.Muon has the same rule; ours can skip a step on the device, processes all matrices of one shape at once
+    and, on a CPU, in float32. A sharded matrix is gathered for its step.
     """
 
     lr: float = 1e-3
@@ -39,7 +39,7 @@ class Muon:
     iterations: int = 5
     scale: Literal["rms", "shape"] = "rms"
     weight_decay: float = 0.1
-    rest: AdamW | None = None  # None: with this lr and weight decay, betas (0.9, 0.95)
+    rest: AdamW | None = None  # None: the same lr and weight decay, betas (0.9, 0.95)
 
     def __post_init__(self) -> None:
         check_not_negative(lr=self.lr, weight_decay=self.weight_decay, iterations=self.iterations)
@@ -47,56 +47,60 @@ class Muon:
 
     @property
     def rest_spec(self) -> AdamW:
-        """The optimiser of what is no matrix."""
+        """AdamW of the other parameters."""
         return self.rest or AdamW(lr=self.lr, betas=(0.9, 0.95), weight_decay=self.weight_decay)
 
     def build(self, groups: Sequence[ParameterGroup]) -> "OrthogonalizedMomentum":
         return OrthogonalizedMomentum(self, groups)
 
     def compute_scale(self, rows: int, columns: int) -> float:
-        """The factor s on the rate of a matrix."""
+        """Return the factor s on the learning rate of a matrix."""
         return 0.2 * math.sqrt(max(rows, columns)) if self.scale == "rms" else math.sqrt(max(1, rows / columns))
 
 
 class OrthogonalizedMomentum(Optimizer):
-    """The optimiser of `Muon`; state: `momentum` of matrices, AdamW's of the rest. It holds the groups of both."""
+    """The optimizer of `Muon`; state: `momentum` of matrices, AdamW's of the rest. It holds the groups of both."""
 
     _step_supports_amp_scaling = True
 
     def __init__(self, spec: Muon, groups: Sequence[ParameterGroup]) -> None:
         matrices = [group for group in groups if group.is_matrix]
-        others = [group for group in groups if not group.is_matrix]
+        rest_groups = [group for group in groups if not group.is_matrix]
         self.spec = spec
-        self.rest_optimizer = spec.rest_spec.build(others) if others else None
+        self.rest_optimizer = spec.rest_spec.build(rest_groups) if rest_groups else None
         if not matrices:
-            raise UsageError("muon is for the matrices of blocks, and none of them is trained; use adam_w")
+            raise UsageError("muon needs trainable matrices in blocks, got none; use adam_w")
         super().__init__([group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in matrices], {})
         for group in matrices:
             for weight in group.parameters:
                 self.state[weight] = {"momentum": torch.zeros_like(weight)}
         self.matrix_groups = list(self.param_groups)
-        if (
-            self.rest_optimizer is not None
-        ):  # the same groups and the same state, so that rates and checkpoints reach both
+        if self.rest_optimizer is not None:  # shared groups and state, so that schedules and checkpoints reach both
             self.param_groups.extend(self.rest_optimizer.param_groups)
             self.state.update(self.rest_optimizer.state)
             self.rest_optimizer.state = self.state
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step over all weights that have a gradient."""
+        """Update all weights that have a gradient."""
         ok = get_step_condition(self)
         for group in self.matrix_groups:
             for weights in iter_chunks(group, same_shape=True):
-                moving = [self.state[weight]["momentum"] for weight in weights]
-                slopes = get_gradients(weights)
-                moved = torch._foreach_lerp(moving, slopes, 1 - self.spec.momentum)
-                ahead = torch._foreach_lerp(slopes, moved, self.spec.momentum) if self.spec.nesterov else moved
-                turned = _orthogonalize_updates(list(ahead), self.spec.iterations)
-                new = torch._foreach_mul(weights, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(new, turned, alpha=-group["lr"] * self.spec.compute_scale(*weights[0].shape))
-                write_if(ok, moving, moved)
-                write_if(ok, weights, new)
+                momenta = [self.state[weight]["momentum"] for weight in weights]
+                gradients = get_gradients(weights)
+                new_momenta = torch._foreach_lerp(momenta, gradients, 1 - self.spec.momentum)
+                directions = (
+                    torch._foreach_lerp(gradients, new_momenta, self.spec.momentum)
+                    if self.spec.nesterov
+                    else new_momenta
+                )
+                updates = _orthogonalize_updates(list(directions), self.spec.iterations)
+                new_weights = torch._foreach_mul(weights, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(
+                    new_weights, updates, alpha=-group["lr"] * self.spec.compute_scale(*weights[0].shape)
+                )
+                write_if(ok, momenta, new_momenta)
+                write_if(ok, weights, new_weights)
         if self.rest_optimizer is None:
             return
         if ok is None:
@@ -106,25 +110,27 @@ class OrthogonalizedMomentum(Optimizer):
 
 
 def orthogonalize(matrices: Tensor, iterations: int, dtype: torch.dtype) -> Tensor:
-    """[k, m, n] with every singular value brought near 1, by products alone."""
-    a, b, c = QUINTIC_COEFFICIENTS
+    """Bring all singular values of [k, m, n] near 1 by matrix products."""
+    alpha, b, c = QUINTIC_COEFFICIENTS
     x = matrices.to(dtype)
-    wide = x.shape[-2] <= x.shape[-1]
-    x = x if wide else x.mT
+    is_wide = x.shape[-2] <= x.shape[-1]
+    x = x if is_wide else x.mT
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)
     for _ in range(iterations):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x if wide else x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=alpha)
+    return x if is_wide else x.mT
 
 
 def _orthogonalize_updates(updates: list[Tensor], iterations: int) -> list[Tensor]:
-    """The orthogonal matrices of updates of one shape, laid out as these are."""
-    whole = torch.stack([update.full_tensor() if isinstance(update, DTensor) else update for update in updates])
-    found = orthogonalize(whole, iterations, torch.bfloat16 if whole.is_cuda else torch.float32).to(whole.dtype)
+    """Orthogonalize updates of one shape; the results are sharded like the updates."""
+    matrices = torch.stack([update.full_tensor() if isinstance(update, DTensor) else update for update in updates])
+    orthogonal = orthogonalize(matrices, iterations, torch.bfloat16 if matrices.is_cuda else torch.float32).to(
+        matrices.dtype
+    )
     return [
         distribute_tensor(matrix, update.device_mesh, update.placements, src_data_rank=None)
         if isinstance(update, DTensor)
         else matrix
-        for matrix, update in zip(found.unbind(0), updates, strict=True)
+        for matrix, update in zip(orthogonal.unbind(0), updates, strict=True)
     ]

@@ -14,9 +14,9 @@ from pretune.training.optim.groups import ParameterGroup
 
 @spec
 class SGD:
-    """g += weight_decay w;  b = momentum b + g;  w -= lr b
+    """SGD with momentum: g += weight_decay w;  b = momentum b + g;  w -= lr b.
 
-    Ours and not torch's fused one: that one, told to skip its very first step, goes on from memory nobody has set.
+    Not torch's fused kernel: if its very first step is skipped, it continues from uninitialized memory.
     """
 
     lr: float = 0.1
@@ -32,32 +32,32 @@ class SGD:
 
 
 class MomentumDescent(Optimizer):
-    """The optimiser of `SGD`; state: `momentum`, where there is any."""
+    """The optimizer of `SGD`; state: `momentum` if it is not 0."""
 
     _step_supports_amp_scaling = True
 
     def __init__(self, spec: SGD, groups: Sequence[ParameterGroup]) -> None:
-        described = [group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups]
-        super().__init__(described, {"momentum": spec.momentum})
+        param_groups = [group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups]
+        super().__init__(param_groups, {"momentum": spec.momentum})
         for group in groups if spec.momentum else ():
             for weight in group.parameters:
                 self.state[weight]["momentum"] = torch.zeros_like(weight)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step over all weights that have a gradient."""
+        """Update all weights that have a gradient."""
         ok = get_step_condition(self)
         for group in self.param_groups:
             for weights in iter_chunks(group):
-                change = add_weight_decay(weights, group["weight_decay"])
+                updates = add_weight_decay(weights, group["weight_decay"])
                 if group["momentum"]:
-                    moving = [self.state[weight]["momentum"] for weight in weights]
-                    change = list(torch._foreach_add(change, moving, alpha=group["momentum"]))
-                    write_if(ok, moving, change)
-                write_if(ok, weights, torch._foreach_sub(weights, change, alpha=group["lr"]))
+                    momenta = [self.state[weight]["momentum"] for weight in weights]
+                    updates = list(torch._foreach_add(updates, momenta, alpha=group["momentum"]))
+                    write_if(ok, momenta, updates)
+                write_if(ok, weights, torch._foreach_sub(weights, updates, alpha=group["lr"]))
 
 
 def add_weight_decay(weights: Sequence[Tensor], weight_decay: float) -> list[Tensor]:
-    """Gradients with that of the penalty added."""
-    found = get_gradients(weights)
-    return list(torch._foreach_add(found, list(weights), alpha=weight_decay)) if weight_decay else found
+    """Return the gradients, with weight decay (an L2 penalty) added."""
+    gradients = get_gradients(weights)
+    return list(torch._foreach_add(gradients, list(weights), alpha=weight_decay)) if weight_decay else gradients
