@@ -42,7 +42,7 @@ def score_unbatched(model: torch.nn.Module, text: str) -> float:
     """One sequence at a time, the whole softmax in fp64."""
     tokenizer = model.tokenizer
     total = 0.0
-    for part in build_scoring_method(model, tokenizer).ask(encode_passages(tokenizer, [text])):
+    for part in build_scoring_method(model, tokenizer).build_queries(encode_passages(tokenizer, [text])):
         asked = part.sequences
         for at in range(len(asked)):
             one = asked.take(torch.tensor([at]).numpy())
@@ -67,7 +67,7 @@ def score_with_transformers(model: torch.nn.Module, texts: list[str], precision:
         pt.save(model, Path(folder) / "model")
         theirs = getattr(transformers, kind).from_pretrained(Path(folder) / "model").to(device).eval()
     tokens, labels = [], []
-    for part in build_scoring_method(model, model.tokenizer).ask(encode_passages(model.tokenizer, texts)):
+    for part in build_scoring_method(model, model.tokenizer).build_queries(encode_passages(model.tokenizer, texts)):
         cuts = part.sequences.offsets[1:-1]
         tokens += [torch.from_numpy(one) for one in np.split(part.sequences.tokens, cuts)]
         labels += [torch.from_numpy(one) for one in np.split(part.sequences.targets, cuts)]

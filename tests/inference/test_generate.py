@@ -152,7 +152,7 @@ def test_a_text_ends_before_a_stop_wherever_tokens_end() -> None:
                 gpt(), [ONCE], build_generation_config(max_new_tokens=24, seed=2), stop=[stop, "never said"]
             )[0]
             assert found.new == whole[: whole.index(stop)]
-            assert found.ended == "stop" and found.text == ONCE + found.new
+            assert found.finish_reason == "stop" and found.text == ONCE + found.new
         if start > 12:
             break
 
@@ -161,7 +161,7 @@ def test_a_stop_in_the_prompt_stops_nothing() -> None:
     assert (
         generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=4, temperature=0), stop=["Once"])[0][
             0
-        ].ended
+        ].finish_reason
         != "stop"
     )
 
@@ -171,7 +171,7 @@ def test_beams_are_cut_at_a_stop() -> None:
     (found,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=8, beams=2), stop=[whole.new[2:4]])[
         0
     ]
-    assert found.new == whole.new[: whole.new.index(whole.new[2:4])] and found.ended == "stop"
+    assert found.new == whole.new[: whole.new.index(whole.new[2:4])] and found.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("stop", [[], ["e"], ["ing the", "zz"]])

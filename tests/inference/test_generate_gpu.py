@@ -87,4 +87,4 @@ def test_under_autocast() -> None:
 @pytest.mark.slow
 def test_compiled() -> None:
     model, prompts, how = on_gpu(DECODERS[0]), text(5, 4), GenerationConfig(max_new_tokens=8)
-    assert generate_tokens(model, prompts, how, compiled=True) == generate_tokens(model, prompts, how)
+    assert generate_tokens(model, prompts, how, torch_compile=True) == generate_tokens(model, prompts, how)

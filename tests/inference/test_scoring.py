@@ -130,7 +130,7 @@ def test_pieces_of_a_word_are_hidden_with_those_before_them() -> None:
         unit_starts=np.array([True, True, False, False, True]),
     )
     frame = SpecialTokenFrame(((1, 0),), ((2, 0),))
-    (asked,) = MaskedScoring(frame, 3).ask(text)
+    (asked,) = MaskedScoring(frame, 3).build_queries(text)
     copies = np.split(asked.sequences.tokens, asked.sequences.offsets[1:-1])
     assert [copy.tolist() for copy in copies] == [
         [1, 3, 11, 12, 13, 14, 2],
@@ -141,14 +141,14 @@ def test_pieces_of_a_word_are_hidden_with_those_before_them() -> None:
     ]
     assert asked.sequences.targets is not None
     assert asked.sequences.targets[asked.sequences.targets >= 0].tolist() == [10, 11, 12, 13, 14]
-    (plain,) = MaskedScoring(frame, 3, mask_word_rest=False).ask(text)
+    (plain,) = MaskedScoring(frame, 3, mask_word_rest=False).build_queries(text)
     assert (plain.sequences.tokens == 3).sum() == 5 and (asked.sequences.tokens == 3).sum() == 8
 
 
 def test_an_answer_can_be_one_unit() -> None:
     model = scorer("bert")
     texts = ["The sea was quiet."]
-    (asked,) = MaskedScoring(SpecialTokenFrame(), model.tokenizer.special["mask"]).ask(
+    (asked,) = MaskedScoring(SpecialTokenFrame(), model.tokenizer.special["mask"]).build_queries(
         encode_passages(model.tokenizer, texts, [(3, 11)], single_unit=True)
     )
     counts = [
@@ -233,7 +233,9 @@ def test_every_sequence_is_in_one_bin_that_holds_it(lengths: list[int], both: bo
 
 def test_the_likeliest_is_told_and_a_tie_is_not() -> None:
     model = scorer("gpt2")
-    (asked,) = CausalScoring((model.tokenizer.special["bos"],)).ask(encode_passages(model.tokenizer, ["quiet"]))
+    (asked,) = CausalScoring((model.tokenizer.special["bos"],)).build_queries(
+        encode_passages(model.tokenizer, ["quiet"])
+    )
     rows = log_softmax(model, asked.sequences.tokens.tolist())
     best = rows.argmax(-1).numpy()
     told = compute_target_logprobs(model, replace(asked.sequences, targets=best), tokens=64)

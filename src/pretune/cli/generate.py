@@ -154,7 +154,7 @@ def generate(
             truncate=truncate,
             prefix=prefix,
             batch=batch,
-            compiled=compile_step,
+            torch_compile=compile_step,
             callbacks=TextCallbacks(on_text=_print_piece)
             if report is None
             else TextCallbacks(on_progress=_report_share(report, len(texts) * num)),

@@ -116,10 +116,12 @@ def _choose_window(
         get_max_length(get_language_model(model)),
         build_scoring_method(get_language_model(model), get_tokenizer(model), scoring),
     )
-    max_window = None if max_length is None else method.room(max_length)
+    max_window = None if max_length is None else method.get_max_passage(max_length)
     if window is None:
         default_window = (
-            max_window if train_length is None else max(1, method.room(min(train_length, max_length or train_length)))
+            max_window
+            if train_length is None
+            else max(1, method.get_max_passage(min(train_length, max_length or train_length)))
         )
         return (
             min(default_window or DEFAULT_WINDOW, BIDIRECTIONAL_WINDOW)

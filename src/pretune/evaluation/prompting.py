@@ -132,9 +132,9 @@ class Prompter:
         max_length = get_max_length(get_language_model(self.model))
         if max_length is None or not self.shots:
             return [len(self.shots)] * len(examples)
-        room = build_scoring_method(get_language_model(self.model), get_tokenizer(self.model), self.scoring).room(
-            max_length
-        )
+        room = build_scoring_method(
+            get_language_model(self.model), get_tokenizer(self.model), self.scoring
+        ).get_max_passage(max_length)
         texts = [
             render_prompt(self.prompt, example, max(get_options(self.prompt, example), key=len), self.end).text
             for example in examples

@@ -1,1 +1,1 @@
-"""What a bare model can do: write, fill blanks, give vectors, find, and score."""
+"""Inference with a pre-trained model: generate, fill masks, embed, search, and score."""

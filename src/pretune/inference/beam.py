@@ -1,4 +1,4 @@
-"""Beam search: the likeliest texts, several at a time, as `transformers` finds them.
+"""Beam search, with the same results as `transformers`.
 
 Legend: P prompts, n beams, K candidates (2 n or more, so that n remain when some end), N new tokens at most, V words.
 """
@@ -14,11 +14,11 @@ from pretune.inference.generation_config import BeamSearch, GenerationConfig
 from pretune.inference.generation_tokens import GenerationTokens
 
 EXCLUDED_SCORE = -1.0e9
-"""What a beam that may not be chosen has as its score, or as a part of it."""
+"""Score, or summand of a score, that excludes a beam."""
 
 
 class BeamSearchState:
-    """The running texts of each prompt, best first, and the best that have ended. Changed in place, as `Rows` is."""
+    """Running texts of each prompt, best first, and the best finished ones. Updated in place, like `DecodingState`."""
 
     def __init__(
         self,
@@ -31,24 +31,33 @@ class BeamSearchState:
         search = decoding.search
         assert isinstance(search, BeamSearch)
         self.decoding, self.generation_tokens, self.search = decoding, generation_tokens, search
-        count, size, most = prompts, search.beams, decoding.max_new_tokens
+        prompt_count, beams, max_new_tokens = prompts, search.beams, decoding.max_new_tokens
 
-        def whole(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+        def allocate(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.history, self.history_lengths = whole(count * size, columns), whole(count * size)
-        self.tokens, self.count = whole(count * size), whole()
-        self.scores, self.texts = whole(count, size, dtype=torch.float32), whole(count, size, most)
-        self.best_scores, self.best_texts = whole(count, size, dtype=torch.float32), whole(count, size, most)
-        self.best_lengths, self.is_complete = whole(count, size), whole(count, size, dtype=torch.bool)
-        self.is_finite = torch.ones((), dtype=torch.bool, device=device)  # whether all logits were
-        self.is_open = whole(count, 1, dtype=torch.bool)  # whether a running text may yet be among the best
-        lengths = torch.arange(most + 1, dtype=torch.float64).clamp(min=1) ** search.length_penalty
+        self.history, self.history_lengths = allocate(prompt_count * beams, columns), allocate(prompt_count * beams)
+        self.tokens, self.count = allocate(prompt_count * beams), allocate()
+        self.scores, self.texts = (
+            allocate(prompt_count, beams, dtype=torch.float32),
+            allocate(prompt_count, beams, max_new_tokens),
+        )
+        self.best_scores, self.best_texts = (
+            allocate(prompt_count, beams, dtype=torch.float32),
+            allocate(prompt_count, beams, max_new_tokens),
+        )
+        self.best_lengths, self.is_complete = (
+            allocate(prompt_count, beams),
+            allocate(prompt_count, beams, dtype=torch.bool),
+        )
+        self.is_finite = torch.ones((), dtype=torch.bool, device=device)  # all logits so far were finite
+        self.is_open = allocate(prompt_count, 1, dtype=torch.bool)  # a running text may still become one of the best
+        lengths = torch.arange(max_new_tokens + 1, dtype=torch.float64).clamp(min=1) ** search.length_penalty
         self.divisors = lengths.float().to(device)
-        self.row_offsets = (torch.arange(count, device=device) * size)[:, None]
+        self.row_offsets = (torch.arange(prompt_count, device=device) * beams)[:, None]
 
     def load(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], seed: int) -> None:
-        """Begin with prompts: of equal beams only the first may go on. Nothing is drawn."""
+        """Start with prompts: of the equal beams only the first may continue. No randomness is used."""
         fill_history(
             self.history, self.history_lengths, [prompt for prompt in prompts for _ in range(self.search.beams)]
         )
@@ -61,10 +70,10 @@ class BeamSearchState:
         self.is_finite.fill_(True)
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Go on with the best texts: the rows `[P n]` that they go on from."""
+        """Extend the best texts; returns the rows `[P n]` that they continue."""
         prompts, size = self.scores.shape
         self.is_finite.logical_and_(torch.isfinite(logits).all())
-        known = adjust_logits(
+        logprobs = adjust_logits(
             logits.float().log_softmax(-1),
             self.history,
             self.history_lengths,
@@ -72,22 +81,24 @@ class BeamSearchState:
             self.decoding,
             self.generation_tokens,
         )
-        vocab = known.shape[-1]
-        total = (known.view(prompts, size, vocab) + self.scores[:, :, None]).flatten(1)
-        kept = max(2, 1 + len(self.generation_tokens.eos)) * size
-        if kept > total.shape[1]:
-            raise UsageError(f"{size} beams are too many for a vocabulary of {vocab}")
-        top, index = total.topk(kept)
+        vocab = logprobs.shape[-1]
+        total = (logprobs.view(prompts, size, vocab) + self.scores[:, :, None]).flatten(1)
+        candidates = max(2, 1 + len(self.generation_tokens.eos)) * size
+        if candidates > total.shape[1]:
+            raise UsageError(f"too many beams for a vocabulary of {vocab}: {size}")
+        top, index = total.topk(candidates)
         parent, token = index // vocab, index % vocab  # [P, K]
-        texts = _gather_rows(self.texts, parent).scatter(2, self.count.expand(prompts, kept, 1), token[:, :, None])
-        last = self.count + 1 >= self.decoding.max_new_tokens
-        over = find_eos(token, self.generation_tokens.eos) | last
-        self._store_complete(top, texts, over)
-        scores, chosen = (top + over * EXCLUDED_SCORE).topk(size)
+        texts = _gather_rows(self.texts, parent).scatter(
+            2, self.count.expand(prompts, candidates, 1), token[:, :, None]
+        )
+        is_last = self.count + 1 >= self.decoding.max_new_tokens
+        is_final = find_eos(token, self.generation_tokens.eos) | is_last
+        self._store_complete(top, texts, is_final)
+        scores, indices = (top + is_final * EXCLUDED_SCORE).topk(size)
         self.scores.copy_(scores)
-        self.texts.copy_(_gather_rows(texts, chosen))
-        self.tokens.copy_(token.gather(1, chosen).flatten())
-        rows = (parent.gather(1, chosen) + self.row_offsets).flatten()
+        self.texts.copy_(_gather_rows(texts, indices))
+        self.tokens.copy_(token.gather(1, indices).flatten())
+        rows = (parent.gather(1, indices) + self.row_offsets).flatten()
         self.history.copy_(self.history.index_select(0, rows))
         self.history.scatter_(1, self.history_lengths[:, None], self.tokens[:, None])
         self.history_lengths.add_(1)
@@ -96,48 +107,48 @@ class BeamSearchState:
         return rows
 
     def _store_complete(self, candidate_scores: Tensor, texts: Tensor, is_final: Tensor) -> None:
-        """Put texts that have just ended among the best, if they are among the first n candidates and good enough."""
+        """Store newly finished texts that are among the first n candidates and better than the stored ones."""
         size = self.scores.shape[1]
-        just = is_final & (torch.arange(candidate_scores.shape[1], device=candidate_scores.device) < size)
+        is_new = is_final & (torch.arange(candidate_scores.shape[1], device=candidate_scores.device) < size)
         value = candidate_scores / self.divisors.gather(0, (self.count + 1)[None])
         if self.search.early_stopping is True:
             value = value + self.is_complete.all(-1, keepdim=True) * EXCLUDED_SCORE
-        value = value + ~self.is_open * EXCLUDED_SCORE + ~just * EXCLUDED_SCORE
-        scores, chosen = torch.cat((self.best_scores, value), 1).topk(size)
+        value = value + ~self.is_open * EXCLUDED_SCORE + ~is_new * EXCLUDED_SCORE
+        scores, indices = torch.cat((self.best_scores, value), 1).topk(size)
         lengths = torch.cat((self.best_lengths, (self.count + 1).expand_as(candidate_scores)), 1)
-        self.best_texts.copy_(_gather_rows(torch.cat((self.best_texts, texts), 1), chosen))
-        self.best_lengths.copy_(lengths.gather(1, chosen))
-        self.is_complete.copy_(torch.cat((self.is_complete, just), 1).gather(1, chosen))
+        self.best_texts.copy_(_gather_rows(torch.cat((self.best_texts, texts), 1), indices))
+        self.best_lengths.copy_(lengths.gather(1, indices))
+        self.is_complete.copy_(torch.cat((self.is_complete, is_new), 1).gather(1, indices))
         self.best_scores.copy_(scores)
 
     def _close_prompts(self) -> None:
-        """A prompt is closed when its best running text could not come among the best that have ended."""
-        ahead = self.search.early_stopping == "never" and self.search.length_penalty > 0
-        length = torch.full_like(self.count, self.decoding.max_new_tokens) if ahead else self.count
-        possible = self.scores[:, :1] / self.divisors.gather(0, length[None])
+        """Close prompts whose best running text cannot beat the finished ones."""
+        uses_max_length = self.search.early_stopping == "never" and self.search.length_penalty > 0
+        length = torch.full_like(self.count, self.decoding.max_new_tokens) if uses_max_length else self.count
+        best_possible = self.scores[:, :1] / self.divisors.gather(0, length[None])
         worst = torch.where(self.is_complete, self.best_scores.amin(1, keepdim=True), EXCLUDED_SCORE)
-        self.is_open.logical_and_((possible > worst).any(1, keepdim=True))
+        self.is_open.logical_and_((best_possible > worst).any(1, keepdim=True))
 
     def is_finished(self) -> bool:
-        """Whether no prompt can improve. Waits for the device."""
-        closed = ~self.is_open
+        """Return True if no prompt can improve. Synchronizes with the device."""
+        is_closed = ~self.is_open
         if self.search.early_stopping is True:
-            closed = closed | self.is_complete.all(-1, keepdim=True)
-        return bool(closed.all())
+            is_closed = is_closed | self.is_complete.all(-1, keepdim=True)
+        return bool(is_closed.all())
 
     def collect_results(self) -> list[list[GeneratedTokens]]:
-        """The best texts of each prompt, best first."""
-        found = []
+        """Return the best texts of each prompt, best first."""
+        results = []
         parts = (self.best_texts.tolist(), self.best_lengths.tolist(), self.best_scores.tolist())
         for texts, lengths, scores in zip(*parts, strict=True):
-            cut = [
+            texts_of_prompt = [
                 strip_eos(text[:n], self.generation_tokens, score)
                 for text, n, score in zip(texts, lengths, scores, strict=True)
             ]
-            found.append(cut[: self.decoding.returns])
-        return found
+            results.append(texts_of_prompt[: self.decoding.returns])
+        return results
 
 
 def _gather_rows(values: Tensor, index: Tensor) -> Tensor:
-    """Of `[P, m, N]` the rows `[P, k]` of each prompt."""
+    """Gather the rows `[P, k]` of `[P, m, N]` for each prompt."""
     return values.gather(1, index[:, :, None].expand(-1, -1, values.shape[2]))

@@ -1,8 +1,8 @@
-"""Writing on: from token ids to token ids.
+"""Autoregressive decoding, from token ids to token ids.
 
-    complete(model, [[5, 8, 2], [7]], Decoding(max_new_tokens=20))[0][0].tokens
+    generate_tokens(model, [[5, 8, 2], [7]], GenerationConfig(max_new_tokens=20))[0][0].tokens
 
-A decoder goes on from what it has read; the decoder of an encoder-decoder writes what the encoder's source asks for.
+A decoder continues its prompt; the decoder of an encoder-decoder generates from the encoder's source.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,35 +27,35 @@ from pretune.models.model import LanguageModel
 Tokens = Sequence[int] | NDArray[np.integer]
 
 BATCH_ROWS = 64
-"""So many are decoded together unless asked otherwise."""
+"""Default number of rows decoded together."""
 CHECK_INTERVAL = 16
-"""Steps between two looks at whether all rows have ended, where a look makes a device wait."""
+"""Steps between two checks for finished rows, on devices where a check synchronizes."""
 CACHE_ALIGNMENT = 64
-"""Caches on a GPU hold a multiple of so many tokens, so that prompts of other lengths need no other capture."""
+"""Capacity of caches on a GPU is a multiple of this, so that prompts of other lengths reuse a captured step."""
 
 
 class TokenCallback(Protocol):
-    """Told what a row has written so far; true ends the row."""
+    """Receives the new tokens of a row so far; returning True ends the row."""
 
     def __call__(self, request: int, return_index: int, tokens: list[int]) -> bool:
-        """`request` counts the prompts, `number` the returns of one."""
+        """`request` is the number of the prompt, `return_index` that of its return."""
 
 
 @dataclass(frozen=True)
 class DecodingCallbacks:
-    """Who is told while texts are written: of every row that is not a beam's, and of the share that is done (0 to 1).
+    """Callbacks during decoding: the tokens of every row (not of beams), and the completed fraction (0 to 1).
 
-    That is after every step, or `interval` so many; on a GPU, which would have to wait, after every 16 by default.
+    They are called after every `interval` steps; by default every step, on a GPU every 16 to avoid synchronization.
     """
 
     on_tokens: TokenCallback | None = None
     on_progress: Callable[[float], None] | None = None
     interval: int | None = None
 
-    def report_progress(self, share: float) -> None:
-        """Tell the share, if anyone asks."""
+    def report_progress(self, fraction: float) -> None:
+        """Report the completed fraction, if there is a callback."""
         if self.on_progress is not None:
-            self.on_progress(share)
+            self.on_progress(fraction)
 
 
 def generate_tokens(
@@ -68,61 +68,63 @@ def generate_tokens(
     decoder_prompts: Sequence[Tokens] | None = None,
     prefix: bool = False,
     callbacks: DecodingCallbacks = DecodingCallbacks(),  # noqa: B008 (a frozen value)
-    compiled: bool = False,
+    torch_compile: bool = False,
 ) -> list[list[GeneratedTokens]]:
-    """What a model writes: for each prompt `returns` texts, best first where they are beams.
+    """Generate `returns` texts for each prompt, best first for a beam search.
 
-    `prompts` are what a decoder has read, or the sources of an encoder-decoder, special tokens included; its decoder
-    starts as its config says, or by `generation_tokens`, and has already said what is `begun`, if anything. With `prefix` a
-    decoder's prompt sees all of itself, for models that learned to read so. At most `batch` rows (texts, or beams) are
-    decoded together, those of similar length; answers come in the order of the prompts, and do not depend on it.
-    With `compiled` a step is compiled first, which takes a minute and pays on a GPU when much is written.
+    `prompts` are the prompts of a decoder or the sources of an encoder-decoder, including special tokens. Its decoder
+    starts by its config, or by `generation_tokens`, followed by `decoder_prompts` if given. With `prefix` attention is
+    bidirectional within a decoder's prompt, for models trained so. At most `batch` rows (texts or beams) of similar
+    length are decoded together; results are in the order of the prompts, and independent of it. `torch_compile`
+    compiles a step first, which takes a minute and pays off for much text on a GPU.
     """
-    found = get_language_model(model)
-    check_can_generate(found)
-    generation_tokens = generation_tokens or GenerationTokens.from_model(found)
-    if prefix and found.spec.is_encoder_decoder:
-        raise UsageError("the decoder of an encoder-decoder has no prompt that could see all of itself")
-    read = _prepare_inputs(found, prompts, generation_tokens, decoder_prompts)
-    _check_lengths(found, read, decoding)
-    order = np.argsort([-len(one.source or one.prompt) for one in read], kind="stable").tolist()
-    every = callbacks.interval or (1 if found.tokens.weight.device.type == "cpu" else CHECK_INTERVAL)
-    written: list[list[GeneratedTokens]] = [[] for _ in prompts]
+    language_model = get_language_model(model)
+    check_can_generate(language_model)
+    generation_tokens = generation_tokens or GenerationTokens.from_model(language_model)
+    if prefix and language_model.spec.is_encoder_decoder:
+        raise UsageError("prefix=True needs a decoder, got an encoder-decoder")
+    inputs = _prepare_inputs(language_model, prompts, generation_tokens, decoder_prompts)
+    _check_lengths(language_model, inputs, decoding)
+    order = np.argsort(
+        [-len(decoder_input.source or decoder_input.prompt) for decoder_input in inputs], kind="stable"
+    ).tolist()
+    interval = callbacks.interval or (1 if language_model.tokens.weight.device.type == "cpu" else CHECK_INTERVAL)
+    results: list[list[GeneratedTokens]] = [[] for _ in prompts]
     groups = [*_split_groups(order, max(batch // decoding.rows_per_prompt, 1))]
-    with eval_mode(found):
+    with eval_mode(language_model):
         for number, group in enumerate(groups):
-            job = PromptGroup(found, group, [read[i] for i in group], decoding, generation_tokens, prefix)
-            answers = _generate_group(
+            job = PromptGroup(language_model, group, [inputs[i] for i in group], decoding, generation_tokens, prefix)
+            group_results = _generate_group(
                 job,
-                DecodingCallbacks(callbacks.on_tokens, _scale_progress(callbacks, number, len(groups)), every),
-                compiled,
+                DecodingCallbacks(callbacks.on_tokens, _scale_progress(callbacks, number, len(groups)), interval),
+                torch_compile,
             )
-            for request, answer in zip(group, answers, strict=True):
-                written[request] = answer
+            for request, group_result in zip(group, group_results, strict=True):
+                results[request] = group_result
             callbacks.report_progress((number + 1) / len(groups))
-    return written
+    return results
 
 
 def check_can_generate(model: LanguageModel) -> None:
-    """Refuse what cannot write."""
+    """Raise a UsageError if a model cannot generate."""
     if model.spec.decoder is None:
         raise UsageError(
-            f"a model of the shape '{model.spec.shape}' does not write text; fill its blanks with `pretune fill`, or "
-            "take a decoder or an encoder-decoder"
+            f"a model of shape '{model.spec.shape}' cannot generate text; fill masks with `pretune fill`, or use a "
+            "decoder or an encoder-decoder"
         )
     if model.head is None:
-        raise UsageError("this model has no vocabulary head, so it cannot write; load one that has its head")
+        raise UsageError("cannot generate: the model has no vocabulary head; load one with its head")
 
 
 class DecoderInput(NamedTuple):
-    """What the decoder has read, and what the encoder has, if there is one."""
+    """Tokens of the decoder and, if there is one, of the encoder."""
 
     prompt: list[int]
     source: list[int] | None
 
 
 class PromptGroup(NamedTuple):
-    """Prompts that are worked on together, with their numbers."""
+    """Prompts decoded together, with their numbers."""
 
     model: LanguageModel
     requests: Sequence[int]
@@ -140,55 +142,66 @@ def _prepare_inputs(
 ) -> list[DecoderInput]:
     if not model.spec.is_encoder_decoder:
         if decoder_prompts is not None:
-            raise UsageError("what a decoder has begun is a part of its prompt")
+            raise UsageError("decoder_prompts needs an encoder-decoder; extend the prompts of a decoder instead")
         return [DecoderInput(_check_tokens(prompt, number, model), None) for number, prompt in enumerate(prompts)]
     assert generation_tokens.start is not None
-    said = decoder_prompts or [()] * len(prompts)
+    prefixes = decoder_prompts or [()] * len(prompts)
     return [
         DecoderInput(
-            [generation_tokens.start, *_check_tokens(more, number, model)], _check_tokens(prompt, number, model)
+            [generation_tokens.start, *_check_tokens(decoder_prompt, number, model)],
+            _check_tokens(prompt, number, model),
         )
-        for number, (prompt, more) in enumerate(zip(prompts, said, strict=True))
+        for number, (prompt, decoder_prompt) in enumerate(zip(prompts, prefixes, strict=True))
     ]
 
 
 def _check_tokens(tokens: Tokens, number: int, model: LanguageModel) -> list[int]:
-    """Tokens as a list, all of which the model has."""
-    found: list[int] = np.asarray(tokens, dtype=np.int64).tolist()
-    for token in found:
+    """Convert tokens to a list; raises a UsageError for ids outside the vocabulary."""
+    token_list: list[int] = np.asarray(tokens, dtype=np.int64).tolist()
+    for token in token_list:
         if not 0 <= token < model.spec.vocab:
-            raise UsageError(
-                f"prompt {number + 1} has the token {token}; this model has those from 0 to {model.spec.vocab - 1}"
-            )
-    return found
+            raise UsageError(f"prompt {number + 1}: token ids must be from 0 to {model.spec.vocab - 1}, got {token}")
+    return token_list
 
 
 def _scale_progress(callbacks: DecodingCallbacks, number: int, groups: int) -> Callable[[float], None]:
-    """Who is told the share of one group: what that is of all."""
-    return lambda share: callbacks.report_progress((number + share) / groups)
+    """Return a callback that converts the fraction of one group to that of all groups."""
+    return lambda fraction: callbacks.report_progress((number + fraction) / groups)
 
 
-def _generate_group(job: PromptGroup, callbacks: DecodingCallbacks, compiled: bool) -> list[list[GeneratedTokens]]:
-    """One group of prompts, from reading them to their texts."""
-    model, group, given, decoding, marks, prefix = job
-    both, device = model.spec.is_encoder_decoder, model.tokens.weight.device
-    prompts = [one.prompt for one in given]
-    cache, logits = prefill(model, prompts, [one.source or () for one in given] if both else None, prefix=prefix)
-    room = max(map(len, prompts)) + decoding.max_new_tokens - 1  # the last token is written, and never read
-    source = cache.cross[0].keys.shape[2] if cache.cross else 0
+def _generate_group(job: PromptGroup, callbacks: DecodingCallbacks, torch_compile: bool) -> list[list[GeneratedTokens]]:
+    """Generate for one group of prompts."""
+    model, group, inputs, decoding, generation_tokens, prefix = job
+    is_encoder_decoder, device = model.spec.is_encoder_decoder, model.tokens.weight.device
+    prompts = [decoder_input.prompt for decoder_input in inputs]
+    cache, logits = prefill(
+        model,
+        prompts,
+        [decoder_input.source or () for decoder_input in inputs] if is_encoder_decoder else None,
+        prefix=prefix,
+    )
+    capacity = max(map(len, prompts)) + decoding.max_new_tokens - 1  # the last token is never an input
+    source_capacity = cache.cross[0].keys.shape[2] if cache.cross else 0
     if device.type == "cuda":
-        room, source = _round_up(room, get_length_limits(model)[1]), _round_up(source, model.spec.max_length)
-
-    def make() -> SearchState:
-        kind = BeamSearchState if isinstance(decoding.search, BeamSearch) else DecodingState
-        return kind(
-            len(given) * (1 if kind is BeamSearchState else decoding.returns), room + 1, decoding, marks, device
+        capacity, source_capacity = (
+            _round_up(capacity, get_length_limits(model)[1]),
+            _round_up(source_capacity, model.spec.max_length),
         )
 
-    key = (len(given), _drop_seed(decoding), marks)
-    slots = 0 if both else count_prompt_slots(model)
-    engine = get_engine(model, make, key, room + slots, source=source, compiled=compiled)
-    index = repeat_indices(len(given), decoding.rows_per_prompt, device)
+    def build_state() -> SearchState:
+        kind = BeamSearchState if isinstance(decoding.search, BeamSearch) else DecodingState
+        return kind(
+            len(inputs) * (1 if kind is BeamSearchState else decoding.returns),
+            capacity + 1,
+            decoding,
+            generation_tokens,
+            device,
+        )
+
+    key = (len(inputs), _drop_seed(decoding), generation_tokens)
+    slots = 0 if is_encoder_decoder else count_prompt_slots(model)
+    engine = get_engine(model, build_state, key, capacity + slots, source=source_capacity, torch_compile=torch_compile)
+    index = repeat_indices(len(inputs), decoding.rows_per_prompt, device)
     engine.load(cache, index)
     engine.search.load(prompts, group, getattr(decoding.search, "seed", 0))
     engine.search.choose(logits.index_select(0, index))
@@ -198,57 +211,59 @@ def _generate_group(job: PromptGroup, callbacks: DecodingCallbacks, compiled: bo
 def _run_steps(
     engine: DecodingEngine, group: Sequence[int], decoding: GenerationConfig, callbacks: DecodingCallbacks
 ) -> list[list[GeneratedTokens]]:
-    """Steps, and now and then a look at what they gave."""
+    """Run decoding steps, calling back at intervals."""
     search, count = engine.search, 1
-    halted: dict[int, list[int]] = {}
+    stopped_rows: dict[int, list[int]] = {}
     while True:
         if not bool(search.is_finite):
             raise make_non_finite_error("logits")
         if callbacks.on_tokens is not None and isinstance(search, DecodingState):
-            _notify_rows(search, group, callbacks.on_tokens, halted)
+            _notify_rows(search, group, callbacks.on_tokens, stopped_rows)
         callbacks.report_progress(count / decoding.max_new_tokens)
         if count >= decoding.max_new_tokens or search.is_finished():
             break
         for _ in range(min(callbacks.interval or 1, decoding.max_new_tokens - count)):
             engine.advance()
             count += 1
-    answers = search.collect_results()
-    for row, tokens in halted.items():
-        answers[row // decoding.returns][row % decoding.returns] = GeneratedTokens(tokens, "stop")
-    return answers
+    results = search.collect_results()
+    for row, tokens in stopped_rows.items():
+        results[row // decoding.returns][row % decoding.returns] = GeneratedTokens(tokens, "stop")
+    return results
 
 
 def _notify_rows(
     search: DecodingState, group: Sequence[int], on_tokens: TokenCallback, stopped_rows: dict[int, list[int]]
 ) -> None:
-    """Tell of every row that still writes, and end those that need no more."""
-    ends, returns, over = search.generation_tokens.eos, search.decoding.returns, []
+    """Report the tokens of every running row, and stop the rows whose callback returns True."""
+    ends, returns, newly_stopped = search.generation_tokens.eos, search.decoding.returns, []
     for row, tokens in enumerate(search.read_new_tokens()):
-        shown = tokens[:-1] if tokens and tokens[-1] in ends else tokens
-        if row not in stopped_rows and on_tokens(group[row // returns], row % returns, shown):
-            stopped_rows[row] = shown
-            over.append(row)
-    if over:
-        search.halt(over)
+        text_tokens = tokens[:-1] if tokens and tokens[-1] in ends else tokens
+        if row not in stopped_rows and on_tokens(group[row // returns], row % returns, text_tokens):
+            stopped_rows[row] = text_tokens
+            newly_stopped.append(row)
+    if newly_stopped:
+        search.halt(newly_stopped)
 
 
 def _check_lengths(model: LanguageModel, inputs: Sequence[DecoderInput], decoding: GenerationConfig) -> None:
-    """Refuse prompts without tokens, and those that are longer than the model's positions."""
-    (source, own), new = get_length_limits(model), decoding.max_new_tokens
-    for number, one in enumerate(inputs):
-        if not len(one.prompt) or (one.source is not None and not len(one.source)):
-            raise UsageError(f"prompt {number + 1} has no tokens; a model needs at least one to go on from")
-        if one.source is not None and source is not None and len(one.source) > source:
-            raise UsageError(f"prompt {number + 1} has {len(one.source)} tokens; this model has positions for {source}")
-        if own is not None and len(one.prompt) + new - 1 > own:
+    """Raise a UsageError for empty prompts, and for prompts longer than the model's positions."""
+    (source_limit, decoder_limit), new = get_length_limits(model), decoding.max_new_tokens
+    for number, decoder_input in enumerate(inputs):
+        if not len(decoder_input.prompt) or (decoder_input.source is not None and not len(decoder_input.source)):
+            raise UsageError(f"prompt {number + 1} has no tokens; a model needs at least one")
+        if decoder_input.source is not None and source_limit is not None and len(decoder_input.source) > source_limit:
             raise UsageError(
-                f"{len(one.prompt)} tokens of prompt {number + 1} and {new} new ones; this model has positions for "
-                f"{own} in all; shorten the prompt, or ask for fewer"
+                f"prompt {number + 1} has {len(decoder_input.source)} tokens; the model's limit is {source_limit}"
+            )
+        if decoder_limit is not None and len(decoder_input.prompt) + new - 1 > decoder_limit:
+            raise UsageError(
+                f"prompt {number + 1} has {len(decoder_input.prompt)} tokens, plus {new} new ones; the limit is "
+                f"{decoder_limit}; shorten the prompt, or lower max_new_tokens"
             )
 
 
 def _split_groups(order: Sequence[int], max_size: int) -> Iterator[list[int]]:
-    """Equal groups, so that a captured step serves all of them: the last is filled up with what it ends in.
+    """Yield groups of equal size, so that one captured step serves all; the last is padded by repeating its last item.
 
     >>> [*_split_groups([4, 2, 0, 1, 3], 3)]
     [[4, 2, 0], [1, 3, 3]]
@@ -261,11 +276,11 @@ def _split_groups(order: Sequence[int], max_size: int) -> Iterator[list[int]]:
 
 
 def _drop_seed(decoding: GenerationConfig) -> GenerationConfig:
-    """What a captured step is made for: the numbers that are drawn are not in it."""
+    """Return the config without its seed, which a captured step does not depend on."""
     search = decoding.search
     return replace(decoding, search=replace(search, seed=0)) if isinstance(search, Sampling) else decoding
 
 
-def _round_up(size: int, longest: int | None) -> int:
-    full = -(-size // CACHE_ALIGNMENT) * CACHE_ALIGNMENT
-    return full if longest is None else max(min(full, longest), size)
+def _round_up(size: int, max_length: int | None) -> int:
+    aligned_size = -(-size // CACHE_ALIGNMENT) * CACHE_ALIGNMENT
+    return aligned_size if max_length is None else max(min(aligned_size, max_length), size)

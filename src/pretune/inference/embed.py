@@ -1,11 +1,11 @@
-"""Vectors of texts: `pt.embed` and `pretune embed`.
+"""Text embeddings: `pt.embed` and `pretune embed`.
 
     pt.embed("runs/small", ["a sentence", "another"])                  # [2, width]
     pt.embed(model, texts, pooling="cls", layer=-2, normalise=True)
-    pt.embed("vectors.txt", texts)                                     # word2vec's text format: means of word vectors
+    pt.embed("vectors.txt", texts)                                     # word2vec's text format: mean of word vectors
 
-Texts are sorted by length and read in batches without padding; vectors come in the order of the texts, and equal texts
-are read once. While a batch is computed, the next texts are cut into tokens by another thread.
+Texts are sorted by length and processed in batches without padding; vectors are in the order of the texts, and equal
+texts are processed once. While a batch is computed, another thread tokenizes the next texts.
 """
 
 import os
@@ -36,38 +36,38 @@ from pretune.models.hf import checkpoint
 
 Floats = NDArray[np.float32]
 ProgressCallback = Callable[[int, int], None]
-"""Told how many texts are done, and of how many."""
+"""Called with the number of finished texts and the total."""
 
 BATCH_TOKENS = {"cpu": 1024, "cuda": 32768}
-"""In a batch: what keeps the device busy without leaving its caches."""
+"""Tokens per batch: enough to keep the device busy, small enough for its caches."""
 ROW_TOKENS = {"cpu": 64, "cuda": 128}
-"""In a row that holds several texts: attention grows with it, the filler shrinks."""
+"""Tokens of a row that holds several texts: attention cost grows with it, padding shrinks."""
 MAX_PENDING_BATCHES = 16
-"""Batches whose vectors stay on a GPU until they are fetched together."""
+"""Batches whose vectors stay on a GPU until they are copied together."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EmbeddingResult:
-    """The vectors `[S, W]` of texts, and what became of texts that are unlike the others."""
+    """Vectors `[S, W]` of texts, and counts of truncated and empty texts."""
 
     vectors: Floats
-    truncated_texts: int = 0  # too long: only their beginning was read
-    truncated_tokens: int = 0  # tokens of those
-    empty_texts: int = 0  # without any text
+    truncated_texts: int = 0
+    truncated_tokens: int = 0
+    empty_texts: int = 0
 
 
 @dataclass(slots=True)
 class Embedder:
-    """A model made ready to be asked for vectors, any number of times."""
+    """Encoder with its tokenizer and batch size."""
 
     encoder: TextEncoder
-    batch_tokens: int | None = None  # in a batch
+    batch_tokens: int | None = None  # per batch; None: by device
     tokenizer: Any = field(init=False)
     length: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         if self.batch_tokens is not None and self.batch_tokens < 1:
-            raise UsageError(f"a batch of {self.batch_tokens} tokens; it needs at least 1")
+            raise UsageError(f"batch_tokens must be >= 1, got {self.batch_tokens}")
         self.tokenizer = get_tokenizer(self.encoder.model)
         limits = [self.encoder.config.length or self.tokenizer.length, self.encoder.model.spec.max_length]
         self.length = min((limit for limit in limits if limit is not None), default=None)
@@ -76,88 +76,88 @@ class Embedder:
 
     @property
     def is_static(self) -> bool:
-        """Whether vectors are means of the token table's rows."""
+        """True if vectors are means of token embeddings."""
         return "static" in self.encoder.config.pooling
 
     @property
     def width(self) -> int:
-        """Of the vectors."""
+        """Width of the vectors."""
         return self.encoder.width
 
     @property
     def prompts(self) -> tuple[str | None, str | None]:
-        """The prompts that the model's directory names for documents and for queries."""
+        """Prompts of the model's directory for documents and for queries."""
         return read_prompts(self.encoder.model)
 
     def with_prompt(self, prompt: str | None) -> "Embedder":
-        """The same with another prompt before every text; None changes nothing."""
+        """Return an embedder with another prompt; None returns the same one."""
         if prompt is None or prompt == self.encoder.config.prompt:
             return self
-        how = replace(self.encoder.config, prompt=prompt)
-        return Embedder(TextEncoder(self.encoder.model, how, self.encoder.dense), self.batch_tokens)
+        config = replace(self.encoder.config, prompt=prompt)
+        return Embedder(TextEncoder(self.encoder.model, config, self.encoder.dense), self.batch_tokens)
 
     def __call__(self, texts: Sequence[str], on_progress: ProgressCallback | None = None) -> EmbeddingResult:
-        """The vectors of texts, in their order."""
+        """Embed texts, in their order."""
         if isinstance(texts, str):
-            raise UsageError("embed takes a list of texts, found one text; put it into a list")
-        different = list(dict.fromkeys(texts))
-        found = EmbeddingResult(vectors=np.zeros((len(different), self.width), dtype=np.float32))
-        with eval_mode(self.encoder), column_major_weights(self.encoder.model, sum(map(len, different))):
-            self._embed_batches(different, found, on_progress)
-        number = {text: i for i, text in enumerate(different)}
-        if len(different) < len(texts):
-            found.vectors = found.vectors[[number[text] for text in texts]]
-        found.empty_texts = sum(not text.strip() for text in texts)
-        return found
+            raise UsageError("texts must be a list, got a single text; use [text]")
+        unique_texts = list(dict.fromkeys(texts))
+        result = EmbeddingResult(vectors=np.zeros((len(unique_texts), self.width), dtype=np.float32))
+        with eval_mode(self.encoder), column_major_weights(self.encoder.model, sum(map(len, unique_texts))):
+            self._embed_batches(unique_texts, result, on_progress)
+        index = {text: i for i, text in enumerate(unique_texts)}
+        if len(unique_texts) < len(texts):
+            result.vectors = result.vectors[[index[text] for text in texts]]
+        result.empty_texts = sum(not text.strip() for text in texts)
+        return result
 
     def _embed_batches(self, texts: list[str], result: EmbeddingResult, on_progress: ProgressCallback | None) -> None:
-        held, done = list[tuple[Ints, Tensor]](), 0
+        pending, count = list[tuple[Ints, Tensor]](), 0
         device = self.encoder.model.tokens.weight.device
         for ids, vectors in self._iterate_vectors(texts, result, device):
-            held.append((ids, vectors))
-            done += len(ids)
-            if device.type == "cpu" or len(held) >= MAX_PENDING_BATCHES:
-                _fetch(held, result.vectors)
+            pending.append((ids, vectors))
+            count += len(ids)
+            if device.type == "cpu" or len(pending) >= MAX_PENDING_BATCHES:
+                _fetch(pending, result.vectors)
             if on_progress is not None:
-                on_progress(done, len(texts))
-        _fetch(held, result.vectors)
+                on_progress(count, len(texts))
+        _fetch(pending, result.vectors)
 
     def _iterate_vectors(
         self, texts: list[str], result: EmbeddingResult, device: torch.device
     ) -> Iterator[tuple[Ints, Tensor]]:
-        """(numbers of texts, their vectors) batch by batch, the tokens of the next chunk made meanwhile."""
+        """Yield (indices, vectors) by batch, while the next chunk is tokenized."""
         parts = split_into_chunks([self.encoder.config.prompt + text for text in texts])
         with ThreadPoolExecutor(1, thread_name_prefix="texts") as pool:
-            ahead: list[Future[list[Any]]] = []
-            for at in range(len(parts) + 1):
-                if at < len(parts):
-                    ahead.append(pool.submit(self._prepare_batches, texts, parts[at], result))
-                if at:
-                    for ids, cells, batch in ahead.pop(0).result():
+            futures: list[Future[list[Any]]] = []
+            for number in range(len(parts) + 1):
+                if number < len(parts):
+                    futures.append(pool.submit(self._prepare_batches, texts, parts[number], result))
+                if number:
+                    for ids, cells, batch in futures.pop(0).result():
                         yield ids, self._forward(cells, batch, device)
 
     def _prepare_batches(
         self, texts: list[str], indices: Ints, result: EmbeddingResult
     ) -> list[tuple[Ints, Ints, Any]]:
-        """Batches of some of the texts; static vectors need no layout."""
-        made = encode_texts(
+        """Tokenize and pack a chunk of the texts; static vectors need no packing."""
+        encoded_texts = encode_texts(
             self.tokenizer,
             [self.encoder.config.prompt + texts[i] for i in indices],
             self.length,
             without_special=self.is_static,
         )
-        result.truncated_texts += made.truncated_texts
-        result.truncated_tokens += made.truncated_tokens
+        result.truncated_texts += encoded_texts.truncated_texts
+        result.truncated_tokens += encoded_texts.truncated_tokens
         if self.is_static:
-            return [(indices, np.arange(len(indices)), made.sequences)]
-        kind = self.encoder.model.tokens.weight.device.type
+            return [(indices, np.arange(len(indices)), encoded_texts.sequences)]
+        device_type = self.encoder.model.tokens.weight.device.type
         tokens, row = (
-            self.batch_tokens or BATCH_TOKENS.get(kind, BATCH_TOKENS["cuda"]),
-            ROW_TOKENS.get(kind, ROW_TOKENS["cuda"]),
+            self.batch_tokens or BATCH_TOKENS.get(device_type, BATCH_TOKENS["cuda"]),
+            ROW_TOKENS.get(device_type, ROW_TOKENS["cuda"]),
         )
-        step = 1 if kind == "cpu" else 8  # NOTE: else CUDA's attention copies the mask in every layer
-        laid = pack_batches(made.sequences, tokens=tokens, row=row, step=step)
-        return [(indices[ids], cells, batch) for ids, cells, batch in laid]
+        step = 1 if device_type == "cpu" else 8  # NOTE: otherwise CUDA's attention copies the mask in every layer
+        batches = pack_batches(encoded_texts.sequences, tokens=tokens, row=row, step=step)
+        return [(indices[ids], cells, batch) for ids, cells, batch in batches]
 
     def _forward(self, cells: Ints, batch: Any, device: torch.device) -> Tensor:
         if isinstance(batch, Batch):
@@ -168,40 +168,40 @@ class Embedder:
 
 
 class WordEmbedder(Embedder):
-    """Static word vectors in the place of a model: the vector of a text is the mean of those of its known words."""
+    """Embedder by static word vectors: the vector of a text is the mean of its known words."""
 
     def __init__(self, vectors: WordVectors, *, normalise: bool | None = None, **options: Any) -> None:
-        unread = [
+        invalid_options = [
             name for name, value in options.items() if value is not None and (name, value) != ("pooling", "static")
         ]
-        if unread:
-            raise UsageError(f"static word vectors have no {unread[0]}: a text's vector is the mean of its words'")
+        if invalid_options:
+            raise UsageError(f"static word vectors do not support {invalid_options[0]}; remove it")
         self.vectors, self.normalise = vectors, bool(normalise)
         self.batch_tokens = self.length = self.tokenizer = None
 
     @property
     def is_static(self) -> bool:
-        """True: there is no context."""
+        """True: word vectors have no context."""
         return True
 
     @property
     def width(self) -> int:
-        """Of the vectors."""
+        """Width of the vectors."""
         return self.vectors.width
 
     @property
     def prompts(self) -> tuple[str | None, str | None]:
-        """None: words of a prompt would only move every mean."""
+        """None: a prompt would only shift every mean."""
         return None, None
 
     def with_prompt(self, prompt: str | None) -> "WordEmbedder":
-        """Itself; a prompt is refused."""
+        """Return itself; raises a UsageError for a prompt."""
         return self if prompt is None else WordEmbedder(self.vectors, prompt=prompt)
 
     def __call__(self, texts: Sequence[str], on_progress: ProgressCallback | None = None) -> EmbeddingResult:
-        """The vectors of texts, in their order; a text without any known word has zeros."""
+        """Embed texts, in their order; a text without known words gets zeros."""
         if isinstance(texts, str):
-            raise UsageError("embed takes a list of texts, found one text; put it into a list")
+            raise UsageError("texts must be a list, got a single text; use [text]")
         vectors = self.vectors.average(texts)
         if self.normalise:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -223,22 +223,22 @@ def embed(
     device: str | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> Floats:
-    """The vectors of texts `[n, width]`, in their order.
+    """Return the vectors of texts `[n, width]`, in their order.
 
-    `pooling` is one of mean, cls, max, last, mean_sqrt, weighted and static, or several joined by "+". What is None is
-    as the model's directory says (the files of sentence-transformers), or the mean over the last layer. A text longer
-    than the model reads is cut, which is told; one without any token has zeros. A file of word vectors (word2vec's or
-    GloVe's text format) may stand in the place of a model.
+    `pooling` is one of mean, cls, max, last, mean_sqrt, weighted and static, or several joined by "+". Options that are
+    None follow the model's directory (files of sentence-transformers), or default to the mean over the last layer.
+    Texts longer than the model's maximum are truncated, with a warning; one without tokens gets zeros. `model` may be a
+    file of word vectors (text format of word2vec or GloVe).
     """
-    ask = build_embedder(model, device=device, batch_tokens=batch_tokens, pooling=pooling, layer=layer, normalise=normalise,
-                   length=length, prompt=prompt)  # fmt: skip
-    found = ask(texts, on_progress)
-    if found.truncated_texts:
+    embedder = build_embedder(model, device=device, batch_tokens=batch_tokens, pooling=pooling, layer=layer,
+                              normalise=normalise, length=length, prompt=prompt)  # fmt: skip
+    result = embedder(texts, on_progress)
+    if result.truncated_texts:
         log.warn(
-            f"{found.truncated_texts:,} of {format_count(len(texts), 'texts')} cut to "
-            f"{ask.length} tokens ({format_count(found.truncated_tokens, 'tokens')} lost)"
+            f"{result.truncated_texts:,} of {format_count(len(texts), 'texts')} truncated to "
+            f"{embedder.length} tokens ({format_count(result.truncated_tokens, 'tokens')} lost)"
         )
-    return found.vectors
+    return result.vectors
 
 
 def build_embedder(
@@ -248,20 +248,22 @@ def build_embedder(
     batch_tokens: int | None = None,
     **options: Any,
 ) -> Embedder:
-    """A model, or the directory of one, made ready; it is read onto a GPU where there is one and nothing is said."""
+    """Build an embedder of a model or its directory; the default device is a GPU if available."""
     if isinstance(model, TextEncoder):
         return Embedder(model, batch_tokens)
     if not isinstance(model, nn.Module) and is_word_vectors(model):
         return WordEmbedder(WordVectors.load(model), **options)
     if isinstance(model, nn.Module):
-        found = get_language_model(model)
-        return Embedder(build_encoder(found if device is None else found.to(device), **options), batch_tokens)
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Embedder(build_encoder(checkpoint.load(Path(model), device=place), **options), batch_tokens)
+        language_model = get_language_model(model)
+        return Embedder(
+            build_encoder(language_model if device is None else language_model.to(device), **options), batch_tokens
+        )
+    target_device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Embedder(build_encoder(checkpoint.load(Path(model), device=target_device), **options), batch_tokens)
 
 
 def _fetch(pending: list[tuple[Ints, Tensor]], output: Floats) -> None:
-    """Bring vectors to where they belong, all in one copy."""
+    """Copy pending vectors to the output, in one transfer."""
     if pending:
         vectors = torch.cat([part for _, part in pending]).float().cpu().numpy()
         check_outputs(vectors, "vectors")

@@ -1,8 +1,8 @@
-"""One token more for every row, over buffers that never move: on a GPU the whole step is captured once and replayed.
+"""Decoding step with a static cache; on a GPU it is captured as a CUDA graph once and replayed.
 
-engine = Engine(model, Rows(…), capacity=192)
-engine.load(cache, index)             # what the prompts have left in a cache, row by row
-engine.advance()                      # model, choice and bookkeeping; nothing waits for the device
+engine = DecodingEngine(model, DecodingState(…), capacity=192)
+engine.load(cache, index)             # rows of a prefilled cache
+engine.advance()                      # forward, choice of tokens and bookkeeping; no synchronization
 """
 
 from collections.abc import Callable
@@ -26,53 +26,53 @@ WARMUP_STEPS = 3
 
 
 class DecodingEngine:
-    """A model, the static cache it decodes with, and the search that chooses its tokens."""
+    """A model, its static cache, and the search state that chooses tokens."""
 
     def __init__(
-        self, model: LanguageModel, search: SearchState, capacity: int, *, source: int = 0, compiled: bool = False
+        self, model: LanguageModel, search: SearchState, capacity: int, *, source: int = 0, torch_compile: bool = False
     ) -> None:
         self.model, self.search = ref(model), search
         self.cache = model.new_cache(search.tokens.shape[0], capacity, source=source)
         self.lengths = self.cache.lengths
         self.forward_step: Callable[[LanguageModel, Tensor, KVCache], Tensor] = _forward_step
-        if compiled:
+        if torch_compile:
             self.forward_step = torch.compile(_forward_step, dynamic=False)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def load(self, cache: KVCache, index: Tensor) -> None:
-        """Take the rows `index` [B] of another cache."""
-        mine, other = (*self.cache.layers, *self.cache.cross), (*cache.layers, *cache.cross)
-        for to, layer in zip(mine, other, strict=True):
-            for store, given in zip(to.store, layer.store, strict=True):
-                store[:-1, :, : given.shape[2]] = given.index_select(0, index)
+        """Copy the rows `index` [B] of another cache."""
+        targets, sources = (*self.cache.layers, *self.cache.cross), (*cache.layers, *cache.cross)
+        for target, layer in zip(targets, sources, strict=True):
+            for store, values in zip(target.store, layer.store, strict=True):
+                store[:-1, :, : values.shape[2]] = values.index_select(0, index)
         self.lengths.copy_(cache.lengths.index_select(0, index))
         if self.cache.source_lengths is not None and cache.source_lengths is not None:
             self.cache.source_lengths.copy_(cache.source_lengths.index_select(0, index))
 
     def advance(self) -> None:
-        """Read the tokens chosen last, and choose the next."""
+        """Run the model on the last tokens, and choose the next ones."""
         if self.graph is None:
             self._step()
         else:
             self.graph.replay()
 
     def capture(self) -> None:
-        """Record a step, to be replayed. What the buffers hold is lost: load afterwards."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        """Capture a step. The content of the buffers is lost: load afterwards."""
+        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             for _ in range(WARMUP_STEPS):
                 self._reset()
                 self._step()
             self._reset()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._step()
         self.graph = graph
 
     def _reset(self) -> None:
-        """Positions that exist, whatever was done before."""
+        """Reset to valid positions, whatever happened before."""
         self.lengths.zero_()
         self.search.history_lengths.zero_()
         self.search.count.zero_()
@@ -81,20 +81,20 @@ class DecodingEngine:
 
     def _step(self) -> None:
         model = self.model()
-        assert model is not None, "an engine lives as long as its model"
+        assert model is not None, "the model of an engine must outlive it"
         with _disable_autocast_cache():
             logits = self.forward_step(model, self.search.tokens, self.cache)
-        self.lengths.copy_(self.cache.lengths)  # which a model's step makes anew
+        self.lengths.copy_(self.cache.lengths)  # a step of the model creates a new tensor
         self.cache.lengths = self.lengths
         rows = self.search.choose(logits)
         if rows is not None:
-            for layer in self.cache.layers:  # NOTE: what is read of a source is the same for all beams of a prompt
+            for layer in self.cache.layers:  # NOTE: cross-attention caches are the same for all beams of a prompt
                 for store in layer.store:
                     store[:-1] = store[:-1].index_select(0, rows)
 
 
 def _disable_autocast_cache() -> AbstractContextManager[Any]:
-    """Autocast on a GPU, if it is on, without its cache of cast weights: that is gone before a captured step is."""
+    """Disable autocast's weight cache if autocast is on: it is freed before a captured step is replayed."""
     if not torch.is_autocast_enabled("cuda"):
         return nullcontext()
     return torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cache_enabled=False)
@@ -114,30 +114,30 @@ def get_engine(
     capacity: int,
     *,
     source: int,
-    compiled: bool,
+    torch_compile: bool,
 ) -> DecodingEngine:
-    """An engine for rows of a kind; on a GPU captured, and kept for the next rows of that kind (one for each model).
+    """Return an engine; on a GPU it is captured and cached for the next call with the same key (one per model).
 
-    `key` says what the search is. Weights that have moved since make another engine.
+    `key` identifies the search. Weights that have moved since need another engine.
     """
     if model.tokens.weight.device.type != "cuda":
-        return DecodingEngine(model, build_state(), capacity, source=source, compiled=compiled)
+        return DecodingEngine(model, build_state(), capacity, source=source, torch_compile=torch_compile)
     weights = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
-    half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    full = (key, capacity, source, compiled, weights, half)
-    if model in _ENGINES and _ENGINES[model][0] == full:
+    autocast_dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    engine_key = (key, capacity, source, torch_compile, weights, autocast_dtype)
+    if model in _ENGINES and _ENGINES[model][0] == engine_key:
         return _ENGINES[model][1]
     release_engine(model)
-    engine = DecodingEngine(model, build_state(), capacity, source=source, compiled=compiled)
+    engine = DecodingEngine(model, build_state(), capacity, source=source, torch_compile=torch_compile)
     try:
         engine.capture()
-    except RuntimeError as fault:
-        log.warn(f"a step could not be captured, so each is launched anew: {str(fault).splitlines()[0]}")
-        engine = DecodingEngine(model, build_state(), capacity, source=source, compiled=compiled)
-    _ENGINES[model] = full, engine
+    except RuntimeError as error:
+        log.warn(f"CUDA graph capture failed, steps run eagerly: {str(error).splitlines()[0]}")
+        engine = DecodingEngine(model, build_state(), capacity, source=source, torch_compile=torch_compile)
+    _ENGINES[model] = engine_key, engine
     return engine
 
 
 def release_engine(model: LanguageModel) -> None:
-    """Give the memory of a model's engine back."""
+    """Free the memory of a model's engine."""
     _ENGINES.pop(model, None)

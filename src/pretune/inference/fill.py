@@ -1,4 +1,4 @@
-"""`pretune.fill`: what a model would put into the blanks of a text."""
+"""Fill-mask (`pretune.fill`): predictions for the masks of a text."""
 
 import os
 from collections.abc import Sequence
@@ -13,65 +13,66 @@ from pretune.inference.text_model import eval_mode, get_language_model, get_toke
 from pretune.inference.unmask import FillPrediction, unmask
 
 AnyModel = nn.Module | str | os.PathLike[str]
-"""A model, or the directory of one."""
+"""A model or its directory."""
 MAX_INFILL_TOKENS = 8
-"""Pieces that an encoder-decoder may write into a blank, unless asked otherwise."""
+"""Default limit of the tokens that an encoder-decoder generates for a mask."""
 
 
 @overload
 def fill(model: AnyModel, texts: str, *, k: int = 5, pieces: int | None = None) -> list[list[FillPrediction]]:
-    """One text: a list of answers for each blank."""
+    """Fill one text: returns a list of predictions for each mask."""
 
 
 @overload
 def fill(
     model: AnyModel, texts: list[str], *, k: int = 5, pieces: int | None = None
 ) -> list[list[list[FillPrediction]]]:
-    """Several texts: a list of those for each."""
+    """Fill several texts: returns the same for each text."""
 
 
 def fill(
     model: AnyModel, texts: str | list[str], *, k: int = 5, pieces: int | None = None
 ) -> list[list[FillPrediction]] | list[list[list[FillPrediction]]]:
-    """For each blank of a text the `k` best answers: `FillPrediction(word, probability, tokens)`; for several texts a list.
+    """Predict the `k` best fillers of each mask of a text, or of each text in a list.
+
+    Returns `FillPrediction(word, probability, tokens)` values.
 
         pt.fill(model, "The movie was [MASK].")[0][0].word
         pt.fill("runs/books", "The movie was [MASK].")
 
-    A blank is written as the model's own mask token (or a sentinel: <extra_id_0>), or as [MASK], <mask> or ___ in any
-    text that has none of those.
-    An encoder fills it with one piece of its vocabulary, or with whole words of up to `pieces`; an encoder-decoder
-    writes as many as it needs, up to `pieces` (8).
+    A mask is written as the model's mask token (or a sentinel: <extra_id_0>), or as [MASK], <mask> or ___ in a text
+    without those. An encoder fills it with one token, or with whole words of up to `pieces` tokens; an encoder-decoder
+    generates as many tokens as it needs, up to `pieces` (8).
     """
     if k < 1:
-        raise UsageError(f"{k} answers; at least 1 has to be asked for")
+        raise UsageError(f"k must be >= 1, got {k}")
     if pieces is not None and pieces < 1:
-        raise UsageError(f"words of up to {pieces} pieces; at least 1 is needed")
+        raise UsageError(f"pieces must be >= 1, got {pieces}")
     model = load_model(model)
     if not isinstance(texts, str):
         return [fill(model, text, k=k, pieces=pieces) for text in texts]
-    found = get_language_model(model)
-    if found.spec.shape == "decoder":
+    language_model = get_language_model(model)
+    if language_model.spec.shape == "decoder":
         raise UsageError(
-            "a decoder does not fill blanks: it cannot see what comes after them; let it go on with `pretune generate`"
+            "a decoder cannot fill masks: it does not see the text after them; use `pretune generate` instead"
         )
-    tokenizer = get_tokenizer(found)
-    blanks = find_blanks(found, texts)
-    with eval_mode(found):
-        if found.spec.is_encoder_decoder:
-            return infill(found, tokenizer, blanks, k=k, max_tokens=pieces or MAX_INFILL_TOKENS)
-        return unmask(found, tokenizer, blanks, k=k, max_pieces=pieces or 1)
+    tokenizer = get_tokenizer(language_model)
+    blanks = find_blanks(language_model, texts)
+    with eval_mode(language_model):
+        if language_model.spec.is_encoder_decoder:
+            return infill(language_model, tokenizer, blanks, k=k, max_tokens=pieces or MAX_INFILL_TOKENS)
+        return unmask(language_model, tokenizer, blanks, k=k, max_pieces=pieces or 1)
 
 
 def find_blanks(model: nn.Module, text: str) -> Blanks:
-    """The blanks of a text, as a model's tokenizer may spell them."""
+    """Find the masks of a text, in the spelling of the model's tokenizer or a generic one."""
     tokenizer = get_tokenizer(model)
     mask, sentinels = tokenizer.special.get("mask"), tokenizer.sentinels
     if sentinels and get_language_model(model).spec.is_encoder_decoder:
-        return Blanks.find(text, mask_tokens=[tokenizer.get_token(one) for one in sentinels])
+        return Blanks.find(text, mask_tokens=[tokenizer.get_token(sentinel) for sentinel in sentinels])
     return Blanks.find(text, mask_tokens=None if mask is None else tokenizer.get_token(mask))
 
 
 def insert_answers(blanks: Blanks, answers: Sequence[Sequence[FillPrediction]]) -> str:
-    """A text with the best answer in each blank."""
+    """Insert the best prediction into each mask."""
     return blanks.fill([options[0].word if options else "" for options in answers])

@@ -1,4 +1,4 @@
-"""Checks that a model's outputs are numbers: damaged weights must not pass for answers."""
+"""Checks that a model's outputs are finite, so that damaged weights are noticed."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from pretune.core.errors import NonFiniteError
 
 
 def check_outputs(values: Tensor | NDArray[Any], noun: str = "outputs") -> None:
-    """Refuse outputs of a model that hold NaN or infinity. Waits for the device."""
-    finite = bool(torch.isfinite(values).all()) if isinstance(values, Tensor) else bool(np.isfinite(values).all())
-    if not finite:
+    """Raise a NonFiniteError if outputs contain NaN or infinity. Synchronizes with the device."""
+    is_finite = bool(torch.isfinite(values).all()) if isinstance(values, Tensor) else bool(np.isfinite(values).all())
+    if not is_finite:
         raise make_non_finite_error(noun)
 
 
 def make_non_finite_error(noun: str) -> NonFiniteError:
-    """Return the error to raise."""
+    """Build the error of non-finite outputs."""
     return NonFiniteError(
         f"the model's {noun} are not finite: its weights are damaged or diverged; `pretune verify` names the tensor"
     )

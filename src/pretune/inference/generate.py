@@ -1,4 +1,4 @@
-"""`pretune.generate`: texts in, texts out."""
+"""Text generation (`pretune.generate`): prompts in, texts out."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -23,17 +23,17 @@ DEFAULT_NEW_TOKENS = 64
 
 
 class GeneratedText(NamedTuple):
-    """One text: the whole, what of it is new, why it ended, and the score where it is a beam's."""
+    """A generated text: prompt and continuation, the continuation, why it ended, and the score of a beam."""
 
     text: str
     new: str
-    ended: Literal["end", "length", "stop"]
-    tokens: int  # new ones
+    finish_reason: Literal["end", "length", "stop"]
+    tokens: int  # new tokens
     score: float | None = None
 
 
 class TextCallbacks(NamedTuple):
-    """Who is told while it is written: pieces of the one text as they come, or the share that is done (0 to 1)."""
+    """Callbacks during generation: pieces of a single text as they come, or the completed fraction (0 to 1)."""
 
     on_text: TextCallback | None = None
     on_progress: Callable[[float], None] | None = None
@@ -48,27 +48,27 @@ def generate(
     truncate: bool = False,
     prefix: bool = False,
     batch: int = BATCH_ROWS,
-    compiled: bool = False,
+    torch_compile: bool = False,
     stream: TextCallback | None = None,
     **options: Unpack[GenerationOptions],
 ) -> list[str]:
-    """Let a model write on: the prompts with what follows; of an encoder-decoder what it makes of them.
+    """Generate from prompts: returns prompt and continuation; for an encoder-decoder, only the output.
 
         pt.generate(model, ["Once upon"], max_new_tokens=10, top_k=50, top_p=0.95)
         pt.generate(model, ["Once upon"], temperature=0)                 # greedy
-        pt.generate("runs/gpt", ["Once upon"], beams=4, num=2)           # a directory; load one that is asked often
+        pt.generate("runs/gpt", ["Once upon"], beams=4, num=2)           # a directory; load it once for repeated calls
 
-    `wishes`: max_new_tokens (64, or what `choose_max_new_tokens` gives), min_new_tokens, temperature (1; 0 is greedy), top_k, top_p,
-    min_p, seed, beams, length_penalty, early_stopping, num (texts for each prompt, one after the other in the list),
+    `options`: max_new_tokens (64, or `choose_max_new_tokens`), min_new_tokens, temperature (1; 0 is greedy), top_k,
+    top_p, min_p, seed, beams, length_penalty, early_stopping, num (texts per prompt, consecutive in the list),
     repetition_penalty, no_repeat_ngram.
-    A text ends before the first of the `stop` texts. `start` is the spelling of the token that a decoder starts with,
-    where that is to be chosen (the language of mBART). Prompts that are too long are refused, or cut with `truncate`.
-    With `prefix` a prompt sees all of itself, as a prefix language model was trained to read it.
-    `stream` is called with pieces of the one text that is written, as they come.
+    A text ends before the first of the `stop` strings. `start` is the token that the decoder starts with, if it has to
+    be chosen (the language of mBART). Prompts that are too long raise an error, or are truncated with `truncate`.
+    With `prefix` attention is bidirectional within the prompt, as in training of a prefix language model.
+    `stream` is called with pieces of a single text as they are generated. `torch_compile` compiles a decoding step.
     """
     model = load_model(model)
     options.setdefault("max_new_tokens", choose_max_new_tokens(model))
-    found = generate_texts(
+    generated_texts = generate_texts(
         model,
         prompts,
         build_generation_config(**options),
@@ -77,16 +77,16 @@ def generate(
         truncate=truncate,
         prefix=prefix,
         batch=batch,
-        compiled=compiled,
+        torch_compile=torch_compile,
         callbacks=TextCallbacks(on_text=stream),
     )
-    return [text.text for texts in found for text in texts]
+    return [text.text for texts in generated_texts for text in texts]
 
 
 def choose_max_new_tokens(model: nn.Module) -> int:
-    """How many tokens to write where nobody says it: 64, or half of what a shorter model has positions for."""
-    own = get_length_limits(get_language_model(model))[1]
-    return DEFAULT_NEW_TOKENS if own is None else max(min(DEFAULT_NEW_TOKENS, own // 2), 1)
+    """Return the default of max_new_tokens: 64, or half of the positions of a shorter model."""
+    max_length = get_length_limits(get_language_model(model))[1]
+    return DEFAULT_NEW_TOKENS if max_length is None else max(min(DEFAULT_NEW_TOKENS, max_length // 2), 1)
 
 
 def generate_texts(
@@ -99,53 +99,69 @@ def generate_texts(
     truncate: bool = False,
     prefix: bool = False,
     batch: int = BATCH_ROWS,
-    compiled: bool = False,
+    torch_compile: bool = False,
     callbacks: TextCallbacks = TextCallbacks(),  # noqa: B008 (a frozen value)
 ) -> list[list[GeneratedText]]:
-    """As `generate`, with all that is known of each text, by prompt."""
-    found = get_language_model(model)
-    check_can_generate(found)
-    tokenizer, stops = get_tokenizer(found), stop if isinstance(stop, StopStrings) else StopStrings(stop)
-    first = None if start is None else find_token_id(tokenizer, start)
-    marks = GenerationTokens.from_model(found, start=first)
-    given, cut = encode_prompts(
-        found, tokenizer, prompts, marks, max_new_tokens=config.max_new_tokens, truncate=truncate
+    """Generate like `generate`; returns `GeneratedText`s by prompt."""
+    language_model = get_language_model(model)
+    check_can_generate(language_model)
+    tokenizer, stop_strings = (
+        get_tokenizer(language_model),
+        stop if isinstance(stop, StopStrings) else StopStrings(stop),
     )
-    if cut:
+    start_id = None if start is None else find_token_id(tokenizer, start)
+    generation_tokens = GenerationTokens.from_model(language_model, start=start_id)
+    prompt_ids, truncated_tokens = encode_prompts(
+        language_model, tokenizer, prompts, generation_tokens, max_new_tokens=config.max_new_tokens, truncate=truncate
+    )
+    if truncated_tokens:
         log.warn(
-            f"{format_count(cut, 'tokens')} of prompts cut: with {config.max_new_tokens} new ones do not fit the model"
+            f"prompts truncated by {format_count(truncated_tokens, 'tokens')}: with {config.max_new_tokens} new tokens "
+            "they do not fit the model"
         )
-    follow = [Continuation(tokenizer, () if found.spec.is_encoder_decoder else ids) for ids in given]
-    stream = _build_stream(callbacks.on_text, stops, config, len(prompts))
-    if stream is not None and not found.spec.is_encoder_decoder:
-        stream.on_text(prompts[0])
+    continuations = [
+        Continuation(tokenizer, () if language_model.spec.is_encoder_decoder else ids) for ids in prompt_ids
+    ]
+    streamer = _build_stream(callbacks.on_text, stop_strings, config, len(prompts))
+    if streamer is not None and not language_model.spec.is_encoder_decoder:
+        streamer.on_text(prompts[0])
 
-    def grown(request: int, return_index: int, tokens: list[int]) -> bool:
-        text = follow[request](tokens)
-        if stream is not None:
-            stream.update(text)
-        return stops.truncate(text)[1]
+    def on_tokens(request: int, return_index: int, tokens: list[int]) -> bool:
+        text = continuations[request](tokens)
+        if streamer is not None:
+            streamer.update(text)
+        return stop_strings.truncate(text)[1]
 
-    seen = stream is not None or stops.texts
-    watch = DecodingCallbacks(grown if seen else None, callbacks.on_progress, interval=None if stream is None else 1)
-    answers = generate_tokens(
-        found, given, config, generation_tokens=marks, callbacks=watch, batch=batch, compiled=compiled, prefix=prefix
+    is_observed = streamer is not None or stop_strings.texts
+    decoding_callbacks = DecodingCallbacks(
+        on_tokens if is_observed else None, callbacks.on_progress, interval=None if streamer is None else 1
+    )
+    results = generate_tokens(
+        language_model,
+        prompt_ids,
+        config,
+        generation_tokens=generation_tokens,
+        callbacks=decoding_callbacks,
+        batch=batch,
+        torch_compile=torch_compile,
+        prefix=prefix,
     )
     texts = [
-        [_build_text("" if found.spec.is_encoder_decoder else prompt, tell, one, stops) for one in answer]
-        for prompt, tell, answer in zip(prompts, follow, answers, strict=True)
+        [
+            _build_text("" if language_model.spec.is_encoder_decoder else prompt, continuation, result, stop_strings)
+            for result in prompt_results
+        ]
+        for prompt, continuation, prompt_results in zip(prompts, continuations, results, strict=True)
     ]
-    if stream is not None:
-        stream.finish(texts[0][0].new)
+    if streamer is not None:
+        streamer.finish(texts[0][0].new)
     return texts
 
 
-def _build_text(
-    prompt: str, continuation: Continuation, generated: GeneratedTokens, stops: StopStrings
-) -> GeneratedText:
-    new, over = stops.truncate(continuation(generated.tokens))
+def _build_text(prompt: str, continuation: Continuation, result: GeneratedTokens, stops: StopStrings) -> GeneratedText:
+    new, is_stopped = stops.truncate(continuation(result.tokens))
     return GeneratedText(
-        prompt + new, new, "stop" if over else generated.finish_reason, len(generated.tokens), generated.score
+        prompt + new, new, "stop" if is_stopped else result.finish_reason, len(result.tokens), result.score
     )
 
 
@@ -155,5 +171,5 @@ def _build_stream(
     if on_text is None:
         return None
     if prompts != 1 or config.returns != 1 or isinstance(config.search, BeamSearch):
-        raise UsageError("only one text can be shown as it is written: one prompt, one return, no beams")
+        raise UsageError("streaming needs a single text: one prompt, num=1 and no beams")
     return TextStreamer(on_text, stops)

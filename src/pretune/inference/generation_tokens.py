@@ -1,4 +1,4 @@
-"""The tokens that steer a decoder: what it starts with, what ends it, what must come first or last."""
+"""Special tokens of decoding: start, end, and forced first and last tokens."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,42 +12,45 @@ CONFIG_FILE = "generation_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationTokens:
-    """Ids by what they do; None and an empty tuple: there is none."""
+    """Token ids by role; None or an empty tuple if there is none."""
 
-    start: int | None = None  # what the decoder of an encoder-decoder reads first, and a decoder before its prompt
+    start: int | None = None  # first token of an encoder-decoder's decoder, or before a decoder's prompt
     eos: tuple[int, ...] = ()
-    forced_bos: int | None = None  # must be the first to be written
-    forced_eos: int | None = None  # must be the last one where the limit is reached
+    forced_bos: int | None = None  # forced as the first new token
+    forced_eos: int | None = None  # forced as the last token at the length limit
 
     @classmethod
     def from_model(cls, model: LanguageModel, *, start: int | None = None) -> "GenerationTokens":
-        """What the spec says, and above it the `generation_config.json` that came with the weights.
+        """Read the tokens from the model's spec and, with priority, its `generation_config.json`.
 
-        Of that file only tokens are taken: how to search is the caller's to say.
+        Only token ids are read from that file, no search settings.
         """
         special = model.spec.special
-        said = {name: value for name, value in read_asset_json(model, CONFIG_FILE).items() if value is not None}
-        found = said.get("decoder_start_token_id", special.start) if start is None else start
-        if found is None and model.spec.is_encoder_decoder:
-            found = special.bos
-            if found is None:
-                raise UsageError("this model does not say which token its decoder starts with; give it as `start`")
-        ends = said.get("eos_token_id", special.eos)
-        marks = cls(
-            start=found,
+        settings = {name: value for name, value in read_asset_json(model, CONFIG_FILE).items() if value is not None}
+        start_id = settings.get("decoder_start_token_id", special.start) if start is None else start
+        if start_id is None and model.spec.is_encoder_decoder:
+            start_id = special.bos
+            if start_id is None:
+                raise UsageError("the model defines no decoder start token; pass it as `start`")
+        ends = settings.get("eos_token_id", special.eos)
+        generation_tokens = cls(
+            start=start_id,
             eos=(ends,) if isinstance(ends, int) else tuple(ends or ()),
-            forced_bos=said.get("forced_bos_token_id"),
-            forced_eos=_unwrap_list(said.get("forced_eos_token_id")),
+            forced_bos=settings.get("forced_bos_token_id"),
+            forced_eos=_unwrap_list(settings.get("forced_eos_token_id")),
         )
-        reads = (
-            model.spec.is_encoder_decoder or start is not None
-        )  # NOTE: strangers' decoders may name tokens that they lack
-        for token in (marks.start if reads else None, marks.forced_bos, marks.forced_eos):
+        # NOTE: configs of decoders from the hub may name tokens that they do not have.
+        needs_start = model.spec.is_encoder_decoder or start is not None
+        for token in (
+            generation_tokens.start if needs_start else None,
+            generation_tokens.forced_bos,
+            generation_tokens.forced_eos,
+        ):
             if token is not None and (type(token) is not int or not 0 <= token < model.spec.vocab):
                 raise CheckpointError(
-                    f"{CONFIG_FILE}: no token has the id {token!r}; the vocabulary has {model.spec.vocab}"
+                    f"{CONFIG_FILE}: token id must be < {model.spec.vocab}, the vocabulary size, got {token!r}"
                 )
-        return marks
+        return generation_tokens
 
 
 def _unwrap_list(value: Any) -> Any:

@@ -1,12 +1,12 @@
-"""An index: texts with their vectors in a directory, searched by inner product.
+"""Vector index: texts and their vectors in a directory, searched by inner product.
 
     index = build("runs/small", texts, out="library")
     index.search(["who built the bridge?"], k=3)          # a list of hits for each query
     build("runs/small", more, out="library", add=True)
 
-`index.json` says what it is; each addition is a part of its own (`vectors-00000.npy`, memory-mapped, and
-`texts-00000.jsonl`), and a manifest vouches for all of them. Vectors of one model mean nothing to another, so an index
-knows its model by a fingerprint.
+`index.json` holds the metadata; each addition is a part (`vectors-00000.npy`, memory-mapped, and `texts-00000.jsonl`),
+and a manifest has the hashes of all files. Vectors of different models are not comparable, so an index stores a
+fingerprint of its model.
 """
 
 import hashlib
@@ -37,14 +37,14 @@ from pretune.inference.pooling import Embedding
 METADATA_FILE = "index.json"
 FORMAT_VERSION = 1
 MAX_HASHED_BYTES = 2**28
-"""Bytes up to which an index is hashed when it is opened; of larger ones only sizes are looked at."""
+"""Size up to which an index is hashed when opened; of larger ones only file sizes are checked."""
 
 METHODS = ("exact", *faiss_index.METHODS)
 _GRAPH_NAME = re.compile(r"graph-\d{5,9}\.safetensors")
 
 
 class Hit(NamedTuple):
-    """A text that was found."""
+    """Search result."""
 
     id: str
     text: str
@@ -52,7 +52,7 @@ class Hit(NamedTuple):
 
 
 class IndexMetadata(TypedDict):
-    """The content of index.json."""
+    """Contents of index.json."""
 
     form: Literal[1]
     model: str
@@ -67,7 +67,7 @@ class IndexMetadata(TypedDict):
 
 
 class IndexRow(TypedDict):
-    """A line of a file of texts."""
+    """Line of a file of texts."""
 
     id: str
     text: str
@@ -75,31 +75,31 @@ class IndexRow(TypedDict):
 
 @dataclass(frozen=True)
 class Index:
-    """An index on disk, opened and checked."""
+    """Index on disk, verified."""
 
     path: Path
     metadata: IndexMetadata
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Index":
-        """Open a directory that `build` wrote; one that is damaged or no index is refused."""
-        where = Path(path)
-        if not (where / METADATA_FILE).is_file():
-            hint = "" if where.is_dir() else f"; {explain_missing(where, 'directory')}"
-            raise CheckpointError(f"{where}: no index is there{hint}; make one with `pretune index`")
-        size = sum(file.stat().st_size for file in where.iterdir() if file.is_file())
-        listed = io.check_manifest(where, hashes=size <= MAX_HASHED_BYTES)["files"]
-        found = cls(where, config.read_record(IndexMetadata, where / METADATA_FILE, CheckpointError))
-        for name in found.list_files():
-            if name not in listed:
-                raise CheckpointError(f"{where / METADATA_FILE}: needs {name!r:.60}, which {io.MANIFEST} does not list")
-            io.resolve_inside(where, name, CheckpointError, where / METADATA_FILE)
-        return found
+        """Open a directory written by `build`; raises a CheckpointError if it is damaged or not an index."""
+        directory = Path(path)
+        if not (directory / METADATA_FILE).is_file():
+            hint = "" if directory.is_dir() else f"; {explain_missing(directory, 'directory')}"
+            raise CheckpointError(f"{directory}: not an index{hint}; build one with `pretune index`")
+        size = sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
+        manifest_files = io.check_manifest(directory, hashes=size <= MAX_HASHED_BYTES)["files"]
+        index = cls(directory, config.read_record(IndexMetadata, directory / METADATA_FILE, CheckpointError))
+        for name in index.list_files():
+            if name not in manifest_files:
+                raise CheckpointError(f"{directory / METADATA_FILE}: {name!r:.60} is not in {io.MANIFEST}")
+            io.resolve_inside(directory, name, CheckpointError, directory / METADATA_FILE)
+        return index
 
     def list_files(self) -> list[str]:
-        """The names of its files, but for index.json and the manifest."""
+        """List the files, except index.json and the manifest."""
         if not self.metadata["parts"]:
-            raise CheckpointError(f"{self.path / METADATA_FILE}: 'parts' is empty, and an index has a text at least")
+            raise CheckpointError(f"{self.path / METADATA_FILE}: 'parts' is empty; an index has at least one text")
         numbers = range(len(self.metadata["parts"]))
         names = [
             f"{kind}.{end}" for i in numbers for kind, end in ((f"vectors-{i:05}", "npy"), (f"texts-{i:05}", "jsonl"))
@@ -109,7 +109,7 @@ class Index:
         graph = self.metadata.get("file")
         if not isinstance(graph, str) or not _GRAPH_NAME.fullmatch(graph):
             raise CheckpointError(
-                f"{self.path / METADATA_FILE}: 'file' is {graph!r:.60}, not the name of a graph; build it again"
+                f"{self.path / METADATA_FILE}: 'file' must be the name of a graph, got {graph!r:.60}; build it again"
             )
         return [*names, graph]
 
@@ -118,86 +118,88 @@ class Index:
 
     @property
     def embedding_config(self) -> Embedding:
-        """How its vectors were made."""
+        """Settings of the embedder."""
         return config.from_dict(Embedding, self.metadata["embedding"], location=str(self.path / METADATA_FILE))
 
     @cached_property
     def parts(self) -> list[NDArray[np.float32]]:
-        """Its vectors, mapped from the disk."""
-        found: list[NDArray[np.float32]] = []
+        """Vectors, memory-mapped."""
+        arrays: list[NDArray[np.float32]] = []
         for number, count in enumerate(self.metadata["parts"]):
             file = self.path / f"vectors-{number:05}.npy"
             try:
-                found.append(open_npy(file, "<f4", count, width=self.metadata["width"]).view(np.float32))
-            except DataError as fault:
-                raise CheckpointError(str(fault)) from None
-        return found
+                arrays.append(open_npy(file, "<f4", count, width=self.metadata["width"]).view(np.float32))
+            except DataError as error:
+                raise CheckpointError(str(error)) from None
+        return arrays
 
     @cached_property
     def rows(self) -> list[tuple[str, str]]:
-        """(id, text) of everything in it."""
-        found: list[tuple[str, str]] = []
+        """(id, text) of every row."""
+        rows_of_parts: list[tuple[str, str]] = []
         for number, count in enumerate(self.metadata["parts"]):
             file = self.path / f"texts-{number:05}.jsonl"
             rows = config.read_records(IndexRow, file, CheckpointError)
             if len(rows) != count:
                 raise CheckpointError(
-                    f"{file}: has {len(rows)} texts, but {METADATA_FILE} says {count}; build it again"
+                    f"{file}: {len(rows)} texts, but {METADATA_FILE} has {count}; build the index again"
                 )
-            found += [(row["id"], row["text"]) for row in rows]
-        return found
+            rows_of_parts += [(row["id"], row["text"]) for row in rows]
+        return rows_of_parts
 
     @cached_property
     def bm25(self) -> BM25:
-        """The baseline over the same texts."""
+        """BM25 baseline over the same texts."""
         return BM25([text for _, text in self.rows])
 
     def find_nearest(self, vectors: NDArray[np.float32], k: int) -> SearchResult:
-        """Scores and numbers `[Q, k]` of the nearest vectors."""
+        """Return scores and indices `[Q, k]` of the nearest vectors."""
         if self.metadata["method"] == "exact":
             return search_exact(self.parts, vectors, k)
         return faiss_index.search(self.path / self.metadata["file"], self.parts, self.metadata["method"], vectors, k)
 
     def load_embedder(self, model: str | os.PathLike[str] | nn.Module | None = None, **options: Any) -> Embedder:
-        """Its model made ready, from where it lay when the index was built or from `model`; another is refused."""
-        given = self.metadata["model"] if model is None else model
+        """Load the index's embedder from its original path or from `model`; another model raises an error."""
+        source = self.metadata["model"] if model is None else model
         if model is None and not os.path.isdir(self.metadata["model"]):  # noqa: PTH112 (no error for any name)
-            raise CheckpointError(f"{self.path}: its model was {given}, which is not there; give it with --model")
-        how = self.embedding_config
-        wishes: dict[str, Any] = {"pooling": "+".join(how.pooling), "layer": how.layer, "normalise": how.normalise,
-                  "length": how.length, "prompt": how.prompt}  # fmt: skip
-        ready = _check_embedder(build_embedder(given, **wishes, **options))
-        self.check_embedder(ready)
-        return ready
+            raise CheckpointError(f"{self.path}: its model {source} does not exist; pass its path with --model")
+        embedding = self.embedding_config
+        embedding_options: dict[str, Any] = {
+            "pooling": "+".join(embedding.pooling),
+            **{name: getattr(embedding, name) for name in ("layer", "normalise", "length", "prompt")},
+        }
+        embedder = _check_embedder(build_embedder(source, **embedding_options, **options))
+        self.check_embedder(embedder)
+        return embedder
 
     def check_embedder(self, embedder: Embedder) -> None:
-        """Refuse a model whose vectors are not those of this index."""
-        found = compute_fingerprint(embedder)
-        if found != self.metadata["fingerprint"]:
+        """Raise a CheckpointError if a model is not the one of this index."""
+        fingerprint = compute_fingerprint(embedder)
+        if fingerprint != self.metadata["fingerprint"]:
             raise CheckpointError(
                 f"{self.path}: built with another model or pooling ({self.metadata['model']}, fingerprint "
-                f"{self.metadata['fingerprint'][:12]}, here {found[:12]}); give that model, or build the index again"
+                f"{self.metadata['fingerprint'][:12]}, got {fingerprint[:12]}); use that model, or build it again"
             )
         if embedder.width != self.metadata["width"]:
             raise CheckpointError(
-                f"{self.path / METADATA_FILE}: 'width' is {self.metadata['width']}, the model's {embedder.width}"
+                f"{self.path / METADATA_FILE}: 'width' is {self.metadata['width']}, but the model's is {embedder.width}"
             )
 
     def search(
         self, queries: Sequence[str], k: int = 10, *, model: Embedder | nn.Module | None = None, words: bool = False
     ) -> list[list[Hit]]:
-        """The best hits of each query; with `words` those of BM25."""
+        """Return the best hits of each query; with `words` by BM25."""
         if isinstance(queries, str):
-            raise UsageError("queries are a list of texts, found one text; put it into a list")
+            raise UsageError("queries must be a list of texts, got a single text; use [text]")
         if k < 1:
-            raise UsageError(f"k is {k}; at least 1 hit has to be asked for")
+            raise UsageError(f"k must be >= 1, got {k}")
         if words:
             scores, numbers = self.bm25.search(queries, k)
         else:
-            ready = model if isinstance(model, Embedder) else self.load_embedder(model)
-            self.check_embedder(ready)
+            embedder = model if isinstance(model, Embedder) else self.load_embedder(model)
+            self.check_embedder(embedder)
             scores, numbers = self.find_nearest(
-                ready.with_prompt(self.metadata.get("query_prompt"))(queries).vectors, k
+                embedder.with_prompt(self.metadata.get("query_prompt"))(queries).vectors, k
             )
         return [
             [self._build_hit(number, score) for score, number in zip(*row, strict=True) if number >= 0]
@@ -221,38 +223,43 @@ def build(
     device: str | None = None,
     **options: Any,
 ) -> Index:
-    """Embed texts and write an index of them, or `add` them to one; `embedding_config` is as `embed` takes it, cosine by default.
+    """Embed texts and write an index of them, or `add` them to one; `options` as for `embed`, cosine by default.
 
-    `prompt` is put before every text and every query, or before these `query_prompt`; where they are not given, what
-    the model's directory calls its prompts for documents and for queries, if it does.
+    `prompt` is the prefix of every text and query, `query_prompt` of queries only; by default the prompts for documents
+    and queries in the model's directory, if any.
     """
-    where, names = Path(out), [str(i) for i in range(1, len(texts) + 1)] if ids is None else list(ids)
+    directory, row_ids = Path(out), [str(i) for i in range(1, len(texts) + 1)] if ids is None else list(ids)
     if method not in METHODS:
-        raise UsageError(f"unknown method '{method}' ({', '.join(METHODS)})")
-    if not texts or len(names) != len(texts):
-        raise DataError(f"{len(texts)} texts with {len(names)} ids; an index needs a text at least, and an id for each")
-    _check_unique_ids(names)
-    old = Index.open(where) if add else None
-    if old is None and where.is_dir() and any(where.iterdir()):
-        raise UsageError(f"{where}: there is something already; use --add to add to an index, or choose another --out")
-    if old is not None:
-        if method not in (METHODS[0], old.metadata["method"]):
-            raise UsageError(f"{where}: is searched by '{old.metadata['method']}'; it cannot be added to by '{method}'")
-        ready = old.load_embedder(model, device=device)
-        names = names if ids is not None else [str(len(old) + i) for i in range(1, len(texts) + 1)]
-        _check_unique_ids([name for name, _ in old.rows] + names)
-        question = old.metadata.get("query_prompt")
+        raise UsageError(f"unknown method '{method}' (known: {', '.join(METHODS)})")
+    if not texts or len(row_ids) != len(texts):
+        raise DataError(f"an index needs at least one text and one id per text, got {len(texts)} and {len(row_ids)}")
+    _check_unique_ids(row_ids)
+    previous = Index.open(directory) if add else None
+    if previous is None and directory.is_dir() and any(directory.iterdir()):
+        raise UsageError(f"{directory}: not empty; use --add to add to an index, or another --out")
+    if previous is not None:
+        if method not in (METHODS[0], previous.metadata["method"]):
+            raise UsageError(
+                f"{directory}: method is '{previous.metadata['method']}'; cannot add to it with '{method}'"
+            )
+        embedder = previous.load_embedder(model, device=device)
+        row_ids = row_ids if ids is not None else [str(len(previous) + i) for i in range(1, len(texts) + 1)]
+        _check_unique_ids([name for name, _ in previous.rows] + row_ids)
+        query_prompt = previous.metadata.get("query_prompt")
     else:
-        wishes = {"normalise": True, **_drop_none(options)}
-        question = wishes.pop("query_prompt", None)
-        ready = _check_embedder(build_embedder(model, device=device, **wishes))
-        if "prompt" not in wishes:
-            document, query = ready.prompts
-            ready, question = ready.with_prompt(document), query if question is None else question
-    found = ready(list(texts), on_progress)
-    where_from = old.metadata["model"] if old else _locate_model(model)
-    said = {"model": where_from, "query_prompt": question}
-    return _write_index(where, old, ready, found, (names, texts), method, said)
+        embedding_options = {"normalise": True, **_drop_none(options)}
+        query_prompt = embedding_options.pop("query_prompt", None)
+        embedder = _check_embedder(build_embedder(model, device=device, **embedding_options))
+        if "prompt" not in embedding_options:
+            document_prompt, default_query_prompt = embedder.prompts
+            embedder, query_prompt = (
+                embedder.with_prompt(document_prompt),
+                default_query_prompt if query_prompt is None else query_prompt,
+            )
+    result = embedder(list(texts), on_progress)
+    model_path = previous.metadata["model"] if previous else _locate_model(model)
+    info = {"model": model_path, "query_prompt": query_prompt}
+    return _write_index(directory, previous, embedder, result, (row_ids, texts), method, info)
 
 
 def _write_index(
@@ -264,7 +271,7 @@ def _write_index(
     method: str,
     info: dict[str, str | None],
 ) -> Index:
-    before = previous.metadata["parts"] if previous else []
+    previous_parts = previous.metadata["parts"] if previous else []
     facts: dict[str, Any] = {
         "form": FORMAT_VERSION,
         **{name: value for name, value in info.items() if value is not None},
@@ -272,7 +279,7 @@ def _write_index(
         "embedding": config.to_dict(embedder.encoder.config),
         "width": embedder.width,
         "method": previous.metadata["method"] if previous else method,
-        "parts": [*before, len(result.vectors)],
+        "parts": [*previous_parts, len(result.vectors)],
         "cut": (previous.metadata["cut"] if previous else 0) + result.truncated_texts,
     }
     lines = (
@@ -282,14 +289,14 @@ def _write_index(
     array = memory.BytesIO()
     np.save(array, result.vectors, allow_pickle=False)
     files: dict[str, bytes] = {
-        f"vectors-{len(before):05}.npy": array.getvalue(),
-        f"texts-{len(before):05}.jsonl": "".join(f"{line}\n" for line in lines).encode(),
+        f"vectors-{len(previous_parts):05}.npy": array.getvalue(),
+        f"texts-{len(previous_parts):05}.jsonl": "".join(f"{line}\n" for line in lines).encode(),
     }
     if facts["method"] != "exact":
-        facts["file"] = f"graph-{len(before):05}.safetensors"
-        known = None if previous is None else directory / previous.metadata["file"]
+        facts["file"] = f"graph-{len(previous_parts):05}.safetensors"
+        graph_file = None if previous is None else directory / previous.metadata["file"]
         parts = [] if previous is None else previous.parts
-        files[facts["file"]] = faiss_index.extend_index(known, parts, result.vectors, facts["method"])
+        files[facts["file"]] = faiss_index.extend_index(graph_file, parts, result.vectors, facts["method"])
     entries = io.check_manifest(directory, hashes=False)["files"] if previous else {}
     stale = previous.metadata.get("file") if previous else None
     entries.pop(stale or "", None)
@@ -298,9 +305,9 @@ def _write_index(
             io.atomic_write(folder / name, data)
         io.write_json(folder / METADATA_FILE, facts)
         io.write_manifest(folder, [*files, METADATA_FILE])
-        new = io.read_json(folder / io.MANIFEST, CheckpointError)["files"]
-        io.write_json(folder / io.MANIFEST, {"files": {**entries, **new}})
-    if stale:  # the graph before what was added
+        new_entries = io.read_json(folder / io.MANIFEST, CheckpointError)["files"]
+        io.write_json(folder / io.MANIFEST, {"files": {**entries, **new_entries}})
+    if stale:  # graph without the new vectors
         io.remove(directory / stale)
     return Index.open(directory)
 
@@ -313,41 +320,43 @@ def search(
     model: str | os.PathLike[str] | nn.Module | None = None,
     words: bool = False,
 ) -> list[list[Hit]]:
-    """The best hits `(id, text, score)` of each query in an index on disk; with `words` by BM25 instead of vectors.
+    """Return the best hits `(id, text, score)` of each query in an index on disk; with `words` by BM25.
 
-    `model` is where the index's model lies now, or the model itself; by default where it lay when it was built.
+    `model` is the index's model or its path; by default the path at which the index was built.
     """
-    found = Index.open(index)
-    return found.search(queries, k, model=None if words or model is None else found.load_embedder(model), words=words)
+    opened_index = Index.open(index)
+    return opened_index.search(
+        queries, k, model=None if words or model is None else opened_index.load_embedder(model), words=words
+    )
 
 
 def _check_embedder(embedder: Embedder) -> Embedder:
-    """Refuse word vectors, which have no settings and weights to be known by."""
+    """Raise a UsageError for word vectors, which have no settings and weights to fingerprint."""
     if isinstance(embedder, WordEmbedder):
-        raise UsageError("an index needs the directory of a model, found a file of word vectors")
+        raise UsageError("an index needs the directory of a model, got a file of word vectors")
     return embedder
 
 
 def compute_fingerprint(embedder: Embedder) -> str:
-    """What tells two ways to vectors apart: the settings, the tokenizer, and a thousand values of every weight."""
-    found = hashlib.sha256(embedder.tokenizer.sha256.encode())
-    found.update(
+    """Hash the settings, the tokenizer, and a thousand values of every weight."""
+    digest = hashlib.sha256(embedder.tokenizer.sha256.encode())
+    digest.update(
         json.dumps([config.to_dict(embedder.encoder.config), embedder.length], sort_keys=True, allow_nan=False).encode()
     )
     for name, weight in sorted(embedder.encoder.named_parameters()):
         values = weight.detach().flatten()
-        picked = values[:: max(1, values.numel() // 1024)].float().cpu().numpy()
-        found.update(f"{name} {tuple(weight.shape)}".encode() + picked.tobytes())
-    return found.hexdigest()
+        sample = values[:: max(1, values.numel() // 1024)].float().cpu().numpy()
+        digest.update(f"{name} {tuple(weight.shape)}".encode() + sample.tobytes())
+    return digest.hexdigest()
 
 
 def _check_unique_ids(ids: Sequence[str]) -> None:
-    """Refuse ids of which one is there twice."""
-    seen: set[str] = set()
+    """Raise a DataError for duplicate ids."""
+    unique_ids: set[str] = set()
     for name in ids:
-        if name in seen:
-            raise DataError(f"the id '{name[:60]}' is there twice; every text needs its own")
-        seen.add(name)
+        if name in unique_ids:
+            raise DataError(f"duplicate id '{name[:60]}'; ids must be unique")
+        unique_ids.add(name)
 
 
 def _drop_none(options: dict[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""Blanks filled by an encoder-decoder, which writes what is in them, of any length.
+"""Masks filled by an encoder-decoder, which generates fillers of any length.
 
-With sentinels (T5) the source has one in each blank, and the decoder says each and what belongs there:
+With sentinels (T5) the source has one for each mask, and the decoder generates each sentinel and its filler:
 
     source   Paris is <X> of <Y>.        target   <X> the capital <Y> France <Z>
 
-With a mask (BART) the decoder writes the whole text: it fills a blank until it comes to the token that follows it, or
-to the end. Either way blanks are filled in turn: what comes before one, with the best answers so far, is given to the
-decoder as said.
+With a mask token (BART) the decoder generates the whole text: a filler ends at the token that follows the mask, or at
+the end. In both cases masks are filled in order, and the text before a mask, with the best fillers so far, is the
+decoder's prompt.
 """
 
 import math
@@ -27,36 +27,40 @@ from pretune.text.tokenizer import Tokenizer
 def infill(
     model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, *, k: int, max_tokens: int
 ) -> list[list[FillPrediction]]:
-    """The `k` best answers for every blank, of at most so many pieces.
+    """Return the `k` best fillers of every mask, of at most `max_tokens` tokens.
 
-    A probability is that of all the texts found (twice as many as answers are asked for) with this answer.
+    The probability of a filler is the sum over all generated texts (2 k of them) with this filler.
     """
     check_can_generate(model)
     if tokenizer.sentinels:
         return _fill_sentinels(model, tokenizer, blanks, k, max_tokens)
     if "mask" in tokenizer.special:
         return _fill_masks(model, tokenizer, blanks, k, max_tokens)
-    raise UsageError("this model's tokenizer has neither sentinels nor a mask token, so nothing could mark a blank")
+    raise UsageError("cannot fill masks: the tokenizer has neither sentinels nor a mask token")
 
 
 def _fill_sentinels(
     model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, k: int, max_tokens: int
 ) -> list[list[FillPrediction]]:
-    marks, asked = tokenizer.sentinels, blanks.count
-    if asked >= len(marks):
-        raise UsageError(f"{asked} blanks; this model has sentinels for {len(marks) - 1}")
-    text = blanks.fill([tokenizer.get_token(mark) for mark in marks[:asked]])
+    sentinels, count = tokenizer.sentinels, blanks.count
+    if count >= len(sentinels):
+        raise UsageError(f"too many masks: {count}; the model has sentinels for {len(sentinels) - 1}")
+    text = blanks.fill([tokenizer.get_token(sentinel) for sentinel in sentinels[:count]])
     source = tokenizer.template.apply(tokenizer.encode(text)).ids.tolist()
-    found = GenerationTokens.from_model(model)
-    steered = replace(found, forced_bos=None, eos=(*found.eos, *marks), forced_eos=None)
-    said, answers = list[int](), list[list[FillPrediction]]()
-    for mark in marks[:asked]:
-        said = [*said, mark]
-        texts = _search_answers(model, source, steered, said, k, max_tokens + 1)
+    default_tokens = GenerationTokens.from_model(model)
+    generation_tokens = replace(default_tokens, forced_bos=None, eos=(*default_tokens.eos, *sentinels), forced_eos=None)
+    decoder_prompt, answers = list[int](), list[list[FillPrediction]]()
+    for sentinel in sentinels[:count]:
+        decoder_prompt = [*decoder_prompt, sentinel]
+        results = _search_answers(model, source, generation_tokens, decoder_prompt, k, max_tokens + 1)
         answers.append(
-            _merge_answers(tokenizer, ((one.tokens[:max_tokens], _compute_probability(one)) for one in texts), k)
+            _merge_answers(
+                tokenizer,
+                ((result.tokens[:max_tokens], _compute_probability(result)) for result in results),
+                k,
+            )
         )
-        said += answers[-1][0].tokens if answers[-1] else []
+        decoder_prompt += answers[-1][0].tokens if answers[-1] else []
     return answers
 
 
@@ -67,24 +71,33 @@ def _fill_masks(
     source = tokenizer.template.apply(tokenizer.encode(blanks.fill([tokenizer.get_token(mask)] * blanks.count))).ids
     parts = _split_at_mask(source.tolist(), mask)
     if len(parts) != blanks.count + 1:
-        raise UsageError("this tokenizer does not read its own mask token where it is spelled; it cannot be used here")
-    found = GenerationTokens.from_model(model)
-    said, answers = parts[0], []
+        raise UsageError("cannot fill masks: the tokenizer does not recognize its mask token in text")
+    default_tokens = GenerationTokens.from_model(model)
+    decoder_prompt, answers = parts[0], []
     for following in parts[1:]:
-        ends = (*found.eos, *following[:1])
-        texts = _search_answers(
-            model, source.tolist(), replace(found, forced_bos=None, eos=ends, forced_eos=None), said, k, max_tokens + 1
+        eos = (*default_tokens.eos, *following[:1])
+        results = _search_answers(
+            model,
+            source.tolist(),
+            replace(default_tokens, forced_bos=None, eos=eos, forced_eos=None),
+            decoder_prompt,
+            k,
+            max_tokens + 1,
         )
-        over = [one for one in texts if one.finish_reason == "end"] or texts
+        complete = [result for result in results if result.finish_reason == "end"] or results
         answers.append(
-            _merge_answers(tokenizer, ((one.tokens[:max_tokens], _compute_probability(one)) for one in over), k)
+            _merge_answers(
+                tokenizer,
+                ((result.tokens[:max_tokens], _compute_probability(result)) for result in complete),
+                k,
+            )
         )
-        said = [*said, *(answers[-1][0].tokens if answers[-1] else []), *following]
+        decoder_prompt = [*decoder_prompt, *(answers[-1][0].tokens if answers[-1] else []), *following]
     return answers
 
 
 def _split_at_mask(tokens: list[int], mask: int) -> list[list[int]]:
-    """Tokens between masks."""
+    """Split tokens at masks."""
     parts: list[list[int]] = [[]]
     for token in tokens:
         if token == mask:
@@ -102,31 +115,33 @@ def _search_answers(
     k: int,
     max_new_tokens: int,
 ) -> list[GeneratedTokens]:
-    size = 2 * k
-    how = GenerationConfig(
+    beams = 2 * k
+    config = GenerationConfig(
         max_new_tokens=max_new_tokens,
         min_new_tokens=1,
-        search=BeamSearch(beams=size, length_penalty=0.0, early_stopping=True),
-        returns=size,
+        search=BeamSearch(beams=beams, length_penalty=0.0, early_stopping=True),
+        returns=beams,
     )
     return generate_tokens(
-        model, [source], how, generation_tokens=generation_tokens, decoder_prompts=[list(decoder_prompt)]
+        model, [source], config, generation_tokens=generation_tokens, decoder_prompts=[list(decoder_prompt)]
     )[0]
 
 
-def _compute_probability(generated: GeneratedTokens) -> float:
-    return math.exp(generated.score or 0.0)
+def _compute_probability(result: GeneratedTokens) -> float:
+    return math.exp(result.score or 0.0)
 
 
 def _merge_answers(tokenizer: Tokenizer, pairs: Iterable[tuple[list[int], float]], k: int) -> list[FillPrediction]:
-    """Answers by how likely they are, those that read alike taken together."""
-    found: dict[str, FillPrediction] = {}
-    for tokens, chance in pairs:
+    """Sort fillers by probability, merging those with the same text."""
+    predictions: dict[str, FillPrediction] = {}
+    for tokens, probability in pairs:
         word = tokenizer.decode(tokens, special=False).strip()
         if not word:
             continue
-        before = found.get(word)
-        found[word] = (
-            FillPrediction(word, chance, tokens) if before is None else before._replace(probability=before[1] + chance)
+        previous = predictions.get(word)
+        predictions[word] = (
+            FillPrediction(word, probability, tokens)
+            if previous is None
+            else previous._replace(probability=previous[1] + probability)
         )
-    return sorted(found.values(), key=lambda answer: -answer.probability)[:k]
+    return sorted(predictions.values(), key=lambda answer: -answer.probability)[:k]

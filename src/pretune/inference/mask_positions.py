@@ -1,7 +1,7 @@
-"""Where a text has blanks, however they are written.
+"""Masks in a text, in any spelling.
 
-A blank is the model's own mask token, or any of its sentinels, as they are spelled; in a text that has none of those it
-is `[MASK]` or `<mask>`, and in one that has none of those either it is a run of three or more underscores.
+A mask is the model's mask token or one of its sentinels; in a text without those `[MASK]` or `<mask>`, and in a text
+without those either a run of three or more underscores.
 """
 
 import re
@@ -17,9 +17,9 @@ BLANK_SPELLINGS = "[MASK], <mask> or ___"
 
 @dataclass(frozen=True, slots=True)
 class Blanks:
-    """The text around n blanks: n + 1 parts.
+    """Text around n masks: n + 1 parts.
 
-    >>> Blanks.find("Paris is ___.", own=None)
+    >>> Blanks.find("Paris is ___.", mask_tokens=None)
     Blanks(parts=('Paris is ', '.'))
     """
 
@@ -27,30 +27,35 @@ class Blanks:
 
     @classmethod
     def find(cls, text: str, *, mask_tokens: str | Sequence[str] | None) -> "Blanks":
-        """The blanks of a text, for a model whose mask token is spelled `own`, or whose sentinels are."""
+        """Find the masks of a text, given the model's mask token or sentinels; raises a UsageError if there is none."""
         spellings = [mask_tokens] if isinstance(mask_tokens, str) else [*(mask_tokens or ())]
-        ways = ([re.compile("|".join(map(re.escape, spellings)))] if spellings else []) + [GENERIC_MASK, UNDERSCORES]
-        for way in ways:
-            parts = way.split(text)
+        patterns = ([re.compile("|".join(map(re.escape, spellings)))] if spellings else []) + [
+            GENERIC_MASK,
+            UNDERSCORES,
+        ]
+        for pattern in patterns:
+            parts = pattern.split(text)
             if len(parts) > 1:
                 return cls(tuple(parts))
         first = next(iter(spellings), BLANK_SPELLINGS)
-        spelled = BLANK_SPELLINGS if first in BLANK_SPELLINGS else f"{first} (this model's), {BLANK_SPELLINGS}"
-        raise UsageError(f"no blank in '{_shorten(text)}'; write it as {spelled}")
+        allowed_spellings = (
+            BLANK_SPELLINGS if first in BLANK_SPELLINGS else f"{first} (this model's), {BLANK_SPELLINGS}"
+        )
+        raise UsageError(f"no mask in '{_shorten(text)}'; write it as {allowed_spellings}")
 
     @property
     def count(self) -> int:
         return len(self.parts) - 1
 
     def fill(self, words: list[str]) -> str:
-        """The text with a word in each blank."""
+        """Insert a word into each mask."""
         out = [self.parts[0]]
         for word, part in zip(words, self.parts[1:], strict=True):
             out += [word, part]
         return "".join(out)
 
     def follows_space(self, blank: int) -> bool:
-        """Whether white space stands before a blank."""
+        """Return True if whitespace precedes a mask."""
         return self.parts[blank][-1:].isspace()
 
 

@@ -1,4 +1,4 @@
-"""From the states of a text's tokens to one vector: which states, of which layer, and how they are put together.
+"""Pooling of token states into one vector per text.
 
 Legend: N tokens, C cells (sequences, filler, spare ones), W width.
 """
@@ -18,32 +18,32 @@ from pretune.nn.stack import OutputFlags
 
 Pooling = Literal["mean", "cls", "max", "last", "mean_sqrt", "weighted", "static"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
-"""The mean, the first, the largest, the last; the sum over the root of the number; a mean that weighs the n-th state n
-times; and the mean of the token table's rows, which asks no layer and leaves special tokens out."""
+"""Mean, first, maximum, last; sum over the square root of the length; mean weighted by position (the n-th state n
+times); and mean of the token embeddings, which uses no layer and excludes special tokens."""
 
 
 @spec
 class Embedding:
-    """How a text becomes one vector. Several poolings are laid side by side, as sentence-transformers does."""
+    """Settings of text embeddings. Several poolings are concatenated, as in sentence-transformers."""
 
     pooling: tuple[Pooling, ...] = ("mean",)
-    layer: int | None = None  # 0: what the first layer reads; negative: from the end; None: the last
-    normalise: bool = False  # to length one
-    length: int | None = None  # the longest text in tokens, special ones included; None: what the model can read
-    prompt: str = ""  # what is put before every text
+    layer: int | None = None  # 0: input of the first layer; negative: from the end; None: the last
+    normalise: bool = False  # to unit length
+    length: int | None = None  # maximum tokens of a text, special ones included; None: the model's maximum
+    prompt: str = ""  # prefix of every text
 
     def __post_init__(self) -> None:
         for name in self.pooling:
             if name not in POOLINGS:
-                raise UsageError(f"unknown pooling '{name}'{suggest(name, POOLINGS)} ({', '.join(POOLINGS)})")
+                raise UsageError(f"unknown pooling '{name}'{suggest(name, POOLINGS)} (known: {', '.join(POOLINGS)})")
         if not self.pooling or ("static" in self.pooling and (len(self.pooling) > 1 or self.layer is not None)):
-            raise UsageError("pooling is one or more of the states' poolings, or 'static' alone, which has no layer")
+            raise UsageError("pooling must be one or more poolings of states, or 'static' alone and without a layer")
         if self.length is not None and self.length < 1:
-            raise UsageError(f"length {self.length} must be 1 or more tokens")
+            raise UsageError(f"length must be >= 1, got {self.length}")
 
 
 class TextEncoder(nn.Module):
-    """A model, how its states become a vector, and the dense layers that follow, if any."""
+    """Language model with pooling and optional dense layers."""
 
     def __init__(self, model: LanguageModel, config: Embedding, dense: nn.ModuleList | None = None) -> None:
         super().__init__()
@@ -51,11 +51,11 @@ class TextEncoder(nn.Module):
         self.dense = dense or nn.ModuleList()
         depth = _get_depth(model)
         if config.layer is not None and not -depth - 1 <= config.layer <= depth:
-            raise UsageError(f"layer {config.layer} is not among those of this model: 0 to {depth}, or from -1 back")
+            raise UsageError(f"layer must be from 0 to {depth}, or from -1 to {-depth - 1}, got {config.layer}")
 
     @property
     def width(self) -> int:
-        """Of the vectors."""
+        """Width of the vectors."""
         if len(self.dense):
             return int(self.dense[-1].out_features)  # type: ignore[arg-type]
         return (
@@ -65,35 +65,37 @@ class TextEncoder(nn.Module):
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """A vector for each cell `[C, W]`; those of filler and spare cells mean nothing."""
+        """Return a vector per cell `[C, W]`; those of padding and unused cells are meaningless."""
         states = compute_states(self.model, batch, self.config.layer)
         return self.finish(torch.cat([pool(states, batch, name) for name in self.config.pooling], dim=-1))
 
     def embed_static(self, tokens: Tensor, offsets: Tensor) -> Tensor:
-        """The mean of the table's rows for each text `[S, W]`, zeros for one without tokens."""
+        """Return the mean token embedding of each text `[S, W]`, zeros for texts without tokens."""
         return self.finish(F.embedding_bag(tokens, self.model.tokens.weight, offsets, mode="mean"))
 
     def finish(self, vectors: Tensor) -> Tensor:
-        """What follows the pooling."""
+        """Apply the dense layers and normalization."""
         for layer in self.dense:
             vectors = layer(vectors)
         return F.normalize(vectors, dim=-1) if self.config.normalise else vectors
 
 
 def compute_states(model: LanguageModel, batch: Batch, layer: int | None = None) -> Tensor:
-    """The states `[N, W]` of one layer: of the encoder where there is one. No head is run."""
+    """Return the states `[N, W]` of a layer, of the encoder if there is one. No head is run."""
     if model.prompt is not None:
-        raise UsageError("a model with a learned prompt gives no vectors; embed with the model below it")
+        raise UsageError("a model with a tuned prompt cannot embed; use its base model")
     rows = F.embedding(batch.tokens, model.tokens.weight)
-    found = _get_stack(model)(rows, batch, flags=OutputFlags(hidden=layer is not None, backend=model.attention_backend))
-    out: Tensor = found.states if layer is None else found.hidden[layer]
-    return out
+    output = _get_stack(model)(
+        rows, batch, flags=OutputFlags(hidden=layer is not None, backend=model.attention_backend)
+    )
+    states: Tensor = output.states if layer is None else output.hidden[layer]
+    return states
 
 
 def pool(states: Tensor, batch: Batch, pooling: Pooling) -> Tensor:
-    """States `[N, W]` to one vector for each cell `[C, W]`."""
+    """Pool states `[N, W]` to one vector per cell `[C, W]`."""
     if pooling == "static":
-        raise UsageError("the pooling 'static' reads no states; see TextEncoder.static")
+        raise UsageError("pooling 'static' has no states; use TextEncoder.embed_static")
     return pool_states(states, batch, "first" if pooling == "cls" else pooling)
 
 

@@ -1,4 +1,4 @@
-"""Reading the prompts: all in one pass, packed into rows without padding, each once however often it is used."""
+"""Prefill: all prompts in one forward pass, packed into rows without padding."""
 
 from collections.abc import Sequence
 
@@ -17,23 +17,23 @@ from pretune.nn.cache import KVCache
 
 
 def count_prompt_slots(model: LanguageModel) -> int:
-    """Positions that a tuned prompt takes before each sequence that is read first."""
+    """Count the positions of a tuned prompt before each sequence."""
     table = getattr(model.prompt, "table", None)
     return 0 if table is None else int(table.shape[0])
 
 
 def get_length_limits(model: LanguageModel) -> tuple[int | None, int | None]:
-    """How many tokens of a source, and of what the decoder reads and writes, the model's positions allow; None: any.
+    """Return the maximum tokens of the source and of the decoder (prompt and new tokens); None: no limit.
 
-    What a method has put before them is taken off.
+    Positions used by prefixes and tuned prompts are subtracted.
     """
-    longest = model.spec.max_length
-    if longest is None or model.decoder is None:
+    max_length = model.spec.max_length
+    if max_length is None or model.decoder is None:
         return None, None
-    own = longest - model.decoder.prefix_length
+    decoder_limit = max_length - model.decoder.prefix_length
     if model.encoder is None:
-        return None, own - count_prompt_slots(model)
-    return longest - model.encoder.prefix_length - count_prompt_slots(model), own
+        return None, decoder_limit - count_prompt_slots(model)
+    return max_length - model.encoder.prefix_length - count_prompt_slots(model), decoder_limit
 
 
 def prefill(
@@ -43,14 +43,14 @@ def prefill(
     *,
     prefix: bool = False,
 ) -> tuple[KVCache, Tensor]:
-    """A cache with the prompts in it, one row each, and the logits `[P, V]` for what comes next.
+    """Run the model on prompts; returns a cache with one row per prompt, and the logits `[P, V]` of the next token.
 
-    With `prefix` a prompt sees all of itself.
+    With `prefix` attention is bidirectional within a prompt.
     """
     batch = pack_prompts(prompts, sources, count_prompt_slots(model), prefix=prefix)
-    longest = int(batch.positions.max()) + 1
-    source = 0 if batch.source is None else int(batch.source.positions.max()) + 1
-    cache = model.new_cache(len(prompts), longest, source=source)
+    capacity = int(batch.positions.max()) + 1
+    source_capacity = 0 if batch.source is None else int(batch.source.positions.max()) + 1
+    cache = model.new_cache(len(prompts), capacity, source=source_capacity)
     logits = model(batch.to(model.tokens.weight.device), cache=cache).logits
     return cache, logits
 
@@ -58,7 +58,7 @@ def prefill(
 def pack_prompts(
     prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, slots: int, *, prefix: bool
 ) -> Batch:
-    """Prompts, and what the encoder reads with them, in rows as long as the longest; the last token has a target."""
+    """Pack prompts and encoder sources into rows as long as the longest; the last token of each has a target."""
     flat = _flatten(prompts)
     targets = np.full(len(flat.tokens), IGNORE_INDEX)
     targets[flat.offsets[1:] - 1] = 0
@@ -72,29 +72,29 @@ def pack_prompts(
     if slots:
         flat = reserve(flat, slots)
     if flat.source is None:
-        row, shape = assign_rows(flat.lengths)
-        return lay_out(flat, row, BatchShape(rows=int(row[-1]) + 1, length=shape))
-    row, source = assign_rows(flat.source.lengths)
+        row, row_length = assign_rows(flat.lengths)
+        return lay_out(flat, row, BatchShape(rows=int(row[-1]) + 1, length=row_length))
+    row, source_length = assign_rows(flat.source.lengths)
     length = int(np.bincount(row, weights=flat.lengths).max())
-    return lay_out(flat, row, BatchShape(rows=int(row[-1]) + 1, length=length, source=source))
+    return lay_out(flat, row, BatchShape(rows=int(row[-1]) + 1, length=length, source=source_length))
 
 
 def _flatten(sequences: Sequence[Sequence[int]]) -> Sequences:
     arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
-    return Sequences(tokens=np.concatenate(arrays), offsets=compute_offsets(np.array([len(one) for one in arrays])))
+    return Sequences(tokens=np.concatenate(arrays), offsets=compute_offsets(np.array([len(array) for array in arrays])))
 
 
 def assign_rows(lengths: Ints) -> tuple[Ints, int]:
-    """The row of each sequence, in order: the one before's where there is room in it; and the length of a row."""
-    room, row, used, rows = int(lengths.max()), 0, 0, []
+    """Assign sequences to rows in order, as many per row as fit; returns the rows and the row length."""
+    row_length, row, row_tokens, rows = int(lengths.max()), 0, 0, []
     for length in lengths.tolist():
-        if used + length > room:
-            row, used = row + 1, 0
-        used += length
+        if row_tokens + length > row_length:
+            row, row_tokens = row + 1, 0
+        row_tokens += length
         rows.append(row)
-    return np.asarray(rows, dtype=np.int64), room
+    return np.asarray(rows, dtype=np.int64), row_length
 
 
 def repeat_indices(count: int, times: int, device: torch.device) -> Tensor:
-    """0 0 1 1 2 2 …: the prompt of every row."""
+    """Return 0 0 1 1 2 2 …: the prompt of every row."""
     return torch.arange(count, device=device).repeat_interleave(times)

@@ -1,4 +1,4 @@
-"""From texts to what a model reads before it writes."""
+"""Encoding of prompts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from pretune.text.tokenizer import Tokenizer
 
 
 class EncodedPrompts(NamedTuple):
-    """The ids of prompts, special tokens included, and how many tokens were cut from them in all."""
+    """Token ids of prompts, special tokens included, and the total number of truncated tokens."""
 
     ids: list[list[int]]
     truncated_tokens: int
@@ -28,73 +28,71 @@ def encode_prompts(
     max_new_tokens: int,
     truncate: bool,
 ) -> EncodedPrompts:
-    """Texts as a model reads them, with room for `new` tokens.
+    """Encode texts, with room for `max_new_tokens`.
 
-    A decoder's prompt begins as the tokenizer's layout does or, where that has nothing there, with the token that the
-    model was trained to start with; nothing is put behind it. A source is laid out as a text of its own. Special tokens
-    that are spelled out are those tokens. What is too long is refused or, with `truncate`, cut: a decoder loses the
-    beginning of its prompt, an encoder the end of its source.
+    A decoder's prompt starts with the tokenizer's prefix or, if there is none, with the model's start token; no suffix
+    is added. An encoder's source gets prefix and suffix. Special tokens spelled out in a text are parsed. Texts that
+    are too long raise a UsageError or, with `truncate`, are truncated: a decoder's prompt at the start, a source at the
+    end.
     """
     if isinstance(texts, str):
-        raise UsageError("prompts are a list of texts, found one text; put it into a list")
-    both = model.spec.is_encoder_decoder
-    before, after = _get_special_tokens(tokenizer, generation_tokens, is_encoder_decoder=both)
-    room = _compute_room(model, max_new_tokens, len(before) + len(after))
-    ids, cut = [], 0
-    found = tokenizer.encode_batch(texts)
+        raise UsageError("prompts must be a list of texts, got a single text; use [text]")
+    is_encoder_decoder = model.spec.is_encoder_decoder
+    prefix, suffix = _get_special_tokens(tokenizer, generation_tokens, is_encoder_decoder=is_encoder_decoder)
+    max_tokens = _compute_room(model, max_new_tokens, len(prefix) + len(suffix))
+    ids, truncated_tokens = [], 0
+    encoding = tokenizer.encode_batch(texts)
     for number, text in enumerate(texts):
-        tokens = found[number].tolist()
+        tokens = encoding[number].tolist()
         if not tokens:
-            what = "is empty" if not text else "has no tokens"
-            raise UsageError(f"prompt {number + 1} {what}; write something for the model to go on from")
-        if room is not None and len(tokens) > room:
+            problem = "is empty" if not text else "has no tokens"
+            raise UsageError(f"prompt {number + 1} {problem}; a model needs at least one token")
+        if max_tokens is not None and len(tokens) > max_tokens:
             if not truncate:
-                raise UsageError(_describe_too_long(number, len(tokens), max_new_tokens, room, model))
-            cut += len(tokens) - room
-            tokens = tokens[:room] if both else tokens[-room:]
-        ids.append([*before, *tokens, *after])
+                raise UsageError(_describe_too_long(number, len(tokens), max_new_tokens, max_tokens, model))
+            truncated_tokens += len(tokens) - max_tokens
+            tokens = tokens[:max_tokens] if is_encoder_decoder else tokens[-max_tokens:]
+        ids.append([*prefix, *tokens, *suffix])
     context = model.spec.context
-    longest = max(map(len, ids), default=0) + (0 if both else max_new_tokens)
-    if context is not None and longest > context:
-        log.warn(f"up to {longest} tokens; this model was made for {context}, and may write nonsense beyond")
-    return EncodedPrompts(ids, cut)
+    total_tokens = max(map(len, ids), default=0) + (0 if is_encoder_decoder else max_new_tokens)
+    if context is not None and total_tokens > context:
+        log.warn(f"up to {total_tokens} tokens; the model was trained on {context}: the text beyond may be incoherent")
+    return EncodedPrompts(ids, truncated_tokens)
 
 
 def _get_special_tokens(
     tokenizer: Tokenizer, generation_tokens: GenerationTokens, *, is_encoder_decoder: bool
 ) -> tuple[list[int], list[int]]:
-    """The special tokens before and behind a text."""
+    """Return the special tokens before and after a text."""
     parts = tokenizer.template.single
-    text = next(i for i, part in enumerate(parts) if not isinstance(part, SpecialPart))
-    before = [part.token for part in parts[:text] if isinstance(part, SpecialPart)]
-    after = [part.token for part in parts[text + 1 :] if isinstance(part, SpecialPart)]
+    text_index = next(i for i, part in enumerate(parts) if not isinstance(part, SpecialPart))
+    prefix = [part.token for part in parts[:text_index] if isinstance(part, SpecialPart)]
+    suffix = [part.token for part in parts[text_index + 1 :] if isinstance(part, SpecialPart)]
     if is_encoder_decoder:
-        return before, after
-    return before or ([] if generation_tokens.start is None else [generation_tokens.start]), []
+        return prefix, suffix
+    return prefix or ([] if generation_tokens.start is None else [generation_tokens.start]), []
 
 
 def _compute_room(model: LanguageModel, max_new_tokens: int, special_count: int) -> int | None:
-    """How many tokens of a text the model's positions leave; None: any number."""
-    source, own = get_length_limits(model)
-    if own is not None and max_new_tokens >= own:
-        raise UsageError(f"{max_new_tokens} new tokens; this model has positions for {own} in all; ask for fewer")
+    """Return the maximum tokens of a text; None: no limit."""
+    source_limit, decoder_limit = get_length_limits(model)
+    if decoder_limit is not None and max_new_tokens >= decoder_limit:
+        raise UsageError(f"max_new_tokens must be < {decoder_limit}, the model's limit, got {max_new_tokens}")
     if model.spec.is_encoder_decoder:
-        return None if source is None else max(source - special_count, 1)
-    return None if own is None else max(own - max_new_tokens - special_count, 1)
+        return None if source_limit is None else max(source_limit - special_count, 1)
+    return None if decoder_limit is None else max(decoder_limit - max_new_tokens - special_count, 1)
 
 
 def _describe_too_long(number: int, tokens: int, max_new_tokens: int, room: int, model: LanguageModel) -> str:
-    beside = "" if model.spec.is_encoder_decoder else f" beside {max_new_tokens} new ones"
-    what = f"prompt {number + 1} has {tokens} tokens; this model has positions for {room}{beside}"
-    fewer = (
-        "" if model.spec.is_encoder_decoder or max_new_tokens == 1 else "ask for fewer new ones (--max-new-tokens), "
-    )
-    return f"{what}; {fewer}shorten it, or have it cut (--truncate)"
+    suffix = "" if model.spec.is_encoder_decoder else f" with {max_new_tokens} new ones"
+    problem = f"prompt {number + 1} has {tokens} tokens; the model's limit is {room}{suffix}"
+    remedy = "" if model.spec.is_encoder_decoder or max_new_tokens == 1 else "lower --max-new-tokens, "
+    return f"{problem}; {remedy}shorten it, or use --truncate"
 
 
 def find_token_id(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a token that is given by its spelling."""
-    found = tokenizer.raw.token_to_id(token)
-    if found is None:
-        raise UsageError(f"no token of this model is spelled '{token}'")
-    return int(found)
+    """Return the id of a token by its spelling."""
+    token_id = tokenizer.raw.token_to_id(token)
+    if token_id is None:
+        raise UsageError(f"unknown token '{token}': not in the vocabulary of the model")
+    return int(token_id)

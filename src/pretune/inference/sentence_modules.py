@@ -1,7 +1,7 @@
-"""What a directory of sentence-transformers says of pooling, dense layers and norms, and the way back.
+"""Pooling, dense layers and normalization in directories of sentence-transformers: reading and writing.
 
-Modules are known by their names; none is code that is run. What is not known is refused, for leaving it out would
-change the vectors.
+Modules are recognized by name; no code is executed. Unknown modules raise an error, since ignoring them would change
+the vectors.
 """
 
 import json
@@ -32,7 +32,7 @@ _LEGACY_MODES = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }  # fmt: skip
-"""How earlier releases say it, in the order in which several are laid side by side."""
+"""Keys of earlier releases, in the order in which several poolings are concatenated."""
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "torch.nn.modules.activation.Tanh": torch.tanh,
@@ -48,11 +48,11 @@ _MODULE_TYPES = {
 
 
 DOCUMENT_PROMPTS, QUERY_PROMPTS = ("document", "passage", "corpus"), ("query",)
-"""What prompts are called that come before texts to be found, and before questions."""
+"""Names of prompts for documents and for queries."""
 
 
 class Dense(nn.Linear):
-    """A linear layer on the vectors, with what follows it."""
+    """Linear layer on the vectors, with an activation."""
 
     def __init__(self, width: int, out: int, *, bias: bool, activation: str) -> None:
         super().__init__(width, out, bias=bias)
@@ -63,35 +63,39 @@ class Dense(nn.Linear):
 
 
 class _Module(TypedDict):
-    """An entry of modules.json."""
+    """Entry of modules.json."""
 
     type: str
     path: str
 
 
 class _Modules(TypedDict):
-    """The content of modules.json, which is a list."""
+    """Contents of modules.json, a list."""
 
     modules: list[_Module]
 
 
 def build_encoder(model: LanguageModel, **overrides: Any) -> TextEncoder:
-    """The model with the way to vectors that its directory states, or the mean; `changes` that are None change nothing.
+    """Build the encoder defined by the model's directory, or mean pooling; `overrides` that are None are ignored.
 
-    Another pooling or layer than the directory's leaves its dense layers out: they were not trained on that.
+    With another pooling or layer than the directory's, its dense layers are dropped: they were not trained on it.
     """
-    how, dense = read_modules(model)
-    given = {name: value for name, value in overrides.items() if value is not None}
-    if isinstance(given.get("pooling"), str):
-        given["pooling"] = tuple(given["pooling"].split("+"))
-    changed = replace(how, **given)
-    kept = dense if (changed.pooling, changed.layer) == (how.pooling, how.layer) else nn.ModuleList()
-    like = model.tokens.weight
-    return TextEncoder(model, changed, kept.to(like.device, like.dtype))
+    default_config, dense = read_modules(model)
+    changes = {name: value for name, value in overrides.items() if value is not None}
+    if isinstance(changes.get("pooling"), str):
+        changes["pooling"] = tuple(changes["pooling"].split("+"))
+    embedding_config = replace(default_config, **changes)
+    dense_layers = (
+        dense
+        if (embedding_config.pooling, embedding_config.layer) == (default_config.pooling, default_config.layer)
+        else nn.ModuleList()
+    )
+    reference = model.tokens.weight
+    return TextEncoder(model, embedding_config, dense_layers.to(reference.device, reference.dtype))
 
 
 def read_modules(model: LanguageModel) -> tuple[Embedding, nn.ModuleList]:
-    """How the files that came with a model turn its states into vectors."""
+    """Read pooling and dense layers from the files that came with a model."""
     files = model.assets.modules
     if not files:
         return Embedding(), nn.ModuleList()
@@ -99,100 +103,108 @@ def read_modules(model: LanguageModel) -> tuple[Embedding, nn.ModuleList]:
     dense, normalise = nn.ModuleList(), False
     for kind, path in _list_modules(files):
         if normalise or (pooling is None) != (kind in ("Transformer", "Pooling")) or kind not in _MODULE_TYPES:
-            known = "Transformer, Pooling, any Dense, at most one Normalize"
+            expected_order = "Transformer, Pooling, any Dense, at most one Normalize"
             raise CheckpointError(
-                f"{MODULES_FILE}: a module '{kind}' is not supported at its place; supported: {known}"
+                f"{MODULES_FILE}: module '{kind}' is not supported at this position; supported: {expected_order}"
             )
         if kind == "Pooling":
-            said = _read_json(files, f"{path}/config.json")
-            pooling = _parse_pooling(said, model.spec.width)
-            if said.get("include_prompt") is False and (_read_default_prompt(files) or any(read_prompts(model))):
-                raise CheckpointError(f"{path}: a pooling that leaves out its prompt's tokens is not supported")
+            settings = _read_json(files, f"{path}/config.json")
+            pooling = _parse_pooling(settings, model.spec.width)
+            if settings.get("include_prompt") is False and (_read_default_prompt(files) or any(read_prompts(model))):
+                raise CheckpointError(f"{path}: pooling that excludes the prompt's tokens is not supported")
         elif kind == "Dense":
             dense.append(_load_dense(files, path))
         normalise = kind == "Normalize"
     if pooling is None:
-        raise CheckpointError(
-            f"{MODULES_FILE}: no Pooling among the modules; these vectors are of tokens, not of texts"
-        )
+        raise CheckpointError(f"{MODULES_FILE}: no Pooling module; this model embeds tokens, not texts")
     _refuse_lower(model)
-    how = Embedding(
+    embedding_config = Embedding(
         pooling=pooling, normalise=normalise, length=_read_max_length(files), prompt=_read_default_prompt(files)
     )
-    return how, dense
+    return embedding_config, dense
 
 
 def read_pooling(model: LanguageModel) -> tuple[Pooling, ...] | None:
-    """Return the poolings that the files which came with a model state; None where there are none."""
+    """Return the poolings defined by the model's files; None if there are none."""
     files = model.assets.modules
     path = next((path for kind, path in _list_modules(files) if kind == "Pooling"), None) if files else None
     return None if path is None else _parse_pooling(_read_json(files, f"{path}/config.json"), model.spec.width)
 
 
 def write_modules(encoder: TextEncoder) -> dict[str, bytes]:
-    """The files from which sentence-transformers makes the same vectors."""
-    how = encoder.config
-    if how.layer is not None or "static" in how.pooling:
-        raise CheckpointError("sentence-transformers pools the last layer's states; vectors of another cannot be saved")
-    theirs = {ours: name for name, ours in _MODES.items()}
-    modes = [theirs[name] for name in how.pooling]
+    """Return the files with which sentence-transformers computes the same vectors."""
+    embedding_config = encoder.config
+    if embedding_config.layer is not None or "static" in embedding_config.pooling:
+        raise CheckpointError("sentence-transformers pools the last layer; another layer or 'static' cannot be saved")
+    mode_names = {pooling: name for name, pooling in _MODES.items()}
+    modes = [mode_names[name] for name in embedding_config.pooling]
     if modes != [mode for mode in _LEGACY_MODES.values() if mode in modes]:
-        raise CheckpointError(f"several poolings can be saved in one order only: {', '.join(_MODES)}")
+        raise CheckpointError(f"several poolings can be saved only in this order: {', '.join(_MODES)}")
     width = encoder.model.spec.width
-    listed, files = [("Transformer", "")], dict[str, bytes]()
-    old = {key: mode in modes for key, mode in _LEGACY_MODES.items()}  # which every release reads
-    listed.append(("Pooling", "1_Pooling"))
-    files["1_Pooling/config.json"] = _encode_json({"word_embedding_dimension": width, **old, "include_prompt": True})
+    modules, files = [("Transformer", "")], dict[str, bytes]()
+    legacy_settings = {key: mode in modes for key, mode in _LEGACY_MODES.items()}  # readable by every release
+    modules.append(("Pooling", "1_Pooling"))
+    files["1_Pooling/config.json"] = _encode_json(
+        {"word_embedding_dimension": width, **legacy_settings, "include_prompt": True}
+    )
     for layer in encoder.dense:
         assert isinstance(layer, Dense)
-        listed.append(("Dense", f"{len(listed)}_Dense"))
+        modules.append(("Dense", f"{len(modules)}_Dense"))
         tensors = {
             f"linear.{name}": value.detach().float().cpu().contiguous() for name, value in layer.named_parameters()
         }
         shape = {"in_features": layer.in_features, "out_features": layer.out_features, "bias": len(tensors) > 1}
-        files[f"{listed[-1][1]}/config.json"] = _encode_json({**shape, "activation_function": layer.activation})
-        files[f"{listed[-1][1]}/model.safetensors"] = save_tensors(tensors)
-    if how.normalise:
-        listed.append(("Normalize", f"{len(listed)}_Normalize"))
-        files[f"{listed[-1][1]}/config.json"] = _encode_json(
-            {}
-        )  # NOTE: a folder must be there, or the name is looked up
+        files[f"{modules[-1][1]}/config.json"] = _encode_json({**shape, "activation_function": layer.activation})
+        files[f"{modules[-1][1]}/model.safetensors"] = save_tensors(tensors)
+    if embedding_config.normalise:
+        modules.append(("Normalize", f"{len(modules)}_Normalize"))
+        # NOTE: the folder must exist, or the name is looked up on the hub.
+        files[f"{modules[-1][1]}/config.json"] = _encode_json({})
     files[MODULES_FILE] = _encode_json(
-        [{"idx": i, "name": str(i), "path": path, "type": _MODULE_TYPES[kind]} for i, (kind, path) in enumerate(listed)]
+        [
+            {"idx": i, "name": str(i), "path": path, "type": _MODULE_TYPES[kind]}
+            for i, (kind, path) in enumerate(modules)
+        ]
     )
-    prompts = {"prompts": {"default": how.prompt}, "default_prompt_name": "default"} if how.prompt else {}
+    prompts = (
+        {"prompts": {"default": embedding_config.prompt}, "default_prompt_name": "default"}
+        if embedding_config.prompt
+        else {}
+    )
     files[PROMPTS_FILE] = _encode_json({**prompts, "similarity_fn_name": "cosine"})
     return files
 
 
 def _list_modules(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
-    """(kind, folder) of every module, in order."""
+    """Return (kind, folder) of every module, in order."""
     entries = {"modules": _parse_file(files, MODULES_FILE)}
     modules = config.check_record(_Modules, entries, CheckpointError, MODULES_FILE)["modules"]
     return [(entry["type"].rpartition(".")[2], entry["path"]) for entry in modules]
 
 
 def _parse_pooling(settings: Mapping[str, Any], width: int) -> tuple[Pooling, ...]:
-    said = settings.get(
+    mode = settings.get(
         "pooling_mode", [name for key, name in _LEGACY_MODES.items() if settings.get(key) is True] or "mean"
     )
-    names = [said] if isinstance(said, str) else said
+    names = [mode] if isinstance(mode, str) else mode
     if not isinstance(names, list) or not all(name in _MODES for name in names):
-        raise CheckpointError(f"pooling {str(said)[:60]!r} is not known; known: {', '.join(_MODES)}")
+        raise CheckpointError(f"unknown pooling {str(mode)[:60]!r}; known: {', '.join(_MODES)}")
     size = settings.get("embedding_dimension", settings.get("word_embedding_dimension", width))
     if size != width:
-        raise CheckpointError(f"the pooling reads vectors of {size}, the model has {width}")
+        raise CheckpointError(f"pooling width is {size}, but the model's is {width}")
     return tuple(_MODES[name] for name in names)
 
 
 def _load_dense(files: Mapping[str, bytes], path: str) -> Dense:
-    found = _read_json(files, f"{path}/config.json")
-    activation = found.get("activation_function", "torch.nn.modules.activation.Tanh")
-    if activation not in _ACTIVATIONS or found.get("use_residual"):
-        known = ", ".join(name.rpartition(".")[2] for name in _ACTIVATIONS)
-        raise CheckpointError(f"{path}: activation {str(activation)[:60]!r} or a residual is not supported ({known})")
+    settings = _read_json(files, f"{path}/config.json")
+    activation = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if activation not in _ACTIVATIONS or settings.get("use_residual"):
+        activations = ", ".join(name.rpartition(".")[2] for name in _ACTIVATIONS)
+        raise CheckpointError(
+            f"{path}: activation {str(activation)[:60]!r} or a residual is not supported (supported: {activations})"
+        )
     if f"{path}/model.safetensors" not in files:
-        raise CheckpointError(f"{path}: no model.safetensors; a pickle can run code and is never read: convert it")
+        raise CheckpointError(f"{path}: no model.safetensors; pickle files are never loaded: convert them")
     try:
         tensors = load_tensors(files[f"{path}/model.safetensors"])
         weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
@@ -201,13 +213,13 @@ def _load_dense(files: Mapping[str, bytes], path: str) -> Dense:
             layer.weight.copy_(weight)
             if bias is not None:
                 layer.bias.copy_(bias)
-    except (SafetensorError, KeyError, IndexError, RuntimeError) as fault:
-        raise CheckpointError(f"{path}/model.safetensors: not the weights of a dense layer ({fault})"[:300]) from None
+    except (SafetensorError, KeyError, IndexError, RuntimeError) as error:
+        raise CheckpointError(f"{path}/model.safetensors: not weights of a dense layer ({error})"[:300]) from None
     return layer
 
 
 def _read_max_length(files: Mapping[str, bytes]) -> int | None:
-    """The longest text, where a file says it; else the tokenizer's files do, as for any model."""
+    """Return the maximum length if a file defines it; otherwise the tokenizer's applies."""
     start, _, end = LENGTH_FILE_PATTERN.partition("*")
     for name in files:
         if name.startswith(start) and name.endswith(end):
@@ -218,7 +230,7 @@ def _read_max_length(files: Mapping[str, bytes]) -> int | None:
 
 
 def _refuse_lower(model: LanguageModel) -> None:
-    """Refuse lower case that a file asks for beside a tokenizer that keeps capitals."""
+    """Raise a CheckpointError if a file asks for lowercasing that the tokenizer does not do."""
     for name, data in model.assets.modules.items():
         if (
             fnmatch(name, LENGTH_FILE_PATTERN)
@@ -227,42 +239,42 @@ def _refuse_lower(model: LanguageModel) -> None:
         ):
             raw = None if model.tokenizer is None else get_tokenizer(model).raw
             if raw is not None and raw.encode("A").ids != raw.encode("a").ids:
-                raise CheckpointError(f"{name}: do_lower_case beside a tokenizer that keeps capitals is not supported")
+                raise CheckpointError(f"{name}: do_lower_case with a cased tokenizer is not supported")
 
 
 def _read_default_prompt(files: Mapping[str, bytes]) -> str:
-    """What is put before texts where nobody says otherwise."""
-    found = _read_json(files, PROMPTS_FILE) if PROMPTS_FILE in files else {}
-    return _find_prompt(found, (found.get("default_prompt_name"),)) or ""
+    """Return the default prompt."""
+    settings = _read_json(files, PROMPTS_FILE) if PROMPTS_FILE in files else {}
+    return _find_prompt(settings, (settings.get("default_prompt_name"),)) or ""
 
 
 def read_prompts(model: LanguageModel) -> tuple[str | None, str | None]:
-    """What a directory wants before documents and before queries, where it names such prompts."""
-    found = _read_json(model.assets.modules, PROMPTS_FILE) if PROMPTS_FILE in model.assets.modules else {}
-    return _find_prompt(found, DOCUMENT_PROMPTS), _find_prompt(found, QUERY_PROMPTS)
+    """Return the prompts of a directory for documents and for queries, None where undefined."""
+    settings = _read_json(model.assets.modules, PROMPTS_FILE) if PROMPTS_FILE in model.assets.modules else {}
+    return _find_prompt(settings, DOCUMENT_PROMPTS), _find_prompt(settings, QUERY_PROMPTS)
 
 
 def _find_prompt(settings: Mapping[str, Any], names: Iterable[Any]) -> str | None:
-    """The first prompt that has one of these names."""
+    """Return the first prompt with one of these names."""
     prompts = settings.get("prompts")
-    known = [prompts[name] for name in names if isinstance(name, str) and name in prompts] if prompts else []
-    return next((value for value in known if isinstance(value, str)), None)
+    candidates = [prompts[name] for name in names if isinstance(name, str) and name in prompts] if prompts else []
+    return next((value for value in candidates if isinstance(value, str)), None)
 
 
 def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if name not in files:
-        raise CheckpointError(f"{name}: missing, though {MODULES_FILE} names its folder; copy the directory again")
-    found = _parse_file(files, name)
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{name}: expected an object, found {type(found).__name__}")
-    return found
+        raise CheckpointError(f"{name}: missing, but {MODULES_FILE} names its folder; copy the directory again")
+    data = _parse_file(files, name)
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{name}: expected an object, got {type(data).__name__}")
+    return data
 
 
 def _parse_file(files: Mapping[str, bytes], name: str) -> Any:
     try:
         text = files[name].decode()
-    except UnicodeDecodeError as fault:
-        raise CheckpointError(f"{name}: not UTF-8 at byte {fault.start}") from None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{name}: not UTF-8 at byte {error.start}") from None
     return io.parse_json(text, CheckpointError, name)
 
 

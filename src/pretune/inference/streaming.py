@@ -1,4 +1,4 @@
-"""New tokens as text: all at once, or piece by piece as they come."""
+"""Decoding of new tokens to text, at once or as a stream."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,14 +7,14 @@ from pretune.text.tokenizer import Tokenizer
 
 TextCallback = Callable[[str], None]
 REPLACEMENT_CHARACTER = "\ufffd"
-"""What stands for bytes that are no whole character yet."""
+"""Placeholder of incomplete UTF-8 bytes."""
 
 
 class Continuation:
-    """What new tokens add to the text of a prompt; special tokens are not shown.
+    """Text that new tokens add to a prompt; special tokens are not shown.
 
-    The spaces between words depend on the tokens before, so the prompt is always decoded with them. Where new tokens
-    change the text of the old ones, what is said is the text of the new ones alone.
+    Spaces between words depend on the previous tokens, so the prompt is always decoded together with the new tokens.
+    If these change the text of the prompt, they are decoded alone.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
@@ -22,25 +22,30 @@ class Continuation:
         self.prompt_text = tokenizer.decode(self.prompt, special=False) if self.prompt else ""
 
     def __call__(self, tokens: Sequence[int]) -> str:
-        whole = self.tokenizer.decode([*self.prompt, *tokens], special=False)
-        if whole.startswith(self.prompt_text):
-            return whole[len(self.prompt_text) :]
+        text = self.tokenizer.decode([*self.prompt, *tokens], special=False)
+        if text.startswith(self.prompt_text):
+            return text[len(self.prompt_text) :]
         return self.tokenizer.decode(list(tokens), special=False)
 
 
 class TextStreamer:
-    """Tells a text as it grows: nothing twice, nothing that is later taken back."""
+    """Emits a growing text in pieces, without repetition or retraction."""
 
     def __init__(self, on_text: TextCallback, stops: StopStrings) -> None:
         self.on_text, self.stops, self.position = on_text, stops, 0
 
     def update(self, text: str) -> None:
-        """The text so far. What may be the beginning of a stop, or half a character, is held back."""
-        cut, over = self.stops.truncate(text)
-        self._emit(cut, len(cut) if over else self.stops.count_stable(cut.rstrip(REPLACEMENT_CHARACTER)))
+        """Emit the new part of a text; a possible start of a stop string or an incomplete character is held back."""
+        truncated_text, is_stopped = self.stops.truncate(text)
+        self._emit(
+            truncated_text,
+            len(truncated_text)
+            if is_stopped
+            else self.stops.count_stable(truncated_text.rstrip(REPLACEMENT_CHARACTER)),
+        )
 
     def finish(self, text: str) -> None:
-        """The whole text, cut at its stop."""
+        """Emit the rest of the final text."""
         self._emit(text, len(text))
 
     def _emit(self, text: str, end: int) -> None:

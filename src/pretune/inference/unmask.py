@@ -1,8 +1,8 @@
-"""Blanks filled by an encoder: one piece from what it says at the mask, or words of several pieces, one after another.
+"""Masks filled by an encoder: a single token, or words of several tokens, one after another.
 
-A word of m pieces is looked for with m masks in the blank: the first is filled, then the second beside it, and so on,
-with the best few kept at each step. Its probability is the product of what each piece had when it was chosen; words of
-different lengths are compared by the mean of the logarithms, for each further piece is one more guess.
+A word of m tokens is searched with m masks in place of one: the first is filled, then the second, and so on, with a
+beam of the best words. Its probability is the product of its tokens' probabilities at the time they were chosen; words
+of different lengths are compared by their mean log-probability, because each further token lowers the product.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,13 +28,13 @@ from pretune.text.templates import TemplatedTokens
 from pretune.text.tokenizer import Tokenizer
 
 BATCH_TEXTS = 64
-"""So many sequences are read at a time."""
+"""Sequences per batch."""
 BEAM_FACTOR = 4
-"""Times as many unfinished words as answers are kept while pieces are added."""
+"""Beam size as a multiple of the number of predictions."""
 
 
 class FillPrediction(NamedTuple):
-    """What may stand in a blank, how likely the model finds it there, and its tokens."""
+    """Filler of a mask, its probability, and its tokens."""
 
     word: str
     probability: float
@@ -49,19 +49,19 @@ class _PartialWord(NamedTuple):
 def unmask(
     model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, *, k: int, max_pieces: int
 ) -> list[list[FillPrediction]]:
-    """The `k` best answers for every blank, of at most so many pieces; other blanks stay masked."""
+    """Return the `k` best fillers of every mask, of at most `max_pieces` tokens; other masks stay masked."""
     mask = tokenizer.special.get("mask")
     if mask is None:
-        raise UsageError("this model's tokenizer has no mask token, so there is nothing that could mark a blank")
+        raise UsageError("cannot fill masks: the tokenizer has no mask token")
     if model.head is None:
         raise UsageError(
-            "this model has no vocabulary head, so it cannot say what is in a blank; load one that has (beside a "
-            "discriminator it is the one in its folder 'generator')"
+            "cannot fill masks: the model has no vocabulary head; load one with its head (the generator of a "
+            "discriminator is in its folder 'generator')"
         )
     text = _encode_blanks(tokenizer, blanks, mask, model)
     if max_pieces == 1:
-        found = _compute_logprobs(model, [(text, _find_masks(text, mask))])[0]
-        return [_predict_single(tokenizer, row, k) for row in found]
+        logprobs = _compute_logprobs(model, [(text, _find_masks(text, mask))])[0]
+        return [_predict_single(tokenizer, row, k) for row in logprobs]
     return [
         _predict_words(model, tokenizer, blanks, text, blank, k=k, max_pieces=max_pieces)
         for blank in range(blanks.count)
@@ -69,15 +69,17 @@ def unmask(
 
 
 def _encode_blanks(tokenizer: Tokenizer, blanks: Blanks, mask: int, model: LanguageModel) -> TemplatedTokens:
-    """The text as the model reads it, a mask in each blank."""
+    """Encode the text with a mask token in each blank."""
     tokens = tokenizer.encode(blanks.fill([tokenizer.get_token(mask)] * blanks.count))
-    laid = tokenizer.template.apply(tokens)
-    if len(_find_masks(laid, mask)) != blanks.count:
-        raise UsageError("this tokenizer does not read its own mask token where it is spelled; it cannot be used here")
-    longest = model.spec.max_length
-    if longest is not None and len(laid.ids) + count_prompt_slots(model) > longest:
-        raise UsageError(f"a text of {len(laid.ids)} tokens; this model's positions end at {longest}; shorten it")
-    return laid
+    templated_tokens = tokenizer.template.apply(tokens)
+    if len(_find_masks(templated_tokens, mask)) != blanks.count:
+        raise UsageError("cannot fill masks: the tokenizer does not recognize its mask token in text")
+    max_length = model.spec.max_length
+    if max_length is not None and len(templated_tokens.ids) + count_prompt_slots(model) > max_length:
+        raise UsageError(
+            f"the text has {len(templated_tokens.ids)} tokens; the model's limit is {max_length}; shorten it"
+        )
+    return templated_tokens
 
 
 def _find_masks(text: TemplatedTokens, mask: int) -> list[int]:
@@ -85,12 +87,12 @@ def _find_masks(text: TemplatedTokens, mask: int) -> list[int]:
 
 
 def _predict_single(tokenizer: Tokenizer, logprobs: Tensor, k: int) -> list[FillPrediction]:
-    """One piece: the likeliest, whatever it is a piece of."""
-    ordinary = get_piece_masks(tokenizer, logprobs.shape[0]).is_text
-    best, index = logprobs.masked_fill(~ordinary, float("-inf")).topk(min(k, int(ordinary.sum())))
+    """Return the most probable single tokens."""
+    is_text = get_piece_masks(tokenizer, logprobs.shape[0]).is_text
+    best, index = logprobs.masked_fill(~is_text, float("-inf")).topk(min(k, int(is_text.sum())))
     return [
-        FillPrediction(tokenizer.decode([token]).strip(), log, [token])
-        for token, log in zip(index.tolist(), best.exp().tolist(), strict=True)
+        FillPrediction(tokenizer.decode([token]).strip(), probability, [token])
+        for token, probability in zip(index.tolist(), best.exp().tolist(), strict=True)
     ]
 
 
@@ -104,23 +106,27 @@ def _predict_words(
     k: int,
     max_pieces: int,
 ) -> list[FillPrediction]:
-    """Whole words of one piece, of two, …: the best of all."""
+    """Return the best whole words of one token, of two, …"""
     pieces = get_piece_masks(tokenizer, model.spec.vocab)
-    opening = blank == 0 and not blanks.parts[0]
-    first = pieces.starts_text if opening else pieces.starts_word if blanks.follows_space(blank) else pieces.is_text
-    found: dict[str, tuple[float, FillPrediction]] = {}
+    is_text_start = blank == 0 and not blanks.parts[0]
+    allowed_first = (
+        pieces.starts_text if is_text_start else pieces.starts_word if blanks.follows_space(blank) else pieces.is_text
+    )
+    predictions: dict[str, tuple[float, FillPrediction]] = {}
     for count in range(1, max_pieces + 1):
-        kept = [_PartialWord([], 0.0)]
+        partials = [_PartialWord([], 0.0)]
         for step in range(count):
-            allowed = first if step == 0 else pieces.continues_word
-            kept = _extend_words(model, text, tokenizer.special["mask"], blank, kept, count, allowed, k * BEAM_FACTOR)
-        for one in kept:
-            word = tokenizer.decode(one.tokens).strip()
-            mean = one.logprob / count
-            if word and (word not in found or mean > found[word][0]):
-                found[word] = mean, FillPrediction(word, float(np.exp(one.logprob)), one.tokens)
-    ranked = sorted(found.values(), key=lambda pair: -pair[0])
-    return [answer for _, answer in ranked[:k]]
+            allowed_tokens = allowed_first if step == 0 else pieces.continues_word
+            partials = _extend_words(
+                model, text, tokenizer.special["mask"], blank, partials, count, allowed_tokens, k * BEAM_FACTOR
+            )
+        for partial in partials:
+            word = tokenizer.decode(partial.tokens).strip()
+            mean_logprob = partial.logprob / count
+            if word and (word not in predictions or mean_logprob > predictions[word][0]):
+                predictions[word] = mean_logprob, FillPrediction(word, float(np.exp(partial.logprob)), partial.tokens)
+    candidates = sorted(predictions.values(), key=lambda pair: -pair[0])
+    return [prediction for _, prediction in candidates[:k]]
 
 
 def _extend_words(
@@ -133,25 +139,25 @@ def _extend_words(
     allowed_tokens: Tensor,
     max_words: int,
 ) -> list[_PartialWord]:
-    """Words of one piece more, the best `most` of them."""
-    place = _find_masks(text, mask)[blank]
-    asked = []
-    for one in partials:
-        inside = [*one.tokens, *[mask] * (count - len(one.tokens))]
-        asked.append((_expand_mask(text, place, inside), [place + len(one.tokens)]))
-    grown = []
-    for one, logs in zip(partials, _compute_logprobs(model, asked), strict=True):
-        best, index = logs[0].masked_fill(~allowed_tokens, float("-inf")).topk(min(max_words, logs.shape[1]))
-        grown += [
-            _PartialWord([*one.tokens, token], one.logprob + log)
-            for token, log in zip(index.tolist(), best.tolist(), strict=True)
-            if log > float("-inf")
+    """Extend words by one token; returns the `max_words` best."""
+    position = _find_masks(text, mask)[blank]
+    queries = []
+    for partial in partials:
+        tokens = [*partial.tokens, *[mask] * (count - len(partial.tokens))]
+        queries.append((_expand_mask(text, position, tokens), [position + len(partial.tokens)]))
+    longer_words = []
+    for partial, logprobs in zip(partials, _compute_logprobs(model, queries), strict=True):
+        best, index = logprobs[0].masked_fill(~allowed_tokens, float("-inf")).topk(min(max_words, logprobs.shape[1]))
+        longer_words += [
+            _PartialWord([*partial.tokens, token], partial.logprob + logprob)
+            for token, logprob in zip(index.tolist(), best.tolist(), strict=True)
+            if logprob > float("-inf")
         ]
-    return sorted(grown, key=lambda one: -one.logprob)[:max_words]
+    return sorted(longer_words, key=lambda partial: -partial.logprob)[:max_words]
 
 
 def _expand_mask(text: TemplatedTokens, position: int, pieces: list[int]) -> TemplatedTokens:
-    """The text with several tokens where one was."""
+    """Replace the token at a position by several tokens."""
     times = np.ones(len(text.ids), dtype=np.int64)
     times[position] = len(pieces)
     ids = np.repeat(text.ids, times)
@@ -160,30 +166,30 @@ def _expand_mask(text: TemplatedTokens, position: int, pieces: list[int]) -> Tem
 
 
 def _compute_logprobs(model: LanguageModel, queries: Sequence[tuple[TemplatedTokens, list[int]]]) -> list[Tensor]:
-    """Log-probabilities `[places, V]` of every token at some places of each text, on the CPU."""
+    """Return the log-probabilities `[positions, V]` of all tokens at some positions of each text, on the CPU."""
     device = model.tokens.weight.device
-    found: list[Tensor] = []
+    logprobs: list[Tensor] = []
     for start in range(0, len(queries), BATCH_TEXTS):
         part = queries[start : start + BATCH_TEXTS]
         batch = _build_batch(model, part).to(device)
         logits = model.logits(model.states(batch), batch)
         assert logits is not None
         check_outputs(logits, "logits")
-        found += torch.split(logits.float().log_softmax(-1).cpu(), [len(places) for _, places in part])
-    return found
+        logprobs += torch.split(logits.float().log_softmax(-1).cpu(), [len(positions) for _, positions in part])
+    return logprobs
 
 
 def _build_batch(model: LanguageModel, queries: Sequence[tuple[TemplatedTokens, list[int]]]) -> Batch:
-    """Texts in rows, with a target at each place; a model of two streams hides what it is to predict by rank."""
+    """Pack texts with a target at each position; for a two-stream model, hide targets by the order."""
     lengths = np.array([len(text.ids) for text, _ in queries])
     offsets = compute_offsets(lengths)
-    where = np.fromiter(_flatten_positions(offsets.tolist(), queries), dtype=np.int64)
+    positions = np.fromiter(_flatten_positions(offsets.tolist(), queries), dtype=np.int64)
     targets = np.full(int(offsets[-1]), IGNORE_INDEX)
-    targets[where] = 0
+    targets[positions] = 0
     order = None
     if model.spec.shape == "two-stream":
         order = np.zeros(int(offsets[-1]), dtype=np.int64)
-        order[where] = 1
+        order[positions] = 1
     segments = np.concatenate([text.segments for text, _ in queries])
     flat = Sequences(
         tokens=np.concatenate([text.ids for text, _ in queries]),
@@ -198,5 +204,5 @@ def _build_batch(model: LanguageModel, queries: Sequence[tuple[TemplatedTokens, 
 
 
 def _flatten_positions(offsets: list[int], queries: Sequence[tuple[TemplatedTokens, list[int]]]) -> Iterator[int]:
-    for start, (_, places) in zip(offsets, queries, strict=False):
-        yield from (start + place for place in places)
+    for start, (_, positions) in zip(offsets, queries, strict=False):
+        yield from (start + position for position in positions)

@@ -1,4 +1,4 @@
-"""Vectors in files: .npy (the array alone), .jsonl and .parquet (each beside its text)."""
+"""Files of vectors: .npy (the array only), .jsonl and .parquet (with texts)."""
 
 import io as memory
 import json
@@ -13,11 +13,11 @@ from pretune.core.errors import UsageError
 
 
 def write_vectors(path: Path, vectors: NDArray[np.float32], texts: Sequence[str], ids: Sequence[str]) -> None:
-    """Write vectors `[n, W]` in the format that the name asks for; all of it or nothing."""
+    """Write vectors `[n, W]` atomically, in the format of the file name's suffix."""
     if path.suffix == ".npy":
-        held = memory.BytesIO()
-        np.save(held, vectors, allow_pickle=False)
-        io.atomic_write(path, held.getbuffer().tobytes())
+        buffer = memory.BytesIO()
+        np.save(buffer, vectors, allow_pickle=False)
+        io.atomic_write(path, buffer.getbuffer().tobytes())
     elif path.suffix == ".jsonl":
         rows = zip(ids, texts, vectors, strict=True)
         lines = (
@@ -28,7 +28,7 @@ def write_vectors(path: Path, vectors: NDArray[np.float32], texts: Sequence[str]
     elif path.suffix == ".parquet":
         io.atomic_write(path, _encode_parquet(vectors, texts, ids))
     else:
-        raise UsageError(f"'{path}': vectors are written to .npy, .jsonl or .parquet")
+        raise UsageError(f"unsupported format '{path}'; use .npy, .jsonl or .parquet")
 
 
 def _encode_parquet(vectors: NDArray[np.float32], texts: Sequence[str], ids: Sequence[str]) -> bytes:
@@ -38,6 +38,6 @@ def _encode_parquet(vectors: NDArray[np.float32], texts: Sequence[str], ids: Seq
     except ImportError:
         raise UsageError("writing Parquet needs the extra 'parquet': pip install 'pretune[parquet]'") from None
     rows = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
-    held = memory.BytesIO()
-    parquet.write_table(pa.table({"id": pa.array(ids), "text": pa.array(texts), "vector": rows}), held)
-    return held.getvalue()
+    buffer = memory.BytesIO()
+    parquet.write_table(pa.table({"id": pa.array(ids), "text": pa.array(texts), "vector": rows}), buffer)
+    return buffer.getvalue()

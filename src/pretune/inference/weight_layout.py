@@ -1,4 +1,4 @@
-"""Weights as the products of a CPU read them."""
+"""Memory layout of weights for matrix products on a CPU."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,24 +7,24 @@ import torch
 from torch import Tensor, nn
 
 MIN_CHARACTERS = 20_000
-"""Characters below which turning the weights costs more than it saves."""
+"""Minimum characters of input for which transposing the weights pays off."""
 
 
 @contextlib.contextmanager
 def column_major_weights(model: nn.Module, characters: int) -> Iterator[None]:
-    """While the block runs, the weights of linear layers on a CPU lie by columns in memory, their values unchanged.
+    """Store the weights of linear layers on a CPU by columns inside the block; values are unchanged.
 
-    A product with the transposed weight, which is what a linear layer is, then reads memory in its order: a tenth
-    faster on some processors. The weights take their room twice meanwhile.
+    The product with the transposed weight, as in a linear layer, then reads memory in order: 10 % faster on some
+    processors. The weights take twice the memory meanwhile.
     """
-    found = [module for module in model.modules() if type(module) is nn.Linear and _is_eligible(module.weight)]
-    kept = [(module.weight, module.weight.data) for module in found] if characters >= MIN_CHARACTERS else []
+    layers = [module for module in model.modules() if type(module) is nn.Linear and _is_eligible(module.weight)]
+    original_data = [(module.weight, module.weight.data) for module in layers] if characters >= MIN_CHARACTERS else []
     try:
-        for weight, data in kept:
+        for weight, data in original_data:
             weight.data = data.t().contiguous().t()
         yield
     finally:
-        for weight, data in kept:
+        for weight, data in original_data:
             weight.data = data
 
 

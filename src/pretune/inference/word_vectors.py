@@ -1,10 +1,10 @@
-"""Vectors of words: look-up, averages, neighbours, and the text format of word2vec.
+"""Word vectors: lookup, averages, neighbors, and the text format of word2vec.
 
-    vectors = Vectors.load("vectors.txt")
-    vectors["film"], vectors.nearest("film"), vectors.average(["A fine film."])
+    vectors = WordVectors.load("vectors.txt")
+    vectors["film"], vectors.find_nearest("film"), vectors.average(["A fine film."])
 
-A file has the header `count width` (GloVe's has none), then one word a line with its numbers. Files of strangers are
-read line by line: what the header claims is compared with the size of the file before any memory is asked for.
+A file has the header `count width` (GloVe's has none), then one word per line with its numbers. Untrusted files are
+safe: they are read line by line, and the header is checked against the file size before memory is allocated.
 """
 
 import os
@@ -24,13 +24,13 @@ from pretune.core.io import atomic_write, open_regular
 Floats = NDArray[np.float32]
 
 MAX_LINE = 1 << 20
-"""Bytes of one line at most: a word and some 50,000 numbers."""
+"""Maximum bytes of a line: a word and about 50,000 numbers."""
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 _HEADER = re.compile(rb"([0-9]{1,12}) ([0-9]{1,6}) ?\r?\n?")
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation; an apostrophe inside a word belongs to it.
+    """Return the lowercase words of a text, without punctuation; an apostrophe inside a word belongs to it.
 
     >>> split_words("Don't stop: it's 5 o'clock!")
     ["don't", 'stop', "it's", '5', "o'clock"]
@@ -39,24 +39,24 @@ def split_words(text: str) -> list[str]:
 
 
 class WordVectors:
-    """One vector a word, in the order of the words (as trained here: by falling frequency).
+    """Vectors by word, in a fixed order (as trained by pretune: by decreasing frequency).
 
         vectors = Word2Vec().train(texts)
-        vectors["film"], vectors.unknown, vectors.nearest("film")
+        vectors["film"], vectors.unknown, vectors.find_nearest("film")
         vectors.average(["A fine film.", "It rained."])      # [2, W]
 
-    A word that is not there has the vector `unknown`, the mean of all, as GloVe's does. Averages of texts leave unknown
-    words out; a text without any known word has zeros.
+    An unknown word has the vector `unknown`, the mean of all, as in GloVe. Averages of texts skip unknown words; a text
+    without known words gets zeros.
     """
 
     def __init__(self, words: Sequence[str], matrix: Floats) -> None:
         if matrix.ndim != 2 or len(words) != len(matrix) or not len(words):
-            raise UsageError(f"expected a vector for each of {len(words)} words, found an array {matrix.shape}")
+            raise UsageError(f"expected one vector for each of {len(words)} words, got an array {matrix.shape}")
         self.words: tuple[str, ...] = tuple(words)
         self.matrix: Floats = np.ascontiguousarray(matrix, dtype=np.float32)
         self.index: Mapping[str, int] = {word: i for i, word in enumerate(self.words)}
         if len(self.index) < len(self.words):
-            raise UsageError(f"a word has two vectors: {len(self.words)} words, {len(self.index)} of them different")
+            raise UsageError(f"words must be unique: {len(self.words)} words, {len(self.index)} of them distinct")
 
     def __len__(self) -> int:
         return len(self.words)
@@ -74,7 +74,7 @@ class WordVectors:
 
     @cached_property
     def unknown(self) -> Floats:
-        """The vector of every word that is not there: the mean of all."""
+        """Vector of unknown words: the mean of all."""
         return np.asarray(self.matrix.mean(axis=0, dtype=np.float64), dtype=np.float32)
 
     @cached_property
@@ -82,7 +82,7 @@ class WordVectors:
         return np.asarray(self.matrix / np.maximum(np.linalg.norm(self.matrix, axis=1, keepdims=True), 1e-12))
 
     def average(self, texts: Iterable[str | Sequence[str]]) -> Floats:
-        """The mean vector of the known words of each text (or list of words) `[texts, W]`."""
+        """Return the mean vector of the known words of each text (or list of words) `[texts, W]`."""
         rows = [self._look_up_ids(text) for text in texts]
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
         out = np.zeros((len(rows), self.width), dtype=np.float32)
@@ -91,30 +91,30 @@ class WordVectors:
         return out
 
     def find_nearest(self, word: str, count: int = 10) -> list[tuple[str, float]]:
-        """The words whose vectors point the same way most, by cosine, without the word itself."""
+        """Return the nearest words by cosine similarity, without the word itself."""
         query = self[word] / max(float(np.linalg.norm(self[word])), 1e-12)
         scores = self._unit_vectors @ query
         order = np.argsort(-scores, kind="stable")[: count + 1]
         return [(self.words[i], float(scores[i])) for i in order if self.words[i] != word][:count]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the text format of word2vec: a line `words width`, then a line a word. What is read back is equal."""
+        """Write the text format of word2vec: a line `count width`, then a line per word. Values are exact."""
         for word in self.words:
             if not word or word.split() != [word]:
-                raise UsageError(f"the word {word!r} cannot stand in a word2vec file, where spaces part the columns")
-        # NOTE: numpy writes the shortest decimal that is read back as the same number of 32 bits.
+                raise UsageError(f"cannot save the word {word!r}: word2vec files separate columns by spaces")
+        # NOTE: numpy writes the shortest decimal that is parsed to the same float32.
         lines = [f"{word} {' '.join(row.astype(str))}\n" for word, row in zip(self.words, self.matrix, strict=True)]
         atomic_write(path, f"{len(self)} {self.width}\n" + "".join(lines))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "WordVectors":
-        """Read the text format of word2vec, or that of GloVe, which has no first line."""
+        """Load the text format of word2vec or GloVe (without a header)."""
         file = Path(path)
         try:
             with BufferedReader(open_regular(file)) as stream:
                 return cls(*_read_vectors(file, stream))
         except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-            raise DataError(f"{file}: no text file of vectors can be read there: {error}") from None
+            raise DataError(f"{file}: cannot read word vectors: {error}") from None
 
     def _look_up_ids(self, text: str | Sequence[str]) -> list[int]:
         words = split_words(text) if isinstance(text, str) else text
@@ -122,7 +122,7 @@ class WordVectors:
 
 
 def is_word_vectors(path: str | os.PathLike[str]) -> bool:
-    """Tell a text file of word vectors by its first line: `count width`, or a word and its numbers."""
+    """Detect a text file of word vectors by its first line: `count width`, or a word and its numbers."""
     try:
         with BufferedReader(open_regular(path)) as stream:
             line = stream.readline(MAX_LINE)
@@ -138,16 +138,16 @@ def is_word_vectors(path: str | os.PathLike[str]) -> bool:
 
 
 def _read_vectors(file: Path, stream: BinaryIO) -> tuple[list[str], Floats]:
-    """Read the words and their matrix, the memory for which is at most twice the size of the file."""
+    """Read the words and their matrix; memory is at most twice the size of the file."""
     size = os.fstat(stream.fileno()).st_size
     header = _HEADER.fullmatch(stream.readline(MAX_LINE))
     count, width = (int(header[1]), int(header[2])) if header else (None, None)
     if header is None:
         stream.seek(0)
-    elif not count or not width or count * (2 * width + 2) > size + 1:  # a letter, a space and a digit each, a newline
-        raise DataError(f"{file}: expected {count} vectors of width {width}, found {size} bytes; is the file whole?")
+    elif not count or not width or count * (2 * width + 2) > size + 1:  # per word: a letter, spaces, digits, a newline
+        raise DataError(f"{file}: expected {count} vectors of width {width}, got {size} bytes; is the file complete?")
     words: list[str] = []
-    seen: dict[str, int] = {}
+    line_numbers: dict[str, int] = {}
     rows: list[Floats] = []
     matrix = np.empty((count or 0, width or 0), dtype=np.float32)
     for number, line in _read_lines(file, stream, 1 + (header is not None)):
@@ -155,8 +155,8 @@ def _read_vectors(file: Path, stream: BinaryIO) -> tuple[list[str], Floats]:
         width = width or len(fields) - 1
         if width < 1:
             raise DataError(f"{file}:{number}: '{fields[0][:40]}' has no numbers; is it a file of word vectors?")
-        if (before := seen.setdefault(fields[0], number)) != number:
-            raise DataError(f"{file}:{number}: '{fields[0][:40]}' has a vector already, in line {before}")
+        if (first_line := line_numbers.setdefault(fields[0], number)) != number:
+            raise DataError(f"{file}:{number}: duplicate word '{fields[0][:40]}', first in line {first_line}")
         row = _parse_row(file, number, fields, width)
         if count is None:
             rows.append(row)
@@ -164,16 +164,16 @@ def _read_vectors(file: Path, stream: BinaryIO) -> tuple[list[str], Floats]:
             matrix[len(words)] = row
         words.append(fields[0])
     if not words or (count is not None and count != len(words)):
-        expected = "vectors, one a line" if count is None else f"{count} vectors of width {width}"
-        raise DataError(f"{file}: expected {expected}, found {len(words)}; is the file whole?")
+        expected_content = "one vector per line" if count is None else f"{count} vectors of width {width}"
+        raise DataError(f"{file}: expected {expected_content}, got {len(words)}; is the file complete?")
     return words, np.stack(rows) if count is None else matrix
 
 
 def _read_lines(file: Path, stream: BinaryIO, first: int) -> Iterator[tuple[int, str]]:
-    """Yield the lines that have something on them, with their numbers."""
+    """Yield the non-empty lines with their numbers."""
     for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE), b""), first):
         if len(line) == MAX_LINE:
-            raise DataError(f"{file}:{number}: a line of {MAX_LINE:,} bytes or more; is it a file of word vectors?")
+            raise DataError(f"{file}:{number}: line of {MAX_LINE:,} bytes or more; is it a file of word vectors?")
         try:
             text = line.decode("utf-8").rstrip(" \r\n")
         except UnicodeDecodeError as error:
@@ -183,14 +183,14 @@ def _read_lines(file: Path, stream: BinaryIO, first: int) -> Iterator[tuple[int,
 
 
 def _parse_row(file: Path, number: int, fields: list[str], width: int) -> Floats:
-    """One vector out of a line's fields, the first of which is the word."""
+    """Parse the vector of a line; the first field is the word."""
     try:
         values = np.array(fields[1:], dtype=np.float32)
     except ValueError as error:
-        raise DataError(f"{file}:{number}: the vector of '{fields[0][:40]}': {error}") from None
+        raise DataError(f"{file}:{number}: invalid vector of '{fields[0][:40]}': {error}") from None
     if len(values) != width or not np.isfinite(values).all():
         raise DataError(
-            f"{file}:{number}: '{fields[0][:40]}' has {len(values)} numbers, expected {width} finite ones; "
+            f"{file}:{number}: '{fields[0][:40]}' has {len(values)} numbers, expected {width} finite numbers; "
             "is it a text file of word2vec or GloVe?"
         )
     return values

@@ -1,7 +1,7 @@
-"""Scoring: how likely a model of any shape finds texts, or stretches of them, token by token.
+"""Scoring: log-probabilities of texts, or spans of them, by token, for models of any shape.
 
-score(model, ["The cat is asleep.", "The cat are asleep."])         # log-probabilities, one a text
-judge(model, passages(tokenizer, texts, stretches)).logs            # of every token of the stretches
+score(model, ["The cat is asleep.", "The cat are asleep."])                        # one log-probability per text
+compute_token_logprobs(model, encode_passages(tokenizer, texts, spans)).logprobs   # of every token of the spans
 """
 
 from pretune.inference.scoring.logprobs import (

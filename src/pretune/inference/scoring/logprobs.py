@@ -1,4 +1,4 @@
-"""From a model and passages to the log-probability of every judged token."""
+"""Log-probabilities of the scored tokens of passages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,64 +34,64 @@ from pretune.text.tokenizer import Tokenizer
 Number = TypeVar("Number", np.int64, np.float64)
 
 ProgressCallback = Callable[[int, int], None]
-"""Told how many judged tokens are done, and of how many."""
+"""Called with the number of finished tokens and the total."""
 
 
 @spec
 class ScoringConfig:
-    """How a model is asked, where there is a choice.
+    """Scoring options.
 
-    `given` is for encoder-decoders: they read what is around the judged stretch and write it, as after training on
-    inputs and outputs; without it they fill a blank, as in pre-training. `rest` is for models that read both ways: the
-    later tokens of a word are hidden with an earlier one.
+    `given` is for encoder-decoders: they read the context of the span and generate the span, as after training on
+    inputs and outputs; without it they fill a mask, as in pre-training. `rest` is for bidirectional models: the later
+    tokens of a word are masked together with an earlier one.
     """
 
     given: bool = False
     rest: bool = True
     precision: Literal["float32", "bfloat16"] = "float32"
-    tokens: int | None = None  # of a batch; by the device where it is None
+    tokens: int | None = None  # per batch; None: by device
 
 
 MIN_BATCH_TOKENS = 1024
-"""Batches of fewer tokens are not tried where memory runs out."""
+"""Smallest batch tried after running out of memory."""
 
 DEFAULT_SCORING = ScoringConfig()
-"""As it is asked by default."""
+"""Default options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogProbs:
-    """What a model says of S passages, J judged tokens in all."""
+    """Log-probabilities of S passages with J scored tokens in total."""
 
-    logprobs: NDArray[np.float64]  # [J] natural logarithms; NaN where nothing is read before a token
-    is_argmax: Bools  # [J] whether it was the likeliest of all
+    logprobs: NDArray[np.float64]  # [J] natural logarithms; NaN for a token without context
+    is_argmax: Bools  # [J] the token was the most probable one
     offsets: Ints  # [S + 1] of the passages
-    truncated_passages: int  # passages that were too long, and lost tokens
+    truncated_passages: int
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, passage: int) -> NDArray[np.float64]:
-        """The log-probabilities of one passage's tokens."""
+        """Return the log-probabilities of one passage."""
         return self.logprobs[self.offsets[passage] : self.offsets[passage + 1]]
 
     @property
     def counts(self) -> Ints:
-        """[S] how many tokens of each passage have a probability."""
+        """Number of tokens with a probability, per passage [S]."""
         return self._sum_by_passage((~np.isnan(self.logprobs)).astype(np.int64))
 
     @property
     def sums(self) -> NDArray[np.float64]:
-        """[S] the log-probability of each passage."""
+        """Log-probability of each passage [S]."""
         return self._sum_by_passage(np.nan_to_num(self.logprobs, nan=0.0))
 
     @property
     def is_greedy(self) -> Bools:
-        """[S] whether every token of a passage was the likeliest."""
+        """True for passages whose tokens were all the most probable ones [S]."""
         return np.asarray(self._sum_by_passage(self.is_argmax.astype(np.int64)) == np.diff(self.offsets))
 
     def _sum_by_passage(self, values: NDArray[Number]) -> NDArray[Number]:
-        """Sums over passages, each of which has a token or more."""
+        """Sum over passages, which are never empty."""
         return np.asarray(np.add.reduceat(values, self.offsets[:-1])) if len(self) else values[:0]
 
 
@@ -103,23 +103,30 @@ def compute_token_logprobs(
     *,
     deduplicate: bool = False,
 ) -> TokenLogProbs:
-    """The log-probability of every judged token; `alike` where it pays to look for passages that are read alike."""
-    below = get_language_model(model)
-    form = build_scoring_method(below, get_tokenizer(model), config)
-    longest = get_max_length(below)
-    fitted = passages.fit(None if longest is None else form.room(longest))
-    offsets = compute_offsets(fitted.span_lengths)
-    logs, first = np.full(int(offsets[-1]), np.nan), np.zeros(int(offsets[-1]), dtype=np.bool_)
-    device = below.tokens.weight.device.type
+    """Compute the log-probability of every scored token; with `deduplicate` equal inputs are computed once."""
+    language_model = get_language_model(model)
+    method = build_scoring_method(language_model, get_tokenizer(model), config)
+    max_length = get_max_length(language_model)
+    fitted_passages = passages.fit(None if max_length is None else method.get_max_passage(max_length))
+    offsets = compute_offsets(fitted_passages.span_lengths)
+    logprobs, is_argmax = np.full(int(offsets[-1]), np.nan), np.zeros(int(offsets[-1]), dtype=np.bool_)
+    device = language_model.tokens.weight.device.type
     size = config.tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"])
     with eval_mode(model):
-        for part in form.ask(fitted):
-            done = int(part.token_index[0]) if len(part.token_index) else 0
-            found, size = _score_part(
-                below, part.sequences, size, config, deduplicate, _accumulate_progress(done, len(logs), on_progress)
+        for part in method.build_queries(fitted_passages):
+            scored_tokens = int(part.token_index[0]) if len(part.token_index) else 0
+            result, size = _score_part(
+                language_model,
+                part.sequences,
+                size,
+                config,
+                deduplicate,
+                _accumulate_progress(scored_tokens, len(logprobs), on_progress),
             )
-            logs[part.token_index], first[part.token_index] = found.logprobs, found.is_argmax
-    return TokenLogProbs(logprobs=logs, is_argmax=first, offsets=offsets, truncated_passages=fitted.truncated_texts)
+            logprobs[part.token_index], is_argmax[part.token_index] = result.logprobs, result.is_argmax
+    return TokenLogProbs(
+        logprobs=logprobs, is_argmax=is_argmax, offsets=offsets, truncated_passages=fitted_passages.truncated_texts
+    )
 
 
 def _score_part(
@@ -130,7 +137,7 @@ def _score_part(
     deduplicate: bool,
     on_progress: Callable[[int], None] | None,
 ) -> tuple[TargetLogProbs, int]:
-    """A part, in batches of so many tokens, or of fewer where there is no memory for them; and of how many."""
+    """Score a part in batches of `size` tokens, or fewer if memory runs out; returns the size used."""
     precision = torch.bfloat16 if config.precision == "bfloat16" else None
     while True:
         try:
@@ -145,53 +152,53 @@ def _score_part(
 
 
 def _accumulate_progress(start: int, total: int, on_progress: ProgressCallback | None) -> Callable[[int], None] | None:
-    """Adds up what is done of a part, and tells it with what was done before."""
+    """Return a callback that adds the tokens of a part to those finished before."""
     if on_progress is None:
         return None
-    done = start
+    scored_tokens = start
 
-    def told(count: int) -> None:
-        nonlocal done
-        done = min(done + count, total)
-        on_progress(done, total)
+    def add_progress(count: int) -> None:
+        nonlocal scored_tokens
+        scored_tokens = min(scored_tokens + count, total)
+        on_progress(scored_tokens, total)
 
-    return told
+    return add_progress
 
 
 def score(model: nn.Module, texts: Sequence[str], *, config: ScoringConfig = DEFAULT_SCORING) -> list[float]:
-    """The log-probability of each text; of an encoder the pseudo-log-likelihood.
+    """Return the log-probability of each text; for an encoder the pseudo-log-likelihood.
 
     pt.score(model, ["The cat is asleep.", "The cat are asleep."])      # the first should be higher
     """
     if not texts:
         return []
-    found: list[float] = compute_token_logprobs(
+    scores: list[float] = compute_token_logprobs(
         model, encode_passages(get_tokenizer(model), texts), config
     ).sums.tolist()
-    return found
+    return scores
 
 
 def get_max_length(model: LanguageModel) -> int | None:
-    """How long a sequence may be: what positions allow, or what the model is made for; less a prefix, if it has one."""
-    longest = model.spec.max_length or model.spec.context
-    taken = max(stack.prefix_length for stack in (model.encoder, model.decoder) if stack is not None)
-    return None if longest is None else longest - taken
+    """Return the maximum sequence length: positions or training context, minus a prefix."""
+    max_length = model.spec.max_length or model.spec.context
+    prefix_length = max(stack.prefix_length for stack in (model.encoder, model.decoder) if stack is not None)
+    return None if max_length is None else max_length - prefix_length
 
 
 def is_bidirectional(model: LanguageModel) -> bool:
-    """Whether it judges a token by what is on both sides of it, in a copy of the text for every token."""
+    """Return True if a model scores a token from both sides, with a copy of the text for every token."""
     return model.shape in ("encoder", "two-stream")
 
 
 def build_scoring_method(
     model: LanguageModel, tokenizer: Tokenizer, config: ScoringConfig = DEFAULT_SCORING
 ) -> ScoringMethod:
-    """How a model of its shape is asked."""
+    """Return the scoring method of a model's shape."""
     if model.head is None:
-        one = "its generator" if model.detector is not None else "a model that was pre-trained with one"
-        raise UsageError(f"this model has no vocabulary head, so no word has a probability; use {one}")
+        alternative = "its generator" if model.detector is not None else "a model pre-trained with one"
+        raise UsageError(f"cannot score: the model has no vocabulary head; use {alternative}")
     if model.prompt is not None:
-        raise UsageError("a model with a tuned prompt is made for its task; score the model that it was tuned on")
+        raise UsageError("cannot score a model with a tuned prompt; use its base model")
     vocabulary, frame = (
         Vocabulary.from_tokenizer(tokenizer, start=model.spec.special.start),
         build_frame(tokenizer.template),
@@ -209,12 +216,14 @@ def build_scoring_method(
     if tokenizer.sentinels:
         return SentinelScoring(frame, start, tokenizer.sentinels[0])
     if mask is None:
-        raise UsageError("this encoder-decoder has neither sentinels nor a mask to put in a blank; ask with given=True")
+        raise UsageError("cannot score by infilling: the model has neither sentinels nor a mask; use given=True")
     return InfillScoring(frame, start, mask)
 
 
 def build_frame(template: TokenTemplate) -> SpecialTokenFrame:
-    """What a tokenizer puts before and after one text."""
-    at = next(at for at, part in enumerate(template.single) if not isinstance(part, SpecialPart))
-    marks = [(part.token, part.segment) if isinstance(part, SpecialPart) else (0, 0) for part in template.single]
-    return SpecialTokenFrame(tuple(marks[:at]), tuple(marks[at + 1 :]), template.single[at].segment)
+    """Return the special tokens that a tokenizer puts before and after a text."""
+    text_index = next(index for index, part in enumerate(template.single) if not isinstance(part, SpecialPart))
+    tokens = [(part.token, part.segment) if isinstance(part, SpecialPart) else (0, 0) for part in template.single]
+    return SpecialTokenFrame(
+        tuple(tokens[:text_index]), tuple(tokens[text_index + 1 :]), template.single[text_index].segment
+    )

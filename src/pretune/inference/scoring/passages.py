@@ -1,6 +1,6 @@
-"""`Passages`: texts as tokens, and the stretch of each that is judged; the rest is what it is judged from.
+"""Passages: tokenized texts, each with a span to score; the rest is context.
 
-Legend: S texts, T tokens of all, J judged tokens of all.
+Legend: S texts, T tokens in total, J scored tokens in total.
 """
 
 from collections.abc import Sequence
@@ -13,35 +13,35 @@ from pretune.data.ragged import Bools, Ints, compute_offsets, spread
 from pretune.text.tokenizer import Tokenizer
 
 CharacterSpan = tuple[int, int]
-"""Where a part of a text starts and ends, in characters."""
+"""Start and end of a part of a text, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passages:
-    """S texts. Tokens of one *unit* (a word, or an answer) are hidden together from those before them in it."""
+    """S texts with spans. The tokens of a *unit* (a word, or an answer) are masked together."""
 
     tokens: Ints  # [T]
     offsets: Ints  # [S + 1]
-    start: Ints  # [S] the first judged token of each, counted from its own first
-    stop: Ints  # [S] the one after the last
+    start: Ints  # [S] first scored token of each text
+    stop: Ints  # [S] the token after the last scored one
     unit_starts: Bools  # [T] starts a unit
-    truncated_texts: int = 0  # texts that have lost tokens
+    truncated_texts: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def lengths(self) -> Ints:
-        """[S]"""
+        """Tokens of each text [S]."""
         return np.diff(self.offsets)
 
     @property
     def span_lengths(self) -> Ints:
-        """[S] how many tokens of each are judged."""
+        """Scored tokens of each text [S]."""
         return self.stop - self.start
 
     def take(self, indices: Ints) -> "Passages":
-        """Some of them, in the order asked for."""
+        """Select passages by index."""
         lengths = self.lengths[indices]
         index = spread(self.offsets[:-1][indices], lengths)
         return replace(
@@ -54,23 +54,23 @@ class Passages:
         )
 
     def fit(self, max_length: int | None) -> "Passages":
-        """Those that are longer than `room` cut: what is before the judged stretch is lost first, then its end."""
-        long = None if max_length is None else self.lengths > max_length
-        if max_length is None or long is None or not long.any():
+        """Truncate passages to `max_length`: first the context before the span, then the end of the span."""
+        is_long = None if max_length is None else self.lengths > max_length
+        if max_length is None or is_long is None or not is_long.any():
             return self
         lengths = np.minimum(self.lengths, max_length)
-        away = np.minimum(self.lengths - lengths, self.start)  # from the beginning
-        index, offsets = spread(self.offsets[:-1] + away, lengths), compute_offsets(lengths)
+        removed_tokens = np.minimum(self.lengths - lengths, self.start)  # at the beginning
+        index, offsets = spread(self.offsets[:-1] + removed_tokens, lengths), compute_offsets(lengths)
         units = self.unit_starts[index]
         units[offsets[:-1]] = True
         return replace(
             self,
             tokens=self.tokens[index],
             offsets=offsets,
-            start=self.start - away,
-            stop=np.minimum(self.stop - away, lengths),
+            start=self.start - removed_tokens,
+            stop=np.minimum(self.stop - removed_tokens, lengths),
             unit_starts=units,
-            truncated_texts=self.truncated_texts + int(long.sum()),
+            truncated_texts=self.truncated_texts + int(is_long.sum()),
         )
 
 
@@ -81,25 +81,27 @@ def encode_passages(
     *,
     single_unit: bool = False,
 ) -> Passages:
-    """Texts as tokens; `span_lengths` are the stretches to judge, in characters, all of each text by default.
+    """Tokenize texts; `spans` are the spans to score, in characters (default: the whole texts).
 
-    A stretch begins with the white space before it. With `whole` it is one unit, not as many as it has words. Special
-    tokens spelled out in a text are text.
+    A span includes the whitespace before it. With `single_unit` it is one unit; otherwise each word is. Special tokens
+    spelled out in a text are treated as text.
     """
-    found = tokenizer.encode_batch(texts, literal=True)
-    lengths = np.diff(found.offsets)
+    encoding = tokenizer.encode_batch(texts, literal=True)
+    lengths = np.diff(encoding.offsets)
     start, stop = np.zeros(len(texts), dtype=np.int64), lengths.copy()
-    units = found.word_start.copy()
-    units[found.offsets[:-1][lengths > 0]] = True
-    for at, stretch in enumerate(spans or ()):
-        start[at], stop[at] = found.find_tokens(at, stretch)
+    units = encoding.word_start.copy()
+    units[encoding.offsets[:-1][lengths > 0]] = True
+    for number, span in enumerate(spans or ()):
+        start[number], stop[number] = encoding.find_tokens(number, span)
         if single_unit:
-            first = int(found.offsets[at])
-            units[first + start[at] : first + stop[at]] = False
-            units[first + start[at]] = True
-            if stop[at] < lengths[at]:
-                units[first + stop[at]] = True
+            first = int(encoding.offsets[number])
+            units[first + start[number] : first + stop[number]] = False
+            units[first + start[number]] = True
+            if stop[number] < lengths[number]:
+                units[first + stop[number]] = True
     if (stop <= start).any():
-        at = int((stop <= start).argmax())
-        raise DataError(f"text {at + 1}, {texts[at][:60]!r}: there is no token in it to judge; leave it out")
-    return Passages(tokens=found.ids.astype(np.int64), offsets=found.offsets, start=start, stop=stop, unit_starts=units)
+        number = int((stop <= start).argmax())
+        raise DataError(f"text {number + 1}, {texts[number][:60]!r}: its span has no tokens; remove it")
+    return Passages(
+        tokens=encoding.ids.astype(np.int64), offsets=encoding.offsets, start=start, stop=stop, unit_starts=units
+    )

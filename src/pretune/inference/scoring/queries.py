@@ -1,16 +1,16 @@
-"""How a model of each shape is asked for the probability of tokens: what it reads, and where it answers.
+"""Scoring methods of each model shape: inputs, and positions of the targets.
 
-    the cat sat          judged: "cat sat"
+    the cat sat          scored: "cat sat"
 
-    Causal      <s> the cat             -> cat sat                 all that is before a token
-    Masked      [CLS] the [MASK] sat [SEP] -> cat,  [CLS] the cat [MASK] [SEP] -> sat      a copy for every token
-    Ordered     the same copies, where a token is hidden by the order of a two-stream model and not by a mask
-    Sentinel    the <X> </s> | <pad> <X> cat -> cat sat            what fills a blank (T5)
-    Infilled    <s> the <mask> </s> | </s> <s> the cat -> cat sat  the text itself, out of one with a blank (BART)
-    Given       the </s> | <pad> cat    -> cat sat                 what is written after reading the rest
+    Causal       <s> the cat             -> cat sat                 the tokens before
+    Masked       [CLS] the [MASK] sat [SEP] -> cat,  [CLS] the cat [MASK] [SEP] -> sat      a copy for every token
+    TwoStream    the same copies, with a token hidden by the order of a two-stream model instead of a mask
+    Sentinel     the <X> </s> | <pad> <X> cat -> cat sat            the filler of a sentinel (T5)
+    Infill       <s> the <mask> </s> | </s> <s> the cat -> cat sat  the whole text, from one with a mask (BART)
+    Conditional  the </s> | <pad> cat    -> cat sat                 the output, given the rest as input
 
-`MaskedScoring` hides the later tokens of a word with an earlier one: else a piece like "##venir" gives "so" away, and rare
-words come out likely (Kauf and Ivanova, 2023). Legend as in `passage`.
+`MaskedScoring` masks the later tokens of a word together with an earlier one: otherwise a token like "##venir" gives
+"so" away, and rare words get high probabilities (Kauf and Ivanova, 2023). Legend as in `passages`.
 """
 
 from collections.abc import Iterator
@@ -26,118 +26,121 @@ from pretune.data.sequences import Sequences
 from pretune.inference.scoring.passages import Passages
 
 CHUNK_TOKENS = 1 << 22
-"""So many tokens are laid out at a time, which bounds the memory that copies take."""
+"""Tokens laid out at once; bounds the memory of copies."""
 
 
 class ScoringQuery(NamedTuple):
-    """Sequences with targets, and which judged token [M] each target is, counted through all passages."""
+    """Sequences with targets, and the scored token [M] of each target, counted over all passages."""
 
     sequences: Sequences
     token_index: Ints
 
 
 class ScoringMethod(Protocol):
-    """A way of asking."""
+    """Scoring method of a model shape."""
 
-    def room(self, longest: int) -> int:
-        """How many tokens a passage may have where a sequence may have so many."""
+    def get_max_passage(self, max_length: int) -> int:
+        """Return the maximum tokens of a passage, given the maximum sequence length."""
 
-    def ask(self, passages: Passages) -> Iterator[ScoringQuery]:
-        """Everything that is to be read, in parts."""
+    def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
+        """Yield the sequences to run, in parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class CausalScoring:
-    """A decoder reads from the left, behind the tokens of `lead`; without any the first token cannot be judged."""
+    """Left-to-right scoring by a decoder, after the tokens of `lead`; without a lead the first token has no score."""
 
     lead: tuple[int, ...] = ()
 
-    def room(self, longest: int) -> int:
-        return longest - len(self.lead) + 1  # the last token is not read
+    def get_max_passage(self, max_length: int) -> int:
+        return max_length - len(self.lead) + 1  # the last token is not an input
 
-    def ask(self, passages: Passages) -> Iterator[ScoringQuery]:
+    def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
         for part, first in split_into_chunks(passages, passages.lengths + len(self.lead)):
-            read = _build_inputs(part, self.lead)
-            if len(read.tokens):
-                yield _build_query(read, part, first, len(self.lead) - 1)
+            inputs = _build_inputs(part, self.lead)
+            if len(inputs.tokens):
+                yield _build_query(inputs, part, first, len(self.lead) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedScoring:
-    """An encoder reads a copy of the text for every token judged, with that token masked.
+    """Scoring by an encoder, with a copy of the text for every scored token, which is masked.
 
-    With `mask_word_rest` the later tokens of its unit are masked too; without it this is the score of Salazar et al. (2020).
+    With `mask_word_rest` the later tokens of its unit are masked too; without it this is the score of Salazar et al.
+    (2020).
     """
 
     frame: "SpecialTokenFrame"
     mask: int
     mask_word_rest: bool = True
 
-    def room(self, longest: int) -> int:
-        return longest - self.frame.extra
+    def get_max_passage(self, max_length: int) -> int:
+        return max_length - self.frame.extra
 
-    def ask(self, passages: Passages) -> Iterator[ScoringQuery]:
+    def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
         for part, first in split_into_chunks(passages, (passages.lengths + self.frame.extra) * passages.span_lengths):
-            copies, place, hidden = _copy_per_token(part, self.frame, self.mask_word_rest)
+            copies, positions, is_masked = _copy_per_token(part, self.frame, self.mask_word_rest)
             targets = np.full(len(copies.tokens), IGNORE_INDEX)
-            targets[place] = copies.tokens[place]
-            copies.tokens[hidden] = self.mask
-            asked = Sequences(tokens=copies.tokens, offsets=copies.offsets, segments=copies.segments, targets=targets)
-            yield ScoringQuery(asked, first + np.arange(len(place)))
+            targets[positions] = copies.tokens[positions]
+            copies.tokens[is_masked] = self.mask
+            sequences = Sequences(
+                tokens=copies.tokens, offsets=copies.offsets, segments=copies.segments, targets=targets
+            )
+            yield ScoringQuery(sequences, first + np.arange(len(positions)))
 
 
 @dataclass(frozen=True, slots=True)
 class TwoStreamScoring:
-    """A two-stream model: the token comes after all of its context, and what is hidden with it after that."""
+    """Scoring by a two-stream model: the token is ordered after its context, and the masked rest of its word last."""
 
     frame: "SpecialTokenFrame"
     mask_word_rest: bool = True
 
-    def room(self, longest: int) -> int:
-        return longest - self.frame.extra
+    def get_max_passage(self, max_length: int) -> int:
+        return max_length - self.frame.extra
 
-    def ask(self, passages: Passages) -> Iterator[ScoringQuery]:
+    def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
         for part, first in split_into_chunks(passages, (passages.lengths + self.frame.extra) * passages.span_lengths):
-            copies, place, hidden = _copy_per_token(part, self.frame, self.mask_word_rest)
+            copies, positions, is_masked = _copy_per_token(part, self.frame, self.mask_word_rest)
             targets, order = np.full(len(copies.tokens), IGNORE_INDEX), np.zeros(len(copies.tokens), dtype=np.int64)
-            targets[place] = copies.tokens[place]
-            order[hidden] = 2
-            order[place] = 1
-            asked = Sequences(
+            targets[positions] = copies.tokens[positions]
+            order[is_masked] = 2
+            order[positions] = 1
+            sequences = Sequences(
                 tokens=copies.tokens, offsets=copies.offsets, segments=copies.segments, targets=targets, order=order
             )
-            yield ScoringQuery(asked, first + np.arange(len(place)))
+            yield ScoringQuery(sequences, first + np.arange(len(positions)))
 
 
 @dataclass(frozen=True, slots=True)
 class SentinelScoring:
-    """An encoder-decoder that writes what a sentinel stands for, behind that sentinel."""
+    """Scoring by an encoder-decoder that generates the filler of a sentinel, after that sentinel."""
 
     frame: "SpecialTokenFrame"
     start: int
     sentinel: int
 
-    def room(self, longest: int) -> int:
-        return longest - 1 - self.frame.extra
+    def get_max_passage(self, max_length: int) -> int:
+        return max_length - 1 - self.frame.extra
 
-    def ask(self, passages: Passages) -> Iterator[ScoringQuery]:
+    def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
         for part, first in split_into_chunks(passages, passages.lengths + self.frame.extra + 3):
-            read = _build_inputs(_extract_spans(part), (self.start, self.sentinel))
-            yield _build_query(read, _extract_spans(part), first, 1, _blank_spans(part, self.frame, (self.sentinel,)))
+            inputs = _build_inputs(_extract_spans(part), (self.start, self.sentinel))
+            yield _build_query(inputs, _extract_spans(part), first, 1, _blank_spans(part, self.frame, (self.sentinel,)))
 
 
 @dataclass(frozen=True, slots=True)
 class InfillScoring:
-    """An encoder-decoder that writes the whole text out of one with a mask in it."""
+    """Scoring by an encoder-decoder that generates the whole text from one with a mask."""
 
     frame: "SpecialTokenFrame"
     start: int
     mask: int
 
-    def room(self, longest: int) -> int:
-        return longest - 1 - self.frame.extra
+    def get_max_passage(self, max_length: int) -> int:
+        return max_length - 1 - self.frame.extra
 
-    def ask(self, passages: Passages) -> Iterator[ScoringQuery]:
+    def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
         lead = (self.start, *(token for token, _ in self.frame.prefix))
         for part, first in split_into_chunks(passages, 2 * (passages.lengths + self.frame.extra) + 1):
             yield _build_query(
@@ -147,23 +150,23 @@ class InfillScoring:
 
 @dataclass(frozen=True, slots=True)
 class ConditionalScoring:
-    """An encoder-decoder that reads what is before (and after) the stretch, and writes the stretch."""
+    """Scoring by an encoder-decoder that reads the context of the span and generates the span."""
 
     frame: "SpecialTokenFrame"
     start: int
 
-    def room(self, longest: int) -> int:
-        return longest - 1 - self.frame.extra
+    def get_max_passage(self, max_length: int) -> int:
+        return max_length - 1 - self.frame.extra
 
-    def ask(self, passages: Passages) -> Iterator[ScoringQuery]:
+    def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
         for part, first in split_into_chunks(passages, passages.lengths + self.frame.extra + 1):
-            alone = _extract_spans(part)
-            yield _build_query(_build_inputs(alone, (self.start,)), alone, first, 0, _blank_spans(part, self.frame, ()))
+            spans = _extract_spans(part)
+            yield _build_query(_build_inputs(spans, (self.start,)), spans, first, 0, _blank_spans(part, self.frame, ()))
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokenFrame:
-    """The special tokens before and after a text, each with its segment, and the segment of the text."""
+    """Special tokens before and after a text, each with its segment, and the segment of the text."""
 
     prefix: tuple[tuple[int, int], ...] = ()
     suffix: tuple[tuple[int, int], ...] = ()
@@ -171,25 +174,25 @@ class SpecialTokenFrame:
 
     @property
     def extra(self) -> int:
-        """How many they are."""
+        """Number of special tokens."""
         return len(self.prefix) + len(self.suffix)
 
     def wrap(self, tokens: Ints, lengths: Ints) -> Sequences:
-        """Texts in the frame; segments only where there are others than 0."""
+        """Add the special tokens to texts; segments only if some are not 0."""
         size, count = lengths + self.extra, len(lengths)
         offsets = compute_offsets(size)
         out, segments = np.empty(int(offsets[-1]), dtype=np.int64), np.full(int(offsets[-1]), self.segment)
         out[spread(offsets[:-1] + len(self.prefix), lengths)] = tokens
-        for at, (token, segment) in enumerate(self.prefix):
-            out[offsets[:-1] + at], segments[offsets[:-1] + at] = token, segment
-        for at, (token, segment) in enumerate(reversed(self.suffix), start=1):
-            out[offsets[1:] - at], segments[offsets[1:] - at] = token, segment
-        told = count > 0 and (self.segment or any(segment for _, segment in (*self.prefix, *self.suffix)))
-        return Sequences(tokens=out, offsets=offsets, segments=segments if told else None)
+        for index, (token, segment) in enumerate(self.prefix):
+            out[offsets[:-1] + index], segments[offsets[:-1] + index] = token, segment
+        for index, (token, segment) in enumerate(reversed(self.suffix), start=1):
+            out[offsets[1:] - index], segments[offsets[1:] - index] = token, segment
+        has_segments = count > 0 and (self.segment or any(segment for _, segment in (*self.prefix, *self.suffix)))
+        return Sequences(tokens=out, offsets=offsets, segments=segments if has_segments else None)
 
 
 def split_into_chunks(passages: Passages, cost: Ints) -> Iterator[tuple[Passages, int]]:
-    """Passages in parts of about `CHUNK_TOKENS`, and the number of each part's first judged token."""
+    """Yield passages in parts of about `CHUNK_TOKENS`, with the number of each part's first scored token."""
     number = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(passages.span_lengths)))
     part = (np.cumsum(cost) - cost) // CHUNK_TOKENS  # [S]
     edges = np.flatnonzero(np.diff(part)) + 1
@@ -199,37 +202,39 @@ def split_into_chunks(passages: Passages, cost: Ints) -> Iterator[tuple[Passages
 
 
 def _build_inputs(part: Passages, lead: tuple[int, ...]) -> Sequences:
-    """The lead and each text up to its last judged token but one; nothing is read of what is after."""
+    """Prepend the lead to each text up to its second-last scored token; the rest is not an input."""
     lengths = np.maximum(part.stop - 1, 0)
     offsets = compute_offsets(lengths + len(lead))
     out = np.empty(int(offsets[-1]), dtype=np.int64)
     out[spread(offsets[:-1] + len(lead), lengths)] = part.tokens[spread(part.offsets[:-1], lengths)]
-    for at, token in enumerate(lead):
-        out[offsets[:-1] + at] = token
+    for index, token in enumerate(lead):
+        out[offsets[:-1] + index] = token
     return Sequences(tokens=out, offsets=offsets)
 
 
 def _build_query(
     inputs: Sequences, part: Passages, first: int, shift: int, source: Sequences | None = None
 ) -> ScoringQuery:
-    """Targets: the token at place p of a text is said at place `ahead` + p of what is read; where that is -1, nowhere.
+    """Build targets: the token at position p of a text is predicted at position p + `shift` of the inputs, if >= 0.
 
-    Where nothing at all is read, the sequence is left out.
+    Sequences without inputs are dropped.
     """
-    place = spread(part.start, part.span_lengths) + shift  # [J] inside each sequence
-    said = place >= 0
-    at = place + np.repeat(inputs.offsets[:-1], part.span_lengths)
+    positions = spread(part.start, part.span_lengths) + shift  # [J] within each sequence
+    has_context = positions >= 0
+    target_positions = positions + np.repeat(inputs.offsets[:-1], part.span_lengths)
     targets = np.full(len(inputs.tokens), IGNORE_INDEX)
-    targets[at[said]] = part.tokens[spread(part.offsets[:-1] + part.start, part.span_lengths)][said]
-    asked = Sequences(tokens=inputs.tokens, offsets=inputs.offsets, targets=targets, source=source)
-    some = np.flatnonzero(inputs.lengths > 0)
-    if len(some) < len(inputs):
-        asked = asked.take(some)
-    return ScoringQuery(asked, first + np.flatnonzero(said))
+    targets[target_positions[has_context]] = part.tokens[spread(part.offsets[:-1] + part.start, part.span_lengths)][
+        has_context
+    ]
+    sequences = Sequences(tokens=inputs.tokens, offsets=inputs.offsets, targets=targets, source=source)
+    non_empty = np.flatnonzero(inputs.lengths > 0)
+    if len(non_empty) < len(inputs):
+        sequences = sequences.take(non_empty)
+    return ScoringQuery(sequences, first + np.flatnonzero(has_context))
 
 
 def _extract_spans(part: Passages) -> Passages:
-    """The judged stretches as passages of their own."""
+    """Return the scored spans as passages."""
     index = spread(part.offsets[:-1] + part.start, part.span_lengths)
     return Passages(
         tokens=part.tokens[index],
@@ -241,31 +246,33 @@ def _extract_spans(part: Passages) -> Passages:
 
 
 def _blank_spans(part: Passages, frame: SpecialTokenFrame, blank: tuple[int, ...]) -> Sequences:
-    """What the encoder reads: the texts in the frame, with a blank (or nothing) in place of the judged stretch."""
-    before, after = part.start, part.lengths - part.stop
-    lengths = before + len(blank) + after
+    """Build the encoder's input: the framed texts, with a mask (or nothing) in place of the scored span."""
+    prefix_lengths, suffix_lengths = part.start, part.lengths - part.stop
+    lengths = prefix_lengths + len(blank) + suffix_lengths
     offsets = compute_offsets(lengths)
     out = np.empty(int(offsets[-1]), dtype=np.int64)
-    out[spread(offsets[:-1], before)] = part.tokens[spread(part.offsets[:-1], before)]
-    for at, token in enumerate(blank):
-        out[offsets[:-1] + before + at] = token
-    out[spread(offsets[1:] - after, after)] = part.tokens[spread(part.offsets[:-1] + part.stop, after)]
+    out[spread(offsets[:-1], prefix_lengths)] = part.tokens[spread(part.offsets[:-1], prefix_lengths)]
+    for index, token in enumerate(blank):
+        out[offsets[:-1] + prefix_lengths + index] = token
+    out[spread(offsets[1:] - suffix_lengths, suffix_lengths)] = part.tokens[
+        spread(part.offsets[:-1] + part.stop, suffix_lengths)
+    ]
     if frame.extra == 0 and (lengths == 0).any():
-        raise UsageError("an encoder-decoder needs something to read: give it a source, or a text with a blank")
+        raise UsageError("an encoder-decoder needs an input: pass a source, or a text with a mask")
     return frame.wrap(out, lengths)
 
 
 def _copy_per_token(part: Passages, frame: SpecialTokenFrame, mask_word_rest: bool) -> tuple[Sequences, Ints, Bools]:
-    """A framed copy of its text for every judged token; where that token is [J], and what is hidden of each copy."""
-    laid = frame.wrap(part.tokens, part.lengths)
+    """Copy the framed text for every scored token; returns the copies, its positions [J], and the mask of each copy."""
+    framed_texts = frame.wrap(part.tokens, part.lengths)
     owner = np.repeat(np.arange(len(part)), part.span_lengths)  # [J]
-    copies = laid.take(owner)
-    inside = spread(part.start, part.span_lengths)  # [J] in its text
-    place = copies.offsets[:-1] + len(frame.prefix) + inside
-    flat = part.offsets[:-1][owner] + inside
+    copies = framed_texts.take(owner)
+    text_positions = spread(part.start, part.span_lengths)  # [J] in its text
+    positions = copies.offsets[:-1] + len(frame.prefix) + text_positions
+    flat_positions = part.offsets[:-1][owner] + text_positions
     edges = np.append(np.flatnonzero(part.unit_starts), len(part.tokens))
-    end = edges[np.searchsorted(edges, flat, side="right")] if mask_word_rest else flat + 1
-    count = end - flat
-    hidden = np.zeros(len(copies.tokens), dtype=np.bool_)
-    hidden[np.repeat(place - compute_starts(count), count) + np.arange(int(count.sum()))] = True
-    return copies, place, hidden
+    end = edges[np.searchsorted(edges, flat_positions, side="right")] if mask_word_rest else flat_positions + 1
+    count = end - flat_positions
+    is_masked = np.zeros(len(copies.tokens), dtype=np.bool_)
+    is_masked[np.repeat(positions - compute_starts(count), count) + np.arange(int(count.sum()))] = True
+    return copies, positions, is_masked
