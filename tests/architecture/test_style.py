@@ -143,6 +143,21 @@ def test_every_family_file_is_listed() -> None:
     assert unlisted(FAMILIES, families(), set()) == set()
 
 
+def test_families_share_only_specs_and_neutral_parts() -> None:
+    """A family file takes `build_spec` or the family itself from another; other shared parts are in `shared`."""
+    public = {"build_spec", *(target.partition(":")[2] for target in families().table.values())}
+    violations = [
+        f"{file.name}: {name.name} of {node.module}"
+        for file in FAMILIES.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pretune.models.families")
+        if not (node.module or "").startswith("pretune.models.families.shared")
+        for name in node.names
+        if name.name not in public
+    ]
+    assert violations == []
+
+
 def test_every_verb_file_is_listed() -> None:
     from pretune.cli import VERBS
 

@@ -103,22 +103,24 @@ def test_a_home_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeypa
 def test_names_are_those_that_verbs_take() -> None:
     """What is written down, so that nothing is imported for it, is what importing it gives."""
     from pretune.inference.pooling import POOLINGS
-    from pretune.models.families import FAMILIES, SIZES, STYLE_FAMILIES
+    from pretune.models.families import FAMILIES, find_style_family, list_sizes
     from pretune.objectives.base import MODEL_SHAPES
     from pretune.runs.evaluate import FILE_TASKS
     from pretune.runs.finetune.build_config import METHOD_PRESETS
 
-    assert {family: tuple(FAMILIES.get(family).sizes) for family in FAMILIES} == SIZES, "update SIZES"
-    trained = {family: FAMILIES.get(family).training for family in [*FAMILIES][::-1]}
-    assert {each.tokenizer[1]: family for family, each in trained.items() if each} == STYLE_FAMILIES, "update STYLED"
+    assert all(list_sizes(family) == tuple(FAMILIES.get(family).sizes) for family in FAMILIES)
+    training = {family: FAMILIES.get(family).training for family in [*FAMILIES][::-1]}
+    families = {defaults.tokenizer[1]: family for family, defaults in training.items() if defaults}
+    assert {style: find_style_family(style) for style in families} == families
     assert (_names.SHAPES, _names.POOLINGS, _names.FILE_TASKS) == (MODEL_SHAPES, POOLINGS, FILE_TASKS)
     assert {*METHOD_PRESETS} <= {*_names.complete_methods()} and {*FILE_TASKS} <= {*_names.complete_eval_tasks()}
 
 
 def test_a_family_for_the_tokens_there_are() -> None:
-    from pretune.models.families import STYLE_FAMILIES
+    from pretune.models.families import find_style_family
 
-    assert all(_names.find_family(_special(style))[0] == family for style, family in STYLE_FAMILIES.items())
+    styles = ("cls-sep", "s-mask", "endoftext", "sentinels", "cls-last")
+    assert all(_names.find_family(_special(style))[0] == find_style_family(style) for style in styles)
     assert _names.find_family(set()) == _names.find_family(_special("cls-sep"))
 
 

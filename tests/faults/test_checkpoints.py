@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, PretuneError
-from pretune.models.families import FAMILIES, MODEL_TYPES
+from pretune.models.families import FAMILIES, get_model_types
 from tests.contracts.tiny import CASES
 from tests.faults.mutations import mutate, restructure, scramble
 from tests.faults.strangers import WEIGHTS, change_config, directory, raw
@@ -241,14 +241,14 @@ def test_a_header_that_promises_more_than_there_is(tmp_path: Path) -> None:
 def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A tiny directory of every model type, one of our own, and one in shards."""
     root = tmp_path_factory.mktemp("strangers")
-    for kind, family in MODEL_TYPES.items():
+    for kind, family in get_model_types().items():
         directory(root / kind, next(name for name in CASES if name.startswith(f"{family}-")))
     directory(root / "own", "made-windows")
     pt.save(pt.load(root / "bert"), root / "shards", shard=20_000)
     for kind in ("bert", "gpt2", "shards"):
         (root / kind / "tokenizer.json").write_text(tokenizer(kind == "gpt2"))
     made = sorted(root.iterdir())
-    assert len(made) == len(MODEL_TYPES) + 2
+    assert len(made) == len(get_model_types()) + 2
     return made
 
 

@@ -28,9 +28,9 @@ SETTING_PATHS = {
 
 def complete_families(incomplete: str = "") -> list[str]:
     """Complete families, and their sizes once a family is typed."""
-    from pretune.models.families import FAMILIES, SIZES
+    from pretune.models.families import FAMILIES, list_sizes
 
-    names = (name for family in FAMILIES for name in (family, *(f"{family}-{size}" for size in SIZES.get(family, ()))))
+    names = (name for family in FAMILIES for name in (family, *(f"{family}-{size}" for size in list_sizes(family))))
     return _filter_by_prefix(names, incomplete)
 
 
@@ -124,12 +124,12 @@ def _complete_last(names: Sequence[str], incomplete: str, separator: str) -> lis
 
 def find_family(special: Collection[str]) -> tuple[str, list[str]]:
     """Return the first family that uses these special tokens, with its sizes; else the first family."""
-    from pretune.models.families import FAMILIES, SIZES, STYLE_FAMILIES
+    from pretune.models.families import FAMILIES, find_style_family, list_sizes
     from pretune.text.styles import STYLES
 
     matches = [
         (len(style.marks), name) for name, style in STYLES.items() if {m.text for m in style.marks} <= {*special}
     ]
     style = max(matches, default=(0, ""))[1]
-    family = STYLE_FAMILIES.get(style) or FAMILIES.list_names()[0]
-    return family, [*SIZES.get(family, ())]
+    family = find_style_family(style) or FAMILIES.list_names()[0]
+    return family, [*list_sizes(family)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pretune.core.errors import CheckpointError, explain_missing, suggest_file
 from pretune.core.hub import is_repository
-from pretune.models.families import FAMILIES, OWNERS, SIZES
+from pretune.models.families import FAMILIES, OWNERS, list_sizes
 
 REMEDY = "; give a run, a Hugging Face directory, or"
 
@@ -12,7 +12,7 @@ REMEDY = "; give a run, a Hugging Face directory, or"
 def make_missing_error(folder: Path) -> CheckpointError:
     """The error to raise: a model of the hub is written hf:OWNER/NAME, and the name of a family is no model yet."""
     name, published = str(folder), format_hub_name(str(folder))
-    if name in FAMILIES or any(name == f"{family}-{size}" for family, sizes in SIZES.items() for size in sizes):
+    if name in FAMILIES or any(name == f"{family}-{size}" for family in FAMILIES for size in list_sizes(family)):
         other = published or "hf:OWNER/NAME"
         remedy = f"; it names a family: train one with `pretune pretrain {name}`, or give a run, or {other}"
     elif published is not None and "/" not in name:

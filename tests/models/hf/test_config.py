@@ -7,7 +7,7 @@ import pytest
 
 from pretune.core.errors import CheckpointError, PretuneError
 from pretune.models.catalog import resolve
-from pretune.models.families import FAMILIES, MODEL_TYPES
+from pretune.models.families import FAMILIES, get_model_types
 from pretune.models.hf.checks import check_size, read_key
 from pretune.models.hf.config import CODE_KEYS, IGNORED_KEYS, Layout, is_equivalent, refuse_code
 from pretune.models.spec import Model
@@ -249,7 +249,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
 
 
 def layout_of(model_type: str) -> Layout:
-    layout = FAMILIES.get(MODEL_TYPES[model_type]).layout
+    layout = FAMILIES.get(get_model_types()[model_type]).layout
     assert layout is not None
     return layout
 
@@ -272,7 +272,7 @@ def test_published(name: str) -> None:
 
 
 def test_published_is_complete() -> None:
-    assert {found["model_type"] for found, _ in PUBLISHED.values()} == set(MODEL_TYPES)
+    assert {found["model_type"] for found, _ in PUBLISHED.values()} == set(get_model_types())
 
 
 def test_token_roles() -> None:
@@ -283,7 +283,7 @@ def test_token_roles() -> None:
     assert read({"model_type": "gpt2", "eos_token_id": None}).special.eos == ()
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", get_model_types())
 def test_silence_means_the_default_of_the_reference(model_type: str) -> None:
     """A full dump of the reference's config is accepted, and says what an empty one does."""
     pytest.importorskip("transformers", reason="the reference library is not installed")
@@ -299,7 +299,7 @@ def test_silence_means_the_default_of_the_reference(model_type: str) -> None:
     assert silent.special == read({key: value for key, value in full.items() if key in known | {"model_type"}}).special
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", get_model_types())
 def test_what_we_write_has_no_key_that_we_ignore(model_type: str) -> None:
     layout = layout_of(model_type)
     written = layout.write(read({"model_type": model_type}))
@@ -328,11 +328,11 @@ FULL: dict[str, dict[str, Any]] = {
     # What a key is, by an example; every key of every layout that takes a plain value.
     model_type: layout_of(model_type).write(read({"model_type": model_type}))
     | {"rope_parameters": None, "attn_config": None, "eos_token_id": 1, "pad_token_id": 1, "bos_token_id": 1}
-    for model_type in MODEL_TYPES
+    for model_type in get_model_types()
 }
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", get_model_types())
 def test_wrong_values_are_refused_by_their_key(model_type: str) -> None:
     good = {key: value for key, value in FULL[model_type].items() if value is not None}
     read(good)
@@ -355,7 +355,7 @@ def test_wrong_values_are_refused_by_their_key(model_type: str) -> None:
     assert seen > 80
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", get_model_types())
 def test_every_key_is_tried_above(model_type: str) -> None:
     """So that a key added to a family is tested by being listed: each is written, or is one of these."""
     others = {
@@ -369,7 +369,7 @@ def test_every_key_is_tried_above(model_type: str) -> None:
             assert fixed or name in FULL[model_type] or name == "num_hidden_layers", name
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", get_model_types())
 def test_fixed_keys(model_type: str) -> None:
     for entry in layout_of(model_type).entries:
         if not hasattr(entry, "allowed"):

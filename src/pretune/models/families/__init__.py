@@ -1,5 +1,13 @@
-"""One short file per published family; these tables are the only place that lists them."""
+"""The table of published model families, one file each.
 
+`list_sizes` and `find_style_family` parse the family files instead of importing them, so that shell completion and
+error messages do not wait for torch.
+"""
+
+import ast
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretune.core.registry import Registry
@@ -39,62 +47,6 @@ FAMILIES: "Registry[Family]" = Registry(
     },
 )
 
-SIZES: dict[str, tuple[str, ...]] = {
-    "bert": ("tiny", "mini", "small", "medium", "base", "large", "multilingual"),
-    "roberta": ("base", "large"),
-    "xlm-roberta": ("base", "large"),
-    "babyberta": ("base",),
-    "miniberta": ("base", "med-small"),
-    "electra": ("small", "base", "large", "small-generator", "base-generator", "large-generator"),
-    "xlnet": ("base", "large"),
-    "gpt": ("base",),
-    "gpt2": ("small", "medium", "large", "xl"),
-    "gpt3": ("125m", "350m", "760m", "1.3b", "2.7b", "6.7b", "13b", "175b"),
-    "llama": ("7b", "13b", "30b", "65b"),
-    "llama2": ("7b", "13b", "70b"),
-    "llama3": ("1b", "3b", "8b", "70b"),
-    "mistral": ("7b",),
-    "olmo": ("1b", "7b"),
-    "olmo2": ("1b", "7b", "13b"),
-    "opt": ("125m", "350m", "1.3b", "2.7b", "6.7b", "13b", "30b", "66b"),
-    "pythia": ("14m", "31m", "70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b"),
-    "mpt": ("7b", "30b"),
-    "t5": ("small", "base", "large", "3b", "11b"),
-    "t5v1.1": ("small", "base", "large", "xl", "xxl"),
-    "mt5": ("small", "base", "large", "xl", "xxl"),
-    "t5-table": ("enc-dec", "enc-dec-shared", "enc-dec-half", "lm", "prefix-lm"),
-    "bart": ("base", "large"),
-    "mbart": ("large",),
-    "mass": ("base", "middle"),
-}
-"""The names of each family's sizes, for who may not wait for torch (a shell that completes a line); a test holds them
-to the families' own."""
-
-STYLE_FAMILIES = {"cls-sep": "bert", "s-mask": "roberta", "endoftext": "gpt", "sentinels": "t5", "cls-last": "xlnet"}
-"""A style of special tokens -> the first family whose paper trained on it; held by the same test."""
-
-MODEL_TYPES = {
-    "bert": "bert",
-    "roberta": "roberta",
-    "xlm-roberta": "xlm-roberta",
-    "electra": "electra",
-    "xlnet": "xlnet",
-    "openai-gpt": "gpt",
-    "gpt2": "gpt2",
-    "llama": "llama",
-    "mistral": "mistral",
-    "olmo": "olmo",
-    "olmo2": "olmo2",
-    "opt": "opt",
-    "gpt_neox": "pythia",
-    "mpt": "mpt",
-    "t5": "t5",
-    "mt5": "mt5",
-    "bart": "bart",
-    "mbart": "mbart",
-}
-"""The `model_type` of a config.json -> the family that reads it."""
-
 OWNERS: dict[str, tuple[str, ...]] = {
     "google-bert": ("bert-base-", "bert-large-"),
     "FacebookAI": ("roberta-base", "roberta-large", "xlm-roberta-base", "xlm-roberta-large"),
@@ -109,4 +61,52 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "microsoft": ("deberta-base", "deberta-v3-"),
     "sentence-transformers": ("all-MiniLM-", "all-mpnet-", "paraphrase-", "multi-qa-"),
 }
-"""Owners on the hub, and the names (or how they begin) of those models that are widely known without one."""
+"""Owners on the Hugging Face Hub, and their models that are known without an owner: a name, or a prefix ending in -."""
+
+
+def list_sizes(family: str) -> tuple[str, ...]:
+    """Return the names of a family's sizes, read from the `sizes={...}` literal in its file."""
+    sizes = _find_keyword(_parse_family(family), "sizes")
+    if not isinstance(sizes, ast.Dict):
+        raise TypeError(f"family '{family}': sizes must be a dict literal")
+    return tuple(ast.literal_eval(key) for key in sizes.keys if key is not None)
+
+
+def find_style_family(style: str) -> str | None:
+    """Return the first family whose paper trained a tokenizer with this style of special tokens."""
+    for family in FAMILIES:
+        training = _find_keyword(_parse_family(family), "training")
+        tokenizer = _find_keyword(training, "tokenizer") if isinstance(training, ast.Call) else None
+        if tokenizer is not None and ast.literal_eval(tokenizer)[1] == style:
+            return family
+    return None
+
+
+@cache
+def get_model_types() -> Mapping[str, str]:
+    """Return `model_type` of a config.json -> the first family with that layout. Imports every family."""
+    model_types: dict[str, str] = {}
+    for family in FAMILIES:
+        layout = FAMILIES.get(family).layout
+        if layout is not None:
+            model_types.setdefault(layout.model_type, family)
+    return model_types
+
+
+def _parse_family(name: str) -> ast.Call:
+    """Return the syntax tree of `name = Family(...)`."""
+    module, _, attribute = FAMILIES.table[name].partition(":")
+    for node in _parse_file(Path(__file__).with_name(f"{module.rpartition('.')[2]}.py")).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=target)], value=ast.Call() as call) if target == attribute:
+                return call
+    raise TypeError(f"family '{name}': {module} must assign a Family(...) call to {attribute}")
+
+
+@cache
+def _parse_file(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes())
+
+
+def _find_keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import ADAM, Family, PaperDefaults, Size
 from pretune.models.hf.checks import check_size, read_key
-from pretune.models.hf.config import CustomKey, Entry, FixedKey, Key, Layout, expand_sides, get_path
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, Entry, FixedKey, Key, Layout, expand_sides, get_path
 from pretune.models.hf.heads import define_head, define_token_heads
 from pretune.models.hf.weights import RowPacking, Rule, make_rules
 from pretune.models.spec import Model, Special

@@ -1,7 +1,14 @@
 """BERT (Devlin et al., 2019): a bidirectional encoder trained to fill masked words and to judge sentence pairs."""
 
+from pretune.models.families.shared.encoders import (
+    ENCODER_ACTIVATION,
+    ENCODER_KEYS,
+    ENCODER_NAMES,
+    LARGE_SETTINGS,
+    POOLER,
+)
 from pretune.models.family import Family, PaperDefaults, Size
-from pretune.models.hf.config import FixedKey, Key, Layout
+from pretune.models.hf.config import ACTIVATIONS, Key, Layout
 from pretune.models.hf.heads import define_head, define_token_heads
 from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model, Special
@@ -11,21 +18,8 @@ from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head, PairHead, Pooler, Transform
 from pretune.nn.norm import LayerNorm
-from pretune.nn.pooling import Reading
 from pretune.nn.positions import Learned
 from pretune.nn.stack import Stack
-
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_python": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "quick_gelu": "quick_gelu",
-}
 
 
 def build_spec(
@@ -64,45 +58,7 @@ def build_spec(
     )
 
 
-ACTIVATION = "encoder.blocks.*.feedforward.activation"
-ENCODER_KEYS = (
-    Key("hidden_size", ("width",), 768),
-    Key("num_hidden_layers", ("encoder.depth",), 12),
-    Key("num_attention_heads", ("encoder.blocks.*.attention.heads",), 12),
-    Key("intermediate_size", ("encoder.blocks.*.feedforward.hidden",), 3072),
-    Key("hidden_dropout_prob", ("encoder.embed.dropout", "encoder.blocks.*.dropout"), 0.1),
-    Key("attention_probs_dropout_prob", ("encoder.blocks.*.attention.dropout",), 0.1),
-    Key("max_position_embeddings", ("encoder.position.rows",), 512),
-    Key("type_vocab_size", ("encoder.embed.segments",), 2),
-    Key("initializer_range", ("init.std",), 0.02),
-    Key(
-        "layer_norm_eps",
-        ("encoder.embed.norm.eps", "encoder.blocks.*.norms.post.eps", "head.transform.norm.eps"),
-        1e-12,
-    ),
-    FixedKey("position_embedding_type", ("absolute",)),
-    FixedKey("is_decoder", (False,)),
-    FixedKey("add_cross_attention", (False,)),
-)
-LAYER = {
-    "encoder.{i}.attention.q.{p}": "encoder.layer.{i}.attention.self.query.{p}",
-    "encoder.{i}.attention.k.{p}": "encoder.layer.{i}.attention.self.key.{p}",
-    "encoder.{i}.attention.v.{p}": "encoder.layer.{i}.attention.self.value.{p}",
-    "encoder.{i}.attention.out.{p}": "encoder.layer.{i}.attention.output.dense.{p}",
-    "encoder.{i}.attention_norm.post.{p}": "encoder.layer.{i}.attention.output.LayerNorm.{p}",
-    "encoder.{i}.feedforward.up.{p}": "encoder.layer.{i}.intermediate.dense.{p}",
-    "encoder.{i}.feedforward.down.{p}": "encoder.layer.{i}.output.dense.{p}",
-    "encoder.{i}.feedforward_norm.post.{p}": "encoder.layer.{i}.output.LayerNorm.{p}",
-    "tokens.weight": "embeddings.word_embeddings.weight",
-    "encoder.position.table.weight": "embeddings.position_embeddings.weight",
-    "encoder.embed.segments.weight": "embeddings.token_type_embeddings.weight",
-    "encoder.embed.norm.{p}": "embeddings.LayerNorm.{p}",
-    "pooler.dense.{p}": "pooler.dense.{p}",
-}
-
 POOLER_NAMES = {"dense": "bert.pooler.dense", "out": "classifier"}
-POOLER = Reading(at="first", layer="pooler")
-"""[CLS] through the pooler (section 3.2 of the paper)."""
 
 bert = Family(
     build_spec=build_spec,
@@ -124,7 +80,7 @@ bert = Family(
         "small": Size({"width": 512, "depth": 4, "heads": 8}, 28_763_648, "body_with_pooler"),
         "medium": Size({"width": 512, "depth": 8, "heads": 8}, 41_373_184, "body_with_pooler"),
         "base": Size({}, 109_482_240, "body_with_pooler"),  # "110M"
-        "large": Size({"width": 1024, "depth": 24, "heads": 16}, 335_141_888, "body_with_pooler"),  # "340M"
+        "large": Size(LARGE_SETTINGS, 335_141_888, "body_with_pooler"),  # "340M"
         "multilingual": Size(  # mBERT, cased; its languages are mixed by the exponent that its release states
             {"vocab": 119547}, 177_853_440, "body_with_pooler", {"mixing": {"kind": "smoothed", "alpha": 0.7}}
         ),
@@ -135,7 +91,7 @@ bert = Family(
         entries=(
             *ENCODER_KEYS,
             Key("vocab_size", ("vocab",), 30522),
-            Key("hidden_act", (ACTIVATION, "head.transform.activation"), "gelu", ACTIVATIONS),
+            Key("hidden_act", (ENCODER_ACTIVATION, "head.transform.activation"), "gelu", ACTIVATIONS),
         ),
         prefix="bert.",
         classes={
@@ -158,7 +114,7 @@ bert = Family(
         duplicates={"cls.predictions.bias": "cls.predictions.decoder.bias"},
         skipped_tensors=(r".*embeddings\.position_ids",),
         rules=(
-            *make_rules({ours: f"bert.{theirs}" for ours, theirs in LAYER.items()}),
+            *make_rules({ours: f"bert.{theirs}" for ours, theirs in ENCODER_NAMES.items()}),
             *make_rules(
                 {
                     "head.transform.dense.{p}": "cls.predictions.transform.dense.{p}",

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pretune.models.families.bert import ACTIVATION, ACTIVATIONS, ENCODER_KEYS, LAYER
-from pretune.models.families.bert import build_spec as bert
+from pretune.models.families.bert import build_spec as build_bert_spec
+from pretune.models.families.shared.encoders import ENCODER_ACTIVATION, ENCODER_KEYS, ENCODER_NAMES, LARGE_SETTINGS
 from pretune.models.family import Family, PaperDefaults, Size
 from pretune.models.generator_discriminator import Pair, add_generator
 from pretune.models.hf.checks import check_size, read_key
-from pretune.models.hf.config import CustomKey, FixedKey, Key, Layout
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout
 from pretune.models.hf.heads import define_head, define_token_heads
 from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model
@@ -34,7 +34,9 @@ def build_spec(
 
     That head is the detector at every position, or with `generator` the one over the vocabulary.
     """
-    base = bert(width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, positions=positions, dropout=dropout)
+    base = build_bert_spec(
+        width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, positions=positions, dropout=dropout
+    )
     assert base.encoder is not None
     factor = None if table in (None, width) else Factor(width=table or width)
     return replace(
@@ -94,7 +96,7 @@ electra = Family(
     sizes={
         "small": Size(SMALL_SETTINGS, 13_483_008, "body"),  # "14M"
         "base": Size({}, 108_891_648, "body"),  # "110M"
-        "large": Size({"width": 1024, "depth": 24, "heads": 16}, 334_092_288, "body"),  # "335M"
+        "large": Size(LARGE_SETTINGS, 334_092_288, "body"),  # "335M"
         # As released. NOTE: that of the small one is as wide as its discriminator, where the paper has a quarter.
         "small-generator": Size({**SMALL_SETTINGS, "generator": True}, 13_483_008, "body"),
         "base-generator": Size({**SMALL_SETTINGS, "table": 768, "generator": True}, 33_511_168, "body"),
@@ -112,7 +114,7 @@ electra = Family(
             ),
             Key("vocab_size", ("vocab",), 30522),
             # NOTE: the generator's head has a gelu whatever the config says.
-            Key("hidden_act", (ACTIVATION, "detector.activation"), "gelu", ACTIVATIONS),
+            Key("hidden_act", (ENCODER_ACTIVATION, "detector.activation"), "gelu", ACTIVATIONS),
             CustomKey(("embedding_size",), _read_table, lambda spec: {"embedding_size": spec.table}),
         ),
         ignored_keys=frozenset({"summary_last_dropout", "generator_size"}),
@@ -135,7 +137,9 @@ electra = Family(
         head="generator_lm_head.weight",
         skipped_tensors=(r".*embeddings\.position_ids",),
         rules=(
-            *make_rules({ours: f"electra.{theirs}" for ours, theirs in LAYER.items() if not ours.startswith("pooler")}),
+            *make_rules(
+                {ours: f"electra.{theirs}" for ours, theirs in ENCODER_NAMES.items() if not ours.startswith("pooler")}
+            ),
             *make_rules(
                 {
                     "encoder.embed.project.{p}": "electra.embeddings_project.{p}",

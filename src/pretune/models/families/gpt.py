@@ -1,13 +1,16 @@
 """GPT (Radford et al., 2018): a left-to-right decoder, post-norm, pre-trained once and fine-tuned per task."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from pretune.models.family import ADAM, Family, PaperDefaults, Size
-from pretune.models.hf.checks import check_size, read_key
+from pretune.models.families.shared.decoders import (
+    GPT_KEYS,
+    build_decoder_classes,
+    build_decoder_training,
+    build_gpt_rules,
+    read_gpt_width,
+)
+from pretune.models.family import ADAM, Family, Size
 from pretune.models.hf.config import CustomKey, Key, Layout
 from pretune.models.hf.heads import define_score_head
-from pretune.models.hf.weights import FusedPacking, Rule, TransposedPacking, make_rules
+from pretune.models.hf.weights import make_rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
@@ -54,52 +57,18 @@ def build_spec(
     )
 
 
-def build_block_rules(body: str, norm: str) -> tuple[Rule, ...]:
-    """Tensors of one layer, shared with GPT-2: matrices stored input first, queries, keys and values together."""
-    ours, theirs = "decoder.{i}", body + "h.{i}"
-    return (
-        Rule(
-            tuple(f"{ours}.attention.{part}.{{p}}" for part in "qkv"),
-            f"{theirs}.attn.c_attn.{{p}}",
-            FusedPacking(is_transposed=True),
-        ),
-        Rule(f"{ours}.attention.out.{{p}}", f"{theirs}.attn.c_proj.{{p}}", TransposedPacking()),
-        Rule(f"{ours}.feedforward.up.{{p}}", f"{theirs}.mlp.c_fc.{{p}}", TransposedPacking()),
-        Rule(f"{ours}.feedforward.down.{{p}}", f"{theirs}.mlp.c_proj.{{p}}", TransposedPacking()),
-        Rule(f"{ours}.attention_norm.{norm}.{{p}}", f"{theirs}.ln_1.{{p}}"),
-        Rule(f"{ours}.feedforward_norm.{norm}.{{p}}", f"{theirs}.ln_2.{{p}}"),
-    )
-
-
-def read_width(hf_config: Mapping[str, Any]) -> int:
-    """The width a config states, from which other sizes follow."""
-    width: int = read_key(hf_config, "n_embd", "hidden_size", check=check_size, default=768)
-    return width
-
-
-DECODER_KEYS = (
-    Key("n_embd", ("width",), 768, aliases=("hidden_size",)),
-    Key("n_layer", ("decoder.depth",), 12, aliases=("num_hidden_layers",)),
-    Key("n_head", ("decoder.blocks.*.attention.heads",), 12, aliases=("num_attention_heads",)),
-    Key("resid_pdrop", ("decoder.blocks.*.dropout",), 0.1),
-    Key("embd_pdrop", ("decoder.embed.dropout",), 0.1),
-    Key("attn_pdrop", ("decoder.blocks.*.attention.dropout",), 0.1),
-    Key("initializer_range", ("init.std",), 0.02),
-)
-
 gpt = Family(
     build_spec=build_spec,
     shape="decoder",
     default="base",
-    training=PaperDefaults(
-        objective={"kind": "causal"},
-        samples="blocks",
-        lengths=(512,),
+    training=build_decoder_training(
+        length=512,
         batch_tokens=32_768,
         lr=2.5e-4,
         width=768,
         optimizer={**ADAM, "eps": 1e-8},
-        schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.0},
+        warmup=2_000,
+        floor=0.0,
         tokenizer=("bpe", "endoftext", 40_478),
     ),
     sizes={"base": Size({}, 116_534_784)},  # "117M"
@@ -108,7 +77,7 @@ gpt = Family(
         model_type="openai-gpt",
         template=build_spec,
         entries=(
-            *DECODER_KEYS,
+            *GPT_KEYS,
             Key("vocab_size", ("vocab",), 40478),
             Key("n_positions", ("decoder.position.rows",), 512, aliases=("max_position_embeddings",)),
             # NOTE: this class calls the tanh approximation "gelu".
@@ -120,17 +89,19 @@ gpt = Family(
             ),
             Key("layer_norm_epsilon", ("decoder.blocks.*.norms.post.eps",), 1e-5),
             CustomKey(
-                (), lambda found: {"decoder.blocks.*.feedforward.hidden": 4 * read_width(found)}, lambda spec: {}
+                (),
+                lambda hf_config: {"decoder.blocks.*.feedforward.hidden": 4 * read_gpt_width(hf_config)},
+                lambda spec: {},
             ),
         ),
         prefix="transformer.",
         supports_cache=False,
-        classes={"OpenAIGPTLMHeadModel": frozenset({"head"}), "OpenAIGPTModel": frozenset()},
+        classes=build_decoder_classes("OpenAIGPT", "LMHeadModel"),
         task_heads=define_score_head("OpenAIGPT"),
         head="lm_head.weight",
         skipped_tensors=(r".*\.attn\.bias", r".*position_ids"),
         rules=(
-            *build_block_rules("transformer.", "post"),
+            *build_gpt_rules("transformer.", "post"),
             *make_rules(
                 {
                     "tokens.weight": "transformer.tokens_embed.weight",

@@ -5,12 +5,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.families.gpt import DECODER_KEYS, build_block_rules, read_width
-from pretune.models.families.gpt import build_spec as gpt
-from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
+from pretune.models.families.gpt import build_spec as build_gpt_spec
+from pretune.models.families.shared.decoders import (
+    GPT_KEYS,
+    build_decoder_classes,
+    build_decoder_training,
+    build_gpt_rules,
+    read_gpt_width,
+)
+from pretune.models.family import Family, Size
 from pretune.models.hf.checks import allow_null, check_size, read_key
-from pretune.models.hf.config import CustomKey, FixedKey, Key, Layout
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout
 from pretune.models.hf.heads import define_score_head, define_token_heads
 from pretune.models.hf.weights import make_rules
 from pretune.models.init import Normal
@@ -33,7 +38,9 @@ def build_spec(
     family: str = "gpt2",
 ) -> Model:
     """GPT with the norm moved before each sublayer, one after the last, and smaller residual weights at the start."""
-    base = gpt(width=width, depth=depth, heads=1, vocab=vocab, hidden=hidden, positions=positions, dropout=dropout)
+    base = build_gpt_spec(
+        width=width, depth=depth, heads=1, vocab=vocab, hidden=hidden, positions=positions, dropout=dropout
+    )
     assert base.decoder is not None
     block = base.decoder.blocks[0]
     block = replace(
@@ -47,7 +54,7 @@ def build_spec(
 
 def _read_inner(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     inner = read_key(hf_config, "n_inner", check=allow_null(check_size), default=None)
-    return {"decoder.blocks.*.feedforward.hidden": 4 * read_width(hf_config) if inner is None else inner}
+    return {"decoder.blocks.*.feedforward.hidden": 4 * read_gpt_width(hf_config) if inner is None else inner}
 
 
 def _write_inner(spec: Model) -> dict[str, Any]:
@@ -58,7 +65,7 @@ LAYOUT = Layout(
     model_type="gpt2",
     template=build_spec,
     entries=(
-        *DECODER_KEYS,
+        *GPT_KEYS,
         Key("vocab_size", ("vocab",), 50257),
         Key("n_positions", ("decoder.position.rows",), 1024, aliases=("max_position_embeddings",)),
         Key(
@@ -75,12 +82,12 @@ LAYOUT = Layout(
         FixedKey("add_cross_attention", (False,)),
     ),
     prefix="transformer.",
-    classes={"GPT2LMHeadModel": frozenset({"head"}), "GPT2Model": frozenset()},
+    classes=build_decoder_classes("GPT2", "LMHeadModel"),
     task_heads={**define_score_head("GPT2"), **define_token_heads("GPT2")},
     head="lm_head.weight",
     skipped_tensors=(r".*\.attn\.(masked_)?bias",),
     rules=(
-        *build_block_rules("transformer.", "pre"),
+        *build_gpt_rules("transformer.", "pre"),
         *make_rules(
             {
                 "tokens.weight": "transformer.wte.weight",
@@ -96,15 +103,12 @@ gpt2 = Family(
     build_spec=build_spec,
     shape="decoder",
     default="small",
-    training=PaperDefaults(
-        objective={"kind": "causal"},
-        samples="blocks",
-        lengths=(1024,),
+    training=build_decoder_training(
+        length=1024,
         batch_tokens=524_288,
         lr=6e-4,
         width=768,
-        optimizer=ADAM_LARGE,
-        schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.1},
+        warmup=2_000,
         tokenizer=("bpe", "endoftext", 50_257),
     ),
     # The paper's own figures (117M, 345M, 762M, 1542M) were too small.
@@ -128,15 +132,12 @@ gpt3 = Family(
     build_spec=partial(build_spec, positions=2048, dropout=0.0, family="gpt3"),
     shape="decoder",
     default="125m",
-    training=PaperDefaults(
-        objective={"kind": "causal"},
-        samples="blocks",
-        lengths=(2048,),
+    training=build_decoder_training(
+        length=2048,
         batch_tokens=524_288,
         lr=6e-4,
         width=768,
-        optimizer=ADAM_LARGE,
-        schedule={"kind": "cosine", "warmup": 750, "floor": 0.1},
+        warmup=750,
         tokenizer=("bpe", "endoftext", 50_257),
     ),
     # Table 2.1 of the paper; no weights were released, so the counts are of these shapes. Attention is dense in every

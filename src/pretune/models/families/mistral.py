@@ -2,12 +2,21 @@
 
 from dataclasses import replace
 
-from pretune.models.families import llama
-from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
+from pretune.models.families.llama import build_spec as build_llama_spec
+from pretune.models.families.shared.decoders import (
+    HEAD_WIDTH_KEY,
+    LLAMA_NAMES,
+    PRE_NORM_NAMES,
+    RMS_NORM_KEY,
+    build_decoder_training,
+    build_llama_keys,
+    build_llama_layout,
+)
+from pretune.models.families.shared.rotary import build_rope_key
+from pretune.models.family import Family, Size
 from pretune.models.hf.checks import allow_null, check_size
-from pretune.models.hf.config import Key, Layout
+from pretune.models.hf.config import Key
 from pretune.models.hf.heads import define_score_head, define_token_heads
-from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model
 from pretune.nn.norm import RMSNorm
 
@@ -23,7 +32,7 @@ def build_spec(
     window: int | None = 4096,
 ) -> Model:
     """Every layer sees `window` tokens back."""
-    base = llama.build_spec(
+    base = build_llama_spec(
         width=width,
         depth=depth,
         heads=heads,
@@ -44,35 +53,29 @@ mistral = Family(
     build_spec=build_spec,
     shape="decoder",
     default="7b",
-    training=PaperDefaults(
-        objective={"kind": "causal"},
-        samples="blocks",
-        lengths=(8192,),
+    training=build_decoder_training(
+        length=8192,
         batch_tokens=4_194_304,
         lr=3e-4,
         width=4096,
-        optimizer=ADAM_LARGE,
-        schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.1},
+        warmup=2_000,
         tokenizer=("bpe", "endoftext", 32_000),
     ),
     sizes={"7b": Size({}, 7_241_732_096)},
-    layout=Layout(
-        model_type="mistral",
+    layout=build_llama_layout(
+        "mistral",
+        "Mistral",
         template=build_spec,
         entries=(
-            *llama.build_keys(hidden=14336, kv_heads=8, context=131072),
-            llama.build_rope_key(),
-            llama.HEAD_WIDTH,
-            llama.NORM_EPS,
-            # NOTE: an explicit null means no window, silence the class default.
+            *build_llama_keys(hidden=14336, kv_heads=8, context=131072),
+            build_rope_key(),
+            HEAD_WIDTH_KEY,
+            RMS_NORM_KEY,
+            # NOTE: an explicit null means no window; a missing key means the default of the class.
             Key("sliding_window", ("decoder.blocks.*.attention.window",), 4096, check=allow_null(check_size)),
         ),
-        prefix="model.",
-        classes={"MistralForCausalLM": frozenset({"head"}), "MistralModel": frozenset()},
+        names={**LLAMA_NAMES, **PRE_NORM_NAMES},
         task_heads={**define_score_head("Mistral"), **define_token_heads("Mistral", tags="score")},
-        head="lm_head.weight",
-        skipped_tensors=(r".*rotary_emb\.inv_freq",),
-        rules=make_rules({**llama.LAYER, **llama.PRE_NORM}),
     ),
 )
 """Mistral: Llama with a sliding window and grouped-query attention (Jiang et al., 2023)."""

@@ -5,7 +5,8 @@ from typing import Any
 
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
-from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
+from pretune.models.families.shared.decoders import build_decoder_training
+from pretune.models.family import ADAM_LARGE, Family, Size
 from pretune.models.hf.checks import allow_null, check_positive, check_rate, check_size, read_key, read_object
 from pretune.models.hf.config import IGNORED_KEYS, CustomKey, FixedKey, Key, Layout
 from pretune.models.hf.heads import define_score_head, define_token_heads
@@ -106,16 +107,14 @@ mpt = Family(
     build_spec=build_spec,
     shape="decoder",
     default="7b",
-    training=PaperDefaults(
-        objective={"kind": "causal"},
-        samples="blocks",
-        lengths=(2048,),
+    training=build_decoder_training(
+        length=2048,
         # As its code trains that size with Adam; the released weights were made with Lion.
         batch_tokens=2_097_152,
         lr=1.2e-4,
         width=4096,
         optimizer={**ADAM_LARGE, "weight_decay": 0.0},
-        schedule={"kind": "cosine", "warmup": 100, "floor": 0.1},
+        warmup=100,
         tokenizer=("bpe", "endoftext", 50_368),
     ),
     sizes={

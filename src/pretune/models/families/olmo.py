@@ -2,12 +2,18 @@
 
 from dataclasses import replace
 
-from pretune.models.families import llama
-from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
+from pretune.models.families.llama import build_spec as build_llama_spec
+from pretune.models.families.shared.decoders import (
+    LLAMA_NAMES,
+    build_decoder_training,
+    build_llama_keys,
+    build_llama_layout,
+)
+from pretune.models.families.shared.rotary import build_rope_key
+from pretune.models.family import ADAM_LARGE, Family, Size
 from pretune.models.hf.checks import allow_null, check_positive
-from pretune.models.hf.config import Key, Layout
+from pretune.models.hf.config import Key
 from pretune.models.hf.heads import define_score_head
-from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.norm import LayerNorm, RMSNorm
@@ -26,7 +32,7 @@ def build_spec(
 ) -> Model:
     """Layer norms without any weights."""
     return replace(
-        llama.build_spec(
+        build_llama_spec(
             width=width,
             depth=depth,
             heads=heads,
@@ -53,7 +59,7 @@ def build_olmo2_spec(
 ) -> Model:
     """The norm moves behind each sublayer, and queries and keys get one."""
     norm = RMSNorm(eps=1e-6)
-    base = llama.build_spec(
+    base = build_llama_spec(
         width=width,
         depth=depth,
         heads=heads,
@@ -79,36 +85,32 @@ olmo = Family(
     build_spec=build_spec,
     shape="decoder",
     default="1b",
-    training=PaperDefaults(
-        objective={"kind": "causal"},
-        samples="blocks",
-        lengths=(2048,),
+    training=build_decoder_training(
+        length=2048,
         batch_tokens=4_194_304,
         lr=4e-4,
         width=2048,
         optimizer={**ADAM_LARGE, "eps": 1e-5},
-        schedule={"kind": "linear", "warmup": 2_000, "floor": 0.1},  # the larger one: 5,000 steps
+        schedule="linear",
+        warmup=2_000,  # the larger one: 5,000 steps
         tokenizer=("bpe", "endoftext", 50_280),
     ),
     sizes={
         "1b": Size({"width": 2048, "depth": 16, "heads": 16, "hidden": 8192, "tied": True}, 1_176_764_416),
         "7b": Size({}, 6_888_095_744),
     },
-    layout=Layout(
-        model_type="olmo",
+    layout=build_llama_layout(
+        "olmo",
+        "Olmo",
         template=build_spec,
         entries=(
-            *llama.build_keys(vocab=50304),
-            llama.build_rope_key(),
+            *build_llama_keys(vocab=50304),
+            build_rope_key(),
             BIAS_KEY,
             Key("clip_qkv", ("decoder.blocks.*.attention.clip",), None, check=allow_null(check_positive)),
         ),
-        prefix="model.",
-        classes={"OlmoForCausalLM": frozenset({"head"}), "OlmoModel": frozenset()},
+        names=LLAMA_NAMES,
         task_heads=define_score_head("Olmo"),
-        head="lm_head.weight",
-        skipped_tensors=(r".*rotary_emb\.inv_freq",),
-        rules=make_rules(llama.LAYER),
     ),
 )
 """OLMo: an open decoder with weightless layer norms (Groeneveld et al., 2024)."""
@@ -118,15 +120,12 @@ olmo2 = Family(
     build_spec=build_olmo2_spec,
     shape="decoder",
     default="7b",
-    training=PaperDefaults(
-        objective={"kind": "causal"},
-        samples="blocks",
-        lengths=(4096,),
+    training=build_decoder_training(
+        length=4096,
         batch_tokens=4_194_304,
         lr=3e-4,
         width=4096,
-        optimizer=ADAM_LARGE,
-        schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.1},
+        warmup=2_000,
         tokenizer=("bpe", "endoftext", 100_278),
     ),
     sizes={
@@ -134,29 +133,24 @@ olmo2 = Family(
         "7b": Size({}, 7_298_617_344),
         "13b": Size({"width": 5120, "depth": 40, "heads": 40, "hidden": 13824}, 13_716_198_400),
     },
-    layout=Layout(
-        model_type="olmo2",
+    layout=build_llama_layout(
+        "olmo2",
+        "Olmo2",
         template=lambda: replace(build_olmo2_spec(), special=build_spec().special),
         entries=(
-            *llama.build_keys(vocab=50304),
-            llama.build_rope_key(),
+            *build_llama_keys(vocab=50304),
+            build_rope_key(),
             BIAS_KEY,
             Key("rms_norm_eps", tuple(f"decoder.{path}" for path in _EPS), 1e-5),
         ),
-        prefix="model.",
-        classes={"Olmo2ForCausalLM": frozenset({"head"}), "Olmo2Model": frozenset()},
+        names={
+            **LLAMA_NAMES,
+            "decoder.{i}.attention.q_norm.{p}": "model.layers.{i}.self_attn.q_norm.{p}",
+            "decoder.{i}.attention.k_norm.{p}": "model.layers.{i}.self_attn.k_norm.{p}",
+            "decoder.{i}.attention_norm.out.{p}": "model.layers.{i}.post_attention_layernorm.{p}",
+            "decoder.{i}.feedforward_norm.out.{p}": "model.layers.{i}.post_feedforward_layernorm.{p}",
+        },
         task_heads=define_score_head("Olmo2"),
-        head="lm_head.weight",
-        skipped_tensors=(r".*rotary_emb\.inv_freq",),
-        rules=make_rules(
-            {
-                **llama.LAYER,
-                "decoder.{i}.attention.q_norm.{p}": "model.layers.{i}.self_attn.q_norm.{p}",
-                "decoder.{i}.attention.k_norm.{p}": "model.layers.{i}.self_attn.k_norm.{p}",
-                "decoder.{i}.attention_norm.out.{p}": "model.layers.{i}.post_attention_layernorm.{p}",
-                "decoder.{i}.feedforward_norm.out.{p}": "model.layers.{i}.post_feedforward_layernorm.{p}",
-            }
-        ),
     ),
 )
 """OLMo 2: the norm after each sublayer, and one for queries and keys (Walsh et al., 2025)."""

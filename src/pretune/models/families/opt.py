@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from pretune.core.config import to_dict
-from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.families.gpt2 import build_spec as gpt2
-from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
+from pretune.models.families.gpt2 import build_spec as build_gpt2_spec
+from pretune.models.families.shared.decoders import build_decoder_classes, build_decoder_training
+from pretune.models.family import Family, Size
 from pretune.models.hf.checks import allow_null, check_flag, check_size, read_key
-from pretune.models.hf.config import CustomKey, FixedKey, Key, Layout, get_path
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout, get_path
 from pretune.models.hf.heads import define_score_head, define_token_heads
 from pretune.models.hf.weights import make_rules
 from pretune.models.init import Normal
@@ -35,7 +35,7 @@ def build_spec(
     post_norm: bool = False,
 ) -> Model:
     """Pre-norm but for the 350m, which is post-norm and has a narrower token table."""
-    base = gpt2(width=width, depth=depth, heads=heads, vocab=vocab, family="opt")
+    base = build_gpt2_spec(width=width, depth=depth, heads=heads, vocab=vocab, family="opt")
     assert base.decoder is not None
     norm, factor = LayerNorm(), table if table != width else None
     block = replace(
@@ -104,15 +104,13 @@ opt = Family(
     build_spec=build_spec,
     shape="decoder",
     default="125m",
-    training=PaperDefaults(
-        objective={"kind": "causal"},
-        samples="blocks",
-        lengths=(2048,),
+    training=build_decoder_training(
+        length=2048,
         batch_tokens=524_288,
         lr=6e-4,
         width=768,
-        optimizer=ADAM_LARGE,
-        schedule={"kind": "linear", "warmup": 2_000, "floor": 0.1},
+        schedule="linear",
+        warmup=2_000,
         tokenizer=("bpe", "endoftext", 50_272),
     ),
     sizes={
@@ -154,7 +152,7 @@ opt = Family(
             FixedKey("activation_dropout", (0, 0.0)),
         ),
         prefix="model.",
-        classes={"OPTForCausalLM": frozenset({"head"}), "OPTModel": frozenset()},
+        classes=build_decoder_classes("OPT"),
         task_heads={**define_score_head("OPT"), **define_token_heads("OPT", tags=None)},
         head="lm_head.weight",
         rules=make_rules(

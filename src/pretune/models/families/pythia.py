@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from pretune.models.families import llama
-from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
-from pretune.models.hf.config import Key, Layout
+from pretune.models.families.shared.decoders import build_decoder_classes, build_decoder_training
+from pretune.models.families.shared.rotary import build_rope_key
+from pretune.models.family import ADAM_LARGE, Family, Size
+from pretune.models.hf.config import ACTIVATIONS, Key, Layout
 from pretune.models.hf.heads import define_score_head, define_token_heads
 from pretune.models.hf.weights import InterleavedPacking, Rule, make_rules
 from pretune.models.spec import Model, Special
@@ -60,15 +60,13 @@ pythia = Family(
     build_spec=build_spec,
     shape="decoder",
     default="160m",
-    training=PaperDefaults(
-        objective={"kind": "causal"},
-        samples="blocks",
-        lengths=(2048,),
+    training=build_decoder_training(
+        length=2048,
         batch_tokens=2_097_152,
         lr=6e-4,
         width=768,
         optimizer={**ADAM_LARGE, "weight_decay": 0.01},
-        schedule={"kind": "cosine", "warmup": 1_430, "floor": 0.1},
+        warmup=1_430,
         tokenizer=("bpe", "endoftext", 50_254),
     ),
     # The vocabulary was padded to a multiple of what the training ran on.
@@ -101,10 +99,10 @@ pythia = Family(
             Key("attention_bias", ("decoder.blocks.*.attention.bias",), True),
             Key("initializer_range", ("init.std",), 0.02),
             Key("max_position_embeddings", ("context",), 2048),
-            llama.build_rope_key(fraction=0.25, old_names=("rotary_emb_base", "rotary_pct")),
+            build_rope_key(fraction=0.25, old_names=("rotary_emb_base", "rotary_pct")),
         ),
         prefix="gpt_neox.",
-        classes={"GPTNeoXForCausalLM": frozenset({"head"}), "GPTNeoXModel": frozenset()},
+        classes=build_decoder_classes("GPTNeoX"),
         task_heads={**define_score_head("GPTNeoX"), **define_token_heads("GPTNeoX")},
         head="embed_out.weight",
         skipped_tensors=(r".*\.attention\.(masked_)?bias", r".*rotary_emb\.inv_freq"),

@@ -1,12 +1,20 @@
 """RoBERTa (Liu et al., 2019) and its kin: BERT's encoder without sentence pairs, on byte-level BPE."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from pretune.models.families.bert import ACTIVATION, ACTIVATIONS, ENCODER_KEYS, LAYER, POOLER
-from pretune.models.families.bert import build_spec as bert
+from pretune.models.families.bert import build_spec as build_bert_spec
+from pretune.models.families.shared.encoders import (
+    ENCODER_ACTIVATION,
+    ENCODER_KEYS,
+    ENCODER_NAMES,
+    LARGE_SETTINGS,
+    POOLER,
+)
 from pretune.models.family import ADAM, Family, PaperDefaults, Size
-from pretune.models.hf.config import FixedKey, Key, Layout
+from pretune.models.hf.config import ACTIVATIONS, FixedKey, Key, Layout
 from pretune.models.hf.heads import define_head, define_token_heads
 from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model, Special
@@ -30,7 +38,7 @@ def build_spec(
     family: str = "roberta",
 ) -> Model:
     """As BERT, but positions start at row 2, there is one segment, and no pair head."""
-    base = bert(width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, dropout=dropout)
+    base = build_bert_spec(width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, dropout=dropout)
     assert isinstance(base.encoder, Stack) and base.head is not None
     norm = LayerNorm(eps=1e-5)
     block = replace(base.encoder.blocks[0], norms=Norms(post=norm))
@@ -49,6 +57,7 @@ def build_spec(
     )
 
 
+MASKED = {"kind": "masked"}
 FIRST_TOKEN = Reading(at="first", layer="own")
 """<s> through a dense layer of the head: there is no pooler that was trained."""
 
@@ -62,7 +71,7 @@ def build_layout(model_type: str, name: str, vocab: int) -> Layout:
         entries=(
             *ENCODER_KEYS,
             Key("vocab_size", ("vocab",), vocab),
-            Key("hidden_act", (ACTIVATION,), "gelu", ACTIVATIONS),
+            Key("hidden_act", (ENCODER_ACTIVATION,), "gelu", ACTIVATIONS),
             FixedKey("pad_token_id", (1,)),
         ),
         prefix="roberta.",
@@ -84,7 +93,7 @@ def build_layout(model_type: str, name: str, vocab: int) -> Layout:
         duplicates={"lm_head.bias": "lm_head.decoder.bias"},
         skipped_tensors=(r".*embeddings\.position_ids",),
         rules=(
-            *make_rules({ours: f"roberta.{theirs}" for ours, theirs in LAYER.items()}),
+            *make_rules({ours: f"roberta.{theirs}" for ours, theirs in ENCODER_NAMES.items()}),
             *make_rules(
                 {
                     "head.transform.dense.{p}": "lm_head.dense.{p}",
@@ -97,7 +106,32 @@ def build_layout(model_type: str, name: str, vocab: int) -> Layout:
     )
 
 
-LARGE_SETTINGS = {"width": 1024, "depth": 24, "heads": 16}
+def _build_training(
+    *,
+    batch_tokens: int,
+    lr: float,
+    warmup: int,
+    tokenizer: tuple[str, str, int],
+    objective: Mapping[str, Any] = MASKED,
+    samples: str = "documents",
+    length: int = 512,
+    width: int = 768,
+    mixing: Mapping[str, Any] | None = None,
+) -> PaperDefaults:
+    return PaperDefaults(
+        objective=objective,
+        samples=samples,
+        lengths=(length,),
+        batch_tokens=batch_tokens,
+        lr=lr,
+        width=width,
+        optimizer={**ADAM, "betas": (0.9, 0.98)},
+        schedule={"kind": "linear", "warmup": warmup},
+        tokenizer=tokenizer,
+        mixing=mixing,
+    )
+
+
 ROBERTA_LAYOUT = build_layout("roberta", "Roberta", 50265)
 
 roberta = Family(
@@ -106,14 +140,10 @@ roberta = Family(
     pooling=FIRST_TOKEN,
     choice_pooling=POOLER,
     default="base",
-    training=PaperDefaults(
-        objective={"kind": "masked"},
-        lengths=(512,),
+    training=_build_training(
         batch_tokens=4_194_304,
         lr=6e-4,
-        width=768,
-        optimizer={**ADAM, "betas": (0.9, 0.98)},
-        schedule={"kind": "linear", "warmup": 24_000},
+        warmup=24_000,
         tokenizer=("bpe", "s-mask", 50_265),
     ),
     sizes={
@@ -130,14 +160,10 @@ xlm_roberta = Family(
     pooling=FIRST_TOKEN,
     choice_pooling=POOLER,
     default="base",
-    training=PaperDefaults(
-        objective={"kind": "masked"},
-        lengths=(512,),
+    training=_build_training(
         batch_tokens=4_194_304,
         lr=6e-4,
-        width=768,
-        optimizer={**ADAM, "betas": (0.9, 0.98)},
-        schedule={"kind": "linear", "warmup": 24_000},
+        warmup=24_000,
         tokenizer=("unigram", "s-mask", 250_002),
         mixing={"kind": "smoothed", "alpha": 0.3},  # of languages (section 3.1)
     ),
@@ -157,15 +183,14 @@ babyberta = Family(
     pooling=FIRST_TOKEN,
     choice_pooling=POOLER,
     default="base",
-    training=PaperDefaults(
+    training=_build_training(
         objective={"kind": "masked", "split": (0.9, 0.1, 0.0)},
         samples="sentences",
-        lengths=(128,),
+        length=128,
         batch_tokens=2_048,
         lr=1e-4,
         width=256,
-        optimizer={**ADAM, "betas": (0.9, 0.98)},
-        schedule={"kind": "linear", "warmup": 24_000},
+        warmup=24_000,
         tokenizer=("bpe", "s-mask", 8_192),
     ),
     sizes={"base": Size({}, 8_613_376, "body_with_pooler")},  # "8M"
@@ -179,14 +204,10 @@ miniberta = Family(
     pooling=FIRST_TOKEN,
     choice_pooling=POOLER,
     default="base",
-    training=PaperDefaults(
-        objective={"kind": "masked"},
-        lengths=(512,),
+    training=_build_training(
         batch_tokens=262_144,
         lr=6e-4,
-        width=768,
-        optimizer={**ADAM, "betas": (0.9, 0.98)},
-        schedule={"kind": "linear", "warmup": 6_000},
+        warmup=6_000,
         tokenizer=("bpe", "s-mask", 50_265),
     ),
     sizes={

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import Family, PaperDefaults, Size
 from pretune.models.hf.checks import allow_null, check_choice, check_flag, check_size, read_key
-from pretune.models.hf.config import CustomKey, Entry, FixedKey, Key, Layout, expand_sides
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, Entry, FixedKey, Key, Layout, expand_sides
 from pretune.models.hf.heads import define_head, define_token_heads
 from pretune.models.hf.weights import Rule, make_rules
 from pretune.models.init import FanIn
@@ -267,24 +266,19 @@ _V1_1 = {
 }
 
 
-def _make_sizes(*params: int) -> dict[str, Size]:
-    return {name: Size(settings, count) for (name, settings), count in zip(_V1_1.items(), params, strict=True)}
-
-
 t5_v1_1 = Family(
     build_spec=partial(build_spec, gated=True, tied=False, family="t5v1.1"),
     shape="encoder-decoder",
     pooling=LAST_TOKEN,
     default="base",
-    training=PaperDefaults(
-        objective={"kind": "span_corruption"},
-        batch_tokens=65_536,
-        lr=0.01,
-        optimizer={"kind": "adafactor"},
-        schedule={"kind": "inverse_square_root", "hold": 10_000},
-        tokenizer=("unigram", "sentinels", 32_100),
-    ),
-    sizes=_make_sizes(76_961_152, 247_577_856, 783_150_080, 2_849_757_184, 11_135_332_352),
+    training=t5.training,
+    sizes={
+        "small": Size(_V1_1["small"], 76_961_152),
+        "base": Size(_V1_1["base"], 247_577_856),
+        "large": Size(_V1_1["large"], 783_150_080),
+        "xl": Size(_V1_1["xl"], 2_849_757_184),
+        "xxl": Size(_V1_1["xxl"], 11_135_332_352),
+    },
     layout=LAYOUT,
 )
 """T5 v1.1: GEGLU, a head of its own (Shazeer, 2020)."""
@@ -303,7 +297,13 @@ mt5 = Family(
         schedule={"kind": "inverse_square_root", "hold": 10_000},
         tokenizer=("unigram", "sentinels", 250_112),
     ),
-    sizes=_make_sizes(300_176_768, 582_401_280, 1_229_581_312, 3_742_619_648, 12_921_057_280),
+    sizes={
+        "small": Size(_V1_1["small"], 300_176_768),
+        "base": Size(_V1_1["base"], 582_401_280),
+        "large": Size(_V1_1["large"], 1_229_581_312),
+        "xl": Size(_V1_1["xl"], 3_742_619_648),
+        "xxl": Size(_V1_1["xxl"], 12_921_057_280),
+    },
     layout=_build_layout("mt5", "MT5", *_build_keys(vocab=250112, depth=8, heads=6, hidden=1024, gate="gated-gelu")),
 )
 """mT5: T5 v1.1 over a hundred languages (Xue et al., 2021)."""

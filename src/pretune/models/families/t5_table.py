@@ -7,13 +7,13 @@ same compute M per token; sharing its halves or halving its depth brings it back
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from pretune.models.families.t5 import LAYOUT, build_stack
-from pretune.models.families.t5 import build_spec as t5
-from pretune.models.family import Family, PaperDefaults, Size
-from pretune.models.init import FanIn
-from pretune.models.spec import Model, Special
-from pretune.nn.heads import Head
+from pretune.models.families.t5 import build_spec as build_t5_spec
+from pretune.models.families.t5 import t5
+from pretune.models.family import Family, Size
+from pretune.models.spec import Model
+from pretune.nn.positions import RelativeBias
 
 
 def build_spec(
@@ -27,39 +27,21 @@ def build_spec(
     dropout: float = 0.1,
 ) -> Model:
     """One of the five shapes; `depth` counts the layers of each stack."""
-    make = SHAPES[shape]
-    return make(width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden or 4 * width, dropout=dropout)
-
-
-def _build_encoder_decoder(
-    *, shared: bool = False, width: int, depth: int, heads: int, vocab: int, hidden: int, dropout: float
-) -> Model:
-    made = t5(width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, dropout=dropout, family="t5-table")
-    return replace(made, shared=shared)
-
-
-def _build_decoder(
-    *, both_ways: bool, width: int, depth: int, heads: int, vocab: int, hidden: int, dropout: float
-) -> Model:
-    return Model(
-        family="t5-table",
-        vocab=vocab,
-        width=width,
-        decoder=build_stack(
-            width=width,
-            depth=depth,
-            heads=heads,
-            hidden=hidden,
-            gated=False,
-            dropout=dropout,
-            causal=True,
-            both_ways=both_ways,
-        ),
-        head=Head(scale=width**-0.5),
-        context=512,
-        init=FanIn(),
-        special=Special(pad=0, eos=(1,), start=0),
+    return SHAPES[shape](
+        width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden or 4 * width, dropout=dropout
     )
+
+
+def _build_encoder_decoder(*, shared: bool = False, **settings: Any) -> Model:
+    return replace(build_t5_spec(**settings, family="t5-table"), shared=shared)
+
+
+def _build_decoder(*, both_ways: bool, **settings: Any) -> Model:
+    base = build_t5_spec(**settings, family="t5-table")
+    assert base.decoder is not None
+    block = replace(base.decoder.blocks[0], cross=None)
+    decoder = replace(base.decoder, position=RelativeBias(both_ways=both_ways), blocks=(block,))
+    return replace(base, encoder=None, decoder=decoder)
 
 
 SHAPES: dict[str, Callable[..., Model]] = {
@@ -74,14 +56,7 @@ t5_table = Family(
     build_spec=build_spec,
     shape="encoder-decoder or decoder",
     default="enc-dec",
-    training=PaperDefaults(
-        objective={"kind": "span_corruption"},
-        batch_tokens=65_536,
-        lr=0.01,
-        optimizer={"kind": "adafactor"},
-        schedule={"kind": "inverse_square_root", "hold": 10_000},
-        tokenizer=("unigram", "sentinels", 32_100),
-    ),
+    training=t5.training,
     sizes={
         "enc-dec": Size({}, 222_903_552),  # 2P, M
         "enc-dec-shared": Size({"shape": "enc-dec-shared"}, 137_950_464),  # P, M
@@ -89,6 +64,6 @@ t5_table = Family(
         "lm": Size({"shape": "lm"}, 109_628_544),  # P, M
         "prefix-lm": Size({"shape": "prefix-lm"}, 109_628_544),  # P, M
     },
-    layout=LAYOUT,  # what it cannot say (shared halves, language models) is saved in our own names only
+    layout=t5.layout,  # what it cannot say (shared halves, language models) is saved in our own names only
 )
 """T5's table of architectures: encoder-decoders, language model, prefix LM at matched cost (Raffel et al., 2020)."""

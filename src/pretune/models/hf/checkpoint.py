@@ -21,7 +21,7 @@ from pretune.core.hub import resolve_path
 from pretune.models import sentence_transformers_files, tensor_files
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
 from pretune.models.bidirectional_lm import BidirectionalLM
-from pretune.models.families import FAMILIES, MODEL_TYPES
+from pretune.models.families import FAMILIES, get_model_types
 from pretune.models.generator_discriminator import GENERATOR_FOLDER as GENERATOR
 from pretune.models.generator_discriminator import GeneratorDiscriminator
 from pretune.models.hf.config import Layout, is_equivalent, refuse_code
@@ -291,12 +291,12 @@ def _add_path(config: Path) -> Iterator[None]:
 
 def _find_layout(hf_config: Mapping[str, Any]) -> Layout:
     """The layout that reads a config."""
-    kind = hf_config.get("model_type")
-    if not isinstance(kind, str) or kind not in MODEL_TYPES:
-        hint = suggest(kind, MODEL_TYPES) if isinstance(kind, str) else ""
-        known = ", ".join(sorted(MODEL_TYPES))
+    kind, model_types = hf_config.get("model_type"), get_model_types()
+    if not isinstance(kind, str) or kind not in model_types:
+        hint = suggest(kind, model_types) if isinstance(kind, str) else ""
+        known = ", ".join(sorted(model_types))
         raise CheckpointError(f"key 'model_type' = {format_value(kind)} is not supported{hint}; known: {known}")
-    layout = FAMILIES.get(MODEL_TYPES[kind]).layout
+    layout = FAMILIES.get(model_types[kind]).layout
     assert layout is not None
     return layout
 
