@@ -106,7 +106,7 @@ def compare_states(out: pt.Output, theirs: Any, batch: pt.Batch, side: str, ours
     for layer, (mine, other) in enumerate(zip(out.hidden, states, strict=True)):
         if mine.shape[-1] != other.shape[-1]:  # the reference counts a narrower table's projection to the body
             assert ours.head.transform is not None and layer == len(states) - 1
-            mine = ours.head.states(mine)
+            mine = ours.head.transform_states(mine)
         assert_rows(batch.split(mine), other, f"{side}hidden {layer}")
     torch.testing.assert_close(out.states, out.hidden[-1])
     compare_attention(out.attention, theirs[f"{side}attentions"])
