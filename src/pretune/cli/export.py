@@ -136,7 +136,7 @@ def _explain_unsupported(spec: "Model") -> str:
     if layout is None:
         return f"family {format_value(spec.family)} has no Hugging Face format"
     try:
-        roundtrip = layout.read(layout.write(spec), spec.parts, tied=spec.head is not None and spec.head.tied)
+        roundtrip = layout.read(layout.write(spec), spec.parts, is_tied=spec.head is not None and spec.head.tied)
     except PretuneError as error:
         return str(error)
     except (KeyError, AttributeError, TypeError, StopIteration, AssertionError):

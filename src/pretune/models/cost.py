@@ -1,7 +1,7 @@
-"""What a model costs, from its spec alone: FLOPs, memory, and from these time, energy and price. Nothing is built.
+"""Cost estimates from a spec alone: FLOPs, memory, time, energy and price.
 
 FLOPs are *model* FLOPs, so that they compare across implementations: matrix products only, two per weight and token
-forward and four backward; nothing for recomputation, norms, softmax, optimiser or padding. docs/cost.md derives it all.
+forward and four backward; nothing for recomputation, norms, softmax, optimizer or padding. Derived in docs/cost.md.
 
 Legend: W width, H query heads, K key heads, D width of a head, S length in tokens, V vocabulary.
 """
@@ -36,7 +36,7 @@ __all__ = [
 Precision = Literal["fp32", "bf16"]
 
 CO2_KG_PER_KWH = 0.475
-"""kg of CO2e per kWh of electricity: about the world's average. A country's own lies between 0.02 and 0.8."""
+"""kg of CO2e per kWh of electricity: about the world average. Countries range from 0.02 to 0.8."""
 
 _FP32_BYTES = 4  # bytes of a number in fp32
 _PRECISION_BYTES = {"fp32": 4, "bf16": 2}
@@ -45,12 +45,12 @@ _SAVED_TENSORS = {
     "tanh": 1,
     "identity": 1,
     "quick_gelu": 3,
-}  # hidden tensors kept for backward; the others keep 2
+}  # hidden tensors saved for backward; other activations save 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes, by what they are for."""
+    """Memory in bytes, by purpose."""
 
     weights: int
     gradients: int = 0
@@ -65,7 +65,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostEstimate:
-    """What training on so many tokens takes on one device."""
+    """Cost of training on a number of tokens with one device."""
 
     flops: float
     seconds: float
@@ -75,9 +75,9 @@ class CostEstimate:
 
 
 def estimate_target_share(spec: Model) -> float:
-    """The share of positions that usually have a target.
+    """Return the usual share of positions with a target.
 
-    15 % for encoders (masked words), a sixth where there are two streams, all for the others.
+    15 % for encoders (masked tokens), 1/6 for two-stream models, all positions otherwise.
     """
     if isinstance(spec.encoder, TwoStream):
         return 1 / 6
@@ -87,12 +87,12 @@ def estimate_target_share(spec: Model) -> float:
 def flops_per_token(
     spec: Model, *, length: int, targets: float = 1.0, target_length: int | None = None, training: bool = True
 ) -> float:
-    """Model FLOPs per token in sequences of `length` tokens, of which a share `targets` goes through the head.
+    """Return the model FLOPs per token in sequences of `length` tokens; the head runs on a share `targets` of them.
 
-    For an encoder-decoder: the FLOPs of one example of `length` source and `target_length` (default: as many) target
+    For an encoder-decoder: the FLOPs of one example of `length` source and `target_length` (default: equal) target
     tokens, divided by the tokens of both; `targets` is then a share of the target tokens.
 
-    Poolers and pair heads run once per sequence and are left out.
+    Poolers and pair heads run once per sequence and are not counted.
     """
     source, target = _split_lengths(spec, length, target_length)
     _check_share(targets)
@@ -124,18 +124,18 @@ def estimate_memory(
     targets: float = 1.0,
     target_length: int | None = None,
 ) -> MemoryEstimate:
-    """An ESTIMATE of the memory that a batch of `tokens` tokens, in sequences of `length`, takes on one device.
+    """Return an ESTIMATE of the memory for a batch of `tokens` tokens, in sequences of `length`, on one device.
 
-    Training: fp32 weights (in bf16 a half-precision copy as well), fp32 gradients, AdamW's two moments, and what the
-    backward pass needs (`docs/cost.md` has the formula): eager mode, attention without score matrices, no
-    recomputation. Inference: weights at `precision`, one layer's tensors, and keys and values of `tokens // length`
-    sequences where there is a decoder. What a driver, an allocator and other libraries take is not in it.
+    Training: fp32 weights (in bf16 also a half-precision copy), fp32 gradients, AdamW's two moments, and the
+    activations saved for the backward pass (formula in `docs/cost.md`): eager mode, attention without score matrices,
+    no activation checkpointing. Inference: weights at `precision`, the tensors of one layer, and for a decoder the
+    keys and values of `tokens // length` sequences. Memory of driver, allocator and other libraries is not included.
 
     For an encoder-decoder, `tokens` counts source and target together, as in `flops_per_token`.
     """
     _check_share(targets)
     if tokens < 1:
-        raise UsageError(f"{tokens} tokens; a batch has at least one")
+        raise UsageError(f"tokens must be at least 1, got {tokens}")
     source, target = _split_lengths(spec, length, target_length)
     sequences = max(1, tokens // (source + target))
     share = tokens / (source + target)
@@ -147,17 +147,19 @@ def estimate_memory(
             weights=params * item, activations=round(_count_working_bytes(spec, sides, item)), cache=cache
         )
     copies = _FP32_BYTES + (item if item < _FP32_BYTES else 0)
-    kept = sum(_count_stack_bytes(spec, stack, sides, item) for stack in spec.stacks)
-    kept += _count_head_bytes(spec, targets * (sides[1] or sides[0]), item)
+    activations = sum(_count_stack_bytes(spec, stack, sides, item) for stack in spec.stacks)
+    activations += _count_head_bytes(spec, targets * (sides[1] or sides[0]), item)
     if isinstance(spec.encoder, TwoStream):
-        kept += sides[0] * _count_stream_bytes(spec.encoder, spec.width, source, targets, item)
-    if spec.detector:  # its states, and before and after the activation
-        kept += (sides[1] or sides[0]) * item * spec.width * (1 + _SAVED_TENSORS.get(spec.detector.activation, 2))
+        activations += sides[0] * _count_stream_bytes(spec.encoder, spec.width, source, targets, item)
+    if spec.detector:  # its input, and the tensors around the activation
+        activations += (
+            (sides[1] or sides[0]) * item * spec.width * (1 + _SAVED_TENSORS.get(spec.detector.activation, 2))
+        )
     return MemoryEstimate(
         weights=params * copies,
         gradients=params * _FP32_BYTES,
         optimizer=2 * params * _FP32_BYTES,
-        activations=round(kept),
+        activations=round(activations),
     )
 
 
@@ -171,9 +173,9 @@ def estimate_cost(
     target_length: int | None = None,
     co2_per_kwh: float = CO2_KG_PER_KWH,
 ) -> CostEstimate:
-    """Time, energy, CO2e and price of training on `tokens` tokens; `grid` is in kg of CO2e per kWh.
+    """Return time, energy, CO2e and price of training on `tokens` tokens.
 
-    It does not ask whether the model fits: `estimate_memory` does.
+    Does not check that the model fits into memory; see `estimate_memory`.
     """
     flops = tokens * flops_per_token(spec, length=length, targets=targets, target_length=target_length)
     seconds = flops / device.rate
@@ -188,45 +190,45 @@ def estimate_cost(
 
 
 def count_params_by_part(spec: Model) -> dict[str, int]:
-    """The parameters by what they are for; they add up to `spec.params().total`."""
+    """Return the parameter counts of every part; their sum is `spec.params().total`."""
     width = spec.width
-    found: Counter[str] = Counter({"token table": spec.vocab * spec.table})
+    counts: Counter[str] = Counter({"token table": spec.vocab * spec.table})
     for side, stack in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         if stack is None:
             continue
         name = f"{side} " if spec.is_encoder_decoder else ""
-        found[f"{name}embedding"] += stack.embed.params(width=width) + stack.position_params(width=width)
-        own = not (spec.shared and side == "decoder")  # else they are the encoder's, but for the attention to it
+        counts[f"{name}embedding"] += stack.embed.params(width=width) + stack.position_params(width=width)
+        has_weights = not (spec.shared and side == "decoder")  # else shared with the encoder, except cross-attention
         for block in stack.layers:
             cross = block.cross.params(width=width) if block.cross else 0
-            found[f"{name}attention"] += own * block.attention.params(width=width)
-            found[f"{name}cross-attention"] += cross
-            found[f"{name}feed-forward"] += own * block.feedforward.params(width=width)
-            found[f"{name}norms"] += (2 * own + (block.cross is not None)) * block.norms.params(width=width)
-        found[f"{name}norms"] += stack.norm.params(width=width) if stack.norm else 0
-    found["pooler"] += spec.pooler.params(width=width) if spec.pooler else 0
-    found["pair head"] += spec.pair.params(width=width) if spec.pair else 0
-    found["span head"] += spec.span.params(vocab=spec.vocab, width=width, table=spec.table) if spec.span else 0
-    found["detector"] += spec.detector.params(width=width) if spec.detector else 0
-    found["vocabulary head"] += spec.head.params(vocab=spec.vocab, width=width, table=spec.table) if spec.head else 0
-    return {name: count for name, count in found.items() if count}
+            counts[f"{name}attention"] += has_weights * block.attention.params(width=width)
+            counts[f"{name}cross-attention"] += cross
+            counts[f"{name}feed-forward"] += has_weights * block.feedforward.params(width=width)
+            counts[f"{name}norms"] += (2 * has_weights + (block.cross is not None)) * block.norms.params(width=width)
+        counts[f"{name}norms"] += stack.norm.params(width=width) if stack.norm else 0
+    counts["pooler"] += spec.pooler.params(width=width) if spec.pooler else 0
+    counts["pair head"] += spec.pair.params(width=width) if spec.pair else 0
+    counts["span head"] += spec.span.params(vocab=spec.vocab, width=width, table=spec.table) if spec.span else 0
+    counts["detector"] += spec.detector.params(width=width) if spec.detector else 0
+    counts["vocabulary head"] += spec.head.params(vocab=spec.vocab, width=width, table=spec.table) if spec.head else 0
+    return {name: count for name, count in counts.items() if count}
 
 
 def count_visible_keys(length: int, window: int | None, *, causal: bool) -> float:
-    """How many keys a query sees on average: the area of the band around the diagonal, divided by the length.
+    """Return the mean number of keys per query: the area of the band around the diagonal, divided by the length.
 
-    Without a window that is S, and S / 2 where causal. The diagonal counts half on each side, so that the count is
-    within one key of the exact one.
+    Without a window: S, or S / 2 if causal. The diagonal counts half on each side, so the result is within one key of
+    the exact number.
     """
     reach = length if window is None else min(window, length)
     return reach * (2 - reach / length) / (2 if causal else 1)
 
 
 def _split_lengths(spec: Model, length: int, target_length: int | None) -> tuple[int, int]:
-    """Tokens of one example read by the encoder and by the decoder; 0 where there is none."""
+    """Return the tokens of one example in the encoder and in the decoder; 0 if the model lacks it."""
     target = length if target_length is None else target_length
     if min(length, target) < 1:
-        raise UsageError(f"length {min(length, target)} must be at least 1")
+        raise UsageError(f"length must be at least 1, got {min(length, target)}")
     if spec.is_encoder_decoder:
         return length, target
     return (0, length) if spec.decoder else (length, 0)
@@ -234,11 +236,11 @@ def _split_lengths(spec: Model, length: int, target_length: int | None) -> tuple
 
 def _check_share(targets: float) -> None:
     if not 0 <= targets <= 1:
-        raise UsageError(f"targets {targets} must be a share, from 0 to 1")
+        raise UsageError(f"targets must be a share between 0 and 1, got {targets}")
 
 
 def _iterate_blocks(stack: AnyStack) -> Iterator[tuple[AnyBlock, int]]:
-    """Every block of the pattern with how often it is computed: a layer whose weights are shared counts each time."""
+    """Yield every block of the pattern with the number of layers that compute it, shared weights included."""
     if stack.share is None:
         blocks: Sequence[AnyBlock] = stack.blocks
         for i, block in enumerate(blocks):
@@ -249,7 +251,7 @@ def _iterate_blocks(stack: AnyStack) -> Iterator[tuple[AnyBlock, int]]:
 
 
 def _count_stack_flops(stack: AnyStack, width: int, length: int) -> float:
-    """Forward, per token, the attention to a source left out."""
+    """Return forward FLOPs per token, without cross-attention."""
     total = 2.0 * stack.embed.factor.width * width if stack.embed.factor else 0.0
     for block, times in _iterate_blocks(stack):
         heads, _, head = block.attention.resolve_shape(width=width)
@@ -262,7 +264,7 @@ def _count_stack_flops(stack: AnyStack, width: int, length: int) -> float:
 
 
 def _count_query_flops(stack: TwoStream, width: int, length: int) -> float:
-    """Forward, per target: what a query takes besides the content, whose keys and values it reads."""
+    """Return forward FLOPs per target of the query stream, which uses the content's keys and values."""
     total = 0.0
     for block, times in _iterate_blocks(stack):
         weights = 2 * width * width + block.feedforward.count_weights(width=width)
@@ -271,19 +273,19 @@ def _count_query_flops(stack: TwoStream, width: int, length: int) -> float:
 
 
 def _count_cross_flops(block: AnyBlock, width: int, source: int, target: int) -> float:
-    """Forward, per example: queries and outputs belong to target tokens, keys and values to source tokens."""
+    """Return forward FLOPs per example: queries and outputs of target tokens, keys and values of source tokens."""
     assert block.cross is not None
     heads, kv_heads, head = block.cross.resolve_shape(width=width)
     return 4 * width * head * (heads * target + kv_heads * source) + 4 * heads * head * source * target
 
 
 def _count_head_weights(head: Head, spec: Model) -> int:
-    """Weights multiplied per target."""
+    """Return the weights multiplied per target."""
     return spec.vocab * spec.table + (spec.width * spec.table if head.transform else 0)
 
 
 def _count_stack_bytes(spec: Model, stack: AnyStack, sides: tuple[float, float], item: int) -> float:
-    """Kept for the backward pass by one side of the model."""
+    """Return the bytes saved for the backward pass by one stack."""
     width, (source, target) = spec.width, sides
     inner = stack.embed.get_inner_width(width=width)
     per_token = _FP32_BYTES * inner if stack.embed.norm else 0
@@ -291,45 +293,45 @@ def _count_stack_bytes(spec: Model, stack: AnyStack, sides: tuple[float, float],
     per_token += item * stack.embed.factor.width if stack.embed.factor else 0
     per_token += (_FP32_BYTES * width if stack.norm else 0) + bool(stack.dropout) * width
     per_source = 0
-    turned = stack.position is not None and stack.position.mechanism == "rotation"
+    is_rotary = stack.position is not None and stack.position.mechanism == "rotation"
     for block, times in _iterate_blocks(stack):
-        per_token += times * _count_block_bytes(block, width, item, is_rotary=turned)
+        per_token += times * _count_block_bytes(block, width, item, is_rotary=is_rotary)
         per_source += times * _count_source_bytes(block, width, item)
     if spec.is_encoder_decoder and stack is spec.encoder:
-        per_token += item * width  # its states, which every layer of the decoder reads
+        per_token += item * width  # its states, the input of every decoder layer
     return (source if stack is spec.encoder else target) * per_token + source * per_source
 
 
 def _count_block_bytes(block: AnyBlock, width: int, item: int, *, is_rotary: bool) -> int:
-    """Per token that runs through a block.
+    """Return the bytes that a block saves per token.
 
-    Each sublayer keeps what it reads; each norm keeps its input, in fp32, for the residual stream stays so; dropout
-    keeps one byte an element.
+    Each sublayer saves its input; each norm saves its input in fp32, the precision of the residual stream; dropout
+    saves one byte per element.
     """
     sublayers = 3 if block.cross else 2
-    filled = sum(norm is not None for norm in (block.norms.pre, block.norms.out, block.norms.post))
-    kept = sublayers * width * (item + _FP32_BYTES * filled + bool(block.dropout))
+    norms = sum(norm is not None for norm in (block.norms.pre, block.norms.out, block.norms.post))
+    size = sublayers * width * (item + _FP32_BYTES * norms + bool(block.dropout))
     if block.parallel and block.norms.pre:
-        kept -= _FP32_BYTES * width  # both norms read the same
-    kept += item * _count_attention_values(block.attention, width, is_rotary=is_rotary)
+        size -= _FP32_BYTES * width  # both norms have the same input
+    size += item * _count_attention_values(block.attention, width, is_rotary=is_rotary)
     if block.cross:
         heads, _, head = block.cross.resolve_shape(width=width)
-        kept += item * 2 * heads * head
-    return kept + _count_hidden_bytes(block.feedforward, item)
+        size += item * 2 * heads * head
+    return size + _count_hidden_bytes(block.feedforward, item)
 
 
 def _count_attention_values(attention: Attention | RelativeAttention, width: int, *, is_rotary: bool) -> int:
-    """Queries, keys and values (given to every head) and what is mixed; queries and keys also as they were before."""
+    """Return the values saved per token: queries, keys, values and output; with a rotation or norm also its input."""
     heads, kv_heads, head = attention.resolve_shape(width=width)
-    before = is_rotary or attention.norm is not None or attention.clip is not None
-    return head * (4 * heads + before * (heads + kv_heads))
+    has_inputs = is_rotary or attention.norm is not None or attention.clip is not None
+    return head * (4 * heads + has_inputs * (heads + kv_heads))
 
 
 def _count_stream_bytes(stack: TwoStream, width: int, length: int, targets: float, item: int) -> float:
-    """Per token, what two streams keep besides an ordinary stack.
+    """Return the bytes per token that two streams save in addition to an ordinary stack.
 
-    The content: queries for distances, and what distances add to every score. The queries: as much as the content at
-    the targets, but for keys and values; and their products, laid out over all tokens.
+    Content stream: queries for distances, and the bias of every score. Query stream: as much as the content at the
+    targets, except keys and values; and its products, laid out over all tokens.
     """
     total = 0.0
     for block, times in _iterate_blocks(stack):
@@ -340,7 +342,7 @@ def _count_stream_bytes(stack: TwoStream, width: int, length: int, targets: floa
 
 
 def _count_source_bytes(block: AnyBlock, width: int, item: int) -> int:
-    """Per source token: the keys and values that a block of the decoder makes of it."""
+    """Return the bytes per source token: its keys and values in a decoder block."""
     if block.cross is None:
         return 0
     heads, _, head = block.cross.resolve_shape(width=width)
@@ -348,27 +350,27 @@ def _count_source_bytes(block: AnyBlock, width: int, item: int) -> int:
 
 
 def _count_hidden_bytes(layer: FeedForward, item: int) -> int:
-    """Before and after the activation; the gated product has two more factors."""
-    kept = _SAVED_TENSORS.get(layer.activation, 2) + (2 if layer.gated else 0)
-    return layer.hidden * (item * kept + bool(layer.dropout))
+    """Return the bytes per token around the activation; a gated product has two more factors."""
+    tensors = _SAVED_TENSORS.get(layer.activation, 2) + (2 if layer.gated else 0)
+    return layer.hidden * (item * tensors + bool(layer.dropout))
 
 
 def _count_head_bytes(spec: Model, targets: float, item: int) -> float:
-    """Per target its state, what it is turned into and its gradient; once the vocabulary's gradient and some logits.
+    """Return the bytes of the head: per target its state, transformed state and gradient; the gradient of the table.
 
-    The loss works on a block of logits at a time and makes the gradients at once, so that no more logits are kept.
+    The loss computes a block of logits and their gradient at a time, so only one block of logits is in memory.
     """
     if spec.head is None or not targets:
         return 0
-    each = item * (spec.width + spec.table)
+    per_target = item * (spec.width + spec.table)
     if spec.head.transform:
-        each += spec.table * (2 * item + (_FP32_BYTES if spec.head.transform.norm else 0))
+        per_target += spec.table * (2 * item + (_FP32_BYTES if spec.head.transform.norm else 0))
     logits = min(BLOCK_BYTES["cuda"], targets * spec.vocab * item)
-    return targets * each + _FP32_BYTES * spec.vocab * spec.table + logits
+    return targets * per_target + _FP32_BYTES * spec.vocab * spec.table + logits
 
 
 def _count_working_bytes(spec: Model, sides: tuple[float, float], item: int) -> float:
-    """What one layer works with at a time, without gradients: about what it would keep for them."""
+    """Return the working memory of one layer without gradients: about what it would save for backward."""
     pairs = zip((spec.encoder, spec.decoder), sides, strict=True)
     return max(
         tokens * _count_block_bytes(block, spec.width, item, is_rotary=False)
@@ -379,7 +381,7 @@ def _count_working_bytes(spec: Model, sides: tuple[float, float], item: int) -> 
 
 
 def _count_cached_values(spec: Model, source: int, target: int) -> int:
-    """Numbers in the decoding cache of one sequence: keys and values of every layer, and those of the source."""
+    """Return the values in the cache of one sequence: keys and values of every layer, and of the source."""
     count = 0
     for block, times in _iterate_blocks(spec.decoder) if spec.decoder else ():
         _, kv_heads, head = block.attention.resolve_shape(width=spec.width)

@@ -1,43 +1,43 @@
-"""Machines to compute on, as their makers describe them: a table of facts and stated guesses, for estimates only."""
+"""Devices for cost estimates: datasheet figures, and assumed prices and utilisation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 DOLLARS_PER_KWH = 0.30
-"""What electricity costs at home, assumed."""
+"""Assumed price of electricity at home."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One machine. Rates are the datasheet's, without sparsity; price and utilisation are stated guesses.
+    """One device. Rates are the datasheet's, without sparsity; price and utilisation are assumptions.
 
-    Memory is in decimal gigabytes, which leaves about what a driver takes for itself. Power is the board's limit: the
-    host, the cooling and idle hours are not in it.
+    Memory is in decimal gigabytes, which leaves about the share of the driver. Power is the board's limit, without
+    host, cooling and idle time.
     """
 
     name: str
-    flops: Mapping[str, float]  # per second, by precision; the one to train in comes first
+    flops: Mapping[str, float]  # per second, by precision; the one for training comes first
     memory: float  # bytes
     watts: float
     dollars_per_hour: float
-    is_owned: bool = False  # the price is that of its electricity, not a rent
+    is_owned: bool = False  # the price is electricity, not rent
     utilisation: float = 0.4  # the share of the rate that training reaches
 
     @property
     def precision(self) -> str:
-        """What it trains in."""
+        """Precision for training."""
         return next(iter(self.flops))
 
     @property
     def rate(self) -> float:
-        """FLOPs per second that training may expect."""
+        """Expected FLOPs per second in training."""
         return self.flops[self.precision] * self.utilisation
 
 
 def _make_rented(
     name: str, half: float, single: float, gigabytes: float, watts: float, dollars: float, *, kind: str = "bf16"
 ) -> Device:
-    """A card in somebody's data centre. Rates in TFLOP/s; the rent is a rough on-demand figure of 2025, per card."""
+    """Return a GPU in the cloud. Rates in TFLOP/s; the rent is a rough on-demand price of 2025, per GPU."""
     return Device(
         name=name,
         flops={kind: half * 1e12, "fp32": single * 1e12},
@@ -50,7 +50,7 @@ def _make_rented(
 def _make_owned(
     name: str, flops: Mapping[str, float], gigabytes: float, watts: float, utilisation: float = 0.4
 ) -> Device:
-    """A machine on one's own desk: only its electricity is paid for. Rates in TFLOP/s."""
+    """Return a local device: the price is that of its electricity. Rates in TFLOP/s."""
     return Device(
         name=name,
         flops={kind: rate * 1e12 for kind, rate in flops.items()},
@@ -70,14 +70,14 @@ DEVICES: Mapping[str, Device] = {
         _make_rented("a100", 312, 19.5, 80, 400, 1.80),  # SXM, 80 GB
         _make_rented("l40s", 362, 91.6, 48, 350, 1.00),
         _make_rented("l4", 121, 30.3, 24, 72, 0.70),
-        _make_rented("t4", 65, 8.1, 16, 70, 0.35, kind="fp16"),  # before bf16
-        # Half precision with sums in fp32, which is half the rate the box is sold with.
+        _make_rented("t4", 65, 8.1, 16, 70, 0.35, kind="fp16"),  # no bf16
+        # Half precision with fp32 accumulation: half the advertised rate.
         _make_owned("rtx4090", {"bf16": 165.2, "fp32": 82.6}, 24, 450),
         _make_owned("rtx3090", {"bf16": 71, "fp32": 35.6}, 24, 350),
-        # The ten-core GPU; half precision is no faster there. Memory of a usual model, shared with the system.
+        # The ten-core GPU; half precision is no faster. Memory of a common model, shared with the system.
         _make_owned("apple-m2", {"fp32": 3.6}, 16, 20, 0.3),
         # Eight cores at 3 GHz, two fused multiply-adds on eight lanes a cycle: 8 x 3e9 x 32.
         _make_owned("laptop-cpu", {"fp32": 0.768}, 16, 45, 0.3),
     )
 }
-"""By name, fastest first within rented and owned."""
+"""Devices by name, fastest first within rented and owned."""

@@ -1,11 +1,11 @@
-"""A generator and a discriminator that are pre-trained together (Clark et al., 2020), as a spec and as a module.
+"""A generator and a discriminator, pre-trained together (Clark et al., 2020): spec and module.
 
-    pair = with_generator(resolve("electra-small"))      # any encoder will do
+    pair = add_generator(resolve("electra-small"))  # works for any encoder
     model = build_pair(pair, seed=0)
-    model.discriminator                                  # what is kept and fine-tuned: a model like any other
+    model.discriminator  # a `LanguageModel`, to be fine-tuned
 
-They share what turns tokens into vectors: the token table, positions, segments and the norm after them, but not the
-projection to their widths.
+They share the embeddings (token table, positions, segments and embedding norm), but not the projection to their
+widths.
 """
 
 from collections.abc import Iterator
@@ -30,15 +30,15 @@ from pretune.nn.heads import Detector, Head, Transform
 from pretune.nn.stack import Stack, TransformerStack
 
 HEAD_WIDTH = 64
-"""Of the generator, whatever the discriminator's."""
+"""Head width of the generator, whatever that of the discriminator."""
 
 GENERATOR_FOLDER = "generator"
-"""Where the generator lies in a directory that is the discriminator's."""
+"""Folder of the generator inside the directory of the discriminator."""
 
 
 @spec
 class Pair:
-    """A generator with a vocabulary head and a discriminator with a detector, over one embedding."""
+    """A generator with a vocabulary head and a discriminator with a detector; they share their embeddings."""
 
     generator: Model
     discriminator: Model
@@ -46,42 +46,44 @@ class Pair:
     def __post_init__(self) -> None:
         for name, model in (("generator", self.generator), ("discriminator", self.discriminator)):
             if model.shape != "encoder":
-                raise UsageError(f"the {name} of a pair must be an encoder, found a model of the shape '{model.shape}'")
+                raise UsageError(f"the {name} must be an encoder, got a model of shape '{model.shape}'")
         if self.generator.head is None or self.discriminator.detector is None:
-            raise UsageError("a pair needs a generator with a vocabulary head and a discriminator with a detector")
+            raise UsageError("the generator needs a vocabulary head and the discriminator a detector")
         if _get_shared_embedding(self.generator) != _get_shared_embedding(self.discriminator):
             raise UsageError("generator and discriminator must have the same vocabulary, token table and embedding")
 
     @property
     def shape(self) -> ModelShape:
-        """The word that objectives have for it."""
+        """Shape name, as objectives list it."""
         return "generator-discriminator"
 
     def params(self) -> Params:
-        """Exact parameter counts, what they share counted once; the body is both bodies."""
+        """Return exact parameter counts, shared parameters counted once; the body is both bodies."""
         vocab, inner, segments, norm, position = _get_shared_embedding(self.generator)
-        twice = vocab * self.generator.table + (segments or 0) * inner
-        twice += (norm.params(width=inner) if norm else 0) + (position.params(width=inner, heads=1) if position else 0)
-        one, other = self.generator.params(), self.discriminator.params()
+        shared_params = vocab * self.generator.table + (segments or 0) * inner
+        shared_params += (norm.params(width=inner) if norm else 0) + (
+            position.params(width=inner, heads=1) if position else 0
+        )
+        generator, discriminator = self.generator.params(), self.discriminator.params()
         return Params(
-            body=one.body + other.body - twice,
-            body_with_pooler=one.body_with_pooler + other.body_with_pooler - twice,
-            total=one.total + other.total - twice,
+            body=generator.body + discriminator.body - shared_params,
+            body_with_pooler=generator.body_with_pooler + discriminator.body_with_pooler - shared_params,
+            total=generator.total + discriminator.total - shared_params,
         )
 
 
 def add_generator(discriminator: Model, *, multiplier: float = 1 / 4) -> Pair:
-    """An encoder as a discriminator, and a generator as deep and `multiplier` times as wide in every layer.
+    """Return an encoder as the discriminator, with a generator as deep and `multiplier` times as wide.
 
-    Where the encoder has no detector it gets one in place of its other heads. The paper finds 1/4 to 1/2 to work best.
+    An encoder without a detector gets one in place of its other heads. The paper finds 1/4 to 1/2 to work best.
     """
     stack = discriminator.encoder
     if not isinstance(stack, Stack) or discriminator.decoder is not None:
-        raise UsageError(f"a generator goes with an encoder, found a model of the shape '{discriminator.shape}'")
+        raise UsageError(f"the discriminator must be an encoder, got a model of shape '{discriminator.shape}'")
     if stack.embed.factor is not None and stack.embed.factor.after != "norm":
-        raise UsageError("a generator needs an embedding that is projected after its norm, or not at all")
+        raise UsageError("a generator needs embeddings that are projected after their norm, or not at all")
     if not 0 < multiplier <= 1:
-        raise UsageError(f"multiplier {multiplier} must be above 0 and at most 1: how wide the generator is")
+        raise UsageError(f"multiplier must be above 0 and at most 1, got {multiplier}")
     block = stack.blocks[0]
     if discriminator.detector is None:
         detector = Detector(activation=block.feedforward.activation)
@@ -102,7 +104,7 @@ def add_generator(discriminator: Model, *, multiplier: float = 1 / 4) -> Pair:
 
 
 def _narrow_stack(stack: Stack, width: int, multiplier: float, table: int) -> Stack:
-    """The stack of a generator: hidden layers scaled, heads of the usual width."""
+    """Return the generator's stack: hidden widths scaled, heads of width `HEAD_WIDTH`."""
     heads = max(1, width // HEAD_WIDTH)
     blocks = tuple(
         replace(
@@ -117,7 +119,7 @@ def _narrow_stack(stack: Stack, width: int, multiplier: float, table: int) -> St
 
 
 def _get_shared_embedding(model: Model) -> tuple[Any, ...]:
-    """What two models must have alike to share their embeddings; positions only where they belong to them."""
+    """Return the parts that must be equal in both models to be shared; positions only if they are embeddings."""
     stack = model.encoder
     assert isinstance(stack, Stack)
     position = stack.position if stack.position and stack.position.mechanism == "input" else None
@@ -125,7 +127,7 @@ def _get_shared_embedding(model: Model) -> tuple[Any, ...]:
 
 
 class GeneratorDiscriminator(nn.Module):
-    """Its children `discriminator` and `generator` are models like any other; the shared modules are in both."""
+    """Two language models, `discriminator` and `generator`; the shared modules are children of both."""
 
     def __init__(self, discriminator: LanguageModel, generator: LanguageModel) -> None:
         super().__init__()
@@ -136,30 +138,34 @@ class GeneratorDiscriminator(nn.Module):
             tie(owner, name, module)
 
     def list_tied_modules(self) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-        """What is shared: an owner in the generator, the name there, and the discriminator's module."""
-        mine, its = self.generator.encoder, self.discriminator.encoder
-        assert isinstance(mine, TransformerStack) and isinstance(its, TransformerStack)
+        """Yield the tied modules: owner and attribute in the generator, and the discriminator's module."""
+        target, source = self.generator.encoder, self.discriminator.encoder
+        assert isinstance(target, TransformerStack) and isinstance(source, TransformerStack)
         yield self.generator, "tokens", self.discriminator.tokens
-        if its.position is not None and its.spec.position is not None and its.spec.position.mechanism == "input":
-            yield mine, "position", its.position
-        if its.embed.segments is not None:
-            yield mine.embed, "segments", its.embed.segments
-        if its.embed.norm is not None:
-            yield mine.embed, "norm", its.embed.norm
+        if (
+            source.position is not None
+            and source.spec.position is not None
+            and source.spec.position.mechanism == "input"
+        ):
+            yield target, "position", source.position
+        if source.embed.segments is not None:
+            yield target.embed, "segments", source.embed.segments
+        if source.embed.norm is not None:
+            yield target.embed, "norm", source.embed.norm
 
     @property
     def shape(self) -> ModelShape:
-        """The word that objectives have for it."""
+        """Shape name, as objectives list it."""
         return self.spec.shape
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer that came with the weights, or None."""
+        """Tokenizer loaded with the weights, or None."""
         return self.discriminator.tokenizer
 
     @property
     def attention_backend(self) -> Backend | None:
-        """The backend that is forced in both, if any."""
+        """Attention backend forced in both models; None: chosen per batch."""
         return self.discriminator.attention_backend
 
     @attention_backend.setter
@@ -167,34 +173,34 @@ class GeneratorDiscriminator(nn.Module):
         self.discriminator.attention_backend = self.generator.attention_backend = backend
 
     def get_models_by_folder(self) -> dict[str, LanguageModel]:
-        """What is saved, by the folder it lies in: the discriminator's is the directory itself."""
+        """Return the models by folder; the discriminator is saved in the directory itself."""
         return {"": self.discriminator, GENERATOR_FOLDER: self.generator}
 
     def propose(self, batch: Batch, chance: Tensor) -> tuple[Loss, Tensor]:
-        """The generator's loss at the targets, and a token it draws for each `[M]` by numbers from 0 to 1 `[M]`."""
+        """Return the generator's loss at the targets and a sampled token for each; `chance` `[M]` is in [0, 1)."""
         states = self.generator.states(batch)
         return self.generator.loss(states, batch), self.generator.sample(states, batch, chance)
 
     def detect(self, batch: Batch) -> Tensor:
-        """For every token `[N]` the logit that it was replaced."""
+        """Return the logit that a token was replaced, for every token `[N]`."""
         assert self.discriminator.detector is not None
         out: Tensor = self.discriminator.detector(self.discriminator.states(batch))
         return out
 
     def forward(self, batch: Batch) -> Tensor:
-        """What the discriminator says of a batch as it is: `detect`."""
+        """Return the discriminator's logits: `detect`."""
         return self.detect(batch)
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile both, block by block."""
+        """Compile both models, block by block."""
         self.discriminator.compile(*args, **options)
         self.generator.compile(*args, **options)
 
 
 def build_pair(spec: Pair, *, seed: int = 0, device: torch.device | str = "cpu") -> GeneratorDiscriminator:
-    """A new pair; its discriminator has the weights it would have alone."""
+    """Build a randomly initialized pair; the discriminator's weights equal those of `build` with the same seed."""
     check_memory(spec, device=device)
     pair = GeneratorDiscriminator(build_empty(spec.discriminator), build_empty(spec.generator)).to_empty(device=device)
     initialise(pair.generator, spec.generator.init, spec.generator.depth, mix(seed, 1))
-    initialise(pair.discriminator, spec.discriminator.init, spec.discriminator.depth, seed)  # NOTE: shared ones as well
+    initialise(pair.discriminator, spec.discriminator.init, spec.discriminator.depth, seed)  # NOTE: last: tied weights
     return pair

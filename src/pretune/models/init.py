@@ -1,4 +1,4 @@
-"""How the weights of a new model are drawn. Every parameter is set here, none is left as its module made it."""
+"""Weight initialization. Every parameter is set here; none keeps the value of its module's constructor."""
 
 import math
 
@@ -16,7 +16,7 @@ from pretune.nn.two_stream import TwoStreamStack
 
 @spec
 class Normal:
-    """Normal weights of one deviation, zero biases (Devlin et al., 2019).
+    """Normal weights of one standard deviation, zero biases (Devlin et al., 2019).
 
     With `residual`, layers that write to the residual stream start smaller by sqrt(2 depth) (Radford et al., 2019).
     """
@@ -31,9 +31,9 @@ class Normal:
 
 @spec
 class FanIn:
-    """Deviations by fan-in, with the attention scale folded into the queries (Raffel et al., 2020).
+    """Standard deviations by fan-in, with the attention scale folded into the queries (Raffel et al., 2020).
 
-    The token table, whose rows are not divided by anything, has deviation `factor`.
+    The token table has standard deviation `factor`.
     """
 
     factor: float = 1.0
@@ -52,13 +52,13 @@ class FanIn:
 Init = Normal | FanIn
 
 
-_MATRIX_OWNERS = RelativeAttentionLayer | TwoStreamStack  # with matrices of their own, drawn like any
+_MATRIX_OWNERS = RelativeAttentionLayer | TwoStreamStack  # modules that own matrices directly
 
 
 def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
-    """Draw every parameter of a model, in the order of its names, from one seed."""
+    """Initialize every parameter of a model in place, in the order of its names, from one seed."""
     generator = torch.Generator().manual_seed(seed)
-    done: set[int] = set()
+    parameter_ids: set[int] = set()
     owners = {
         f"{path}.{name}" if path else name: owner
         for path, owner in model.named_modules()
@@ -67,9 +67,9 @@ def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
     for path, module in model.named_modules():
         owner, name = owners.get(path, model), path.rpartition(".")[2]
         for kind, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in done:
+            if id(parameter) in parameter_ids:
                 continue
-            done.add(id(parameter))
+            parameter_ids.add(id(parameter))
             with torch.no_grad():
                 if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                     parameter.fill_(1.0 if kind == "weight" else 0.0)

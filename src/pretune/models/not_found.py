@@ -1,4 +1,4 @@
-"""A model that is not there: what to give instead. Told without torch, so that a typing error costs no time."""
+"""Error for a missing model directory. Does not import torch, so that a typo fails fast."""
 
 from pathlib import Path
 
@@ -6,28 +6,28 @@ from pretune.core.errors import CheckpointError, explain_missing, suggest_file
 from pretune.core.hub import is_repository
 from pretune.models.families import FAMILIES, OWNERS, list_sizes
 
-REMEDY = "; give a run, a Hugging Face directory, or"
+REMEDY = "; pass a run, a Hugging Face directory, or"
 
 
 def make_missing_error(folder: Path) -> CheckpointError:
-    """The error to raise: a model of the hub is written hf:OWNER/NAME, and the name of a family is no model yet."""
-    name, published = str(folder), format_hub_name(str(folder))
+    """Return the error for a missing directory, with a hint for names of families and of models on the Hub."""
+    name, hub_name = str(folder), format_hub_name(str(folder))
     if name in FAMILIES or any(name == f"{family}-{size}" for family in FAMILIES for size in list_sizes(family)):
-        other = published or "hf:OWNER/NAME"
-        remedy = f"; it names a family: train one with `pretune pretrain {name}`, or give a run, or {other}"
-    elif published is not None and "/" not in name:
-        remedy = f"{REMEDY} {published}"
+        remote = hub_name or "hf:OWNER/NAME"
+        remedy = f"; it is a family: train it with `pretune pretrain {name}`, or pass a run or {remote}"
+    elif hub_name is not None and "/" not in name:
+        remedy = f"{REMEDY} {hub_name}"
     else:
         if folder.exists():
             return CheckpointError(f"{folder}: {explain_missing(folder, 'directory')}")
         remedy = suggest_file(folder) or f"{REMEDY} hf:OWNER/NAME"
-        if published is not None and not folder.parent.exists():
-            remedy += f"; a model of the hub is {published}"
+        if hub_name is not None and not folder.parent.exists():
+            remedy += f"; a model on the Hub is written {hub_name}"
     return CheckpointError(f"{folder}: no such directory{remedy}")
 
 
 def format_hub_name(name: str) -> str | None:
-    """Return how a model of the hub is written here; None where a text cannot be the name of one.
+    """Return `hf:OWNER/NAME` for a model on the Hub, or None if the text cannot be its name.
 
     >>> format_hub_name("owner/model"), format_hub_name("my-model"), format_hub_name("../x")
     ('hf:owner/model', None, None)

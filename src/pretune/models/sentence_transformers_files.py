@@ -1,6 +1,6 @@
-"""The files that make a model's directory one of sentence-transformers: kept as they are, read by `use`, saved again.
+"""Files of sentence-transformers in a model directory; kept unchanged and saved with the model.
 
-`modules.json` lists what follows the transformer (pooling, a dense layer, a norm), each in a folder of its own.
+`modules.json` lists the modules after the transformer (pooling, dense layer, norm), each in its own folder.
 """
 
 from collections.abc import Mapping
@@ -12,26 +12,26 @@ from pretune.core.errors import CheckpointError
 MODULES_FILE = "modules.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
 LENGTH_FILE_PATTERN = "sentence_*_config.json"
-"""Where the longest text is said; its name differs between releases."""
+"""File with the maximum sequence length; its name differs between releases."""
 
 MODULE_FILES = ("config.json", "model.safetensors")
-"""What is kept of the folder of a module."""
+"""Files that are kept from the folder of a module."""
 
 MAX_FILE_BYTES = 256 << 20
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Every such file of a directory by its path in it; none where the directory has no modules."""
+    """Read the files of a directory, by relative path; empty if it has no modules.json."""
     main = folder / MODULES_FILE
     if not main.is_file():
         return {}
-    found = [main, folder / PROMPTS_FILE, *sorted(folder.glob(LENGTH_FILE_PATTERN))]
-    found += [module / inside for module in _list_folders(main) for inside in MODULE_FILES]
-    return {file.relative_to(folder).as_posix(): _read_bytes(file) for file in found if file.is_file()}
+    files = [main, folder / PROMPTS_FILE, *sorted(folder.glob(LENGTH_FILE_PATTERN))]
+    files += [module / inside for module in _list_folders(main) for inside in MODULE_FILES]
+    return {file.relative_to(folder).as_posix(): _read_bytes(file) for file in files if file.is_file()}
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> list[str]:
-    """Write them again; the names of those that lie right in the directory."""
+    """Write the files; return the names of those at the top level."""
     for name, data in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         io.atomic_write(folder / name, data)
@@ -39,11 +39,11 @@ def write(folder: Path, files: Mapping[str, bytes]) -> list[str]:
 
 
 def _list_folders(main: Path) -> list[Path]:
-    """The folders that the list names, but for the directory itself."""
-    listed = io.parse_json(_read_bytes(main).decode(errors="replace"), CheckpointError, str(main))
-    if not isinstance(listed, list) or not all(isinstance(entry, dict) and "path" in entry for entry in listed):
+    """Return the folders that modules.json names, except the directory itself."""
+    entries = io.parse_json(_read_bytes(main).decode(errors="replace"), CheckpointError, str(main))
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and "path" in entry for entry in entries):
         raise CheckpointError(f"{main}: expected a list of modules, each with a 'type' and a 'path'")
-    paths = [entry["path"] for entry in listed if entry["path"] != ""]
+    paths = [entry["path"] for entry in entries if entry["path"] != ""]
     return [io.resolve_inside(main.parent, path, CheckpointError, main) for path in paths]
 
 

@@ -1,6 +1,6 @@
-"""Safetensors files: what they hold without reading it, the values when asked, and writing them in shards.
+"""Safetensors files: headers, tensors and sharded writing.
 
-Nothing here unpickles. A pickle is refused under any name: one under a false name is told by its first bytes.
+Pickles are never loaded: they are refused by suffix, and under any other name by their first bytes.
 """
 
 import itertools
@@ -24,10 +24,10 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 PICKLE_PREFIXES = (b"PK\x03\x04", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
-"""How a pickle may begin: the archive that torch writes, or a bare one."""
+"""First bytes of a pickle: torch's zip archive, or a bare pickle."""
 
 FLOAT_DTYPES = frozenset({"F32", "F16", "BF16", "F64"})
-"""What weights may be stored as."""
+"""Allowed dtypes of stored weights."""
 
 REMEDY = f"save the weights as {SINGLE_FILE}"
 
@@ -36,7 +36,7 @@ _WEIGHT_FILE_PATTERN = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor in a file: where it lies, its shape and its type as the file names it, not its values."""
+    """Header of a tensor: file, key, shape and dtype (as safetensors names it)."""
 
     file: Path
     key: str
@@ -45,34 +45,32 @@ class TensorInfo:
 
 
 def read_headers(folder: Path) -> dict[str, TensorInfo]:
-    """Every tensor of a directory, from the files' headers."""
-    found: dict[str, TensorInfo] = {}
+    """Return the headers of all tensors of a directory, by key."""
+    infos: dict[str, TensorInfo] = {}
     for file in list_weight_files(folder):
         with open_tensors(file) as tensors:
             for key in tensors.keys():  # noqa: SIM118 (not a mapping)
                 part = tensors.get_slice(key)
-                if key in found:
-                    raise CheckpointError(f"{file}: tensor {format_value(key)} is also in {found[key].file.name}")
-                found[key] = TensorInfo(file, key, tuple(part.get_shape()), part.get_dtype())
+                if key in infos:
+                    raise CheckpointError(f"{file}: tensor {format_value(key)} is also in {infos[key].file.name}")
+                infos[key] = TensorInfo(file, key, tuple(part.get_shape()), part.get_dtype())
     for key, name in _read_index(folder).items():
-        if key not in found or found[key].file.name != name:
-            raise CheckpointError(
-                f"{folder / name}: tensor {format_value(key)} is missing, though {INDEX_FILE} lists it"
-            )
-    return found
+        if key not in infos or infos[key].file.name != name:
+            raise CheckpointError(f"{folder / name}: tensor {format_value(key)} is missing, but {INDEX_FILE} lists it")
+    return infos
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a directory: the single one, or those its index names."""
+    """Return the safetensors files of a directory: the single file, or those of the index."""
     names = sorted(set(_read_index(folder).values())) or [SINGLE_FILE]
     for name in names:
         if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name}: missing, though {INDEX_FILE} names it; copy the directory again")
+            raise CheckpointError(f"{folder / name}: missing, but {INDEX_FILE} lists it; copy the directory again")
     return [folder / name for name in names]
 
 
 def find_main_file(folder: Path) -> Path:
-    """The file that stands for a directory's weights: the single one, or the index of several."""
+    """Return the single weight file of a directory, or the index of its shards."""
     for name in (SINGLE_FILE, INDEX_FILE):
         if (folder / name).is_file():
             return folder / name
@@ -82,12 +80,12 @@ def find_main_file(folder: Path) -> Path:
         raise CheckpointError(f"{folder}: cannot be read: {fault.strerror}") from fault
     if pickles:
         first = min(pickles, key=lambda name: ("model" not in name, name))
-        raise CheckpointError(f"{folder / first}: a pickle can run code, so it is never read; {REMEDY}")
+        raise CheckpointError(f"{folder / first}: pickles can run code and are not supported; {REMEDY}")
     raise CheckpointError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}")
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    """Tensor -> file, where a directory has several; empty where it has one."""
+    """Return tensor -> file from the index; empty for a single file."""
     main = find_main_file(folder)
     if main.name == SINGLE_FILE:
         return {}
@@ -96,9 +94,7 @@ def _read_index(folder: Path) -> dict[str, str]:
         raise CheckpointError(f"{main}: key 'weight_map' must be an object of tensor names to file names")
     for key, name in table.items():
         if not isinstance(name, str) or not name.endswith(".safetensors"):
-            raise CheckpointError(
-                f"{main}: tensor {format_value(key)}: {format_value(name)} is not the name of a safetensors file"
-            )
+            raise CheckpointError(f"{main}: tensor {format_value(key)}: {format_value(name)} is not a safetensors file")
     for name in set(table.values()):
         io.resolve_inside(folder, name, CheckpointError, main)
     return table
@@ -106,21 +102,21 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def open_tensors(file: Path) -> Iterator[Any]:
-    """A safetensors file, with its errors as one line."""
+    """Open a safetensors file; errors become one-line `CheckpointError`s."""
     try:
         with safe_open(file, framework="pt") as tensors:
             yield tensors
     except (SafetensorError, OSError, ValueError, OverflowError, RuntimeError) as error:
-        # NOTE: asked only now, for the length of a good header, which comes first, may look like a pickle.
+        # NOTE: only after a failure: the header length of a valid file may look like a pickle.
         if _read_start(file).startswith(PICKLE_PREFIXES):
-            raise CheckpointError(f"{file}: a pickle under another name, so it is never read; {REMEDY}") from None
+            raise CheckpointError(f"{file}: is a pickle, which can run code and is not supported; {REMEDY}") from None
         raise CheckpointError(f"{file}: not a readable safetensors file ({format_error(error)})") from None
 
 
 def read_tensors(infos: Iterable[TensorInfo]) -> Iterator[Tensor]:
-    """The tensors themselves, in order, each file opened once per run of neighbours.
+    """Yield the tensors in order; consecutive tensors of a file share one open file.
 
-    NOTE: they are views of the mapped file: copy what is to be kept.
+    NOTE: they are views of the memory-mapped file; copy before the file changes.
     """
     for file, entries in itertools.groupby(infos, key=lambda entry: entry.file):
         with open_tensors(file) as tensors:
@@ -129,15 +125,15 @@ def read_tensors(infos: Iterable[TensorInfo]) -> Iterator[Tensor]:
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], limit: int) -> list[str]:
-    """Write tensors as one file, or as several of at most `limit` bytes with an index. The names written."""
+    """Write tensors as one file, or as shards of at most `limit` bytes with an index; return the file names."""
     groups: list[dict[str, Tensor]] = [{}]
-    used = 0
+    shard_bytes = 0
     for name, tensor in tensors.items():
-        if groups[-1] and used + tensor.nbytes > limit:
+        if groups[-1] and shard_bytes + tensor.nbytes > limit:
             groups.append({})
-            used = 0
+            shard_bytes = 0
         groups[-1][name] = tensor
-        used += tensor.nbytes
+        shard_bytes += tensor.nbytes
     if len(groups) == 1:
         save_tensors(groups[0], folder / SINGLE_FILE)
         return [SINGLE_FILE]
@@ -152,20 +148,20 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], limit: int) -> lis
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """One safetensors file, a full disk or a read-only one told in one line."""
+    """Write one safetensors file; a full or read-only disk becomes a one-line error."""
     with io.translate_write_errors(file):
         save_file(dict(tensors), file, metadata={"format": "pt"})
-        with file.open("rb") as written:  # a disk may be found full only now
-            os.fsync(written.fileno())
+        with file.open("rb") as handle:  # a full disk may be reported only now
+            os.fsync(handle.fileno())
 
 
 def list_weight_names(folder: Path) -> list[str]:
-    """The files in a directory that `write_shards` may have written."""
+    """Return the names of weight files in a directory, as `write_shards` writes them."""
     return [file.name for file in folder.glob("model*") if _WEIGHT_FILE_PATTERN.fullmatch(file.name)]
 
 
 def format_error(error: Exception) -> str:
-    """What a library says, as one short printable line; it may quote the file."""
+    """Format a library's error as one short printable line; it may quote the file."""
     text = " ".join((str(error) or type(error).__name__).split())
     return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
 

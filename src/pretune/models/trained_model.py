@@ -1,4 +1,4 @@
-"""One model, or two that are trained together: a spec in the shape that an objective asks for, and the module of it."""
+"""Specs and modules of any shape: a single model, or two that are trained together."""
 
 from collections.abc import Sequence
 
@@ -17,9 +17,9 @@ AnyModel = LanguageModel | GeneratorDiscriminator | BidirectionalLM
 
 
 def convert_to_shape(spec: Model, shapes: Sequence[str]) -> AnySpec:
-    """A model as one of some shapes wants it: itself, or with the partner that an encoder or a decoder is given.
+    """Return the spec in one of `shapes`: unchanged, or with the second model that the shape needs.
 
-    >>> from pretune.list_models.catalog import resolve
+    >>> from pretune.models.catalog import resolve
     >>> convert_to_shape(resolve("gpt2-small"), ["two-way"]).shape
     'two-way'
     """
@@ -35,20 +35,20 @@ def convert_to_shape(spec: Model, shapes: Sequence[str]) -> AnySpec:
     if spec.shape == "decoder" and "two-way" in shapes:
         return make_two_way(spec)
     raise UsageError(
-        f"the objective trains models of the shape {' or '.join(shapes)}, and '{spec.family}' is of the shape "
+        f"the objective needs a model of shape {' or '.join(shapes)}, but '{spec.family}' has shape "
         f"'{spec.shape}'; choose another objective or family (`pretune list objectives`)"
     )
 
 
 def list_models(spec: AnySpec) -> tuple[Model, ...]:
-    """The models that a token runs through in training, for whoever counts what that costs."""
+    """Return the models that every token passes through in training, for cost estimates."""
     if isinstance(spec, Pair):
         return spec.generator, spec.discriminator
     return (spec.forwards, spec.backward_spec) if isinstance(spec, TwoWay) else (spec,)
 
 
 def build_any(spec: AnySpec, *, seed: int = 0, device: torch.device | str = "cpu") -> AnyModel:
-    """A new model of any shape, with fresh weights."""
+    """Build a randomly initialized model of any shape."""
     if isinstance(spec, Pair):
         return build_pair(spec, seed=seed, device=device)
     if isinstance(spec, TwoWay):

@@ -1,4 +1,4 @@
-"""Whether a model directory is whole: every part is read, and the first fault is named."""
+"""Verification of a model directory: hashes, config, tensors, values and tokenizer."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -16,19 +16,19 @@ from pretune.models.spec import Model
 from pretune.models.tensor_files import TensorInfo
 
 CHUNK_VALUES = 1 << 22
-"""How many numbers are looked at together, so that memory stays bounded."""
+"""Values checked at a time, to bound memory."""
 
 
 def verify(directory: str | Path) -> list[str]:
-    """Check a directory and say, one line each, what was checked; the first fault is a CheckpointError.
+    """Verify a directory; return one line per check. Raises `CheckpointError` at the first failure.
 
-    The hashes come first, where there is a manifest: they tell a damaged model from one that was never right.
+    Hashes are checked first, if there is a manifest: they distinguish a damaged model from an invalid one.
     """
     folder = Path(directory)
     lines = [_check_hashes(folder)]
-    spec, _, stored = checkpoint.inspect_checkpoint(folder)
+    spec, _, tensors = checkpoint.inspect_checkpoint(folder)
     lines.append(f"config.json: family {format_value(spec.family)}, {spec.params().total:,} parameters")
-    lines.append(f"tensors: {len(stored)}, with the names and shapes that the config asks for")
+    lines.append(f"tensors: {len(tensors)}, names and shapes match the config")
     lines.append(f"values: {_check_finite(tensor_files.read_headers(folder).values()):,}, all finite")
     lines.append(_check_tokenizer(folder, spec))
     lines += [f"{name}: readable" for name in _check_json_files(folder)]
@@ -38,32 +38,34 @@ def verify(directory: str | Path) -> list[str]:
 
 def _check_hashes(folder: Path) -> str:
     if not (folder / io.MANIFEST).exists():
-        return f"{io.MANIFEST}: none here, so the bytes of the files cannot be compared with anything"
-    listed = io.check_manifest(folder)["files"]
+        return f"{io.MANIFEST}: not found, hashes not checked"
+    entries = io.check_manifest(folder)["files"]
     for file in [folder / "config.json", *tensor_files.list_weight_files(folder)]:
-        if file.name not in listed:
-            raise CheckpointError(f"{file}: not listed in {io.MANIFEST}; copy or make the directory again")
-    return f"{io.MANIFEST}: {format_count(len(listed), 'files')} of the sizes and SHA-256 it says"
+        if file.name not in entries:
+            raise CheckpointError(f"{file}: not listed in {io.MANIFEST}; copy or save the directory again")
+    return f"{io.MANIFEST}: {format_count(len(entries), 'files')} with matching size and SHA-256"
 
 
 def _check_finite(tensors: Collection[TensorInfo]) -> int:
-    """Look at every number, file by file; how many there are."""
+    """Check every value, file by file; return their number."""
     count = 0
     for entry, tensor in zip(tensors, tensor_files.read_tensors(tensors), strict=True):
         bad = _find_nonfinite(tensor)
         if bad is not None:
-            where = [int(part) for part in torch.unravel_index(torch.tensor(bad), tensor.shape)]
+            index = [int(part) for part in torch.unravel_index(torch.tensor(bad), tensor.shape)]
             value = tensor.reshape(-1)[bad].item()
-            raise CheckpointError(f"{entry.file}: tensor '{entry.key}' holds {value} at {where}; all must be finite")
+            raise CheckpointError(
+                f"{entry.file}: tensor '{entry.key}' has {value} at {index}; all values must be finite"
+            )
         count += tensor.numel()
     return count
 
 
 def check_weights(model: nn.Module, source: str | Path) -> None:
-    """Refuse a loaded model whose weights are not finite, before anything is trained from it."""
+    """Raise `NonFiniteError` if a loaded model has non-finite weights."""
     for name, tensor in checkpoint.iterate_weights(model):
         if tensor.is_floating_point() and _find_nonfinite(tensor.detach()) is not None:
-            raise NonFiniteError(f"{source}: '{name}' holds values that are not finite; take an undamaged model")
+            raise NonFiniteError(f"{source}: '{name}' has non-finite values; use an undamaged model")
 
 
 def _find_nonfinite(tensor: Tensor) -> int | None:
@@ -78,15 +80,15 @@ def _find_nonfinite(tensor: Tensor) -> int | None:
 def _check_tokenizer(folder: Path, spec: Model) -> str:
     tokenizer = checkpoint._read_tokenizer(folder, spec)
     if tokenizer is None:
-        return "tokenizer.json: none here"
+        return "tokenizer.json: not found"
     size = tokenizer.get_vocab_size(with_added_tokens=True)
-    return f"tokenizer.json: {size:,} tokens, the model's vocabulary has {spec.vocab:,}"
+    return f"tokenizer.json: {size:,} tokens, model vocabulary {spec.vocab:,}"
 
 
 def _check_json_files(folder: Path) -> list[str]:
-    """The other JSON files that belong to a model, each read once."""
+    """Read the other JSON files of a model; return their names."""
     names = [name for name in checkpoint.ASSET_FILES if name.endswith(".json") and name != "tokenizer.json"]
-    found = [name for name in names if (folder / name).is_file()]
-    for name in found:
+    present = [name for name in names if (folder / name).is_file()]
+    for name in present:
         io.read_json(folder / name, CheckpointError)
-    return found
+    return present

@@ -260,7 +260,7 @@ def read(found: dict[str, Any], parts: frozenset[str] | None = None) -> Model:
     layout = layout_of(found["model_type"])
     promised, tied = layout.read_claims(found)
     full = next(iter(layout.classes.values()))
-    return layout.read(found, parts if parts is not None else full if promised is None else promised, tied=tied)
+    return layout.read(found, parts if parts is not None else full if promised is None else promised, is_tied=tied)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -374,9 +374,9 @@ def test_fixed_keys(model_type: str) -> None:
     for entry in layout_of(model_type).entries:
         if not hasattr(entry, "allowed"):
             continue
-        for value in (*entry.allowed, None):
+        for value in (*entry.allowed_values, None):
             read({"model_type": model_type, entry.name: value})
-        for value in ("nonsense", 0.75, 77, [1], {"a": 1}, not entry.allowed[0]):
+        for value in ("nonsense", 0.75, 77, [1], {"a": 1}, not entry.allowed_values[0]):
             with pytest.raises(CheckpointError, match=f"'{entry.name}'"):
                 read({"model_type": model_type, entry.name: value})
 
@@ -536,7 +536,7 @@ def test_as_many_keys_as_queries_are_no_groups(model_type: str) -> None:
     said, silent = (resolve(model_type, {**small, "kv_heads": groups}) for groups in (4, None))
     assert said == silent
     written = layout_of(model_type).write(said)
-    assert is_equivalent(layout_of(model_type).read(written, frozenset({"head"}), tied=False), said)
+    assert is_equivalent(layout_of(model_type).read(written, frozenset({"head"}), is_tied=False), said)
 
 
 def test_take() -> None:

@@ -34,7 +34,7 @@ def build_spec(
     scale: bool = False,
     family: str = "bart",
 ) -> Model:
-    """Learned positions from row 2 on, an embedding norm in each half; mBART is pre-norm and scales its tokens."""
+    """Build a spec: learned positions from row 2, embedding norms; mBART is pre-norm and scales embeddings."""
     norm = LayerNorm()
 
     def stack(causal: bool) -> Stack:
@@ -68,7 +68,7 @@ def build_spec(
 
 
 def _build_keys(side: str) -> tuple[Entry, ...]:
-    first = side == "encoder"  # which the names without a side mean
+    first = side == "encoder"  # names without a side refer to the encoder
     attentions = [f"{side}.blocks.*.attention"] + ([] if first else [f"{side}.blocks.*.cross"])
     heads = tuple(f"{path}.heads" for path in attentions)
     return (
@@ -122,7 +122,7 @@ def _build_rules(slot: str) -> tuple[Rule, ...]:
 
 
 LAST_TOKEN = Reading(at="last", layer="own")
-"""The decoder's last state, with the text on both sides (section 3.1 of the paper), through a dense layer."""
+"""The decoder's last state through a dense layer; encoder and decoder get the same text (section 3.1)."""
 
 
 def _build_layout(model_type: str, name: str, slot: str) -> Layout:
@@ -131,7 +131,7 @@ def _build_layout(model_type: str, name: str, slot: str) -> Layout:
         template=partial(build_spec, pre_norm=slot == "pre", family=model_type),
         entries=(
             *_ENTRIES,
-            # Early releases said here what is now the difference between the two classes.
+            # Keys of early releases; the two classes now fix these values.
             FixedKey("normalize_before", (slot == "pre",)),
             FixedKey("add_final_layer_norm", (slot == "pre",)),
             FixedKey("normalize_embedding", (True,)),
@@ -178,7 +178,7 @@ bart = Family(
     },
     layout=BART_LAYOUT,
 )
-"""BART: an encoder-decoder that restores corrupted text (Lewis et al., 2020)."""
+"""BART: a denoising encoder-decoder (Lewis et al., 2020)."""
 
 mbart = Family(
     build_spec=partial(build_spec, pre_norm=True, scale=True, vocab=250027, family="mbart"),
@@ -219,4 +219,4 @@ mass = Family(
     },
     layout=BART_LAYOUT,
 )
-"""MASS: the encoder reads text with a hole, the decoder writes what was in it (Song et al., 2019)."""
+"""MASS: an encoder-decoder that predicts a masked span (Song et al., 2019)."""

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al., 2019): a bidirectional encoder trained to fill masked words and to judge sentence pairs."""
+"""BERT (Devlin et al., 2019): a bidirectional encoder, trained on masked tokens and next sentence prediction."""
 
 from pretune.models.families.shared.encoders import (
     ENCODER_ACTIVATION,
@@ -32,7 +32,7 @@ def build_spec(
     positions: int = 512,
     dropout: float = 0.1,
 ) -> Model:
-    """Learned positions, two segments, an embedding norm, post-norm blocks; MLM transform, pooler and NSP head."""
+    """Build a spec: learned positions, two segments, embedding norm, post-norm; MLM transform, pooler, NSP head."""
     norm = LayerNorm(eps=1e-12)
     return Model(
         family="bert",
@@ -73,7 +73,7 @@ bert = Family(
         width=768,
         tokenizer=("wordpiece", "cls-sep", 30_522),
     ),
-    # Turc et al. (2019) released the small ones; all counts are of the body with the pooler.
+    # Turc et al. (2019) released the sizes below base. Counts are of the body with the pooler.
     sizes={
         "tiny": Size({"width": 128, "depth": 2, "heads": 2}, 4_385_920, "body_with_pooler"),
         "mini": Size({"width": 256, "depth": 4, "heads": 4}, 11_170_560, "body_with_pooler"),
@@ -81,7 +81,7 @@ bert = Family(
         "medium": Size({"width": 512, "depth": 8, "heads": 8}, 41_373_184, "body_with_pooler"),
         "base": Size({}, 109_482_240, "body_with_pooler"),  # "110M"
         "large": Size(LARGE_SETTINGS, 335_141_888, "body_with_pooler"),  # "340M"
-        "multilingual": Size(  # mBERT, cased; its languages are mixed by the exponent that its release states
+        "multilingual": Size(  # mBERT, cased; languages are sampled with the released exponent
             {"vocab": 119547}, 177_853_440, "body_with_pooler", {"mixing": {"kind": "smoothed", "alpha": 0.7}}
         ),
     },
@@ -127,4 +127,4 @@ bert = Family(
         ),
     ),
 )
-"""BERT: bidirectional encoder, masked words and sentence pairs (Devlin et al., 2019)."""
+"""BERT: bidirectional encoder, masked tokens and sentence pairs (Devlin et al., 2019)."""

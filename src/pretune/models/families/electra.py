@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al., 2020): an encoder trained to tell which tokens a small masked language model has replaced."""
+"""ELECTRA (Clark et al., 2020): an encoder trained to detect tokens replaced by a small masked language model."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,9 +30,9 @@ def build_spec(
     dropout: float = 0.1,
     generator: bool = False,
 ) -> Model:
-    """BERT's encoder over a token table that may be narrower or wider, with no pooler and one head.
+    """Build a spec: BERT's encoder without a pooler, with a token table of width `table`, and one head.
 
-    That head is the detector at every position, or with `generator` the one over the vocabulary.
+    The head is the detector or, with `generator`, the vocabulary head.
     """
     base = build_bert_spec(
         width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, positions=positions, dropout=dropout
@@ -51,7 +51,7 @@ def build_spec(
 
 
 def build_pretraining_spec(spec: Model) -> Pair:
-    """With a generator a quarter as wide; the paper takes a third for its base size (its table 6)."""
+    """Add a generator of a quarter of the width, or a third for the base size (table 6 of the paper)."""
     return add_generator(spec, multiplier=1 / 3 if spec.width == 768 else 1 / 4)
 
 
@@ -66,13 +66,13 @@ def _read_table(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build_template() -> Model:
-    """With both heads: a checkpoint has one of them."""
+    """Build a spec with both heads; a checkpoint has one of them."""
     return replace(build_spec(**SMALL_SETTINGS, generator=True), detector=Detector())
 
 
 FIRST_TOKEN = Reading(at="first", layer="own", activation="gelu")
-"""[CLS] through a dense layer of the head, with the activation of the body."""
-# NOTE: of choices the class reads this from its config; other values than the paper's are refused.
+"""[CLS] through a new dense layer of the head, with the activation of the body."""
+# NOTE: the multiple-choice class reads these from its config; only the paper's values are supported.
 SUMMARY_KEYS = (
     FixedKey("summary_type", ("first",)),
     FixedKey("summary_activation", ("gelu",)),
@@ -97,7 +97,7 @@ electra = Family(
         "small": Size(SMALL_SETTINGS, 13_483_008, "body"),  # "14M"
         "base": Size({}, 108_891_648, "body"),  # "110M"
         "large": Size(LARGE_SETTINGS, 334_092_288, "body"),  # "335M"
-        # As released. NOTE: that of the small one is as wide as its discriminator, where the paper has a quarter.
+        # As released. NOTE: the small generator is as wide as its discriminator; the paper has a quarter.
         "small-generator": Size({**SMALL_SETTINGS, "generator": True}, 13_483_008, "body"),
         "base-generator": Size({**SMALL_SETTINGS, "table": 768, "generator": True}, 33_511_168, "body"),
         "large-generator": Size({**SMALL_SETTINGS, "depth": 24, "table": 1024, "generator": True}, 50_999_552, "body"),
@@ -113,7 +113,7 @@ electra = Family(
                 for entry in ENCODER_KEYS
             ),
             Key("vocab_size", ("vocab",), 30522),
-            # NOTE: the generator's head has a gelu whatever the config says.
+            # NOTE: the generator's head uses gelu whatever the config states.
             Key("hidden_act", (ENCODER_ACTIVATION, "detector.activation"), "gelu", ACTIVATIONS),
             CustomKey(("embedding_size",), _read_table, lambda spec: {"embedding_size": spec.table}),
         ),
@@ -154,4 +154,4 @@ electra = Family(
         ),
     ),
 )
-"""ELECTRA: an encoder that detects replaced tokens, and its generator (Clark et al., 2020)."""
+"""ELECTRA: an encoder that detects replaced tokens, with its generator (Clark et al., 2020)."""

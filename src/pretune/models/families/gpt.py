@@ -1,4 +1,4 @@
-"""GPT (Radford et al., 2018): a left-to-right decoder, post-norm, pre-trained once and fine-tuned per task."""
+"""GPT (Radford et al., 2018): a post-norm left-to-right decoder, pre-trained once and fine-tuned per task."""
 
 from pretune.models.families.shared.decoders import (
     GPT_KEYS,
@@ -33,7 +33,7 @@ def build_spec(
     positions: int = 512,
     dropout: float = 0.1,
 ) -> Model:
-    """Post-norm blocks without a final norm; the head is the token table."""
+    """Build a spec: post-norm blocks without a final norm, tied head."""
     return Model(
         family="gpt",
         vocab=vocab,

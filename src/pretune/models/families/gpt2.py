@@ -37,7 +37,7 @@ def build_spec(
     head_width: int | None = None,
     family: str = "gpt2",
 ) -> Model:
-    """GPT with the norm moved before each sublayer, one after the last, and smaller residual weights at the start."""
+    """Build a spec: GPT with pre-norm, a final norm, and scaled initialization of residual layers."""
     base = build_gpt_spec(
         width=width, depth=depth, heads=1, vocab=vocab, hidden=hidden, positions=positions, dropout=dropout
     )
@@ -111,7 +111,7 @@ gpt2 = Family(
         warmup=2_000,
         tokenizer=("bpe", "endoftext", 50_257),
     ),
-    # The paper's own figures (117M, 345M, 762M, 1542M) were too small.
+    # The paper's figures (117M, 345M, 762M, 1542M) were too small.
     sizes={
         "small": Size({}, 124_439_808),
         "medium": Size({"width": 1024, "depth": 24, "heads": 16}, 354_823_168),
@@ -124,8 +124,8 @@ gpt2 = Family(
 
 
 def _make_size(width: int, depth: int, heads: int, head_width: int, params: int) -> Size:
-    odd = {"head_width": head_width} if heads * head_width != width else {}
-    return Size({"width": width, "depth": depth, "heads": heads, **odd}, params)
+    head_settings = {"head_width": head_width} if heads * head_width != width else {}
+    return Size({"width": width, "depth": depth, "heads": heads, **head_settings}, params)
 
 
 gpt3 = Family(
@@ -140,8 +140,8 @@ gpt3 = Family(
         warmup=750,
         tokenizer=("bpe", "endoftext", 50_257),
     ),
-    # Table 2.1 of the paper; no weights were released, so the counts are of these shapes. Attention is dense in every
-    # layer here; the paper alternates with banded sparse layers whose width it does not give.
+    # Table 2.1 of the paper; no weights were released, so the counts are computed from these specs. Attention is dense
+    # in every layer; the paper alternates with banded sparse layers of unpublished width.
     sizes={
         "125m": _make_size(768, 12, 12, 64, 125_226_240),
         "350m": _make_size(1024, 24, 16, 64, 355_871_744),

@@ -42,7 +42,7 @@ def build_spec(
     norm: Norm = NORM,
     context: int = 2048,
 ) -> Model:
-    """Pre-norm, rotary, gated; the hidden width is 8/3 of the width, rounded up to a multiple of 256."""
+    """Build a spec: pre-norm, rotary positions, SwiGLU; hidden width 8/3 of the width, rounded up to 256s."""
     return Model(
         family=family,
         vocab=vocab,
@@ -130,7 +130,7 @@ llama2 = Family(
     },
     layout=LAYOUT,
 )
-"""Llama 2: longer context, grouped-query attention in the largest (Touvron et al., 2023)."""
+"""Llama 2: longer context, grouped-query attention in the largest size (Touvron et al., 2023)."""
 
 _LONG_CONTEXT_ROTARY = Rotary(theta=500000.0, scaling=Banded(factor=32.0, low=1.0, high=4.0, original=8192))
 llama3 = Family(
@@ -156,7 +156,7 @@ llama3 = Family(
         tokenizer=("bpe", "endoftext", 128_256),
     ),
     sizes={
-        # 3.2 (text): tied heads and stretched positions.
+        # Llama 3.2 (text): tied heads and scaled rotary frequencies.
         "1b": Size(
             {
                 "width": 2048,
@@ -185,4 +185,4 @@ llama3 = Family(
     },
     layout=LAYOUT,
 )
-"""Llama 3: a larger vocabulary, grouped-query attention, positions stretched by wavelength (Dubey et al., 2024)."""
+"""Llama 3: larger vocabulary, grouped-query attention, rotary scaling by wavelength (Dubey et al., 2024)."""

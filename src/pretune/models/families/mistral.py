@@ -31,7 +31,7 @@ def build_spec(
     hidden: int | None = 14336,
     window: int | None = 4096,
 ) -> Model:
-    """Every layer sees `window` tokens back."""
+    """Build a spec: Llama in which every layer attends to the last `window` tokens."""
     base = build_llama_spec(
         width=width,
         depth=depth,

@@ -1,4 +1,4 @@
-"""MPT (MosaicML, 2023): ALiBi instead of positions, no biases anywhere."""
+"""MPT (MosaicML, 2023): ALiBi positions, no biases."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ def build_spec(
     context: int = 2048,
     dropout: float = 0.0,
 ) -> Model:
-    """Layer norms with a scale only; the hidden width is always four times the width."""
+    """Build a spec: layer norms without bias; the hidden width is four times the width."""
     norm = LayerNorm(bias=False)
     return Model(
         family="mpt",
@@ -74,15 +74,15 @@ _KNOWN_KEYS = {
 
 
 def _read_attention(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    given = read_object(hf_config, "attn_config")
+    attention = read_object(hf_config, "attn_config")
     for name, value in _FIXED_VALUES.items():
-        FixedKey(f"attn_config.{name}", (value,)).read(given)
-    for name, value in given.items():
+        FixedKey(f"attn_config.{name}", (value,)).read(attention)
+    for name, value in attention.items():
         if name.removeprefix("attn_config.") not in _KNOWN_KEYS and value not in (None, False, {}, []):
-            raise CheckpointError(f"key {format_value(name)} is not known; what it changes cannot be reproduced")
-    dropout = read_key(given, "attn_config.attn_pdrop", check=check_rate, default=0.0)
+            raise CheckpointError(f"key {format_value(name)} is unknown; its effect cannot be reproduced")
+    dropout = read_key(attention, "attn_config.attn_pdrop", check=check_rate, default=0.0)
     clip, scale = (
-        read_key(given, f"attn_config.{name}", check=allow_null(check_positive), default=None)
+        read_key(attention, f"attn_config.{name}", check=allow_null(check_positive), default=None)
         for name in ("clip_qkv", "softmax_scale")
     )
     return {
@@ -98,7 +98,7 @@ def _read_attention(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 def _write_attention(spec: Model) -> dict[str, Any]:
     assert spec.decoder is not None
     attention = spec.decoder.blocks[0].attention
-    # NOTE: the reference takes only whole numbers for this rate; any other is kept in our own key.
+    # NOTE: the reference takes only integers for this rate; others are stored under the key `pretune`.
     rate = {"attn_pdrop": int(attention.dropout)} if float(attention.dropout).is_integer() else {}
     return {"attn_config": {**_FIXED_VALUES, "clip_qkv": attention.clip, "softmax_scale": attention.scale, **rate}}
 
@@ -109,7 +109,7 @@ mpt = Family(
     default="7b",
     training=build_decoder_training(
         length=2048,
-        # As its code trains that size with Adam; the released weights were made with Lion.
+        # The settings of its code for Adam; the released weights were trained with Lion.
         batch_tokens=2_097_152,
         lr=1.2e-4,
         width=4096,
@@ -138,12 +138,12 @@ mpt = Family(
             FixedKey("logit_scale", (None,)),
             FixedKey("embedding_fraction", (1, 1.0)),
         ),
-        # The reference computes the same whatever these say.
+        # The reference ignores these keys.
         ignored_keys=frozenset(
             {"learned_pos_emb", "norm_type", "resid_pdrop", "emb_pdrop", "init_config", "tokenizer_name"}
         ),
         prefix="transformer.",
-        # The second name is that of the release's own code, which computes the same.
+        # MPTForCausalLM is the equivalent class in the code of the release.
         classes={
             "MptForCausalLM": frozenset({"head"}),
             "MPTForCausalLM": frozenset({"head"}),

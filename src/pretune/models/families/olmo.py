@@ -1,4 +1,4 @@
-"""OLMo (Groeneveld et al., 2024) and OLMo 2 (Walsh et al., 2025): open Llama-like decoders with norms of their own."""
+"""OLMo (Groeneveld et al., 2024) and OLMo 2 (Walsh et al., 2025): Llama-like decoders with different norms."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def build_spec(
     hidden: int | None = 11008,
     tied: bool = False,
 ) -> Model:
-    """Layer norms without any weights."""
+    """Build a spec of OLMo: layer norms without parameters."""
     return replace(
         build_llama_spec(
             width=width,
@@ -57,7 +57,7 @@ def build_olmo2_spec(
     hidden: int | None = 11008,
     tied: bool = False,
 ) -> Model:
-    """The norm moves behind each sublayer, and queries and keys get one."""
+    """Build a spec of OLMo 2: norms on sublayer outputs and on queries and keys."""
     norm = RMSNorm(eps=1e-6)
     base = build_llama_spec(
         width=width,
@@ -92,7 +92,7 @@ olmo = Family(
         width=2048,
         optimizer={**ADAM_LARGE, "eps": 1e-5},
         schedule="linear",
-        warmup=2_000,  # the larger one: 5,000 steps
+        warmup=2_000,  # 7b: 5,000 steps
         tokenizer=("bpe", "endoftext", 50_280),
     ),
     sizes={
@@ -113,7 +113,7 @@ olmo = Family(
         task_heads=define_score_head("Olmo"),
     ),
 )
-"""OLMo: an open decoder with weightless layer norms (Groeneveld et al., 2024)."""
+"""OLMo: layer norms without parameters (Groeneveld et al., 2024)."""
 
 _EPS = ("blocks.*.norms.out.eps", "blocks.*.attention.norm.eps", "norm.eps")
 olmo2 = Family(
@@ -153,4 +153,4 @@ olmo2 = Family(
         task_heads=define_score_head("Olmo2"),
     ),
 )
-"""OLMo 2: the norm after each sublayer, and one for queries and keys (Walsh et al., 2025)."""
+"""OLMo 2: norms after each sublayer and on queries and keys (Walsh et al., 2025)."""

@@ -34,7 +34,7 @@ def build_spec(
     table: int | None = None,
     post_norm: bool = False,
 ) -> Model:
-    """Pre-norm but for the 350m, which is post-norm and has a narrower token table."""
+    """Build a spec: pre-norm, except for the 350m size, which is post-norm with a narrower token table."""
     base = build_gpt2_spec(width=width, depth=depth, heads=heads, vocab=vocab, family="opt")
     assert base.decoder is not None
     norm, factor = LayerNorm(), table if table != width else None

@@ -26,7 +26,7 @@ def build_spec(
     vocab: int = 50304,
     hidden: int | None = None,
 ) -> Model:
-    """Attention and feed-forward read the same input; a quarter of each head is turned."""
+    """Build a spec: parallel attention and feed-forward; a quarter of each head is rotated."""
     norm = LayerNorm()
     return Model(
         family="pythia",
@@ -69,7 +69,7 @@ pythia = Family(
         warmup=1_430,
         tokenizer=("bpe", "endoftext", 50_254),
     ),
-    # The vocabulary was padded to a multiple of what the training ran on.
+    # The vocabulary is padded to a multiple that depends on the training hardware.
     sizes={
         "14m": _make_size(128, 6, 4, 14_067_712),
         "31m": _make_size(256, 6, 8, 30_494_720),

@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al., 2019) and its kin: BERT's encoder without sentence pairs, on byte-level BPE."""
+"""RoBERTa (Liu et al., 2019), XLM-R, BabyBERTa and MiniBERTa: BERT's encoder without sentence pairs."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -37,7 +37,7 @@ def build_spec(
     dropout: float = 0.1,
     family: str = "roberta",
 ) -> Model:
-    """As BERT, but positions start at row 2, there is one segment, and no pair head."""
+    """Build a spec: BERT with positions from row 2, one segment and no pair head."""
     base = build_bert_spec(width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, dropout=dropout)
     assert isinstance(base.encoder, Stack) and base.head is not None
     norm = LayerNorm(eps=1e-5)
@@ -57,14 +57,14 @@ def build_spec(
     )
 
 
-MASKED = {"kind": "masked"}
+MASKED_OBJECTIVE = {"kind": "masked"}
 FIRST_TOKEN = Reading(at="first", layer="own")
-"""<s> through a dense layer of the head: there is no pooler that was trained."""
+"""<s> through a new dense layer of the head: the pooler was not pre-trained."""
 
 
 def build_layout(model_type: str, name: str, vocab: int) -> Layout:
-    """The layout of RoBERTa and XLM-R: only the class names differ, and the vocabulary of a silent config."""
-    # NOTE: positions are counted from the padding id, so any other id would shift them. The head is always gelu.
+    """Return the layout of RoBERTa or XLM-R, which differ in class names and the default vocabulary size."""
+    # NOTE: positions start after the padding id, so another id would shift them. The head always uses gelu.
     return Layout(
         model_type=model_type,
         template=partial(build_spec, family=model_type),
@@ -112,7 +112,7 @@ def _build_training(
     lr: float,
     warmup: int,
     tokenizer: tuple[str, str, int],
-    objective: Mapping[str, Any] = MASKED,
+    objective: Mapping[str, Any] = MASKED_OBJECTIVE,
     samples: str = "documents",
     length: int = 512,
     width: int = 768,

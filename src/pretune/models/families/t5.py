@@ -1,4 +1,4 @@
-"""T5 (Raffel et al., 2020), T5 v1.1 and mT5 (Xue et al., 2021): everything is text to text."""
+"""T5 (Raffel et al., 2020), T5 v1.1 and mT5 (Xue et al., 2021): text-to-text encoder-decoders."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -35,7 +35,7 @@ def build_stack(
     cross: bool = False,
     both_ways: bool | None = None,
 ) -> Stack:
-    """Pre-norm without biases; unscaled attention; one table of relative positions for all layers."""
+    """Build a stack: pre-norm without biases, unscaled attention, one relative position table for all layers."""
     norm = RMSNorm(eps=1e-6)
     attention = Attention(heads=heads, head_width=head_width, bias=False, scale=1.0, dropout=dropout)
     return Stack(
@@ -72,7 +72,7 @@ def build_spec(
     dropout: float = 0.1,
     family: str = "t5",
 ) -> Model:
-    """Encoder and decoder over one table. A tied head reads states divided by sqrt(width); mT5's never are."""
+    """Build a spec. A tied head takes states divided by sqrt(width), except in mT5."""
     make = partial(
         build_stack,
         width=width,
@@ -105,14 +105,14 @@ GATES = {
 
 
 def _read_gate(default: str, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    gated, activation = check_choice("feed_forward_proj", hf_config.get("feed_forward_proj", default), GATES)
-    # What newer releases derive from it and write beside it.
-    FixedKey("is_gated_act", (gated,)).read(hf_config)
+    is_gated, activation = check_choice("feed_forward_proj", hf_config.get("feed_forward_proj", default), GATES)
+    # Newer releases also write these derived keys.
+    FixedKey("is_gated_act", (is_gated,)).read(hf_config)
     FixedKey("dense_act_fn", tuple(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)).read(
         hf_config
     )
     places = expand_sides(["blocks.*.feedforward.gated"]), expand_sides(["blocks.*.feedforward.activation"])
-    return {**dict.fromkeys(places[0], gated), **dict.fromkeys(places[1], activation)}
+    return {**dict.fromkeys(places[0], is_gated), **dict.fromkeys(places[1], activation)}
 
 
 def _write_gate(spec: Model) -> dict[str, Any]:
@@ -121,12 +121,12 @@ def _write_gate(spec: Model) -> dict[str, Any]:
 
 
 def _read_scale(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    scaled = read_key(hf_config, "scale_decoder_outputs", check=allow_null(check_flag), default=None)
-    if scaled is None:
-        scaled = read_key(hf_config, "tie_word_embeddings", check=allow_null(check_flag), default=None) is not False
+    is_scaled = read_key(hf_config, "scale_decoder_outputs", check=allow_null(check_flag), default=None)
+    if is_scaled is None:
+        is_scaled = read_key(hf_config, "tie_word_embeddings", check=allow_null(check_flag), default=None) is not False
     return {
         "head.scale": read_key(hf_config, "d_model", "hidden_size", check=check_size, default=512) ** -0.5
-        if scaled
+        if is_scaled
         else None
     }
 
@@ -137,8 +137,8 @@ def _write_scale(spec: Model) -> dict[str, Any]:
 
 def _read_depth(default: int, hf_config: Mapping[str, Any]) -> dict[str, Any]:
     depth = read_key(hf_config, "num_layers", "num_hidden_layers", check=check_size, default=default)
-    after = read_key(hf_config, "num_decoder_layers", check=allow_null(check_size), default=None)
-    return {"encoder.depth": depth, "decoder.depth": depth if after is None else after}
+    decoder_depth = read_key(hf_config, "num_decoder_layers", check=allow_null(check_size), default=None)
+    return {"encoder.depth": depth, "decoder.depth": depth if decoder_depth is None else decoder_depth}
 
 
 def _write_depth(spec: Model) -> dict[str, Any]:
@@ -178,7 +178,7 @@ _SCALE = CustomKey(("scale_decoder_outputs", "tie_word_embeddings"), _read_scale
 
 
 def _build_rules(spec: Model) -> tuple[Rule, ...]:
-    gated = spec.last_stack.blocks[0].feedforward.gated
+    is_gated = spec.last_stack.blocks[0].feedforward.gated
     table = {"tokens.weight": "shared.weight", "head.weight": "lm_head.weight"}
     for side, last in (("encoder", 1), ("decoder", 2)):
         layer = f"{side}.block.{{i}}.layer"
@@ -192,7 +192,7 @@ def _build_rules(spec: Model) -> tuple[Rule, ...]:
             table[f"{side}.{{i}}.{ours}_norm.pre.weight"] = f"{layer}.{number}.layer_norm.weight"
         dense = f"{layer}.{last}.DenseReluDense"
         table[f"{side}.{{i}}.feedforward.gate.weight"] = f"{dense}.wi_0.weight"
-        table[f"{side}.{{i}}.feedforward.up.weight"] = f"{dense}.wi_1.weight" if gated else f"{dense}.wi.weight"
+        table[f"{side}.{{i}}.feedforward.up.weight"] = f"{dense}.wi_1.weight" if is_gated else f"{dense}.wi.weight"
         table[f"{side}.{{i}}.feedforward.down.weight"] = f"{dense}.wo.weight"
         table[f"{side}.{{i}}.feedforward_norm.pre.weight"] = f"{layer}.{last}.layer_norm.weight"
         table[f"{side}.position.table.weight"] = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
@@ -201,7 +201,7 @@ def _build_rules(spec: Model) -> tuple[Rule, ...]:
 
 
 LAST_TOKEN = Reading(at="last", layer="own")
-"""Where a head is wanted at all (the paper has every task answer in text): the decoder's last state, as of BART."""
+"""The decoder's last state through a dense layer, as in BART; the paper itself uses text-to-text for all tasks."""
 
 
 def _build_layout(model_type: str, name: str, *entries: Entry) -> Layout:
@@ -211,7 +211,7 @@ def _build_layout(model_type: str, name: str, *entries: Entry) -> Layout:
         entries=entries,
         classes={
             f"{name}ForConditionalGeneration": frozenset({"head"}),
-            f"{name}WithLMHeadModel": frozenset({"head"}),  # its first name
+            f"{name}WithLMHeadModel": frozenset({"head"}),  # former name
             f"{name}Model": frozenset(),
         },
         task_heads={
@@ -225,7 +225,7 @@ def _build_layout(model_type: str, name: str, *entries: Entry) -> Layout:
         },
         head="lm_head.weight",
         copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-        # NOTE: an old release saved a position table of the attention to the source that was never used.
+        # NOTE: an old release has an unused position table of the cross-attention.
         skipped_tensors=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
         rules=_build_rules,
     )
@@ -255,7 +255,7 @@ t5 = Family(
     },
     layout=LAYOUT,
 )
-"""T5: every task as text to text, relative position buckets (Raffel et al., 2020)."""
+"""T5: text-to-text, relative position buckets (Raffel et al., 2020)."""
 
 _V1_1 = {
     "small": {"width": 512, "depth": 8, "heads": 6, "hidden": 1024},
@@ -281,7 +281,7 @@ t5_v1_1 = Family(
     },
     layout=LAYOUT,
 )
-"""T5 v1.1: GEGLU, a head of its own (Shazeer, 2020)."""
+"""T5 v1.1: GEGLU, untied head (Shazeer, 2020)."""
 
 mt5 = Family(
     build_spec=partial(build_spec, vocab=250112, gated=True, tied=False, family="mt5"),

@@ -1,4 +1,4 @@
-"""The shapes that T5's authors compared (Raffel et al., 2020, table 2), from the same blocks.
+"""The architectures compared by Raffel et al. (2020, table 2), built from T5 blocks.
 
 At L = 12 layers, an encoder-decoder of L + L layers has twice the parameters P of a language model of L layers but the
 same compute M per token; sharing its halves or halving its depth brings it back to P.
@@ -26,14 +26,14 @@ def build_spec(
     hidden: int | None = None,
     dropout: float = 0.1,
 ) -> Model:
-    """One of the five shapes; `depth` counts the layers of each stack."""
+    """Build one of the five architectures; `depth` is the number of layers of each stack."""
     return SHAPES[shape](
         width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden or 4 * width, dropout=dropout
     )
 
 
-def _build_encoder_decoder(*, shared: bool = False, **settings: Any) -> Model:
-    return replace(build_t5_spec(**settings, family="t5-table"), shared=shared)
+def _build_encoder_decoder(*, is_shared: bool = False, **settings: Any) -> Model:
+    return replace(build_t5_spec(**settings, family="t5-table"), shared=is_shared)
 
 
 def _build_decoder(*, both_ways: bool, **settings: Any) -> Model:
@@ -46,10 +46,10 @@ def _build_decoder(*, both_ways: bool, **settings: Any) -> Model:
 
 SHAPES: dict[str, Callable[..., Model]] = {
     "enc-dec": _build_encoder_decoder,
-    "enc-dec-shared": partial(_build_encoder_decoder, shared=True),
+    "enc-dec-shared": partial(_build_encoder_decoder, is_shared=True),
     "enc-dec-half": _build_encoder_decoder,
     "lm": partial(_build_decoder, both_ways=False),
-    "prefix-lm": partial(_build_decoder, both_ways=True),  # sees its whole prefix, so keys lie on both sides of a query
+    "prefix-lm": partial(_build_decoder, both_ways=True),  # the prefix is bidirectional: keys on both sides of a query
 }
 
 t5_table = Family(
@@ -64,6 +64,6 @@ t5_table = Family(
         "lm": Size({"shape": "lm"}, 109_628_544),  # P, M
         "prefix-lm": Size({"shape": "prefix-lm"}, 109_628_544),  # P, M
     },
-    layout=t5.layout,  # what it cannot say (shared halves, language models) is saved in our own names only
+    layout=t5.layout,  # shared stacks and language models are saved in the native format
 )
-"""T5's table of architectures: encoder-decoders, language model, prefix LM at matched cost (Raffel et al., 2020)."""
+"""T5's architectures: encoder-decoders, language model, prefix LM at matched cost (Raffel et al., 2020)."""

@@ -1,4 +1,4 @@
-"""XLNet (Yang et al., 2019): a bidirectional encoder that learns by predicting tokens in a random order."""
+"""XLNet (Yang et al., 2019): a bidirectional encoder trained to predict tokens in random order."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ def build_spec(
     context: int = 512,
     dropout: float = 0.1,
 ) -> Model:
-    """Two streams over relative distances and segments, post-norm blocks; the head has a bias.
+    """Build a spec: two-stream attention over relative distances and segments, post-norm; the head has a bias.
 
-    The paper's memory of the segment before is `model(batch, memory=…)`; pre-training does without.
+    The paper's segment memory is `model(batch, memory=…)`; pre-training does not use it.
     """
     return Model(
         family="xlnet",
@@ -61,22 +61,22 @@ def build_spec(
 
 @dataclass(frozen=True)
 class HeadPacking:
-    """A matrix whose second axis is stored as two, heads and the width of a head; `is_transposed`: input first."""
+    """A matrix stored as [in, heads, head width], or [out, heads, head width] if not `is_transposed`."""
 
     is_transposed: bool = True
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
-        joined = tensor.flatten(1)
-        return [joined.t() if self.is_transposed else joined]
+        matrix = tensor.flatten(1)
+        return [matrix.t() if self.is_transposed else matrix]
 
     def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
-        joined = tensors[0].t() if self.is_transposed else tensors[0]
-        return joined.reshape(joined.shape[0], spec.last_stack.blocks[0].attention.heads, -1)
+        matrix = tensors[0].t() if self.is_transposed else tensors[0]
+        return matrix.reshape(matrix.shape[0], spec.last_stack.blocks[0].attention.heads, -1)
 
 
 @dataclass(frozen=True)
 class LeadingAxisPacking:
-    """A matrix of one row with one more axis before it."""
+    """A matrix with one row, stored with an extra leading axis."""
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
         return [tensor[0]]
@@ -86,7 +86,7 @@ class LeadingAxisPacking:
 
 
 def _read_head(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The width of a head can only be the one that follows."""
+    """Check that d_head, if present, equals width / heads."""
     width = read_key(hf_config, "d_model", "hidden_size", check=check_size, default=1024)
     heads = read_key(hf_config, "n_head", "num_attention_heads", check=check_size, default=16)
     if hf_config.get("d_head") is not None and check_size("d_head", hf_config["d_head"]) != width // heads:
@@ -109,7 +109,7 @@ LAYER = "transformer.layer.{i}"
 ATTENTION = f"{LAYER}.rel_attn"
 
 LAST_TOKEN = Reading(at="last", layer="own")
-"""<cls>, which comes last, through a dense layer."""
+"""<cls>, the last token, through a dense layer."""
 SUMMARY_NAMES = {"dense": "sequence_summary.summary", "out": "logits_proj"}
 SUMMARY_KEYS = (
     FixedKey("summary_type", ("last",)),
@@ -155,7 +155,7 @@ xlnet = Family(
             FixedKey("same_length", (False,)),
             FixedKey("untie_r", (True,)),
         ),
-        # How much memory a caller may keep, and the heads of tasks: nothing that one pass computes with.
+        # Sizes of the segment memory and settings of task heads; they do not change a forward pass.
         ignored_keys=frozenset(
             {"mem_len", "reuse_len", "use_mems", "use_mems_eval", "use_mems_train", "start_n_top", "end_n_top"}
             | {"summary_last_dropout"}
@@ -194,4 +194,4 @@ xlnet = Family(
         ),
     ),
 )
-"""XLNet: tokens predicted in random order by two streams of attention (Yang et al., 2019)."""
+"""XLNet: tokens predicted in random order, two-stream attention (Yang et al., 2019)."""

@@ -1,1 +1,1 @@
-"""Hugging Face files: configs, weights, heads and whole checkpoints, both ways."""
+"""Hugging Face formats: configs, weights, task heads and checkpoints."""

@@ -1,7 +1,7 @@
-"""Models on disk: Hugging Face directories in, Hugging Face directories out.
+"""Loading and saving of Hugging Face model directories.
 
-What is read is checked before anything is allocated: the config against what we can compute, the names and shapes in
-the safetensors headers against the spec.
+Everything is checked before weights are allocated: the config against the supported keys and values, names and shapes
+in the safetensors headers against the spec.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -36,16 +36,16 @@ from pretune.models.tensor_files import TensorInfo
 from pretune.models.trained_model import AnyModel
 
 NATIVE_TYPE = "pretune"
-"""The model_type of what no Hugging Face class can express: our own names, our own spec."""
+"""model_type of the native format, for models that no class of `transformers` can express."""
 
 ASSET_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt",
     "added_tokens.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "generation_config.json",
 )  # fmt: skip
-"""Small files that stay with the weights, as they are."""
+"""Small files that are kept with the weights unchanged."""
 
 PARTNER_FOLDERS = (GENERATOR, BACKWARD)
-"""Folders inside a model's directory that hold the model it was trained with."""
+"""Folders inside a model directory for the second model of a pair."""
 
 CONFIG_FILE = "config.json"
 MAX_CONFIG_BYTES = 16 << 20
@@ -55,7 +55,7 @@ SHARD_BYTES = 5 * 10**9
 
 @dataclass(frozen=True)
 class SavedHead:
-    """A task's head, as it is saved with the body: config keys, tensors, and what the body's tensors begin with."""
+    """A task head to save with the body: config keys, tensors, and the prefix of the body's tensor names."""
 
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -69,29 +69,30 @@ def load(
     device: torch.device | str = "cpu",
     head: Literal["tied"] | None = None,
 ) -> LanguageModel:
-    """Read a Hugging Face model directory, or one of ours. It comes in evaluation mode, in fp32 unless asked.
+    """Load a Hugging Face or native model directory, in evaluation mode.
 
-    With `head` "tied" a decoder that was saved without its vocabulary head is given it, where that is the token table.
+    With `head="tied"` a decoder that was saved without its vocabulary head gets the tied one. Raises `CheckpointError`
+    for a missing, damaged or unsupported directory.
     """
     if not dtype.is_floating_point:
-        raise UsageError(f"weights cannot be {dtype}; choose torch.float32, torch.bfloat16 or another float")
+        raise UsageError(f"dtype must be a floating-point type, got {dtype}; use torch.float32 or torch.bfloat16")
     folder = resolve_path(directory)
-    model, moves, stored = _examine(folder, head)
+    model, moves, tensors = _examine(folder, head)
     spec = model.spec
     check_memory(spec, dtype, device)
     sizes = {name: tensor.shape for name, tensor in iterate_weights(model)}
     present = sorted(
-        (move for move in moves if move.tensor_name in stored), key=lambda move: stored[move.tensor_name].file
+        (move for move in moves if move.tensor_name in tensors), key=lambda move: tensors[move.tensor_name].file
     )
-    for move, tensor in zip(
-        present, tensor_files.read_tensors(stored[move.tensor_name] for move in present), strict=True
+    for move, value in zip(
+        present, tensor_files.read_tensors(tensors[move.tensor_name] for move in present), strict=True
     ):
-        parts = move.packing.unpack(tensor, [sizes[name][0] for name in move.param_names], spec)
+        parts = move.packing.unpack(value, [sizes[name][0] for name in move.param_names], spec)
         for name, part in zip(move.param_names, parts, strict=True):
-            # NOTE: always a copy: what was read lies in the mapped file, which may change, at any address.
+            # NOTE: always a copy: the tensor is a view of the memory-mapped file, which may change.
             _assign(model, name, part.to(device, dtype, copy=True, memory_format=torch.contiguous_format))
     for move in moves:
-        if move.tensor_name not in stored:
+        if move.tensor_name not in tensors:
             for name in move.param_names:
                 _assign(model, name, torch.zeros(sizes[name], device=device, dtype=dtype))
     model.assets.files = _read_assets(folder)
@@ -103,7 +104,7 @@ def load(
 def load_pair(
     directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> GeneratorDiscriminator:
-    """A discriminator with the generator that lies in its directory, as `save` writes them."""
+    """Load a discriminator and the generator in its directory, as `save` writes them."""
     discriminator, generator = (load(Path(directory) / name, dtype=dtype, device=device) for name in ("", GENERATOR))
     with _add_path(Path(directory) / GENERATOR):
         return GeneratorDiscriminator(discriminator, generator)
@@ -112,7 +113,7 @@ def load_pair(
 def load_bidirectional_lm(
     directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> BidirectionalLM:
-    """A decoder with the one from the right that lies in its directory, as `save` writes them."""
+    """Load a forward model and the backward model in its directory, as `save` writes them."""
     forwards, backwards = (load(Path(directory) / name, dtype=dtype, device=device) for name in ("", BACKWARD))
     with _add_path(Path(directory) / BACKWARD):
         return BidirectionalLM(forwards, backwards)
@@ -126,9 +127,9 @@ def save(
     shard: int = SHARD_BYTES,
     head: SavedHead | None = None,
 ) -> None:
-    """Write a directory that `transformers` reads, where it has the family; all of it or nothing.
+    """Write a model directory atomically; `transformers` can load it if it has the family.
 
-    Of two models that were trained together one is the directory, and the other lies in a folder of its own inside.
+    The second model of a pair is written to a folder inside the directory.
     """
     parts = {"": model} if isinstance(model, LanguageModel) else model.get_models_by_folder()
     with io.atomic_directory(Path(directory), overwrite=overwrite) as folder:
@@ -139,14 +140,14 @@ def save(
 
 
 def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | None) -> list[str]:
-    """The files of one model, with their manifest; their names."""
+    """Write the files of one model and their manifest; return the file names."""
     if any(getattr(module, "is_adapter", False) is True for module in model.modules()):
         raise UsageError(
-            "a method is on this model, and no layout has its weights; merge it first, or save the adapter alone"
+            "this model has an adapter, which the checkpoint format cannot hold; merge it first, or save the adapter"
         )
     spec = model.spec
-    found, rules, strip, twins = describe_checkpoint(spec)
-    found["dtype"] = str(model.tokens.weight.dtype).removeprefix("torch.")
+    hf_config, rules, strip, duplicates = describe_checkpoint(spec)
+    hf_config["dtype"] = str(model.tokens.weight.dtype).removeprefix("torch.")
     ours = {name: tensor.detach().cpu() for name, tensor in iterate_weights(model)}
     tensors = {
         move.tensor_name.removeprefix(strip): move.packing.pack(
@@ -154,18 +155,18 @@ def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | Non
         ).contiguous()
         for move in plan_moves(ours, rules)
     }
-    if spec.head is not None and not spec.head.tied:  # only a tied head shares its bias with its twin
-        tensors |= {twin: tensors[name].clone() for name, twin in twins.items() if name in tensors}
+    if spec.head is not None and not spec.head.tied:  # only a tied head shares its bias with the duplicate
+        tensors |= {twin: tensors[name].clone() for name, twin in duplicates.items() if name in tensors}
     if head is not None:
-        found |= head.config
+        hf_config |= head.config
         tensors = {head.prefix + name: tensor for name, tensor in tensors.items()} | dict(head.tensors)
-    kept = dict(model.assets.files)
-    io.write_json(folder / CONFIG_FILE, found)
-    names = [CONFIG_FILE, *tensor_files.write_shards(folder, tensors, shard), *kept]
-    for name, data in kept.items():
+    assets = dict(model.assets.files)
+    io.write_json(folder / CONFIG_FILE, hf_config)
+    names = [CONFIG_FILE, *tensor_files.write_shards(folder, tensors, shard), *assets]
+    for name, data in assets.items():
         io.atomic_write(folder / name, data)
-    if spec.decoder is not None and "generation_config.json" not in kept:
-        io.write_json(folder / "generation_config.json", _make_generation_config(found))
+    if spec.decoder is not None and "generation_config.json" not in assets:
+        io.write_json(folder / "generation_config.json", _make_generation_config(hf_config))
         names.append("generation_config.json")
     names += sentence_transformers_files.write(folder, {} if head else model.assets.modules)
     io.write_manifest(folder, names)
@@ -173,116 +174,116 @@ def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | Non
 
 
 def inspect_checkpoint(directory: str | Path) -> tuple[Model, list[Move], dict[str, TensorInfo]]:
-    """All that can be known without reading a weight: the spec, the moves, and that names and shapes agree."""
-    model, moves, stored = _examine(resolve_path(directory))
-    return model.spec, moves, stored
+    """Return spec, moves and tensor headers of a directory; names and shapes are checked, no weights are read."""
+    model, moves, tensors = _examine(resolve_path(directory))
+    return model.spec, moves, tensors
 
 
 def read_head(folder: Path) -> tuple[dict[str, Any], HeadLayout | None, dict[str, TensorInfo]] | None:
-    """The head for a task in a directory: its config, its class in `transformers` if it is one, its tensors."""
-    found = io.read_json(folder / CONFIG_FILE, CheckpointError, MAX_CONFIG_BYTES)
-    layout = None if found.get("model_type") == NATIVE_TYPE else _find_layout(found)
-    task = None if layout is None else layout.find_task_head(found)
-    if task is None and HEAD_KEY not in found:
+    """Return the task head of a directory (config, layout of its `transformers` class, tensors), or None."""
+    hf_config = io.read_json(folder / CONFIG_FILE, CheckpointError, MAX_CONFIG_BYTES)
+    layout = None if hf_config.get("model_type") == NATIVE_TYPE else _find_layout(hf_config)
+    task = None if layout is None else layout.find_task_head(hf_config)
+    if task is None and HEAD_KEY not in hf_config:
         return None
-    return found, task, split_head(tensor_files.read_headers(folder), task, "")[1]
+    return hf_config, task, split_head(tensor_files.read_headers(folder), task, "")[1]
 
 
 def describe_checkpoint(spec: Model) -> tuple[dict[str, Any], tuple[Rule, ...], str, Mapping[str, str]]:
-    """The config of a spec, the rules of its tensor names, the prefix to strip from them, and the twins to write.
+    """Return the config of a spec, the rules of its tensor names, the prefix to strip, and the duplicates to write.
 
-    Where the family's Hugging Face config says all of it, that is the config; where it misses only what does not change
-    the computation (a dropout), the spec is added under our name; otherwise the directory is ours alone.
+    The config is the family's Hugging Face config if that expresses the spec. If it lacks only values that do not
+    change the output (such as a dropout), the spec is added under the key `pretune`; otherwise the format is native.
     """
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
-    found = None if layout is None else _express(layout, spec)
-    if layout is None or found is None:
+    hf_config = None if layout is None else _express(layout, spec)
+    if layout is None or hf_config is None:
         return {"model_type": NATIVE_TYPE, NATIVE_TYPE: config.to_dict(spec)}, _make_identity_rules(spec), "", {}
-    bare = layout.classes[found["architectures"][0]] <= {"pooler"}
-    return found, layout.get_rules(spec), layout.prefix if bare else "", layout.duplicates
+    bare = layout.classes[hf_config["architectures"][0]] <= {"pooler"}
+    return hf_config, layout.get_rules(spec), layout.prefix if bare else "", layout.duplicates
 
 
 def _suggest_remedy(folder: Path) -> str:
-    """What to do about a folder that is no model; it may be a run that has not come to its end."""
+    """Return a hint for a directory without a config: an adapter, an unfinished run, or a parent directory."""
     if (folder / "adapter_model.safetensors").is_file():
         return "it is an adapter: load it with `pt.load`, or merge it with `pretune export`"
     if (folder / "checkpoints").is_dir():
-        return "it is a run that has not ended: go on with --resume"
-    inside = next((one.parent for one in islice(folder.glob(f"*/{CONFIG_FILE}"), 1)), None)
+        return "it is an unfinished run: continue it with --resume"
+    inside = next((path.parent for path in islice(folder.glob(f"*/{CONFIG_FILE}"), 1)), None)
     hint = "" if inside is None else f", such as '{inside}'"
-    return f"give a run of `pretune pretrain` or a Hugging Face directory{hint}"
+    return f"pass a run of `pretune pretrain` or a Hugging Face directory{hint}"
 
 
 def iterate_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that is saved: parameters (each once, wherever it is shared) and buffers."""
+    """Yield every saved tensor with its name: parameters (shared ones once) and buffers."""
     yield from model.named_parameters()
     yield from model.named_buffers()
 
 
 def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list[Move], dict[str, TensorInfo]]:
-    """What `inspect_checkpoint` tells, with the empty module in place of the spec."""
+    """Return the result of `inspect_checkpoint`, with the model on the meta device in place of the spec."""
     if not folder.is_dir():
         if folder.exists():
-            raise CheckpointError(f"{folder}: not a directory; give the one that holds it, a run or a model")
+            raise CheckpointError(f"{folder}: not a directory; pass the directory of a run or a model")
         raise make_missing_error(folder)
     if not (folder / CONFIG_FILE).exists():
-        raise CheckpointError(f"{folder}: no {CONFIG_FILE} in it, so it is no model; {_suggest_remedy(folder)}")
-    found = io.read_json(folder / CONFIG_FILE, CheckpointError, MAX_CONFIG_BYTES)
-    spec, rules, stored, optional = _understand(folder, found, head)
+        raise CheckpointError(f"{folder}: no {CONFIG_FILE} in it, so it is not a model; {_suggest_remedy(folder)}")
+    hf_config = io.read_json(folder / CONFIG_FILE, CheckpointError, MAX_CONFIG_BYTES)
+    spec, rules, tensors, optional = _understand(folder, hf_config, head)
     model = build_empty(spec)
     moves = plan_moves([name for name, _ in iterate_weights(model)], rules)
-    _check_tensors(folder, model, moves, stored, optional)
-    return model, moves, stored
+    _check_tensors(folder, model, moves, tensors, optional)
+    return model, moves, tensors
 
 
 def _express(layout: Layout, spec: Model) -> dict[str, Any] | None:
-    """The layout's config of a spec, or None where it cannot say it."""
+    """Return the Hugging Face config of a spec, or None if the layout cannot express it."""
     try:
-        found = layout.write(spec)
-        again = layout.read(found, spec.parts, tied=spec.head is not None and spec.head.tied)
+        hf_config = layout.write(spec)
+        restored_spec = layout.read(hf_config, spec.parts, is_tied=spec.head is not None and spec.head.tied)
         plan_moves([name for name, _ in iterate_weights(build_empty(spec))], layout.get_rules(spec))
     except (PretuneError, KeyError, AttributeError, TypeError, StopIteration, AssertionError):
         return None
-    if not is_equivalent(again, spec):
+    if not is_equivalent(restored_spec, spec):
         return None
-    return found if again == spec else {**found, NATIVE_TYPE: config.to_dict(spec)}
+    return hf_config if restored_spec == spec else {**hf_config, NATIVE_TYPE: config.to_dict(spec)}
 
 
 def _understand(
     folder: Path, hf_config: dict[str, Any], head: str | None
 ) -> tuple[Model, tuple[Rule, ...], dict[str, TensorInfo], tuple[str, ...]]:
-    """The spec that a config and its tensors stand for, with the rules and the tensors under their full names."""
+    """Return spec, rules, tensors under their full names, and optional tensors of a directory."""
     if hf_config.get("model_type") == NATIVE_TYPE:
         with _add_path(folder / CONFIG_FILE):
             spec = _read_native(hf_config)
-        stored = tensor_files.read_headers(folder)
+        tensors = tensor_files.read_headers(folder)
         if HEAD_KEY in hf_config:
-            stored, _ = split_head(stored, None, "")
+            tensors, _ = split_head(tensors, None, "")
         with _add_path(folder / CONFIG_FILE):
-            _check_layers(spec, stored)
-        return spec, _make_identity_rules(spec), stored, ()
+            _check_layers(spec, tensors)
+        return spec, _make_identity_rules(spec), tensors, ()
     with _add_path(folder / CONFIG_FILE):
         refuse_code(hf_config)
         layout = _find_layout(hf_config)
-        promised, tied = layout.read_claims(hf_config)
+        claimed_parts, is_tied = layout.read_claims(hf_config)
         task = layout.find_task_head(hf_config)
-    stored = tensor_files.read_headers(folder)
+    tensors = tensor_files.read_headers(folder)
     if task is not None or HEAD_KEY in hf_config:
-        stored, _ = split_head(stored, task, layout.prefix)
-    stored, parts, tied = detect_contents(layout, promised, tied, stored)
+        tensors, _ = split_head(tensors, task, layout.prefix)
+    tensors, parts, is_tied = detect_contents(layout, claimed_parts, is_tied, tensors)
     with _add_path(folder / CONFIG_FILE):
         if head == "tied":
-            parts = add_tied_head(layout, parts, tied)
-        spec = layout.read(hf_config, parts, tied=tied)
+            parts = add_tied_head(layout, parts, is_tied)
+        spec = layout.read(hf_config, parts, is_tied=is_tied)
         if NATIVE_TYPE in hf_config:
             spec = _refine_spec(hf_config, spec)
-        _check_layers(spec, stored)
-    return spec, layout.get_rules(spec), stored, layout.zeros
+        _check_layers(spec, tensors)
+    return spec, layout.get_rules(spec), tensors, layout.zeros
 
 
 @contextmanager
 def _add_path(config: Path) -> Iterator[None]:
-    """What is wrong with what a config says, with the name of its file."""
+    """Prefix errors with the path of the config file."""
     try:
         yield
     except PretuneError as error:
@@ -290,76 +291,78 @@ def _add_path(config: Path) -> Iterator[None]:
 
 
 def _find_layout(hf_config: Mapping[str, Any]) -> Layout:
-    """The layout that reads a config."""
+    """Return the layout for the model_type of a config."""
     kind, model_types = hf_config.get("model_type"), get_model_types()
     if not isinstance(kind, str) or kind not in model_types:
         hint = suggest(kind, model_types) if isinstance(kind, str) else ""
-        known = ", ".join(sorted(model_types))
-        raise CheckpointError(f"key 'model_type' = {format_value(kind)} is not supported{hint}; known: {known}")
+        choices = ", ".join(sorted(model_types))
+        raise CheckpointError(f"key 'model_type' = {format_value(kind)} is not supported{hint}; known: {choices}")
     layout = FAMILIES.get(model_types[kind]).layout
     assert layout is not None
     return layout
 
 
 def _read_native(hf_config: Mapping[str, Any]) -> Model:
-    """The spec of a directory that is ours alone."""
+    """Return the spec of a native config."""
     refuse_code(hf_config)
-    allowed = ("model_type", NATIVE_TYPE, "dtype", "architectures", HEAD_KEY)
+    allowed_keys = ("model_type", NATIVE_TYPE, "dtype", "architectures", HEAD_KEY)
     for name in hf_config:
-        if name not in allowed:
+        if name not in allowed_keys:
             raise CheckpointError(
-                f"unknown key {format_value(name)}{suggest(name, allowed)} (allowed: {', '.join(allowed)})"
+                f"unknown key {format_value(name)}{suggest(name, allowed_keys)} (allowed: {', '.join(allowed_keys)})"
             )
     return config.from_dict(Model, hf_config.get(NATIVE_TYPE), location=NATIVE_TYPE)
 
 
 def _refine_spec(hf_config: Mapping[str, Any], spec: Model) -> Model:
-    """The spec that our own key adds to a Hugging Face config; it must compute the same."""
-    said = config.from_dict(Model, hf_config[NATIVE_TYPE], location=NATIVE_TYPE)
-    if not is_equivalent(said, spec):
-        at = next(iter(config.diff(spec, said)), "kind")
+    """Return the spec under the key `pretune` of a Hugging Face config; it must be equivalent to `spec`."""
+    native_spec = config.from_dict(Model, hf_config[NATIVE_TYPE], location=NATIVE_TYPE)
+    if not is_equivalent(native_spec, spec):
+        path = next(iter(config.diff(spec, native_spec)), "kind")
         raise CheckpointError(
-            f"key '{NATIVE_TYPE}' and the other keys contradict each other at {at}; remove '{NATIVE_TYPE}' to follow the others"
+            f"key '{NATIVE_TYPE}' contradicts the other keys at {path}; remove '{NATIVE_TYPE}' to use the other keys"
         )
-    return said
+    return native_spec
 
 
 def _check_layers(spec: Model, tensors: Mapping[str, TensorInfo]) -> None:
-    """Refuse what even an empty module would take long to show: many more layers than there are tensors."""
+    """Raise `CheckpointError` for more layers than tensors, before a huge empty module is built."""
     layers = sum(len(stack.layers) for stack in spec.stacks)
     if layers > max(len(tensors), 200):
-        raise CheckpointError(f"{layers} layers are asked for, but the weights are {len(tensors)} tensors in all")
+        raise CheckpointError(f"the config has {layers} layers, but the weights have only {len(tensors)} tensors")
 
 
 def _check_tensors(
     folder: Path, model: LanguageModel, moves: list[Move], tensors: dict[str, TensorInfo], optional: tuple[str, ...]
 ) -> None:
-    """Every tensor there, none too many, every shape right, all of them floats: from the headers alone."""
+    """Check the headers: no tensor missing or unknown, all shapes correct, all dtypes floating-point."""
     ours = dict(iterate_weights(model))
-    wanted = {move.tensor_name for move in moves}
-    extra = [there for name, there in tensors.items() if name not in wanted]
+    expected_names = {move.tensor_name for move in moves}
+    extra = [info for name, info in tensors.items() if name not in expected_names]
     for move in moves:
         if move.tensor_name not in tensors:
             if move.tensor_name in optional:
                 continue
-            hint = suggest(move.tensor_name, [there.key for there in islice(extra, 1000) if there.key.isprintable()])
+            hint = suggest(
+                move.tensor_name, [unknown.key for unknown in islice(extra, 1000) if unknown.key.isprintable()]
+            )
             raise CheckpointError(
                 f"{tensor_files.find_main_file(folder)}: tensor '{move.tensor_name}' is missing{hint}"
             )
-        there = tensors[move.tensor_name]
-        asked = move.packing.pack([ours[name] for name in move.param_names], model.spec).shape
-        if there.shape != tuple(asked):
+        info = tensors[move.tensor_name]
+        shape = move.packing.pack([ours[name] for name in move.param_names], model.spec).shape
+        if info.shape != tuple(shape):
             raise CheckpointError(
-                f"{there.file}: tensor {format_value(there.key)} has shape {_format_shape(there.shape)}, "
-                f"but the config asks for {_format_shape(asked)}"
+                f"{info.file}: tensor {format_value(info.key)} has shape {_format_shape(info.shape)}, "
+                f"but the config requires {_format_shape(shape)}"
             )
-        if there.dtype not in tensor_files.FLOAT_DTYPES:
+        if info.dtype not in tensor_files.FLOAT_DTYPES:
             raise CheckpointError(
-                f"{there.file}: tensor {format_value(there.key)} holds {there.dtype}; "
-                f"weights must be one of {', '.join(sorted(tensor_files.FLOAT_DTYPES))}"
+                f"{info.file}: tensor {format_value(info.key)} has dtype {info.dtype}; "
+                f"allowed: {', '.join(sorted(tensor_files.FLOAT_DTYPES))}"
             )
-    for there in extra:
-        raise CheckpointError(f"{there.file}: tensor {format_value(there.key)} has no place in this model")
+    for info in extra:
+        raise CheckpointError(f"{info.file}: tensor {format_value(info.key)} is not part of this model")
 
 
 def _format_shape(shape: Sequence[int]) -> str:
@@ -367,7 +370,7 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 
 def _remove_stale(directory: Path, names: Collection[str]) -> None:
-    """Take the weights of another save away: of a single file and several, only one may be there to be read."""
+    """Remove the weight files of an earlier save: a single file and shards must not coexist."""
     stale = [name for name in tensor_files.list_weight_names(directory) if name not in names]
     for name in [io.MANIFEST, *stale] if stale else []:
         (directory / name).unlink(missing_ok=True)
@@ -387,16 +390,16 @@ def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def _read_assets(folder: Path) -> dict[str, bytes]:
-    found = {}
+    files = {}
     for name in ASSET_FILES:
         file = folder / name
         if file.is_file():
-            found[name] = io.read_bounded(file, CheckpointError, MAX_ASSET_BYTES)
-    return found
+            files[name] = io.read_bounded(file, CheckpointError, MAX_ASSET_BYTES)
+    return files
 
 
 def _read_tokenizer(folder: Path, spec: Model) -> Any:
-    """The tokenizer of a directory, or None; it may be smaller than the vocabulary, never larger."""
+    """Return the tokenizer of a directory, or None. Its ids must be below the model's vocabulary size."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
@@ -406,7 +409,7 @@ def _read_tokenizer(folder: Path, spec: Model) -> Any:
     tokenizer = LibraryTokenizer(parse_tokenizer(read_bytes(file), str(file)))
     last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if last >= spec.vocab:
-        raise CheckpointError(f"{file}: a token has the id {last}; the model's vocabulary has {spec.vocab}")
+        raise CheckpointError(f"{file}: token id {last} exceeds the model's vocabulary size {spec.vocab}")
     return tokenizer
 
 

@@ -1,7 +1,7 @@
-"""A `config.json` as data: which key stands for which place in the spec tree, both ways.
+"""Mapping between the keys of a `config.json` and paths in the spec, in both directions.
 
-A key is read, known not to matter, or refused: nothing that changes the computation is passed over in silence, and
-nothing that names code is followed.
+Every key is read, known to be irrelevant, or refused: no key that changes the output is ignored, and no key that names
+code is followed.
 """
 
 import re
@@ -46,7 +46,7 @@ IGNORED_KEYS = frozenset(
     unk_token_id use_bfloat16 use_cache verbose xla_device
     """.split()  # noqa: SIM905 (a list of this length reads better as words)
 )
-"""Keys that do not change what the model computes: labels, generation, training, bookkeeping of old releases."""
+"""Keys that do not change the model's output: labels, generation, training, metadata of old releases."""
 
 CODE_KEYS = ("auto_map", "custom_generate", "custom_pipelines", "trust_remote_code")
 """Keys that name code to run."""
@@ -69,17 +69,17 @@ TOKEN_ROLES = {"pad_token_id": "special.pad", "bos_token_id": "special.bos", "de
 
 @dataclass(frozen=True)
 class Key:
-    """One key and the paths in the tree it sets (`*` stands for every block of the pattern).
+    """A key and the paths in the spec that it sets (`*` stands for every block of the pattern).
 
-    `default` is what the reference assumes where the file is silent, in our words; its type says what is allowed.
+    `default` is the reference's default, in our values; its type determines the check.
     """
 
     name: str
     paths: tuple[str, ...]
     default: Any
-    values: Mapping[str, Any] | None = None  # their value -> ours, in order of preference on the way out
+    values: Mapping[str, Any] | None = None  # their value -> ours; the first match is written
     aliases: tuple[str, ...] = ()  # other spellings
-    check: Check | None = None  # where the default does not say it
+    check: Check | None = None  # None: by the type of the default
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,10 +106,10 @@ class Key:
 
 @dataclass(frozen=True)
 class FixedKey:
-    """A key we support only at some values; absent or null is fine."""
+    """A key that is supported only at some values; it may be absent or null."""
 
     name: str
-    allowed: tuple[Any, ...]
+    allowed_values: tuple[Any, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,11 +117,12 @@ class FixedKey:
 
     def read(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
         value = hf_config.get(self.name)
-        # NOTE: types first: 1 is not true, nor 0 false.
+        # NOTE: 1 is not True, nor 0 False.
         if value is not None and not any(
-            value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.allowed
+            value == allowed_value and isinstance(value, bool) == isinstance(allowed_value, bool)
+            for allowed_value in self.allowed_values
         ):
-            raise make_unsupported_error(self.name, value, self.allowed)
+            raise make_unsupported_error(self.name, value, self.allowed_values)
         return {}
 
     def write(self, spec: Model) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class FixedKey:
 
 @dataclass(frozen=True)
 class CustomKey:
-    """Keys that need a word of their own: several keys for one place, or one key for several."""
+    """Keys with their own read and write functions: several keys for one path, or one key for several."""
 
     names: tuple[str, ...]
     read: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -142,71 +143,69 @@ Entry = Key | FixedKey | CustomKey
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a family lies on disk: its config keys, its tensor names, and its classes with the parts each has."""
+    """Hugging Face layout of a family: config keys, tensor names, and classes with the parts each has."""
 
     model_type: str
-    template: Callable[[], Model]  # with the reference's token roles, and tied where the reference is
+    template: Callable[[], Model]  # with the reference's special tokens and tying
     entries: tuple[Entry, ...]
     rules: tuple[Rule, ...] | Callable[[Model], tuple[Rule, ...]]
-    classes: Mapping[str, frozenset[str]]  # class -> which of `PARTS` it has; the full one first
-    prefix: str = ""  # of the body's tensors in every class but the bare one
-    head: str | None = None  # the tensor of the vocabulary matrix, kept only where it is not the token table's
-    copies: tuple[str, ...] = ()  # other names under which the token table may appear
-    ignored_keys: frozenset[str] = frozenset()  # keys that do not matter in this family
+    classes: Mapping[str, frozenset[str]]  # class -> its `PARTS`; the full class first
+    prefix: str = ""  # of the body's tensors in every class except the bare one
+    head: str | None = None  # tensor of the vocabulary matrix; written only if untied
+    copies: tuple[str, ...] = ()  # other names of the token table
+    ignored_keys: frozenset[str] = frozenset()  # keys that are irrelevant in this family
     skipped_tensors: tuple[str, ...] = ()  # patterns of tensors that are not weights
-    duplicates: Mapping[str, str] = field(
-        default_factory=dict
-    )  # tensor -> a second one that the reference computes with
-    zeros: tuple[str, ...] = ()  # tensors that are zero where they are missing
-    presence_keys: Mapping[str, str] = field(default_factory=dict)  # part -> the tensor that shows it is there
-    task_heads: Mapping[str, HeadLayout] = field(default_factory=dict)  # class with a head for a task -> what it has
-    supports_cache: bool = True  # whether the reference's classes take keys and values that were computed before
+    duplicates: Mapping[str, str] = field(default_factory=dict)  # tensor -> second name that the reference uses
+    zeros: tuple[str, ...] = ()  # tensors that are zero if missing
+    presence_keys: Mapping[str, str] = field(default_factory=dict)  # part -> tensor whose presence shows it
+    task_heads: Mapping[str, HeadLayout] = field(default_factory=dict)  # class with a task head -> its layout
+    supports_cache: bool = True  # False: the reference has no KV cache
 
     @cached_property
     def base(self) -> Model:
-        """What a silent config stands for, but for the sizes that its keys give."""
+        """Spec of an empty config, except for sizes that the keys' defaults set."""
         return self.template()
 
     def read_claims(self, hf_config: Mapping[str, Any]) -> tuple[frozenset[str] | None, bool]:
-        """What a config promises of its tensors: the parts (None: it names no class), and that the head is tied."""
+        """Return the parts of the class that a config names (None: no class) and the claim that the head is tied."""
         name = _read_class(hf_config)
         if name is not None and (not isinstance(name, str) or name not in {**self.classes, **self.task_heads}):
             raise make_unsupported_error("architectures", name, [*self.classes, *self.task_heads])
-        usual = self.base.head is not None and self.base.head.tied
-        tied = read_key(hf_config, "tie_word_embeddings", check=allow_null(check_flag), default=None)
+        default_tying = self.base.head is not None and self.base.head.tied
+        tying = read_key(hf_config, "tie_word_embeddings", check=allow_null(check_flag), default=None)
         parts = None if name is None else self.classes.get(name, frozenset())
-        return parts, usual if tied is None else tied
+        return parts, default_tying if tying is None else tying
 
     def find_task_head(self, hf_config: Mapping[str, Any]) -> HeadLayout | None:
-        """What the class that a config names has for a task, where it has something."""
+        """Return the task head of the class that a config names, or None."""
         name = _read_class(hf_config)
         task = self.task_heads.get(name) if isinstance(name, str) else None
         for key in task.keys if task else ():
             key.read(hf_config)
         return task
 
-    def read(self, hf_config: Mapping[str, Any], parts: frozenset[str], *, tied: bool) -> Model:
-        """The spec of a config, with the parts and the tying that its tensors show."""
+    def read(self, hf_config: Mapping[str, Any], parts: frozenset[str], *, is_tied: bool) -> Model:
+        """Return the spec of a config, with the parts and the tying detected from its tensors."""
         self._refuse_unknown(hf_config)
         changes, keys = _read_token_roles(hf_config), {}
         for entry in self.entries:
-            named = [name for name in entry.names if name in hf_config] or [*entry.names]
+            key_names = [name for name in entry.names if name in hf_config] or [*entry.names]
             for path, value in entry.read(hf_config).items():
                 for place in expand_path(self.base, path):
-                    changes[place], keys[place] = value, named[:1]
+                    changes[place], keys[place] = value, key_names[:1]
         for part in PARTS:
             if part in self.base.parts and part not in parts:
                 changes = {path: value for path, value in changes.items() if path.split(".")[0] != part}
                 changes[part] = None
         if "head" in parts:
-            changes["head.tied"] = tied
+            changes["head.tied"] = is_tied
         try:
             return config.replace(self.base, changes)
         except PretuneError as error:
             raise CheckpointError(f"{_name_keys(str(error), keys)}{error}") from None
 
     def write(self, spec: Model) -> dict[str, Any]:
-        """The config of a spec. It may say less than the spec does: read it back and compare."""
+        """Return the config of a spec. It may be incomplete: read it back and compare."""
         out: dict[str, Any] = {"architectures": [self.choose_class(spec.parts)], "model_type": self.model_type}
         for entry in self.entries:
             out.update(entry.write(spec))
@@ -221,7 +220,7 @@ class Layout:
         return self.rules(spec) if callable(self.rules) else self.rules
 
     def choose_class(self, parts: frozenset[str]) -> str:
-        """The class that has the most of these parts and no others."""
+        """Return the class with the most of these parts and no others."""
         fitting = [name for name, has in self.classes.items() if has <= parts]
         if not fitting and not parts:  # NOTE: the bare class may be saved without its pooler
             fitting = [name for name, has in self.classes.items() if has == {"pooler"}]
@@ -230,19 +229,19 @@ class Layout:
         return max(fitting, key=lambda name: len(self.classes[name]))
 
     def _refuse_unknown(self, hf_config: Mapping[str, Any]) -> None:
-        known = {name for entry in self.entries for name in entry.names}
-        known |= {*TOKEN_ROLES, "eos_token_id", "tie_word_embeddings", "pretune", HEAD_KEY}
+        known_names = {name for entry in self.entries for name in entry.names}
+        known_names |= {*TOKEN_ROLES, "eos_token_id", "tie_word_embeddings", "pretune", HEAD_KEY}
         for name, value in hf_config.items():
-            if name not in known | IGNORED_KEYS | self.ignored_keys and value not in (None, False, {}, []):
+            if name not in known_names | IGNORED_KEYS | self.ignored_keys and value not in (None, False, {}, []):
                 raise CheckpointError(
-                    f"key {format_value(name)} = {format_value(value)} is not known for model_type '{self.model_type}'"
-                    f"{suggest(name, known)}; what it changes cannot be reproduced"
+                    f"key {format_value(name)} = {format_value(value)} is unknown for model_type '{self.model_type}'"
+                    f"{suggest(name, known_names)}; its effect cannot be reproduced"
                 )
 
 
 def refuse_code(hf_config: Mapping[str, Any]) -> None:
-    """Config is data: keys that name code are refused whatever they say, and never followed."""
-    remedy = "which is never run; remove the key to read the directory without that code"
+    """Raise `CheckpointError` for keys that name code; they are never followed."""
+    remedy = "which is never executed; remove the key to load the model without it"
     for name in CODE_KEYS:
         if name in hf_config:
             raise CheckpointError(f"key '{name}' names code, {remedy}")
@@ -250,17 +249,17 @@ def refuse_code(hf_config: Mapping[str, Any]) -> None:
         if isinstance(hf_config.get(name), str) and "/" in hf_config[name]:  # a kernel to fetch
             raise CheckpointError(f"key '{name}' = {format_value(hf_config[name])} names code, {remedy}")
     if hf_config.get("quantization_config") is not None:
-        raise CheckpointError("key 'quantization_config': quantised weights are not supported; use the original ones")
+        raise CheckpointError("key 'quantization_config': quantized weights are not supported; use the original model")
 
 
 def _read_class(hf_config: Mapping[str, Any]) -> Any:
-    """What a config gives as its class; None: nothing."""
+    """Return the class that a config names, or None."""
     classes = hf_config.get("architectures") or [None]
     return classes[0] if isinstance(classes, list) else classes
 
 
 def get_path(spec: object, path: str) -> Any:
-    """The value at a path; of `*` the first; None where a part on the way is absent."""
+    """Return the value at a path; `*` is the first block; None if a part of the path is None."""
     for part in path.split("."):
         if spec is None:
             return None
@@ -269,20 +268,20 @@ def get_path(spec: object, path: str) -> Any:
 
 
 def expand_path(spec: object, path: str) -> list[str]:
-    """The paths a path with `*` stands for."""
-    before, star, after = path.partition("*")
+    """Return the paths that a path with `*` stands for."""
+    prefix, star, suffix = path.partition("*")
     if not star:
         return [path]
-    return [f"{before}{i}{after}" for i in range(len(get_path(spec, before.rstrip("."))))]
+    return [f"{prefix}{i}{suffix}" for i in range(len(get_path(spec, prefix.rstrip("."))))]
 
 
-def is_equivalent(a: Model, b: Model) -> bool:
-    """Whether two specs compute the same: names, dropout, initialisation and token roles aside."""
-    return bool(_strip_irrelevant(config.to_dict(a)) == _strip_irrelevant(config.to_dict(b)))
+def is_equivalent(first: Model, second: Model) -> bool:
+    """Return True if two specs are equal except for name, dropout, initialization and special tokens."""
+    return bool(_strip_irrelevant(config.to_dict(first)) == _strip_irrelevant(config.to_dict(second)))
 
 
 def expand_sides(paths: Iterable[str]) -> tuple[str, ...]:
-    """Paths in the encoder and in the decoder."""
+    """Return the paths in the encoder and in the decoder."""
     return tuple(f"{stack}.{path}" for path in paths for stack in ("encoder", "decoder"))
 
 
@@ -297,19 +296,19 @@ def _strip_irrelevant(tree: Any) -> Any:
 
 
 def _read_token_roles(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Which tokens have a meaning; an explicit null means none."""
+    """Return the special tokens of a config; an explicit null means none."""
     roles: dict[str, Any] = {
         place: check_token(name, hf_config[name]) for name, place in TOKEN_ROLES.items() if name in hf_config
     }
     if "eos_token_id" in hf_config:
-        given = hf_config["eos_token_id"]
-        ends = [check_token("eos_token_id", end) for end in (given if isinstance(given, list) else [given])]
-        roles["special.eos"] = tuple(end for end in ends if end is not None)
+        eos = hf_config["eos_token_id"]
+        token_ids = [check_token("eos_token_id", end) for end in (eos if isinstance(eos, list) else [eos])]
+        roles["special.eos"] = tuple(end for end in token_ids if end is not None)
     return roles
 
 
 def _name_keys(error: str, keys: Mapping[str, list[str]]) -> str:
-    """The keys that set the places an error speaks of."""
+    """Return the keys that set the paths named in an error, as a prefix of the message."""
     words = set(re.findall(r"\w+", error))
-    blamed = {f"'{name}'" for place, names in keys.items() if place.rpartition(".")[2] in words for name in names}
-    return f"key {', '.join(sorted(blamed))}: " if blamed else ""
+    key_names = {f"'{name}'" for place, names in keys.items() if place.rpartition(".")[2] in words for name in names}
+    return f"key {', '.join(sorted(key_names))}: " if key_names else ""

@@ -1,4 +1,4 @@
-"""What a stranger's checkpoint holds, judged by its tensors: names in today's form, heads, and whether it is tied."""
+"""Detection of a checkpoint's contents from its tensors: current names, heads and tying."""
 
 import re
 from collections.abc import Mapping
@@ -13,35 +13,35 @@ from pretune.models.tensor_files import TensorInfo
 
 
 def detect_contents(
-    layout: Layout, claimed_parts: frozenset[str] | None, tied: bool, infos: Mapping[str, TensorInfo]
+    layout: Layout, claimed_parts: frozenset[str] | None, is_tied: bool, infos: Mapping[str, TensorInfo]
 ) -> tuple[dict[str, TensorInfo], frozenset[str], bool]:
-    """The tensors under their full names, the parts that are there, and whether the head is the token table.
+    """Return the tensors under their full names, the parts that are present, and True if the head is tied.
 
-    `promised` and `tied` are what the config claims. Errors name the file of the tensor they are about.
+    `claimed_parts` and `is_tied` are the claims of the config. Errors name the file of the tensor.
     """
     tensors = _rename_tensors(layout, infos)
-    return tensors, _detect_parts(layout, claimed_parts, tensors), _detect_tying(layout, tied, tensors)
+    return tensors, _detect_parts(layout, claimed_parts, tensors), _detect_tying(layout, is_tied, tensors)
 
 
-def add_tied_head(layout: Layout, parts: frozenset[str], tied: bool) -> frozenset[str]:
-    """The parts, with the vocabulary head of a decoder where it needs no weights of its own, as its full class does."""
+def add_tied_head(layout: Layout, parts: frozenset[str], is_tied: bool) -> frozenset[str]:
+    """Return the parts with a tied vocabulary head added, for a decoder that was saved without it."""
     head = layout.base.head
     if "head" in parts or head is None or layout.base.decoder is None:
         return parts
-    if not tied or head.transform is not None or head.bias == "learned":
+    if not is_tied or head.transform is not None or head.bias == "learned":
         raise CheckpointError(
-            "no vocabulary head is in the weights, and it is not the token table; take one with its head"
+            "the weights have no vocabulary head, and the head is not tied; use a checkpoint with its head"
         )
     return parts | {"head"}
 
 
 def _rename_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """As in the full class: with the body's prefix, `gamma` and `beta` of old releases renamed, buffers left out."""
+    """Rename tensors as in the full class: body prefix added, old `gamma` and `beta` renamed, buffers dropped."""
     every = layout.get_rules(layout.base)
     outside = {rule.tensor_name.split(".")[0] for rule in every if not rule.tensor_name.startswith(layout.prefix)}
     bare = not any(name.startswith(layout.prefix) for name in tensors)
     out: dict[str, TensorInfo] = {}
-    for name, there in tensors.items():
+    for name, info in tensors.items():
         new = re.sub(r"\.beta$", ".bias", re.sub(r"\.gamma$", ".weight", name))
         if bare and new.split(".")[0] not in outside:
             new = layout.prefix + new
@@ -49,9 +49,9 @@ def _rename_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> dict[s
             continue
         if new in out:
             raise CheckpointError(
-                f"{there.file}: tensors {format_value(out[new].key)} and {format_value(name)} are the same weight"
+                f"{info.file}: tensors {format_value(out[new].key)} and {format_value(name)} are the same weight"
             )
-        out[new] = there
+        out[new] = info
     for name, twin in layout.duplicates.items():
         if twin in out:
             out[name] = out.pop(twin)
@@ -61,23 +61,23 @@ def _rename_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> dict[s
 def _detect_parts(
     layout: Layout, claimed_parts: frozenset[str] | None, tensors: Mapping[str, TensorInfo]
 ) -> frozenset[str]:
-    """Which heads are there: those its class must have, and those whose tensors lie in the file."""
-    there = {part for part, mark in layout.presence_keys.items() if mark in tensors}
-    if "pair" in there:
-        there.add("pooler")  # which it reads
-    if claimed_parts is None:  # no class is named: all but what the tensors would show
+    """Return the heads of its class and those whose tensors are present."""
+    present = {part for part, mark in layout.presence_keys.items() if mark in tensors}
+    if "pair" in present:
+        present.add("pooler")  # its input
+    if claimed_parts is None:  # no class named: all parts that tensors cannot show
         claimed_parts = frozenset(
             part for part in next(iter(layout.classes.values())) if part not in layout.presence_keys
         )
     if claimed_parts == {"pooler"}:  # NOTE: the bare class is often saved without its pooler
         claimed_parts = frozenset()
-    return claimed_parts | there
+    return claimed_parts | present
 
 
-def _detect_tying(layout: Layout, tied: bool, tensors: dict[str, TensorInfo]) -> bool:
-    """Decided by the tensors: a vocabulary matrix that is in the file and differs from the token table is untied.
+def _detect_tying(layout: Layout, is_tied: bool, tensors: dict[str, TensorInfo]) -> bool:
+    """Return False if the file has a vocabulary matrix that differs from the token table.
 
-    Copies of the table are taken out of `stored` on the way.
+    Removes copies of the table from `tensors`.
     """
     table = next(rule.tensor_name for rule in layout.get_rules(layout.base) if rule.param_names == "tokens.weight")
     for copy in layout.copies:
@@ -85,11 +85,11 @@ def _detect_tying(layout: Layout, tied: bool, tensors: dict[str, TensorInfo]) ->
             if not _are_equal(tensors.setdefault(table, tensors[copy]), tensors[copy]):
                 raise CheckpointError(
                     f"{tensors[copy].file}: tensor '{tensors[copy].key}' differs from '{tensors[table].key}', "
-                    "but they must be one table"
+                    "but both must be the token table"
                 )
             del tensors[copy]
-    if layout.head not in tensors or not tied:
-        return tied
+    if layout.head not in tensors or not is_tied:
+        return is_tied
     head = tensors.pop(layout.head)
     if _are_equal(tensors.setdefault(table, head), head):
         return True
@@ -97,11 +97,11 @@ def _detect_tying(layout: Layout, tied: bool, tensors: dict[str, TensorInfo]) ->
     return False
 
 
-def _are_equal(a: TensorInfo, b: TensorInfo) -> bool:
-    if a == b:
+def _are_equal(first: TensorInfo, second: TensorInfo) -> bool:
+    if first == second:
         return True
     return (
-        a.shape == b.shape
-        and {a.dtype, b.dtype} <= tensor_files.FLOAT_DTYPES
-        and torch.equal(*tensor_files.read_tensors([a, b]))
+        first.shape == second.shape
+        and {first.dtype, second.dtype} <= tensor_files.FLOAT_DTYPES
+        and torch.equal(*tensor_files.read_tensors([first, second]))
     )

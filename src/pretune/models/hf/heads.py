@@ -1,8 +1,8 @@
-"""Classes of `transformers` that have a head for a task on the body: what kind of head, how it reads, its tensors.
+"""Classes of `transformers` with a task head: its kind, pooling and tensors.
 
-    Headed("tagging", rules({"out.{p}": "classifier.{p}"}))
+    HeadLayout("tagging", make_rules({"out.{p}": "classifier.{p}"}))
 
-Directories of other heads hold them under `task.` and say in the config, under `pretune_head`, what they are.
+Other heads are saved under `task.` and described in the config under `pretune_head`.
 """
 
 from collections.abc import Mapping
@@ -14,31 +14,31 @@ from pretune.models.tensor_files import TensorInfo
 from pretune.nn.pooling import Reading
 
 HEAD_KEY = "pretune_head"
-"""The config's key for a head that no class of `transformers` has."""
+"""Config key of a head that no class of `transformers` has."""
 
 TASK_PREFIX = "task."
-"""What the names of its tensors begin with."""
+"""Prefix of its tensor names."""
 
 
 class CheckedKey(Protocol):
-    """A key that is supported at some values only."""
+    """A key that is supported only at some values."""
 
     def read(self, hf_config: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """One class. `pooling` is None where the head reads every token by itself."""
+    """The task head of one class. `pooling` is None for a head on every token."""
 
     kind: str  # classification (regression too), tagging, span or choice
     rules: tuple[Rule, ...]
     pooling: Reading | None = None
-    prefix: str | None = None  # of the body's tensors, where it is not that of the family's other classes
+    prefix: str | None = None  # of the body's tensors, if it differs from the family's
     keys: tuple[CheckedKey, ...] = field(default=())
 
 
 def define_head(kind: str, table: Mapping[str, str], pooling: Reading | None = None, **fields: Any) -> HeadLayout:
-    """The same, with the rules as a table: `out` is the layer of the classes, `dense` the one before it."""
+    """Return a head layout with rules from a table: `out` is the classifier, `dense` the layer before it."""
     return HeadLayout(
         kind, make_rules({f"{ours}.{{p}}": f"{theirs}.{{p}}" for ours, theirs in table.items()}), pooling, **fields
     )
@@ -47,34 +47,34 @@ def define_head(kind: str, table: Mapping[str, str], pooling: Reading | None = N
 def define_token_heads(
     name: str, *, tags: str | None = "classifier", spans: str | None = "qa_outputs"
 ) -> dict[str, HeadLayout]:
-    """The two classes that most families have: a linear layer over every token, for tags and for spans."""
-    found = {}
+    """Return the classes of token classification and question answering: a linear layer on every token."""
+    heads = {}
     if tags is not None:
-        found[f"{name}ForTokenClassification"] = define_head("tagging", {"out": tags})
+        heads[f"{name}ForTokenClassification"] = define_head("tagging", {"out": tags})
     if spans is not None:
-        found[f"{name}ForQuestionAnswering"] = define_head("span", {"out": spans})
-    return found
+        heads[f"{name}ForQuestionAnswering"] = define_head("span", {"out": spans})
+    return heads
 
 
 def define_score_head(name: str) -> dict[str, HeadLayout]:
-    """The class of decoders: the last token's state, straight to the classes."""
+    """Return the sequence classification class of decoders: a linear layer on the last token."""
     return {f"{name}ForSequenceClassification": define_head("classification", {"out": "score"}, LAST_TOKEN)}
 
 
 LAST_TOKEN = Reading(at="last", bias=False)
-"""What a decoder has read when it has read everything (Radford et al., 2018)."""
+"""Last-token pooling of decoders (Radford et al., 2018)."""
 
 
 def split_head(
     tensors: Mapping[str, TensorInfo], head_layout: HeadLayout | None, prefix: str
 ) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
-    """The tensors of the body, with the family's usual prefix, and those of the head."""
+    """Split tensors into those of the body, with the family's prefix, and those of the head."""
     if head_layout is None:
         names = {name for name in tensors if name.startswith(TASK_PREFIX)}
     else:
         names = {rule.tensor_name.format(p=p) for rule in head_layout.rules for p in ("weight", "bias")}
-    head = {name: there for name, there in tensors.items() if name in names}
-    body = {name: there for name, there in tensors.items() if name not in names}
+    head = {name: info for name, info in tensors.items() if name in names}
+    body = {name: info for name, info in tensors.items() if name not in names}
     if head_layout is not None and head_layout.prefix is not None:
-        body = {prefix + name.removeprefix(head_layout.prefix): there for name, there in body.items()}
+        body = {prefix + name.removeprefix(head_layout.prefix): info for name, info in body.items()}
     return body, head

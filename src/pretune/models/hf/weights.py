@@ -1,10 +1,10 @@
-"""Reversible name maps: one list gives import, export and the round trip.
+"""Reversible maps between parameter and tensor names, for import and export.
 
-A rule names our parameters and their tensor, with `{i}` for a layer's number and `{p}` for `weight` or `bias`:
+A rule names our parameters and their tensor, with `{i}` for a layer index and `{p}` for `weight` or `bias`:
 
     Rule("encoder.{i}.attention.q.{p}", "encoder.layer.{i}.attention.self.query.{p}")
 
-Several of ours may lie in one of theirs (`FusedPacking`, `InterleavedPacking`), or turned (`TransposedPacking`).
+Several parameters may be packed in one tensor (`FusedPacking`, `InterleavedPacking`, `TransposedPacking`).
 """
 
 import re
@@ -19,7 +19,7 @@ from pretune.models.spec import Model
 
 
 class Packing(Protocol):
-    """How our tensors lie in one of theirs."""
+    """Conversion between our tensors and one of theirs."""
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]: ...
 
@@ -28,7 +28,7 @@ class Packing(Protocol):
 
 @dataclass(frozen=True)
 class IdentityPacking:
-    """As it is."""
+    """One tensor, unchanged."""
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
         return [tensor]
@@ -39,7 +39,7 @@ class IdentityPacking:
 
 @dataclass(frozen=True)
 class TransposedPacking:
-    """A matrix stored input first."""
+    """A matrix stored as [in, out]."""
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
         return [tensor.t() if tensor.dim() == 2 else tensor]
@@ -50,7 +50,7 @@ class TransposedPacking:
 
 @dataclass(frozen=True)
 class RowPacking:
-    """A vector stored as a matrix of one row."""
+    """A vector stored as a matrix with one row."""
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
         return [tensor.reshape(-1)]
@@ -61,7 +61,7 @@ class RowPacking:
 
 @dataclass(frozen=True)
 class FusedPacking:
-    """Queries, keys and values one after the other, input first if `is_transposed`."""
+    """Queries, keys and values concatenated; stored as [in, out] if `is_transposed`."""
 
     is_transposed: bool = False
 
@@ -70,8 +70,8 @@ class FusedPacking:
         return list(torch.split(tensor, sizes))
 
     def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
-        joined = torch.cat(tensors)
-        return joined.t() if self.is_transposed and joined.dim() == 2 else joined
+        matrix = torch.cat(tensors)
+        return matrix.t() if self.is_transposed and matrix.dim() == 2 else matrix
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class InterleavedPacking:
 
 @dataclass(frozen=True)
 class Rule:
-    """Our parameter or parameters, their tensor, and how ours lie in it."""
+    """Our parameters, their tensor, and the packing."""
 
     param_names: str | tuple[str, ...]
     tensor_name: str
@@ -100,7 +100,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Move:
-    """A rule applied: concrete names."""
+    """A rule with concrete names."""
 
     param_names: tuple[str, ...]
     tensor_name: str
@@ -108,23 +108,23 @@ class Move:
 
 
 def plan_moves(names: Iterable[str], rules: Iterable[Rule]) -> list[Move]:
-    """The moves that bring every one of our parameters from or to theirs. Each name must have exactly one rule."""
+    """Return the moves of all parameters. Raises `KeyError` for a name without a rule."""
     left = dict.fromkeys(names)
     moves = []
     for rule in rules:
         ours = (rule.param_names,) if isinstance(rule.param_names, str) else rule.param_names
         for match in _match_names(ours[0], left):
-            found = tuple(our.format(**match) for our in ours)
-            for name in found:
+            param_names = tuple(our.format(**match) for our in ours)
+            for name in param_names:
                 left.pop(name, None)
-            moves.append(Move(found, rule.tensor_name.format(**match), rule.packing))
+            moves.append(Move(param_names, rule.tensor_name.format(**match), rule.packing))
     if left:
         raise KeyError(f"no rule for {next(iter(left))}")
     return moves
 
 
 def _match_names(pattern: str, names: Collection[str]) -> list[dict[str, str]]:
-    """What the placeholders of a pattern stand for in each of the names that it fits."""
+    """Return the values of a pattern's placeholders for each matching name."""
     if "{" not in pattern:
         return [{}] if pattern in names else []
     form = re.compile(re.escape(pattern).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{p\}", "(?P<p>weight|bias)"))
@@ -132,5 +132,5 @@ def _match_names(pattern: str, names: Collection[str]) -> list[dict[str, str]]:
 
 
 def make_rules(table: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Rules of a plain table, ours -> theirs."""
+    """Return the rules of a table, ours -> theirs."""
     return tuple(Rule(ours, theirs) for ours, theirs in table.items())

@@ -40,18 +40,18 @@ def build_rope_key(theta: float = 10000.0, fraction: float = 1.0, old_names: tup
             return read_key(all_keys, *names, check=allow_null(check), default=None)
 
         kind = get("rope_type", _check_rope_type, "rope_parameters.type", "rope_scaling.type") or "default"
-        known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_SCALINGS[kind]}
-        known |= {"original_max_position_embeddings"} if kind == "llama3" else set()
+        allowed_names = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_SCALINGS[kind]}
+        allowed_names |= {"original_max_position_embeddings"} if kind == "llama3" else set()
         for name, value in parameters.items():
-            if name.partition(".")[2] not in known and value is not None:
+            if name.partition(".")[2] not in allowed_names and value is not None:
                 raise CheckpointError(f"key {format_value(name)} is unknown for rope_type '{kind}'")
         base = get("rope_theta", check_positive, "rope_theta", *old_names[:1])
-        rotated = get("partial_rotary_factor", check_rate, "partial_rotary_factor", *old_names[1:])
+        rotary_fraction = get("partial_rotary_factor", check_rate, "partial_rotary_factor", *old_names[1:])
         if not old_names:  # the reference then rotates whole heads, whatever the config states
-            FixedKey("partial_rotary_factor", (1.0,)).read({"partial_rotary_factor": rotated})
+            FixedKey("partial_rotary_factor", (1.0,)).read({"partial_rotary_factor": rotary_fraction})
         rotary = Rotary(
             theta=theta if base is None else base,
-            fraction=fraction if rotated is None else rotated,
+            fraction=fraction if rotary_fraction is None else rotary_fraction,
             scaling=_read_scaling(
                 kind, get, read_key(hf_config, "max_position_embeddings", check=check_size, default=2048)
             ),
