@@ -171,7 +171,7 @@ def test_every_knob_of_a_recipe_does_something(family: str) -> None:
         ({"width": None}, ["width", "null"]),
         ({"dropout": "nan"}, ["dropout", "'nan'"]),
         ({"dropout": "much"}, ["dropout", "'much'"]),
-        ({"dropout": 1.5}, ["dropout 1.5"]),
+        ({"dropout": 1.5}, ["dropout", " 1.5"]),
         ({"hidden": "inf"}, ["hidden", "'inf'"]),
         ({"width": 12, "model.width": 24}, ["'width'", "model."]),
         ({"width": 512}, ["heads 12", "width 512"]),

@@ -140,7 +140,7 @@ def test_flops_of_the_detector() -> None:
 def test_refused() -> None:
     with pytest.raises(UsageError, match="'decoder'"):
         add_generator(resolve("gpt2-small"))
-    with pytest.raises(UsageError, match=r"multiplier 1\.5"):
+    with pytest.raises(UsageError, match=r"multiplier .*1\.5"):
         add_generator(resolve("electra-small"), multiplier=1.5)
     pair = tiny()
     with pytest.raises(UsageError, match="vocabulary"):

@@ -258,8 +258,8 @@ def test_what_no_config_can_say_is_ours(name: str, tmp_path: Path) -> None:
         ({"pretune.vocb": 9}, "'pretune.vocb'.*'vocab'"),
         ({"pretune.decoder.blocks.0.attention.heds": 4}, "'pretune.decoder.blocks.0.attention.heds'.*'heads'"),
         ({"pretune.decoder.blocks.0.attention.heads": 5}, "heads 5"),
-        ({"pretune.decoder.depth": 10**12}, r"pretune: depth 1000000000000\b.*\b10000\b"),
-        ({"pretune.decoder.blocks.0.dropout": 3.0}, "pretune: dropout 3.0"),
+        ({"pretune.decoder.depth": 10**12}, r"pretune: depth .*\b10000\b.*\b1000000000000\b"),
+        ({"pretune.decoder.blocks.0.dropout": 3.0}, r"pretune: dropout .*3\.0"),
         ({"pretune.vocab": 10**15}, "100,000,000,000,000"),
         ({"pretune.width": -24}, "-24"),
         ({"pretune.decoder.position": {"kind": "os.system"}}, "'os.system'"),
@@ -368,7 +368,7 @@ def test_a_model_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
             pt.build("bert-base", vocab=vocab)
     with pytest.raises(UsageError, match=f"{10**14:,}"):
         pt.build("bert-base", vocab=10**15)
-    with pytest.raises(UsageError, match=r"depth 1000000000000\b"):
+    with pytest.raises(UsageError, match=r"depth .*1000000000000\b"):
         pt.build("bert-base", depth=10**12)
 
 
