@@ -157,7 +157,7 @@ def test_thirty_steps_from_text(name: str, tmp_path: Path) -> None:
     reference.save_pretrained(tmp_path)
     ours = pt.load(tmp_path).train()
     encoder = TaskEncoder.from_task(task_of(kind), ours, tokenizer(shape), max_length=LENGTH, stride=STRIDE)
-    stream = TaskStream(encoder.encode(examples), batch=BATCH, seed=2, fixed=True)
+    stream = TaskStream(encoder.encode(examples), batch=BATCH, seed=2, fixed_shape=True)
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (ours, reference)]
     losses: list[tuple[float, float]] = []
     for step in range(STEPS):

@@ -48,7 +48,7 @@ def test_a_task_on_a_model(name: str, shape: str, shared_data: Path) -> None:
         return
     model = model_for(shape, task)
     encoder = TaskEncoder.from_task(task, model, new_tokens=100)
-    stream = TaskStream(encoder.encode(examples), batch=8, fixed=True)
+    stream = TaskStream(encoder.encode(examples), batch=8, fixed_shape=True)
     with torch.no_grad():
         assert torch.isfinite(model.spec.loss(model, stream[0]).mean())
     few = examples[:4]

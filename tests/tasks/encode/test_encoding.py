@@ -253,7 +253,7 @@ def test_scores_are_learnt_between_minus_one_and_one() -> None:
     items = encoder.encode([Example(text="a", pair="b", label=label) for label in (0.0, 2.5, 5.0)])
     assert items.sequences.labels is not None
     assert items.sequences.labels.tolist() == [-1, 0, 1]
-    assert [encoder.rules.denormalise_score(value) for value in (-1, 0, 1, 7)] == [0.0, 2.5, 5.0, 5.0]
+    assert [encoder.rules.denormalize_score(value) for value in (-1, 0, 1, 7)] == [0.0, 2.5, 5.0, 5.0]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_every_item_once_an_epoch_and_whole(data: st.DataObject, batch: int, fix
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=25))
     lengths = data.draw(st.lists(st.integers(1, 30), min_size=sum(sizes), max_size=sum(sizes)))
     items = items_of(lengths, sizes)
-    stream = TaskStream(items, batch=batch, seed=seed, fixed=fixed)
+    stream = TaskStream(items, batch=batch, seed=seed, fixed_shape=fixed)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     for epoch in (0, 3):
         assert len(stream.steps(epoch)) == -(-len(sizes) // batch)
@@ -82,7 +82,7 @@ def test_a_step_is_a_function_of_its_number() -> None:
 
 def test_fixed_shapes_stay() -> None:
     encoder = encoder_for("gpt2", task_of("generation"))
-    stream = TaskStream(encoder.encode(examples_of("generation") * 5), batch=8, seed=1, fixed=True)
+    stream = TaskStream(encoder.encode(examples_of("generation") * 5), batch=8, seed=1, fixed_shape=True)
     shapes = {
         (one.tokens.shape, one.offsets.shape, one.targets.labels.shape)
         for one in (stream[s] for s in range(12))

@@ -85,12 +85,12 @@ class TaskEncoders:
         """The batches of a run: of one task, of all that are written together, or of one task after another."""
         fit, temperature = tuning.train, tuning.tune.temperature
         if self.has_separate_heads:
-            streams = [TaskStream(one, batch=fit.batch, seed=fit.seed, fixed=fixed) for one in items]
+            streams = [TaskStream(one, batch=fit.batch, seed=fit.seed, fixed_shape=fixed) for one in items]
             return MultiTaskStream(streams, temperature=temperature, seed=fit.seed)
         several = len(items) > 1
         mixing = SmoothedMixing(alpha=1 / temperature) if several else None
         whole = mix_items(items) if several else items[0]
-        return TaskStream(whole, batch=fit.batch, seed=fit.seed, fixed=fixed, mixing=mixing)
+        return TaskStream(whole, batch=fit.batch, seed=fit.seed, fixed_shape=fixed, mixing=mixing)
 
     def predict(
         self, model: ModelWithHead, examples: Sequence[Example], precision: torch.dtype | None

@@ -1,9 +1,9 @@
-"""PREDICTIONS -> SCORES: what a fine-tuned model says of examples, and the official scores of that.
+"""PREDICTIONS -> SCORES: predictions of a fine-tuned model, and their official scores.
 
     predictions = predict(model, encoder, parts.dev)
     score(task, parts.dev, predictions)                  # {'f1': 0.88, 'exact_match': 0.81}: the headline first
 
-Read `prediction` first; `logits`, `read`, `predict_spans` and `generate_texts` make them, `score` judges them.
+Read `prediction` first; `logits`, `labels`, `spans` and `generated` compute predictions, `score` evaluates them.
 """
 
 from pretune.metrics.averages import compute_suite_averages

@@ -1,4 +1,4 @@
-"""How likely a model finds the right answers: the perplexity of what should have been written (dialogue, summaries)."""
+"""Perplexity of the reference answers (dialogue, summaries)."""
 
 from collections.abc import Sequence
 
@@ -21,12 +21,12 @@ def answer_perplexity(
     tokens: int = 16384,
     precision: torch.dtype | None = None,
 ) -> float:
-    """Per token of the answers, the end of each included, given what is read before; of those that were cut the rest.
+    """Return the perplexity per token of the answers, including their end tokens; of truncated ones, of the rest.
 
-    Models with other vocabularies have other tokens, and cannot be compared by it.
+    Models with different vocabularies have different tokens, so they cannot be compared by it.
     """
     if not encoder.is_generative:
-        raise UsageError("this model does not write its answers, so it finds no text likely; ask for its labels")
+        raise UsageError("perplexity needs a model that generates its answers; this one has a head")
     sequences = encoder.encode(examples).sequences
     device = next(model.parameters()).device
     nats = units = 0.0

@@ -1,6 +1,6 @@
-"""What a model says of items: its logits for every sequence, or for every token, in the order of the items.
+"""Logits of items: a row per sequence or per token, in the order of the items.
 
-Sequences are packed into rows and each is read once, with no loss and no filler in the answer.
+Sequences are packed into rows; each is computed once, without loss, and filler is removed from the result.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from pretune.inference.text_model import eval_mode
 from pretune.tasks.encode.items import Items
 
 ProgressCallback = Callable[[int, int], None]
-"""Told how many are done, and of how many."""
+"""Called with the number of finished examples, and of all."""
 
 Floats = NDArray[np.float32]
 
@@ -37,44 +37,46 @@ def compute_logits(
     precision: torch.dtype | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> Floats:
-    """`[S, K]`, or with `every` `[T, K]` where the head reads every token; about `tokens` tokens in a batch."""
+    """Return `[S, K]`, or with `per_token` `[T, K]`; a batch has about `tokens` tokens."""
     sequences = replace(items.sequences, labels=None, targets=None)
     device = next(model.parameters()).device
-    found: Floats | None = None
-    done = 0
+    logits: Floats | None = None
+    count_done = 0
     with eval_mode(model), torch.compiler.set_stance("force_eager"):
-        for which, row, batch in iter_batches(sequences, tokens):
+        for indices, row, batch in iter_batches(sequences, tokens):
             with torch.autocast(device.type, precision, enabled=precision is not None):
                 out = model(batch.to(device))
-            here = _drop_filler(out, batch, row, per_token)
-            check_outputs(here, "logits")
+            values = _drop_filler(out, batch, row, per_token)
+            check_outputs(values, "logits")
             size = len(sequences.tokens) if per_token else len(sequences)
-            if found is None:
-                found = np.zeros((size, here.shape[1]), dtype=np.float32)
-            at: Any = spread(sequences.offsets[:-1][which], sequences.lengths[which]) if per_token else which
-            found[at] = here
-            done += len(which)
+            if logits is None:
+                logits = np.zeros((size, values.shape[1]), dtype=np.float32)
+            position: Any = (
+                spread(sequences.offsets[:-1][indices], sequences.lengths[indices]) if per_token else indices
+            )
+            logits[position] = values
+            count_done += len(indices)
             if on_progress is not None:
-                on_progress(done, len(sequences))
-    assert found is not None
-    return found
+                on_progress(count_done, len(sequences))
+    assert logits is not None
+    return logits
 
 
 def iter_batches(sequences: Sequences, tokens: int) -> Iterator[tuple[Ints, Ints, Batch]]:
-    """All sequences, about `tokens` tokens at a time: which these are, the row of each, and the batch."""
+    """Yield all sequences in batches of about `tokens` tokens: their indices, the row of each, and the batch."""
     source = None if sequences.source is None else sequences.source.lengths
-    room, wide = int(sequences.lengths.max()), None if source is None else int(source.max())
-    shape = BatchShape(rows=max(tokens // (room + (wide or 0)), 1), length=room, source=wide)
+    length, source_length = int(sequences.lengths.max()), None if source is None else int(source.max())
+    shape = BatchShape(rows=max(tokens // (length + (source_length or 0)), 1), length=length, source=source_length)
     plan = build_plan(sequences.lengths, shape, seed=0, epoch=0, source=source)
     for number in range(plan.batch_count):
-        which, row = plan.get_batch(number)
-        yield which, row, lay_out(sequences.take(which), row, replace(shape, rows=int(row[-1]) + 1))
+        indices, row = plan.get_batch(number)
+        yield indices, row, lay_out(sequences.take(indices), row, replace(shape, rows=int(row[-1]) + 1))
 
 
 def _drop_filler(out: Tensor, batch: Batch, row: Ints, per_token: bool) -> Floats:
-    """The rows of logits that are of sequences, or of their tokens; filler is left out."""
+    """Return the rows of logits of the sequences, or of their tokens, without filler."""
     values = out.float().cpu()
-    if not per_token and len(values) == len(row):  # of sequences already; a layout has more cells than those
+    if not per_token and len(values) == len(row):  # rows of sequences already; a layout has more cells than those
         return values.numpy()
-    where = batch.sequence >= 0 if per_token else torch.from_numpy(np.arange(len(row)) + row)
-    return values[where].numpy()
+    mask = batch.sequence >= 0 if per_token else torch.from_numpy(np.arange(len(row)) + row)
+    return values[mask].numpy()

@@ -1,4 +1,4 @@
-"""Predictions of a model for examples, whatever the task."""
+"""Predictions of a model for the examples of any task."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ from pretune.tasks.encode.encoder import TaskEncoder
 from pretune.tasks.example import Example
 
 BATCH_TOKENS = 16384
-"""Of a batch."""
+"""Tokens of a batch."""
 
 _PREDICTORS: dict[str, Callable[..., list[Prediction]]] = {
     "classification": labels.predict_classes,
@@ -37,11 +37,13 @@ def predict(
     beams: int = 1,
     on_progress: ProgressCallback | None = None,
 ) -> list[Prediction]:
-    """One prediction for each example, in order; labels are not looked at. `beams` is for answers that are written."""
+    """Return one prediction per example, in order; labels are not used. `beams` is for generated answers."""
     if beams < 1 or (beams > 1 and not encoder.is_generative):
-        raise UsageError(f"beams {beams}: at least 1, and more than one only where answers are written")
+        raise UsageError(f"beams must be >= 1, and 1 for a model that does not generate its answers, got {beams}")
     if encoder.is_generative:
         return generate_texts(model, encoder, examples, beams=beams, precision=precision, on_progress=on_progress)
-    items, every = encoder.encode(examples, training=False), encoder.task.kind in ("tagging", "span")
-    logits = compute_logits(model, items, per_token=every, tokens=tokens, precision=precision, on_progress=on_progress)
+    items, per_token = encoder.encode(examples, training=False), encoder.task.kind in ("tagging", "span")
+    logits = compute_logits(
+        model, items, per_token=per_token, tokens=tokens, precision=precision, on_progress=on_progress
+    )
     return _PREDICTORS[encoder.task.kind](encoder, examples, items, logits)

@@ -1,13 +1,13 @@
-"""EXAMPLES -> BATCHES: the examples of a task as token sequences for a model, and the stream of batches to train on.
+"""EXAMPLES -> BATCHES: the examples of a task as token sequences for a model, and the stream of training batches.
 
-    model = adapt(pt.load("runs/base"), head_of(task, base.spec, base.tokenizer))
-    encoder = TaskEncoder.of(task, model)
-    items = encoder.encode(parts.train)                # items.counts: what was cut
-    stream = TaskStream(items, batch=32, seed=0)       # for train.feed.Feed
+    model = adapt(pt.load("runs/base"), build_head(task, base.spec, base.tokenizer))
+    encoder = TaskEncoder.from_task(task, model)
+    items = encoder.encode(parts.train)                # items.counts: truncation statistics
+    stream = TaskStream(items, batch=32, seed=0)       # for `training.dataloader`
 
-Read in this order: `tokenize` (texts as tokens, special tokens, what is cut), `rules`, one file for each way to learn
-(`normalise_score`, `tagging`, `span`, `choice`, `is_generative`), `items` (what comes out), `encoder` (all of it), `stream`,
-`alternating` (several tasks in turn).
+Read in this order: `token_pool` (tokens, special tokens, truncation), `base`, one file per kind of task (`sequence`,
+`tagging`, `span`, `choice`, `text_to_text`), `items` (the result), `encoder` (all of it), `stream`, `alternating`
+(several tasks).
 """
 
 from pretune.tasks.encode.alternating import MultiTaskStream

@@ -1,4 +1,4 @@
-"""How the examples of a task become sequences for a model: what all kinds of task share."""
+"""Conversion of a task's examples to sequences for a model: the part shared by all kinds of tasks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,49 +21,53 @@ from pretune.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingRules:
-    """A task, a tokenizer, the model's shape, and the lengths."""
+    """A task, a tokenizer, the model's spec, and the lengths."""
 
     task: Task
     spec: Model
     tokenizer: Tokenizer
     frame: SequenceTemplate
-    max_length: int  # of a sequence, special tokens included
-    stride: int  # tokens that one window of a passage shares with the next
-    new_tokens: int  # of an answer that is written, special ones left out
+    max_length: int  # of a sequence, including special tokens
+    stride: int  # overlap of two windows of a passage, in tokens
+    new_tokens: int  # maximum length of a generated answer, without special tokens
     scale: tuple[float, float] | None = None  # of a regression
-    has_lm_loss: bool = False  # whether the next token is a target too
+    has_lm_loss: bool = False  # the next token is a target too
 
     def tokenize(self, texts: Sequence[str]) -> TokenPool:
-        """The tokens of texts."""
+        """Tokenize texts."""
         return TokenPool.from_texts(self.tokenizer, texts)
 
     def fit(self, pool: TokenPool, first: Ints, second: Ints | None = None) -> tuple[PooledSequences, Ints]:
-        """Texts of the pool, or pairs of them, cut to the length and laid out; and how many tokens each lost."""
-        a, lengths = pool.offsets[:-1][first], pool.lengths[first]
+        """Truncate texts of the pool, or pairs, and lay them out; return also the number of tokens each lost."""
+        first_starts, first_lengths = pool.offsets[:-1][first], pool.lengths[first]
         if second is None:
-            kept = np.minimum(lengths, compute_room(self.frame, self.max_length, pair=False))
-            return pool.lay_out(self.frame, a, kept), lengths - kept
-        b, others = pool.offsets[:-1][second], pool.lengths[second]
-        kept, more = split_room(lengths, others, compute_room(self.frame, self.max_length, pair=True))
-        return pool.lay_out(self.frame, a, kept, b, more), lengths - kept + others - more
+            first_kept = np.minimum(first_lengths, compute_room(self.frame, self.max_length, pair=False))
+            return pool.lay_out(self.frame, first_starts, first_kept), first_lengths - first_kept
+        second_starts, second_lengths = pool.offsets[:-1][second], pool.lengths[second]
+        first_kept, second_kept = split_room(
+            first_lengths, second_lengths, compute_room(self.frame, self.max_length, pair=True)
+        )
+        return pool.lay_out(
+            self.frame, first_starts, first_kept, second_starts, second_kept
+        ), first_lengths - first_kept + second_lengths - second_kept
 
     def set_segments(self, sequences: Sequences) -> Sequences:
-        """The sequences with segments where the model has a place for them, and without otherwise."""
-        found, table = sequences.segments, self.spec.stacks[0].embed.segments
-        if self.spec.shape == "two-stream":  # which has no table: it asks whether two tokens are in the same one
+        """Return the sequences with segments if the model uses them, else without."""
+        segments, table = sequences.segments, self.spec.stacks[0].embed.segments
+        if self.spec.shape == "two-stream":  # it has no table: it compares the segments of two tokens
             table = table or 2**31
-        top = 0 if found is None else int(found.max(initial=0))
-        return sequences if 0 < top < (table or 0) else replace(sequences, segments=None)
+        max_segment = 0 if segments is None else int(segments.max(initial=0))
+        return sequences if 0 < max_segment < (table or 0) else replace(sequences, segments=None)
 
-    def normalise_score(self, value: float) -> float:
-        """A score of the task as the model learns it: between -1 and 1 where the task has a scale."""
+    def normalize_score(self, value: float) -> float:
+        """Normalize a score to [-1, 1] if the task has a scale."""
         if self.scale is None:
             return value
         low, high = self.scale
         return 2 * (value - low) / (high - low) - 1
 
-    def denormalise_score(self, value: float) -> float:
-        """What the model says, on the task's scale; beyond its ends it is their value."""
+    def denormalize_score(self, value: float) -> float:
+        """Map a model's output to the task's scale, clamped to its ends."""
         if self.scale is None:
             return value
         low, high = self.scale
@@ -71,8 +75,8 @@ class EncodingRules:
 
 
 def read_classes(task: Task, examples: Sequence[Example]) -> Ints:
-    """The label of each example, checked."""
-    found = np.empty(len(examples), dtype=np.int64)
+    """Return the label of each example, checked."""
+    classes = np.empty(len(examples), dtype=np.int64)
     for number, example in enumerate(examples):
         label = example.label
         if label is None:
@@ -80,41 +84,42 @@ def read_classes(task: Task, examples: Sequence[Example]) -> Ints:
         options = len(example.choices) if task.kind == "choice" else len(task.labels)
         if not 0 <= label < options or label != int(label):
             raise DataError(
-                f"task '{task.name}': example {number} ({format_example(example)}) has the label {label}; "
-                f"allowed are 0 to {options - 1}{_format_labels(task)}"
+                f"task '{task.name}': label of example {number} ({format_example(example)}) must be from 0 to "
+                f"{options - 1}{_format_labels(task)}, got {label}"
             )
-        found[number] = int(label)
-    return found
+        classes[number] = int(label)
+    return classes
 
 
 def read_scores(rules: EncodingRules, examples: Sequence[Example]) -> NDArray[np.float32]:
-    """The score of each example, as the model learns it."""
-    found = np.empty(len(examples), dtype=np.float32)
+    """Return the normalized score of each example."""
+    scores = np.empty(len(examples), dtype=np.float32)
     for number, example in enumerate(examples):
         if example.label is None or not np.isfinite(example.label):
             raise missing_value_error(
                 rules.task, number, example, "no score" if example.label is None else "no finite score"
             )
-        found[number] = rules.normalise_score(float(example.label))
-    return found
+        scores[number] = rules.normalize_score(float(example.label))
+    return scores
 
 
 def build_next_token_targets(sequences: Sequences) -> Ints:
-    """[T] the next token of the same sequence, for a language model's loss."""
+    """Return the next token of the same sequence `[T]`, for a language modeling loss."""
     targets = np.append(sequences.tokens[1:], IGNORE_INDEX)
     targets[sequences.offsets[1:] - 1] = IGNORE_INDEX
     return targets
 
 
 def missing_value_error(task: Task, number: int, example: Example, problem: str) -> DataError:
-    """The error of an example that cannot be learnt from."""
+    """Return the error for an example without a label."""
     return DataError(
-        f"task '{task.name}': example {number} ({format_example(example)}) has {problem}; fill it in, or leave the example out"
+        f"task '{task.name}': example {number} ({format_example(example)}) has {problem}; fill it in, or remove the "
+        "example"
     )
 
 
 def format_example(example: Example) -> str:
-    """An example in an error message."""
+    """Return an example's id or text for an error message."""
     return f"id {example.id[:40]!r}" if example.id else repr(example.text[:40])
 
 

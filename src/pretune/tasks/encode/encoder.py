@@ -1,4 +1,4 @@
-"""`TaskEncoder`: examples of a task as sequences for a model, in whatever way its head learns from them."""
+"""`TaskEncoder`: the examples of a task as sequences for a model and its head."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,14 +24,14 @@ from pretune.tasks.task import Kind, Task
 from pretune.text.tokenizer import Tokenizer
 
 DEFAULT_LENGTHS: dict[Kind, int] = {"choice": 256, "span": 384, "generation": 512}
-"""The usual length of a sequence by kind, where the model allows it; of all others it is `DEFAULT_LENGTH`."""
+"""Default sequence length by kind, if the model allows it; `DEFAULT_LENGTH` for all others."""
 DEFAULT_LENGTH = 128
 MAX_DEFAULT_LENGTH = 512
-"""What the usual length may become where texts are long."""
+"""Maximum of the default length if texts are long."""
 LENGTH_SAMPLE, MAX_TRUNCATED_SHARE = 500, 0.05
-"""So many examples are looked at, and this share of them may be cut."""
+"""Examples that are sampled to choose the default length, and the share of them that may be truncated."""
 MAX_TEXT_TOKENS, MAX_LABEL_TOKENS = 64, 16
-"""Tokens of an answer that is written: a text, and the name of a label."""
+"""Maximum tokens of a generated answer: of a text, and of a label."""
 
 _ENCODERS: dict[str, Callable[..., Items]] = {
     "classification": sequence.encode,
@@ -45,7 +45,7 @@ _ENCODERS: dict[str, Callable[..., Items]] = {
 
 @dataclass(frozen=True, slots=True)
 class TaskEncoder:
-    """A task's rules with the head that reads them, and slots for the vectors of a prompt."""
+    """A task's encoding rules, the head, and the number of slots for a prompt."""
 
     rules: EncodingRules
     head: TaskHead
@@ -65,106 +65,118 @@ class TaskEncoder:
         new_tokens: int | None = None,
         examples: Sequence[Example] = (),
     ) -> Self:
-        """For a model with its head; lengths that are not given are the kind's usual ones, within the model's.
+        """Return the encoder of a task for a model; lengths default to the kind's usual ones, within the model's limit.
 
-        With `examples` the usual length becomes twice or four times as much where more than a few of them would be cut.
+        With `examples` the default length is doubled, up to twice, if too many of them would be truncated.
         """
         tokenizer = tokenizer or get_tokenizer(model)
-        spec, written_out = model.model.spec, isinstance(model.spec, Generation)
+        spec, is_generative = model.model.spec, isinstance(model.spec, Generation)
         stacks = (model.model.encoder, model.model.decoder)
-        slots_ahead = slots + max(
-            stack.prefix_length if stack else 0 for stack in stacks
-        )  # keys of a prefix take positions
+        # The keys of a prefix take positions too.
+        reserved_positions = slots + max(stack.prefix_length if stack else 0 for stack in stacks)
         if tokenizer.vocab > spec.vocab:
             raise UsageError(
-                f"the tokenizer has {tokenizer.vocab} tokens and the model {spec.vocab}; give the model's own tokenizer"
+                f"the tokenizer has {tokenizer.vocab} tokens, the model {spec.vocab}; use the model's own tokenizer"
             )
         scale = scale or task.scale
         if scale is not None and not scale[0] < scale[1]:
-            raise UsageError(f"a scale goes from a number to a larger one, found {scale[0]} to {scale[1]}")
+            raise UsageError(f"scale must be (low, high) with low < high, got ({scale[0]}, {scale[1]})")
         rules = EncodingRules(
             task=task,
             spec=spec,
             tokenizer=tokenizer,
             frame=build_frame(tokenizer, spec),
-            max_length=_resolve_length(task, spec.max_length, max_length, slots_ahead, written_out),
+            max_length=_resolve_length(task, spec.max_length, max_length, reserved_positions, is_generative),
             stride=stride,
-            new_tokens=_resolve_new_tokens(task, spec.max_length, new_tokens) if written_out else 0,
+            new_tokens=_resolve_new_tokens(task, spec.max_length, new_tokens) if is_generative else 0,
             scale=scale,
             has_lm_loss=isinstance(model.spec, Classification) and model.spec.language > 0,
         )
-        made = cls(rules, model.spec, slots)
-        most = min(spec.max_length - slots_ahead if spec.max_length else MAX_DEFAULT_LENGTH, MAX_DEFAULT_LENGTH)
-        while max_length is None and examples and made.rules.max_length < most and made._truncates_many(examples):
-            made = replace(made, rules=replace(made.rules, max_length=min(2 * made.rules.max_length, most)))
-        return made
+        encoder = cls(rules, model.spec, slots)
+        max_default = min(
+            spec.max_length - reserved_positions if spec.max_length else MAX_DEFAULT_LENGTH, MAX_DEFAULT_LENGTH
+        )
+        while (
+            max_length is None
+            and examples
+            and encoder.rules.max_length < max_default
+            and encoder._truncates_many(examples)
+        ):
+            encoder = replace(
+                encoder, rules=replace(encoder.rules, max_length=min(2 * encoder.rules.max_length, max_default))
+            )
+        return encoder
 
     def _truncates_many(self, examples: Sequence[Example]) -> bool:
-        """Whether more than a few examples, of some of them, are cut."""
-        some = examples[:: max(len(examples) // LENGTH_SAMPLE, 1)]
-        return self.encode(some, training=False).counts.truncated_share > MAX_TRUNCATED_SHARE
+        """Return True if more than a few of the sampled examples are truncated."""
+        sample = examples[:: max(len(examples) // LENGTH_SAMPLE, 1)]
+        return self.encode(sample, training=False).counts.truncated_share > MAX_TRUNCATED_SHARE
 
     @property
     def task(self) -> Task:
-        """What is encoded."""
+        """The encoded task."""
         return self.rules.task
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes or tags, in order."""
+        """Names of the classes or tags, in order."""
         return self.task.labels
 
     @property
     def is_generative(self) -> bool:
-        """Whether answers are text that the model writes."""
+        """True if the model generates its answers as text."""
         return isinstance(self.head, Generation)
 
     def encode(self, examples: Sequence[Example], *, training: bool = True) -> Items:
-        """The examples as items; with `training` also what is to be learnt, which every example must then have."""
+        """Encode examples; with `training` also their labels, which every example must have."""
         if not examples:
-            raise DataError(f"task '{self.task.name}': no examples to encode; give at least one")
+            raise DataError(f"task '{self.task.name}': no examples to encode; pass at least one")
         if self.is_generative:
-            return self._finalise(text_to_text.encode(self.rules, examples, training=training))
-        found = _ENCODERS[self.task.kind](self.rules, examples, training=training)
-        return self._finalise(replace(found, sequences=build_encoder_decoder_inputs(found.sequences, self.rules.spec)))
+            return self._finalize(text_to_text.encode(self.rules, examples, training=training))
+        items = _ENCODERS[self.task.kind](self.rules, examples, training=training)
+        return self._finalize(replace(items, sequences=build_encoder_decoder_inputs(items.sequences, self.rules.spec)))
 
-    def _finalise(self, items: Items) -> Items:
-        """With slots, and without what no batch asks for."""
-        marks = items.alignment
+    def _finalize(self, items: Items) -> Items:
+        """Add the slots, and drop the fields that no batch uses."""
+        alignment = items.alignment
         sequences = replace(items.sequences, special=None)
         if self.slots:
-            if marks is not None and sequences.source is None:
-                marks = _shift_alignment(marks, sequences.offsets, self.slots)
+            if alignment is not None and sequences.source is None:
+                alignment = _shift_alignment(alignment, sequences.offsets, self.slots)
             sequences = reserve(sequences, self.slots)
         longest = items.counts.longest + self.slots
         return replace(
-            items, sequences=compact(sequences), alignment=marks, counts=replace(items.counts, longest=longest)
+            items, sequences=compact(sequences), alignment=alignment, counts=replace(items.counts, longest=longest)
         )  # fmt: skip
 
 
 def _shift_alignment(alignment: Ints, offsets: Ints, slots: int) -> Ints:
-    """Marks with nothing at the slots before each sequence."""
+    """Insert -1 at the slots before each sequence."""
     return np.insert(alignment, np.repeat(offsets[:-1], slots), -1)
 
 
 def _resolve_length(
     task: Task, max_positions: int | None, max_length: int | None, slots: int, is_generative: bool
 ) -> int:
-    usual = DEFAULT_LENGTHS["generation"] if is_generative else DEFAULT_LENGTHS.get(task.kind, DEFAULT_LENGTH)
-    most = None if max_positions is None else max_positions - slots
+    default_length = DEFAULT_LENGTHS["generation"] if is_generative else DEFAULT_LENGTHS.get(task.kind, DEFAULT_LENGTH)
+    max_text_length = None if max_positions is None else max_positions - slots
     if max_length is None:
-        max_length = usual if most is None else min(usual, most)
-    if most is not None and max_length > most:
-        taken = f" and {slots} virtual ones" if slots else ""
-        raise UsageError(f"max_length {max_length}{taken}: this model's positions end at {max_positions}; lower it")
+        max_length = default_length if max_text_length is None else min(default_length, max_text_length)
+    if max_text_length is not None and max_length > max_text_length:
+        slots_note = f" minus {slots} virtual tokens" if slots else ""
+        raise UsageError(
+            f"max_length must be <= {max_text_length} (positions of this model{slots_note}), got {max_length}"
+        )
     if max_length < 2:
-        raise UsageError(f"max_length {max_length} must be at least 2")
+        raise UsageError(f"max_length must be >= 2, got {max_length}")
     return max_length
 
 
 def _resolve_new_tokens(task: Task, max_positions: int | None, new_tokens: int | None) -> int:
-    named = task.kind != "generation" and task.template is not None and (task.template.targets or task.scale)
-    found: Any = new_tokens if new_tokens is not None else MAX_LABEL_TOKENS if named else MAX_TEXT_TOKENS
-    if found < 1:
-        raise UsageError(f"an answer of {found} tokens; it needs at least 1")
-    return int(found) if max_positions is None else min(int(found), max(max_positions - 4, 1))
+    has_short_answers = (
+        task.kind != "generation" and task.template is not None and (task.template.targets or task.scale)
+    )
+    limit: Any = new_tokens if new_tokens is not None else MAX_LABEL_TOKENS if has_short_answers else MAX_TEXT_TOKENS
+    if limit < 1:
+        raise UsageError(f"new_tokens must be >= 1, got {limit}")
+    return int(limit) if max_positions is None else min(int(limit), max(max_positions - 4, 1))

@@ -1,4 +1,4 @@
-"""Which head a task puts on a model."""
+"""The head of a task for a model."""
 
 from typing import Any
 
@@ -25,11 +25,11 @@ def build_head(
     text_to_text: bool | None = None,
     lm_loss_weight: float = 0.0,
 ) -> TaskHead:
-    """The head of a task on a model (or on one of a spec), resolved; a model that cannot have it is refused.
+    """Return the resolved head of a task for a model (or a spec); reject a model that cannot have it.
 
-    With `text` the answer is written, by the task's template. That is the default for an encoder-decoder whose
-    vocabulary has sentinels (it was pre-trained to write) where the task has a template. `language` is the weight of
-    the language model's own loss beside a classification (Radford et al., 2018).
+    With `text_to_text` the answer is generated, by the task's template. That is the default for an encoder-decoder
+    whose vocabulary has sentinels (it was pre-trained to generate) if the task has a template. `lm_loss_weight` is the
+    weight of the auxiliary language modeling loss of a classification (Radford et al., 2018).
     """
     spec = model.spec if isinstance(model, LanguageModel) else model
     if tokenizer is None and isinstance(model, LanguageModel) and model.tokenizer is not None:
@@ -41,7 +41,7 @@ def build_head(
             spec.shape == "encoder-decoder" and spec.head and task.template and tokenizer and tokenizer.sentinels
         )
     if text_to_text and task.template is None and task.kind != "generation":
-        raise UsageError(f"task '{task.name}' has no template, so its answers cannot be written; leave text out")
+        raise UsageError(f"task '{task.name}' has no template, so it cannot be text-to-text")
     head = Generation() if text_to_text else _build_head_by_kind(task, lm_loss_weight)
     if isinstance(model, LanguageModel):
         head = use_stored_pooling(head, model)
@@ -52,7 +52,7 @@ def _build_head_by_kind(task: Task, lm_loss_weight: float) -> TaskHead:
     if task.kind in ("classification", "pair"):
         return Classification(classes=len(task.labels), labels=task.labels, language=lm_loss_weight)
     if lm_loss_weight:
-        raise UsageError(f"a language loss beside the task is for classification; '{task.name}' is {task.kind}")
+        raise UsageError(f"a language modeling loss needs a classification task; '{task.name}' is {task.kind}")
     match task.kind:
         case "regression":
             return Regression()
@@ -65,5 +65,5 @@ def _build_head_by_kind(task: Task, lm_loss_weight: float) -> TaskHead:
         case "generation":
             return Generation()
     raise UsageError(
-        f"task '{task.name}' ({task.kind}) is scored without training; see `pretune evaluate`, or choose another task"
+        f"task '{task.name}' ({task.kind}) is for evaluation only; use `pretune evaluate`, or choose another task"
     )

@@ -1,4 +1,4 @@
-"""Classification, pairs and regression: one sequence for each example, with one label.
+"""Classification, pairs and regression: one sequence per example, with one label.
 
 [CLS] a fine film [SEP]                    1
 [CLS] a dog runs [SEP] it sleeps [SEP]     0
@@ -16,20 +16,22 @@ from pretune.tasks.example import Example
 
 
 def encode(rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
-    """One sequence for each example."""
+    """Encode one sequence per example."""
     count = len(examples)
-    paired = any(example.pair is not None for example in examples)
+    has_pairs = any(example.pair is not None for example in examples)
     texts = [example.text for example in examples]
-    once, which = deduplicate([*texts, *(example.pair or "" for example in examples)] if paired else texts)
-    pool = rules.tokenize(once)
-    laid, lost = rules.fit(pool, which[:count], which[count:] if paired else None)
-    text = pool.lengths[which].reshape(-1, count).sum(axis=0)
+    unique_texts, text_ids = deduplicate(
+        [*texts, *(example.pair or "" for example in examples)] if has_pairs else texts
+    )
+    pool = rules.tokenize(unique_texts)
+    layout, lost = rules.fit(pool, text_ids[:count], text_ids[count:] if has_pairs else None)
+    text = pool.lengths[text_ids].reshape(-1, count).sum(axis=0)
     counts = Counts(examples=count, cut=int((lost > 0).sum()), lost=int(lost.sum()), empty=int((text == 0).sum()))
-    return build_items(_add_labels(rules, laid.sequences, examples, training), counts=counts)
+    return build_items(_add_labels(rules, layout.sequences, examples, training), counts=counts)
 
 
 def _add_labels(rules: EncodingRules, sequences: Sequences, examples: Sequence[Example], training: bool) -> Sequences:
-    """With labels, where they are to be learnt from."""
+    """Add the labels in training."""
     labels: Any = None
     if training:
         labels = read_scores(rules, examples) if rules.task.kind == "regression" else read_classes(rules.task, examples)

@@ -1,7 +1,7 @@
-"""Text to text (Raffel et al., 2020): what is read and what is to be written, by the task's template.
+"""Text-to-text (Raffel et al., 2020): source and target by the task's template.
 
-source  cola sentence: The sailors rode. </s>          a decoder reads both, one after the other, and only
-target  acceptable </s>                                what is to be written counts
+source  cola sentence: The sailors rode. </s>          a decoder reads both as one sequence, and only
+target  acceptable </s>                                the target counts for the loss
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from pretune.tasks.example import Example
 
 
 def encode(rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
-    """A source and a target for each example, or where there is one side only both in one sequence.
+    """Encode a source and a target per example, or for a decoder both in one sequence.
 
-    Without `training` there are no targets: an encoder-decoder's side is its start alone, a decoder's sequence ends
-    where the answer should begin.
+    Without `training` there are no targets: the decoder side of an encoder-decoder is its start token, and a decoder's
+    sequence ends where the answer begins.
     """
     if training:
         _check_labels(rules, examples)
@@ -45,41 +45,41 @@ def encode(rules: EncodingRules, examples: Sequence[Example], *, training: bool)
 
 
 def fill_template(rules: EncodingRules, example: Example) -> tuple[str, str | None]:
-    """(source, target) of an example."""
+    """Return (source, target) of an example."""
     template = rules.task.template
     if template is None:
         return example.text, example.target
-    if rules.task.kind == "regression":  # NOTE: a target needs a score, and as a float
+    if rules.task.kind == "regression":  # NOTE: a target needs a score, as a float
         source, target = template.fill(replace(example, label=float(example.label or 0)))
         return source, None if example.label is None else target
     return template.fill(example)
 
 
 def get_start_token(rules: EncodingRules) -> int:
-    """What a decoder reads first, where an encoder reads the text."""
+    """Return the decoder's start token, of an encoder-decoder."""
     special = rules.spec.special
     start = special.start if special.start is not None else next(iter(special.eos), special.bos)
     if start is None:
-        known = rules.tokenizer.special
-        start = next((known[role] for role in ("bos", "pad", "eos") if role in known), None)
+        special_ids = rules.tokenizer.special
+        start = next((special_ids[role] for role in ("bos", "pad", "eos") if role in special_ids), None)
     if start is None:
         raise UsageError("the decoder has no start token; set special.start, special.eos or special.bos of the model")
     return start
 
 
 def get_end_tokens(rules: EncodingRules) -> tuple[int, ...]:
-    """The tokens that end what is written."""
+    """Return the tokens that end a generated answer."""
     last = _build_answer_frame(rules).single[-1][0] if rules.spec.is_encoder_decoder else rules.frame.pair[-1][0]
     return (last,) if last >= 0 else rules.spec.special.eos
 
 
 def count_answer_specials(rules: EncodingRules) -> int:
-    """How many special tokens are written with an answer, its end among them."""
+    """Return the number of special tokens generated with an answer, including its end token."""
     return _build_answer_frame(rules).special_count if rules.spec.is_encoder_decoder else 1
 
 
 def _build_answer_frame(rules: EncodingRules) -> SequenceTemplate:
-    """What stands around a target: the layout, closed by the token that ends texts where it is open."""
+    """Return the template of a target: the tokenizer's, with an end token if it has none."""
     frame = SequenceTemplate.from_template(rules.tokenizer.template)
     last = frame.single[-1][0]
     end = next(iter(rules.spec.special.eos), rules.tokenizer.special.get("eos", rules.tokenizer.special.get("sep")))
@@ -91,45 +91,47 @@ def _encode_two_sides(rules: EncodingRules, pool: TokenPool, count: int, trainin
     source, lost = rules.fit(pool, first)
     start = get_start_token(rules)
     if not training:
-        begun = Sequences(tokens=np.full(count, start), offsets=np.arange(count + 1))
-        return replace(begun, source=_strip_fields(source.sequences)), lost
-    kept = np.minimum(pool.lengths[count:], rules.new_tokens)
-    written = pool.lay_out(_build_answer_frame(rules), pool.offsets[count:-1], kept).sequences
-    read = np.roll(written.tokens, 1)
-    read[written.offsets[:-1]] = start
-    made = Sequences(
-        tokens=read, offsets=written.offsets, targets=written.tokens, source=_strip_fields(source.sequences)
+        starts = Sequences(tokens=np.full(count, start), offsets=np.arange(count + 1))
+        return replace(starts, source=_strip_fields(source.sequences)), lost
+    target_lengths = np.minimum(pool.lengths[count:], rules.new_tokens)
+    answers = pool.lay_out(_build_answer_frame(rules), pool.offsets[count:-1], target_lengths).sequences
+    decoder_inputs = np.roll(answers.tokens, 1)
+    decoder_inputs[answers.offsets[:-1]] = start
+    sequences = Sequences(
+        tokens=decoder_inputs, offsets=answers.offsets, targets=answers.tokens, source=_strip_fields(source.sequences)
     )
-    return made, lost + pool.lengths[count:] - kept
+    return sequences, lost + pool.lengths[count:] - target_lengths
 
 
 def _encode_one_side(rules: EncodingRules, pool: TokenPool, count: int, training: bool) -> tuple[Sequences, Ints]:
     """[start] source [delimiter] target [end]"""
-    frame, space = rules.frame, compute_room(rules.frame, rules.max_length, pair=True)
-    second = pool.lengths[count:]
-    kept = np.minimum(second, min(rules.new_tokens, space - 1))
-    longest = space - (kept if training else min(rules.new_tokens, space - 1))
-    first = np.minimum(pool.lengths[:count], longest)
-    lost = pool.lengths[:count] - first + second - kept
+    frame, room = rules.frame, compute_room(rules.frame, rules.max_length, pair=True)
+    full_target_lengths = pool.lengths[count:]
+    target_lengths = np.minimum(full_target_lengths, min(rules.new_tokens, room - 1))
+    max_source_length = room - (target_lengths if training else min(rules.new_tokens, room - 1))
+    source_lengths = np.minimum(pool.lengths[:count], max_source_length)
+    lost = pool.lengths[:count] - source_lengths + full_target_lengths - target_lengths
     place = [token for token, _ in frame.pair].index(B)
     prompt = SequenceTemplate(single=tuple((token, 0) for token, _ in frame.pair[:place]), pair=frame.pair)
-    read = pool.lay_out(prompt, pool.offsets[:count], first)
+    prompts = pool.lay_out(prompt, pool.offsets[:count], source_lengths)
     if not training:
-        return _strip_fields(read.sequences), lost
-    close = SequenceTemplate(single=((A, 0), *((token, 0) for token, _ in frame.pair[place + 1 :])), pair=frame.pair)
-    written = pool.lay_out(close, pool.offsets[count:-1], kept)
-    return _join(read, written), lost
+        return _strip_fields(prompts.sequences), lost
+    answer_template = SequenceTemplate(
+        single=((A, 0), *((token, 0) for token, _ in frame.pair[place + 1 :])), pair=frame.pair
+    )
+    answers = pool.lay_out(answer_template, pool.offsets[count:-1], target_lengths)
+    return _join(prompts, answers), lost
 
 
 def _join(prompts: PooledSequences, answers: PooledSequences) -> Sequences:
-    """Prompts and what follows each of them; the tokens that follow are the targets."""
-    a, b = prompts.sequences, answers.sequences
-    sizes = np.stack((a.lengths, b.lengths), axis=1).ravel()
-    second = np.repeat(np.tile([False, True], len(a)), sizes)
-    tokens = np.empty(len(second), dtype=np.int64)
-    tokens[~second], tokens[second] = a.tokens, b.tokens
-    offsets = a.offsets + b.offsets
-    targets = np.append(np.where(second, tokens, IGNORE_INDEX)[1:], IGNORE_INDEX)
+    """Join prompts and answers; the answers' tokens are the targets."""
+    prompt, answer = prompts.sequences, answers.sequences
+    sizes = np.stack((prompt.lengths, answer.lengths), axis=1).ravel()
+    is_answer = np.repeat(np.tile([False, True], len(prompt)), sizes)
+    tokens = np.empty(len(is_answer), dtype=np.int64)
+    tokens[~is_answer], tokens[is_answer] = prompt.tokens, answer.tokens
+    offsets = prompt.offsets + answer.offsets
+    targets = np.append(np.where(is_answer, tokens, IGNORE_INDEX)[1:], IGNORE_INDEX)
     targets[offsets[1:] - 1] = IGNORE_INDEX
     return Sequences(tokens=tokens, offsets=offsets, targets=targets)
 
@@ -139,7 +141,7 @@ def _strip_fields(sequences: Sequences) -> Sequences:
 
 
 def _check_labels(rules: EncodingRules, examples: Sequence[Example]) -> None:
-    """Refuse labels that cannot be written."""
+    """Reject labels that the template cannot represent."""
     if rules.task.kind == "regression":
         read_scores(rules, examples)
     elif rules.task.template is not None and rules.task.template.targets:

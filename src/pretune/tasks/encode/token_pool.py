@@ -1,10 +1,10 @@
-"""Texts as tokens, end to end in one array, and the special tokens that a model wants around them.
+"""Token pool: the tokens of texts concatenated in one array, and their layout with special tokens.
 
-    pool = Pool.of(tokenizer, ["a fine film", "not really"])
-    laid = pool.lay(frame, first, first_length, second, second_length)   # [CLS] a fine film [SEP] not really [SEP]
+    pool = TokenPool.from_texts(tokenizer, ["a fine film", "not really"])
+    layout = pool.lay_out(frame, first, first_length, second, second_length)  # [CLS] a fine film [SEP] not really [SEP]
 
-Everything is done for all texts at once. A special token spelled out in a text is text: nobody's data decides what is
-special.
+All operations are vectorized over texts. A special token spelled out in a text is tokenized as text, so that data
+cannot inject special tokens.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from pretune.text.tokenizer import Tokenizer
 
 
 class PooledSequences(NamedTuple):
-    """Sequences, and where each of their tokens is in the pool; -1 for the special ones."""
+    """Sequences, and the position of each token in the pool; -1 for special tokens."""
 
     sequences: Sequences
     pool_index: Ints  # [T]
@@ -31,24 +31,24 @@ class PooledSequences(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenPool:
-    """The tokens of D texts, T in all."""
+    """The tokens of D texts, T in total."""
 
     ids: Ints  # [T]
     offsets: Ints  # [D + 1]
-    starts: Ints  # [T] the character of its text at which a token starts
-    blank_token: int  # what stands for a text of nothing where a frame has nothing either
+    starts: Ints  # [T] first character of each token in its text
+    blank_token: int  # token of an empty text if the template adds none
 
     @classmethod
     def from_texts(cls, tokenizer: Tokenizer, texts: Sequence[str]) -> "TokenPool":
-        """The tokens of texts."""
-        found = tokenizer.encode_batch(texts, literal=True)
+        """Tokenize texts."""
+        encoding = tokenizer.encode_batch(texts, literal=True)
         blank = next((tokenizer.special[role] for role in ("unk", "pad", "eos") if role in tokenizer.special), 0)
-        ids, starts = (np.asarray(column, dtype=np.int64) for column in (found.ids, found.starts))
-        return cls(ids=ids, offsets=found.offsets, starts=starts, blank_token=blank)
+        ids, starts = (np.asarray(column, dtype=np.int64) for column in (encoding.ids, encoding.starts))
+        return cls(ids=ids, offsets=encoding.offsets, starts=starts, blank_token=blank)
 
     @property
     def lengths(self) -> Ints:
-        """[D]"""
+        """Tokens of each text `[D]`."""
         return np.diff(self.offsets)
 
     def lay_out(
@@ -59,7 +59,7 @@ class TokenPool:
         second: Ints | None = None,
         second_length: Ints | None = None,
     ) -> PooledSequences:
-        """Stretches of the pool in a frame, or pairs of them; a pair without a second text stands as one text."""
+        """Lay out ranges of the pool, or pairs of them, in a template; a pair without a second text is one text."""
         if second is None or second_length is None:
             pieces = frame.wrap(start, length)
         else:
@@ -73,78 +73,82 @@ class TokenPool:
         tokens = np.repeat(pieces.start, size)
         tokens[~special] = self.ids[index[~special]]
         ends = compute_offsets(size)[compute_offsets(pieces.counts)]
-        made = Sequences(
+        sequences = Sequences(
             tokens=tokens, offsets=ends, special=special, segments=np.repeat(pieces.segment, size)
         )  # fmt: skip
-        return self._fill_empty(PooledSequences(made, index))
+        return self._fill_empty(PooledSequences(sequences, index))
 
     def _fill_empty(self, layout: PooledSequences) -> PooledSequences:
-        """With one token in every sequence that would have none."""
+        """Add one token to every sequence that would be empty."""
         lengths = layout.sequences.lengths
         if (lengths > 0).all():
             return layout
-        at = layout.sequences.offsets[:-1][lengths == 0]
-        tokens = np.insert(layout.sequences.tokens, at, self.blank_token)
-        made = Sequences(
+        positions = layout.sequences.offsets[:-1][lengths == 0]
+        tokens = np.insert(layout.sequences.tokens, positions, self.blank_token)
+        sequences = Sequences(
             tokens=tokens,
             offsets=compute_offsets(np.maximum(lengths, 1)),
-            special=np.insert(cast(NDArray[np.bool_], layout.sequences.special), at, True),
-            segments=np.insert(cast(Ints, layout.sequences.segments), at, 0),
+            special=np.insert(cast(NDArray[np.bool_], layout.sequences.special), positions, True),
+            segments=np.insert(cast(Ints, layout.sequences.segments), positions, 0),
         )
-        return PooledSequences(made, np.insert(layout.pool_index, at, -1))
+        return PooledSequences(sequences, np.insert(layout.pool_index, positions, -1))
 
 
 def deduplicate(texts: Sequence[str]) -> tuple[list[str], Ints]:
-    """Each text once, and which of them each is: passages come with many questions.
+    """Return the distinct texts, and the index of each text among them: passages occur with many questions.
 
     >>> deduplicate(["a", "b", "a"])
     (['a', 'b'], array([0, 1, 0]))
     """
     numbers: dict[str, int] = {}
-    found = [numbers.setdefault(text, len(numbers)) for text in texts]
-    return [*numbers], np.array(found, dtype=np.int64)
+    text_ids = [numbers.setdefault(text, len(numbers)) for text in texts]
+    return [*numbers], np.array(text_ids, dtype=np.int64)
 
 
 def build_frame(tokenizer: Tokenizer, spec: Model) -> SequenceTemplate:
-    """What stands around texts: the tokenizer's layout; for a decoder start, delimiter and end (Radford et al., 2018).
+    """Return the template of texts: the tokenizer's; for a decoder start, delimiter and end (Radford et al., 2018).
 
-    The end is what a decoder is read at: a `cls` token that is not the start, or else the token that ends documents,
-    which also stands where a vocabulary has no token of its own for the others.
+    A decoder is read at its end token: a `cls` token other than the start, or else the end-of-document token, which
+    also replaces the others if the vocabulary has no separate tokens.
     """
-    found = SequenceTemplate.from_template(tokenizer.template)
+    template = SequenceTemplate.from_template(tokenizer.template)
     if spec.shape != "decoder":
-        return found
-    known = tokenizer.special
-    place = [token for token, _ in found.single].index(A)
-    before, after = list(found.single[:place]), list(found.single[place + 1 :])
-    start = next((known[role] for role in ("bos", "cls", "eos") if role in known), None)
-    ends = [known[role] for role in ("cls", "eos", "sep") if role in known]
+        return template
+    special_ids = tokenizer.special
+    place = [token for token, _ in template.single].index(A)
+    prefix, suffix = list(template.single[:place]), list(template.single[place + 1 :])
+    start = next((special_ids[role] for role in ("bos", "cls", "eos") if role in special_ids), None)
+    ends = [special_ids[role] for role in ("cls", "eos", "sep") if role in special_ids]
     end = next((token for token in ends if token != start), ends[0] if ends else None)
-    between = next((known[role] for role in ("sep", "eos", "bos") if role in known), None)
-    if not before and start is not None:
-        before = [(start, 0)]
-    if not after and end is not None:
-        after = [(end, 0)]
-    middle = [] if between is None else [(between, 0)]
-    before, after = [(token, 0) for token, _ in before], [(token, 0) for token, _ in after]
-    return SequenceTemplate(single=(*before, (A, 0), *after), pair=(*before, (A, 0), *middle, (B, 0), *after))
+    delimiter = next((special_ids[role] for role in ("sep", "eos", "bos") if role in special_ids), None)
+    if not prefix and start is not None:
+        prefix = [(start, 0)]
+    if not suffix and end is not None:
+        suffix = [(end, 0)]
+    middle = [] if delimiter is None else [(delimiter, 0)]
+    prefix, suffix = [(token, 0) for token, _ in prefix], [(token, 0) for token, _ in suffix]
+    return SequenceTemplate(single=(*prefix, (A, 0), *suffix), pair=(*prefix, (A, 0), *middle, (B, 0), *suffix))
 
 
 def compute_room(frame: SequenceTemplate, length: int, *, pair: bool) -> int:
-    """How many tokens of text fit into a sequence of `length`."""
-    taken = frame.pair_special_count if pair else frame.special_count
-    if length <= taken:
-        raise UsageError(f"max_length {length} leaves no room for text: the special tokens alone are {taken}; raise it")
-    return length - taken
+    """Return the number of text tokens that fit into a sequence of `length`."""
+    num_special = frame.pair_special_count if pair else frame.special_count
+    if length <= num_special:
+        raise UsageError(f"max_length must be > {num_special} (special tokens), got {length}")
+    return length - num_special
 
 
-def split_room(a: Ints, b: Ints, room: int) -> tuple[Ints, Ints]:
-    """How many tokens to keep of the first and the second of each pair: one after the other goes from the longer.
+def split_room(first_lengths: Ints, second_lengths: Ints, room: int) -> tuple[Ints, Ints]:
+    """Return the tokens to keep of the first and second text of each pair, truncating the longer one first.
 
     >>> [part.tolist() for part in split_room(np.array([5, 3]), np.array([2, 9]), 6)]
     [[4, 3], [2, 3]]
     """
-    short = np.minimum(np.minimum(a, b), room // 2)
-    over = a + b > room
-    first = np.where(over, np.where(a <= b, short, np.minimum(room - short, a)), a)
-    return first, np.where(over, np.minimum(room - first, b), b)
+    shorter_kept = np.minimum(np.minimum(first_lengths, second_lengths), room // 2)
+    exceeds = first_lengths + second_lengths > room
+    first_kept = np.where(
+        exceeds,
+        np.where(first_lengths <= second_lengths, shorter_kept, np.minimum(room - shorter_kept, first_lengths)),
+        first_lengths,
+    )
+    return first_kept, np.where(exceeds, np.minimum(room - first_kept, second_lengths), second_lengths)
