@@ -88,7 +88,7 @@ def test_answers_of_squad_come_back(shape: str, shared_data: Path) -> None:
     """Which are whole words; a year in "1930s" has no token of its own."""
     task = TASKS.get("squad1")
     examples = [*islice(task.read("dev", shared_data), 300)]
-    encoder = TaskEncoder.from_task(task, model_for(shape, task, text=False), max_length=128, stride=64)
+    encoder = TaskEncoder.from_task(task, model_for(shape, task, text_to_text=False), max_length=128, stride=64)
     said = perfect(encoder, examples)
     same = [one.text in example.answers for one, example in zip(said, examples, strict=True)]
     lost = encoder.encode(examples).counts.answers_lost

@@ -260,13 +260,13 @@ def test_scores_are_learnt_between_minus_one_and_one() -> None:
     ("kind", "example", "values"),
     [
         ("classification", Example(text="a"), "'a'"),
-        ("classification", Example(text="a", label=2), r"\b2\b.*\b0\b.*\b1\b"),
+        ("classification", Example(text="a", label=2), r"\b0\b.*\b1\b.*\b2\b"),
         ("regression", Example(text="a", label=float("nan")), "'a'"),
         ("tagging", Example(text="a", words=("a",), tags=()), r"\b0\b.*\b1\b"),
         ("tagging", Example(text="a", words=("a",), tags=("B-XXX",)), "'B-XXX'"),
-        ("choice", Example(text="a", choices=("b", "c"), label=2), r"\b2\b.*\b0\b.*\b1\b"),
+        ("choice", Example(text="a", choices=("b", "c"), label=2), r"\b0\b.*\b1\b.*\b2\b"),
         ("choice", Example(text="a", label=0), "'a'"),
-        ("span", Example(text="a", pair="bc", spans=((1, 9),)), r"\(1, 9\).*\b2\b"),
+        ("span", Example(text="a", pair="bc", spans=((1, 9),)), r"\b2\b.*\(1, 9\)"),
     ],
 )
 def test_what_cannot_be_learnt_is_named(kind: Kind, example: Example, values: str) -> None:
@@ -287,9 +287,9 @@ def test_long_texts_get_longer_sequences() -> None:
 
 def test_lengths_that_cannot_be() -> None:
     task = task_of("pair")
-    with pytest.raises(UsageError, match=r"max_length 200\b.*\b128\b"):
+    with pytest.raises(UsageError, match=r"max_length.*\b128\b.*\b200\b"):
         encoder_for("bert", task, max_length=200)
-    with pytest.raises(UsageError, match=r"max_length 3\b"):
+    with pytest.raises(UsageError, match=r"max_length.*\b3$"):
         encoder_for("bert", task, max_length=3).encode(examples_of("pair"))
     with pytest.raises(DataError, match=f"'{task.name}'"):
         encoder_for("bert", task).encode([])
