@@ -39,7 +39,7 @@ def main() -> None:
     print({name: round(value, 4) for name, value in run.summary["held_out"].items()})
 
     model = pt.load(run).eval()  # the discriminator; the generator lies in generator/
-    tokens = tokenizer.encode(asked.sentence)
+    tokens = tokenizer.encode(asked.sentence, add_special_tokens=False)
     batch = pt.batch([tokens])
     with torch.no_grad():
         replaced = model.detector(model.states(batch)).sigmoid()

@@ -12,7 +12,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pretune.adaptation.custom import add_adapter, add_head
     from pretune.adaptation.io import load, save
+    from pretune.adaptation.peft.adapter import Adapter
+    from pretune.adaptation.peft.bitfit import Bitfit as BitFit
+    from pretune.adaptation.peft.ia3 import IA3
+    from pretune.adaptation.peft.lora import Lora as LoRA
+    from pretune.adaptation.peft.prefix import PrefixTuning
+    from pretune.adaptation.peft.prompt import Prompt as PromptTuning
+    from pretune.adaptation.peft.qlora import Qlora as QLoRA
     from pretune.analysis.neighbors import neighbors
     from pretune.core.types import Batch, Loss, Output
     from pretune.data.layout import batch
@@ -29,45 +37,74 @@ if TYPE_CHECKING:
     from pretune.runs.evaluate import evaluate
     from pretune.runs.finetune.finetuned_run import predict_run as predict
     from pretune.runs.finetune.sweep import finetune
+    from pretune.runs.listing import list_methods, list_models, list_objectives, list_tasks
     from pretune.runs.prepare import prepare
     from pretune.runs.pretrain import pretrain
     from pretune.runs.quickstart import quickstart
     from pretune.runs.vectors import train_vectors
-    from pretune.text.tokenizer import train_tokenizer
+    from pretune.text.tokenizer import Tokenizer, train_tokenizer
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Batch",
-    "Index",
-    "Loss",
-    "Output",
     "__version__",
+    "Adapter",
+    "add_adapter",
+    "add_head",
+    "Batch",
     "batch",
+    "BitFit",
     "build",
     "embed",
     "evaluate",
     "fill",
     "finetune",
     "generate",
+    "IA3",
+    "Index",
     "index",
+    "list_methods",
+    "list_models",
+    "list_objectives",
+    "list_tasks",
     "load",
+    "LoRA",
+    "Loss",
     "neighbors",
     "objective",
+    "Output",
     "predict",
+    "PrefixTuning",
     "prepare",
     "pretrain",
+    "PromptTuning",
+    "QLoRA",
     "quickstart",
-    "save",
     "report",
+    "save",
     "score",
     "search",
+    "Tokenizer",
     "train_embeddings",
     "train_tokenizer",
     "train_vectors",
 ]
 
 _PUBLIC = {
+    "Tokenizer": "pretune.text.tokenizer:Tokenizer",
+    "add_head": "pretune.adaptation.custom:add_head",
+    "add_adapter": "pretune.adaptation.custom:add_adapter",
+    "LoRA": "pretune.adaptation.peft.lora:Lora",
+    "QLoRA": "pretune.adaptation.peft.qlora:Qlora",
+    "IA3": "pretune.adaptation.peft.ia3:IA3",
+    "BitFit": "pretune.adaptation.peft.bitfit:Bitfit",
+    "Adapter": "pretune.adaptation.peft.adapter:Adapter",
+    "PrefixTuning": "pretune.adaptation.peft.prefix:PrefixTuning",
+    "PromptTuning": "pretune.adaptation.peft.prompt:Prompt",
+    "list_models": "pretune.runs.listing:list_models",
+    "list_objectives": "pretune.runs.listing:list_objectives",
+    "list_tasks": "pretune.runs.listing:list_tasks",
+    "list_methods": "pretune.runs.listing:list_methods",
     "load": "pretune.adaptation.io:load",
     "save": "pretune.adaptation.io:save",
     "build": "pretune.models.catalog:build",

@@ -41,7 +41,7 @@ def sentence_encoder(base: Path, pooling: str = "mean") -> LanguageModel:
 def logits(model: ModelWithHead) -> np.ndarray[Any, Any]:
     """The logits of the texts, one row each."""
     tokenizer = get_tokenizer(model)
-    ids = [tokenizer.template.apply(tokenizer.encode(text)).ids for text in TEXTS]
+    ids = [tokenizer.template.apply(tokenizer.encode(text, add_special_tokens=False)).ids for text in TEXTS]
     with torch.no_grad():
         return np.concatenate([model(pt.batch([one]))[:1].numpy() for one in ids])
 

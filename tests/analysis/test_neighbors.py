@@ -67,7 +67,7 @@ def test_without_context() -> None:
     found = neighbors(model, "plays", SENTENCE, CORPUS, k=3)
     tokenizer = get_tokenizer(model)
     table = torch.nn.functional.normalize(model.tokens.weight.detach(), dim=-1)
-    pieces = tokenizer.encode("plays")
+    pieces = tokenizer.encode("plays", add_special_tokens=False)
     assert found.pieces == tuple(tokenizer.get_token(i) for i in pieces)
     query = torch.nn.functional.normalize(model.tokens.weight.detach()[pieces].mean(0), dim=0)
     order = [i for i in (-(table @ query)).argsort().tolist() if i not in {*pieces, *tokenizer.special_ids}]

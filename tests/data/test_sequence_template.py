@@ -59,7 +59,7 @@ def test_samples_of_a_tokenizer(kind: str, style: str) -> None:
     """From a trained tokenizer to the sequences that are cut: what the library itself lays around texts."""
     tokenizer = trained(kind, style)
     frame, a, b = SequenceTemplate.from_template(tokenizer.template), "Some words.", "And more of them."
-    ids = [tokenizer.encode(text) for text in (a, b)]
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (a, b)]
     for texts, library in ((ids[:1], tokenizer.raw.encode(a)), (ids, tokenizer.raw.encode(a, b))):
         layout = frame.single if len(texts) == 1 else frame.pair
         laid = [texts[-1 - token] if token < 0 else [token] for token, _ in layout]

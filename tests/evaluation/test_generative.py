@@ -39,7 +39,11 @@ def slowly(family: str, text: str, given: bool, most: int) -> str:
     """The likeliest token again and again, the whole of it read anew each time."""
     model = scorer(family)
     tokenizer = get_tokenizer(model)
-    ids, special, written = tokenizer.encode(text, literal=True), tokenizer.special, list[int]()
+    ids, special, written = (
+        tokenizer.encode(text, literal=True, add_special_tokens=False),
+        tokenizer.special,
+        list[int](),
+    )
     # A sentinel ends what fills a blank; where no blank is asked for, it is a token like any other.
     ends = {*model.spec.special.eos, *(() if given else tokenizer.sentinels)}
     while len(written) < most:

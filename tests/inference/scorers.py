@@ -69,7 +69,7 @@ def log_softmax(model: LanguageModel, tokens: Sequence[int], **more: object) -> 
 
 def ids(model: LanguageModel, text: str) -> list[int]:
     """The tokens of a text, without special ones."""
-    return [int(i) for i in model.tokenizer.encode(text, literal=True)]
+    return [int(i) for i in model.tokenizer.encode(text, literal=True, add_special_tokens=False)]
 
 
 def causal(model: LanguageModel, text: str, lead: list[int]) -> list[float]:

@@ -26,9 +26,9 @@ EXACT = {"rtol": 0.0, "atol": 1e-6}
 def slowly(model: Any, text: str, pooling: str, layer: int | None) -> np.ndarray[Any, Any]:
     """One text by itself, pooled by the definition."""
     tokenizer = get_tokenizer(model)
-    ids = tokenizer.template.apply(tokenizer.encode(text)).ids
+    ids = tokenizer.template.apply(tokenizer.encode(text, add_special_tokens=False)).ids
     if pooling == "static":
-        rows = model.tokens.weight[torch.tensor(tokenizer.encode(text), dtype=torch.long)]
+        rows = model.tokens.weight[torch.tensor(tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)]
         return (rows.mean(0) if len(rows) else torch.zeros(rows.shape[1])).detach().numpy()
     if not len(ids):
         return np.zeros(model.spec.width, dtype=np.float32)
@@ -154,7 +154,7 @@ def test_framed_segments_and_frames() -> None:
     tokenizer = get_tokenizer(encoder())
     made = encode_texts(tokenizer, ["the cat", ""], None)
     for i, text in enumerate(["the cat", ""]):
-        expected = tokenizer.template.apply(tokenizer.encode(text)).ids
+        expected = tokenizer.template.apply(tokenizer.encode(text, add_special_tokens=False)).ids
         assert made.sequences.take(np.array([i])).tokens.tolist() == expected.tolist()
     assert encode_texts(tokenizer, ["the cat", ""], None, without_special=True).sequences.lengths.tolist() == [2, 0]
 

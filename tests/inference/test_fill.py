@@ -45,7 +45,9 @@ def test_one_piece_for_each_of_several_blanks(make: Any) -> None:
     model = make()
     words = get_tokenizer(model)
     mask = words.special["mask"]
-    ids = words.template.apply(words.encode(TEXT.replace("[MASK]", words.get_token(mask)))).ids.tolist()
+    ids = words.template.apply(
+        words.encode(TEXT.replace("[MASK]", words.get_token(mask)), add_special_tokens=False)
+    ).ids.tolist()
     places = [i for i, token in enumerate(ids) if token == mask]
     answers = pt.fill(model, TEXT, k=7)
     assert len(answers) == len(places) == 2
@@ -64,7 +66,7 @@ def test_the_reference_gives_the_same_probabilities(tmp_path: Path) -> None:
     pt.save(bert(), tmp_path)
     reference = tf.BertForMaskedLM.from_pretrained(tmp_path).eval()
     words = get_tokenizer(bert())
-    ids = torch.tensor(words.template.apply(words.encode(TEXT)).ids)
+    ids = torch.tensor(words.template.apply(words.encode(TEXT, add_special_tokens=False)).ids)
     with torch.no_grad():
         shares = reference(ids[None]).logits.softmax(-1)[0][ids == words.special["mask"]]
     for blank, share in zip(pt.fill(bert(), TEXT, k=4), shares, strict=True):
@@ -79,7 +81,7 @@ def test_words_of_two_pieces_are_the_best_of_all() -> None:
     mask, pieces = words.special["mask"], get_piece_masks(words, model.spec.vocab)
     begins, continues = (torch.nonzero(part).flatten().tolist() for part in (pieces.starts_word, pieces.continues_word))
     assert begins and continues and not set(begins) & set(continues)
-    ids = words.template.apply(words.encode(text)).ids.tolist()
+    ids = words.template.apply(words.encode(text, add_special_tokens=False)).ids.tolist()
     place = ids.index(mask)
     scores: dict[tuple[int, ...], float] = {}
     alone = logs(model, ids, place)
@@ -112,7 +114,7 @@ def test_whole_words_begin_where_words_begin() -> None:
 def test_a_model_of_two_streams_hides_by_rank(tmp_path: Path) -> None:
     model = speaker("xlnet-base", "unigram", "cls-last")
     words = get_tokenizer(model)
-    ids = words.template.apply(words.encode("The king <mask> home."))
+    ids = words.template.apply(words.encode("The king <mask> home.", add_special_tokens=False))
     place = ids.ids.tolist().index(words.special["mask"])
     pt.save(model, tmp_path)
     reference = tf.XLNetLMHeadModel.from_pretrained(tmp_path).eval()
@@ -144,7 +146,9 @@ def test_sentinels_as_the_reference_searches(tmp_path: Path) -> None:
         model.tokens.weight[list(marks[2:])] = 0.0  # or random weights would say little but sentinels
     pt.save(model, tmp_path)
     reference = tf.T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
-    source = words.template.apply(words.encode(f"The king {words.get_token(marks[0])} home.")).ids
+    source = words.template.apply(
+        words.encode(f"The king {words.get_token(marks[0])} home.", add_special_tokens=False)
+    ).ids
     out = reference.generate(
         torch.tensor(source)[None],
         decoder_input_ids=torch.tensor([[model.spec.special.start, marks[0]]]),
@@ -201,7 +205,7 @@ def test_infilling_goes_on_until_what_follows() -> None:
         assert blank == sorted(blank, key=lambda answer: -answer.probability)
         for answer in blank:
             assert 1 <= len(answer.tokens) <= 3
-            assert words.encode(following)[0] not in answer.tokens
+            assert words.encode(following, add_special_tokens=False)[0] not in answer.tokens
             assert not set(answer.tokens) & {words.special["eos"]}
     greedy = best_by_hand(model, "The king <mask> home.", 3)
     assert greedy[:3] in [answer.tokens for answer in pt.fill(model, "The king <mask> home.", k=8, pieces=3)[0]]
@@ -210,7 +214,7 @@ def test_infilling_goes_on_until_what_follows() -> None:
 def best_by_hand(model: Any, text: str, most: int) -> list[int]:
     """The likeliest token after the beginning of the text, each time, until what follows."""
     words = get_tokenizer(model)
-    ids = words.template.apply(words.encode(text)).ids.tolist()
+    ids = words.template.apply(words.encode(text, add_special_tokens=False)).ids.tolist()
     place = ids.index(words.special["mask"])
     ends = {ids[place + 1], *model.spec.special.eos}
     said: list[int] = []

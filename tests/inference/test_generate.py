@@ -50,9 +50,13 @@ def test_prompts_as_the_layouts_say() -> None:
     ids, cut = encode_prompts(
         gpt(), words, ["The king"], GenerationTokens.from_model(gpt()), max_new_tokens=4, truncate=False
     )
-    assert ids == [[words.special["bos"], *words.encode("The king")]] and not cut, "a run's decoder starts with its bos"
+    assert ids == [[words.special["bos"], *words.encode("The king", add_special_tokens=False)]] and not cut, (
+        "a run's decoder starts with its bos"
+    )
     bare = GenerationTokens(start=None)
-    assert encode_prompts(gpt(), words, ["The"], bare, max_new_tokens=4, truncate=False).ids == [words.encode("The")]
+    assert encode_prompts(gpt(), words, ["The"], bare, max_new_tokens=4, truncate=False).ids == [
+        words.encode("The", add_special_tokens=False)
+    ]
     framed = tokenizer("wordpiece", "cls-sep")
     model = speaker("gpt2-small", "wordpiece", "cls-sep")
     found = encode_prompts(
@@ -81,14 +85,17 @@ def test_prompts_that_are_too_long(capsys: pytest.CaptureFixture[str]) -> None:
     (text,) = pt.generate(gpt(), [long], max_new_tokens=10, truncate=True)
     assert text.startswith(long)
     words = tokenizer("bpe", "endoftext")
-    assert f"{len(words.encode(long)) - 37} tokens" in capsys.readouterr().err
+    assert f"{len(words.encode(long, add_special_tokens=False)) - 37} tokens" in capsys.readouterr().err
     kept, cut = encode_prompts(gpt(), words, [long], GenerationTokens(start=None), max_new_tokens=10, truncate=True)
-    assert kept[0] == words.encode(long)[-38:] and cut == len(words.encode(long)) - 38, "a decoder keeps the end"
+    assert (
+        kept[0] == words.encode(long, add_special_tokens=False)[-38:]
+        and cut == len(words.encode(long, add_special_tokens=False)) - 38
+    ), "a decoder keeps the end"
     model, spelled = bart(), tokenizer("bpe", "s-mask")
     kept, _ = encode_prompts(
         model, spelled, [long], GenerationTokens.from_model(model), max_new_tokens=10, truncate=True
     )
-    whole = spelled.encode(long)
+    whole = spelled.encode(long, add_special_tokens=False)
     assert kept[0][1:-1] == whole[: len(kept[0]) - 2] and len(kept[0]) == 48, "a source keeps its beginning"
     with pytest.raises(UsageError, match=r"\b48\b"):
         pt.generate(gpt(), ["The"], max_new_tokens=48)
@@ -211,7 +218,7 @@ def test_stops_that_mean_nothing() -> None:
 @pytest.mark.parametrize(("kind", "style"), [("bpe", "endoftext"), ("unigram", "sentinels"), ("wordpiece", "cls-sep")])
 def test_new_tokens_add_to_the_text_before(kind: str, style: str) -> None:
     words: Tokenizer = tokenizer(kind, style)
-    whole = words.encode("The old king went home")
+    whole = words.encode("The old king went home", add_special_tokens=False)
     for cut in range(1, len(whole)):
         follow = Continuation(words, whole[:cut])
         assert words.decode(whole[:cut], special=False) + follow(whole[cut:]) == words.decode(whole, special=False)

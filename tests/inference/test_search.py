@@ -196,7 +196,7 @@ def test_answers_read_as_many_hits_as_fit() -> None:
     hits = [Hit(str(i), "the cat plays music " * 2, 1.0) for i in range(4)]
     text, read = build_prompt(reader, "who plays?", hits, None)
     assert read == 4 and "who plays?" in text and "[4] the cat" in text
-    size = len(get_tokenizer(reader).encode(text))
+    size = len(get_tokenizer(reader).encode(text, add_special_tokens=False))
     text, read = build_prompt(reader, "who plays?", hits, size - 1)
     assert read == 3 and "[3] the cat" in text and "[4]" not in text
     with pytest.raises(UsageError, match=r"\d+ tokens"):

@@ -90,7 +90,16 @@ def last_token(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
     """Start, delimiter and end around texts, padded to the right with a token that is none of these."""
     found = tokenizer("gpt2")
     end, pad = found.special["eos"], found.vocab
-    rows = [[end, *found.encode(one.text)[:9], end, *found.encode(one.pair or "")[:9], end] for one in examples]
+    rows = [
+        [
+            end,
+            *found.encode(one.text, add_special_tokens=False)[:9],
+            end,
+            *found.encode(one.pair or "", add_special_tokens=False)[:9],
+            end,
+        ]
+        for one in examples
+    ]
     long = max(map(len, rows))
     return {
         "input_ids": torch.tensor([row + [pad] * (long - len(row)) for row in rows]),

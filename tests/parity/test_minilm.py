@@ -54,7 +54,7 @@ def theirs() -> Any:
 @cache
 def encoded() -> list[list[int]]:
     """The sentences as its own tokenizer cuts them, neither padded nor cut off."""
-    sequences = [ours().tokenizer.encode(sentence).ids for sentence in SENTENCES]
+    sequences = [ours().tokenizer.encode(sentence) for sentence in SENTENCES]
     assert min(map(len, sequences)) == 2 and max(map(len, sequences)) > 200
     return sequences
 
@@ -78,7 +78,7 @@ def mean(states: list[Tensor]) -> Tensor:
 def test_the_example_of_the_readme_gives_the_states_of_transformers() -> None:
     """The file asks for padding to 128 tokens; padding in a ragged batch would be attended to."""
     texts = ["a lovely film", "dull"]
-    batch = pt.batch([ours().tokenizer.encode(text).ids for text in texts])
+    batch = pt.batch([ours().tokenizer.encode(text) for text in texts])
     found = batch.split(ours()(batch).states)
     encoded = tf.AutoTokenizer.from_pretrained(folder())(texts, padding=True, return_tensors="pt")
     expected = theirs()(**encoded).last_hidden_state

@@ -36,7 +36,9 @@ Both = tuple[Tokenizer, Any]
 
 
 def agree(ours: Tokenizer, theirs: Any, a: str, b: str | None = None) -> None:
-    laid = ours.template.apply(ours.encode(a), None if b is None else ours.encode(b))
+    laid = ours.template.apply(
+        ours.encode(a, add_special_tokens=False), None if b is None else ours.encode(b, add_special_tokens=False)
+    )
     # NOTE: as a batch of one, since outside of one an empty second text is taken for none.
     batch = theirs([a], None if b is None else [b], return_special_tokens_mask=True)
     found = {name: rows[0] for name, rows in batch.items()}
@@ -64,7 +66,7 @@ def test_any_text(both: Both, a: str, b: str | None) -> None:
 def test_the_way_back(both: Both) -> None:
     ours, theirs = both
     for text in NASTY:
-        ids = ours.template.apply(ours.encode(text)).ids
+        ids = ours.template.apply(ours.encode(text, add_special_tokens=False)).ids
         assert theirs.decode(ids) == ours.decode(ids)
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids, special=False)
 
@@ -85,7 +87,9 @@ def test_left_padding(both: Both) -> None:
             theirs(["a b", "a"], padding=True)
         return
     texts = ["one two three four", "", "five"]
-    padded = pad_left([ours.template.apply(ours.encode(text)).ids for text in texts], ours.special["pad"])
+    padded = pad_left(
+        [ours.template.apply(ours.encode(text, add_special_tokens=False)).ids for text in texts], ours.special["pad"]
+    )
     found = theirs(texts, padding=True, padding_side="left")
     assert padded.ids.tolist() == found["input_ids"]
     assert padded.mask.astype(int).tolist() == found["attention_mask"]
@@ -95,7 +99,7 @@ def test_left_padding(both: Both) -> None:
 def test_truncation_with_windows(both: Both, strategy: Strategy) -> None:
     ours, theirs = both
     a, b = "first text of six words here", "and a second text, which is a good deal longer than the first one was"
-    one, two = ours.encode(a), ours.encode(b)
+    one, two = ours.encode(a, add_special_tokens=False), ours.encode(b, add_special_tokens=False)
     for stride in (0, 1):
         length = len(one) + len(two) + ours.template.count_special_tokens(True) - min(len(one), len(two)) // 2
         options = {"max_length": length, "stride": stride, "return_overflowing_tokens": True}
@@ -126,7 +130,9 @@ def test_what_transformers_saves_we_read(both: Both, tmp_path: Path) -> None:
     again = Tokenizer.load(tmp_path)
     assert dict(again.special) == dict(ours.special)
     assert (again.template, again.padding, again.sentinels) == (ours.template, ours.padding, ours.sentinels)
-    assert [again.encode(text) for text in NASTY] == [ours.encode(text) for text in NASTY]
+    assert [again.encode(text, add_special_tokens=False) for text in NASTY] == [
+        ours.encode(text, add_special_tokens=False) for text in NASTY
+    ]
 
 
 def test_a_real_directory() -> None:

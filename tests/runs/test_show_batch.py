@@ -224,11 +224,14 @@ def test_pieces_of_a_tokenizer(kind: str, style: str) -> None:
     text = "The value of an expression."
     made = build_example("masked", texts=[text], tokenizer=tokenizer, settings={"rate": 0.5})
     side = only(made).sides[0]
-    read = [tokenizer.get_token(i) for i in tokenizer.encode(text)]
+    read = [tokenizer.get_token(i) for i in tokenizer.encode(text, add_special_tokens=False)]
     hidden = row(side, "says")
     assert [label or token for token, label in zip(side.tokens, hidden, strict=True)][1:-1] == read
     assert not made.notes
-    assert build_piece_renderer(tokenizer).format_line(tokenizer.encode(text)).replace(" .", ".") == text
+    assert (
+        build_piece_renderer(tokenizer).format_line(tokenizer.encode(text, add_special_tokens=False)).replace(" .", ".")
+        == text
+    )
 
 
 def test_hidden_words_are_found_behind_a_space() -> None:

@@ -65,12 +65,14 @@ class TestFiles:
         tokenizer = trained("wordpiece")
         again = pickle.loads(pickle.dumps(tokenizer))
         assert facts(again) == facts(tokenizer)
-        assert again.encode("Hello there") == tokenizer.encode("Hello there")
+        assert again.encode("Hello there", add_special_tokens=False) == tokenizer.encode(
+            "Hello there", add_special_tokens=False
+        )
 
     def test_threads_may_share_it(self) -> None:
         tokenizer = Tokenizer(trained("bpe").raw)
         texts = [f"text number {i} of many, " * 2000 for i in range(8)]
-        alone = [tokenizer.encode(text) for text in texts]
+        alone = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         found: dict[int, list[int]] = {}
 
         def work(i: int) -> None:
@@ -88,7 +90,7 @@ class TestReal:
     def test_padding_and_truncation_are_switched_off(self, minilm: Path) -> None:
         tokenizer = Tokenizer.load(minilm)
         text = "hello world " * 200
-        assert len(tokenizer.encode(text)) == 400
+        assert len(tokenizer.encode(text, add_special_tokens=False)) == 400
         assert len(tokenizer.encode_batch([text, "a"])[1]) == 1
         assert json.loads(tokenizer.build_files()["tokenizer.json"])["padding"] is None
 
@@ -112,7 +114,9 @@ class TestReal:
         texts = [*NASTY, "It was a dark and stormy night; " * 5000]
         found = tokenizer.encode_batch(texts)
         assert tokenizer._get_encoder(False).cache is not None
-        assert [found[i].tolist() for i in range(len(texts))] == [tokenizer.encode(text) for text in texts]
+        assert [found[i].tolist() for i in range(len(texts))] == [
+            tokenizer.encode(text, add_special_tokens=False) for text in texts
+        ]
 
 
 class TestRoles:
@@ -169,27 +173,29 @@ class TestDecode:
     @given(text=st.text())
     def test_it_gives_the_text_back(self, kind: str, text: str) -> None:
         tokenizer = trained(kind)
-        assert tokenizer.decode(tokenizer.encode(text, literal=True)) == text
+        assert tokenizer.decode(tokenizer.encode(text, literal=True, add_special_tokens=False)) == text
 
     @pytest.mark.parametrize("kind", ["bpe", "characters"])
     @pytest.mark.parametrize("text", NASTY)
     def test_nasty_text_too(self, kind: str, text: str) -> None:
         tokenizer = trained(kind)
-        assert tokenizer.decode(tokenizer.encode(text, literal=True)) == text
+        assert tokenizer.decode(tokenizer.encode(text, literal=True, add_special_tokens=False)) == text
 
     @pytest.mark.parametrize("lowercase", [False, True])
     @pytest.mark.parametrize("kind", KINDS)
     @given(text=st.text() | st.sampled_from(NASTY))
     def test_normalised_once_is_enough(self, kind: str, lowercase: bool, text: str) -> None:
         tokenizer = trained(kind, lowercase=lowercase)
-        ids = tokenizer.encode(text)
-        assert tokenizer.encode(tokenizer.decode(ids)) == ids
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) == ids
 
     @given(text=st.text())
     def test_a_unigram_text_comes_back_normalised(self, text: str) -> None:
         tokenizer = trained("unigram")
         normal = tokenizer.raw.normalizer.normalize_str(text)
-        assert tokenizer.decode(tokenizer.encode(text, literal=True)) == normal.removeprefix(" ").replace("▁", " ")
+        assert tokenizer.decode(tokenizer.encode(text, literal=True, add_special_tokens=False)) == normal.removeprefix(
+            " "
+        ).replace("▁", " ")
 
     @pytest.mark.parametrize(("kind", "style"), COMBINATIONS)
     def test_text_never_becomes_a_special_token_by_itself(self, kind: str, style: str) -> None:
@@ -200,13 +206,13 @@ class TestDecode:
 
     def test_special_tokens_may_be_left_out(self) -> None:
         tokenizer = trained("wordpiece")
-        ids = tokenizer.template.apply(tokenizer.encode("the word")).ids
+        ids = tokenizer.template.apply(tokenizer.encode("the word", add_special_tokens=False)).ids
         assert tokenizer.decode(ids) == "[CLS] the word [SEP]"
         assert tokenizer.decode(ids, special=False) == "the word"
 
     def test_ids_of_all_sorts(self) -> None:
         tokenizer = trained("bpe")
-        ids = tokenizer.encode("the word")
+        ids = tokenizer.encode("the word", add_special_tokens=False)
         for form in (ids, tuple(ids), np.array(ids, np.uint32), np.array(ids, np.uint16)):
             assert tokenizer.decode(form) == "the word"
         assert tokenizer.decode([*ids, tokenizer.vocab, 2**31]) == "the word"  # a model may have more ids than we
@@ -292,7 +298,7 @@ class TestFaults:
     def test_text_it_has_no_tokens_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(encode, "TRIAL_CHARACTERS", -1)
         tokenizer = Tokenizer(Raw(models.WordLevel({"a": 0}, unk_token="absent")))
-        assert tokenizer.encode("a") == [0]
+        assert tokenizer.encode("a", add_special_tokens=False) == [0]
         assert tokenizer.encode_batch(["a", "a"]).ids.tolist() == [0, 0]
         for work in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
             with pytest.raises(DataError, match="WordLevel error"):

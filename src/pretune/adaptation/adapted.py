@@ -6,6 +6,7 @@ ModelWithLoss(model, model.spec)     # for the training loop: the head's spec is
 pt.save(model, "runs/sst2")
 """
 
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -21,10 +22,11 @@ from pretune.adaptation.heads.multi_task import MultiTaskHeads, Several
 from pretune.adaptation.heads.regression import Regression
 from pretune.adaptation.scalar_mix import extract_layers
 from pretune.core.errors import UsageError
-from pretune.core.types import Batch
+from pretune.core.types import Batch, Loss
 from pretune.models.model import LanguageModel, check_call
 from pretune.models.spec import PARTS, ModelShape
 from pretune.nn.attention_mask import Backend
+from pretune.text.tokenizer import Tokenizer
 
 SEQUENCE_HEADS = (Classification, Regression, Choice)
 """Heads with one output row per sequence."""
@@ -43,9 +45,17 @@ class ModelWithHead(nn.Module):
         return self.model.shape
 
     @property
-    def tokenizer(self) -> Any:
-        """Tokenizer stored with the weights, or None."""
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that came with the weights, or None."""
         return self.model.tokenizer
+
+    def trainable_parameters(self) -> Iterator[nn.Parameter]:
+        """Iterate over the parameters that require gradients, for an optimizer."""
+        return (parameter for parameter in self.parameters() if parameter.requires_grad)
+
+    def loss(self, batch: Batch) -> Loss:
+        """Return the head's summed loss over a batch with labels; divide `sum` by `count` for the mean."""
+        return self.spec.loss(self, batch)
 
     @property
     def attention_backend(self) -> Backend | None:

@@ -25,7 +25,6 @@ from pretune.nn.positions import Learned
 from pretune.nn.stack import Stack
 from pretune.text.templates import SpecialPart as TokenPlace
 from pretune.text.tokenizer import Tokenizer
-from pretune.text.tokenizer.backend import LibraryTokenizer
 
 ResizeRows = Callable[[Tensor, int], Tensor]
 """From a tensor and a number of rows to a tensor with that many rows."""
@@ -84,7 +83,7 @@ def replace_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> LanguageMo
         resize_rows,
     )
     new_model.assets = replace(
-        model.assets, files={**model.assets.files, **tokenizer.build_files()}, tokenizer=LibraryTokenizer(tokenizer.raw)
+        model.assets, files={**model.assets.files, **tokenizer.build_files()}, tokenizer=tokenizer
     )
     return new_model
 
@@ -111,7 +110,7 @@ def add_task_tokens(model: LanguageModel, *, seed: int = 0) -> LanguageModel:
     names = _find_resized(model, replace(spec, vocab=spec.vocab + 1))
     new_model = _copy_weights(model, replace(spec, vocab=max(spec.vocab, tokenizer.vocab)), names, resize_rows)
     new_model.assets = replace(
-        model.assets, files={**model.assets.files, **tokenizer.build_files()}, tokenizer=LibraryTokenizer(tokenizer.raw)
+        model.assets, files={**model.assets.files, **tokenizer.build_files()}, tokenizer=tokenizer
     )
     return new_model
 

@@ -3,7 +3,7 @@
 Legend: N tokens (rows x row length), C cells (sequences, one filler per row, spare ones), M target slots, W width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -57,6 +57,52 @@ class Batch:
     blanks: Tensor | None = None  # [N] index of the masked span of a token, -1 outside
     labels: Tensor | None = None  # [C]
     source: "Batch | None" = None
+
+    @classmethod
+    def from_sequences(
+        cls,
+        sequences: Sequence[Sequence[int]],
+        *,
+        segments: Sequence[Sequence[int]] | None = None,
+        labels: Sequence[float] | None = None,
+    ) -> "Batch":
+        """Return a batch with one sequence of token ids in each row, the longest of which is the row length.
+
+        `segments` has an id for every token, `labels` a class or a score for every sequence. `pt.batch` packs several
+        short sequences into a row instead.
+        """
+        lengths = [len(sequence) for sequence in sequences]
+        if not lengths or not min(lengths):
+            raise UsageError("a batch needs at least one sequence, and a sequence at least one token")
+        length, rows = max(lengths), len(lengths)
+        sizes = torch.tensor([[size, length - size] for size in lengths])  # [S, 2] tokens and filler of each row
+        offsets = torch.cat([torch.zeros(1, dtype=torch.long), sizes.flatten().cumsum(0)])
+        column = torch.arange(length).repeat(rows)
+        is_token = column < sizes[:, 0].repeat_interleave(length)
+        owner = torch.arange(0, 2 * rows, 2).repeat_interleave(length)
+
+        def place(values: Sequence[Sequence[int]]) -> Tensor:
+            flat = torch.zeros(rows * length, dtype=torch.long)
+            flat[is_token] = torch.tensor([value for row in values for value in row])
+            return flat
+
+        placed = None
+        if labels is not None:
+            if len(labels) != rows:
+                raise UsageError(f"{len(labels)} labels for {rows} sequences; give one for each")
+            values = torch.tensor(labels)
+            placed = torch.full((2 * rows,), IGNORE_INDEX, dtype=values.dtype)
+            placed[::2] = values
+        return cls(
+            tokens=place(sequences),
+            offsets=offsets.to(torch.int32),
+            sequence=torch.where(is_token, owner, -1),
+            positions=torch.where(is_token, column, 0),
+            rows=rows,
+            one_per_row=min(lengths) == length,
+            segments=None if segments is None else place(segments),
+            labels=placed,
+        )
 
     @property
     def length(self) -> int:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.inference.text_model import read_asset_json
 from pretune.models.model import LanguageModel
 
 CONFIG_FILE = "generation_config.json"
@@ -26,7 +25,7 @@ class GenerationTokens:
         Only token ids are read from that file, no search settings.
         """
         special = model.spec.special
-        settings = {name: value for name, value in read_asset_json(model, CONFIG_FILE).items() if value is not None}
+        settings = {name: value for name, value in model.assets.read_json(CONFIG_FILE).items() if value is not None}
         start_id = settings.get("decoder_start_token_id", special.start) if start is None else start
         if start_id is None and model.spec.is_encoder_decoder:
             start_id = special.bos

@@ -46,7 +46,7 @@ def _fill_sentinels(
     if count >= len(sentinels):
         raise UsageError(f"too many masks: {count}; the model has sentinels for {len(sentinels) - 1}")
     text = blanks.fill([tokenizer.get_token(sentinel) for sentinel in sentinels[:count]])
-    source = tokenizer.template.apply(tokenizer.encode(text)).ids.tolist()
+    source = tokenizer.template.apply(tokenizer.encode(text, add_special_tokens=False)).ids.tolist()
     default_tokens = GenerationTokens.from_model(model)
     generation_tokens = replace(default_tokens, forced_bos=None, eos=(*default_tokens.eos, *sentinels), forced_eos=None)
     decoder_prompt, answers = list[int](), list[list[FillPrediction]]()
@@ -68,7 +68,9 @@ def _fill_masks(
     model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, k: int, max_tokens: int
 ) -> list[list[FillPrediction]]:
     mask = tokenizer.special["mask"]
-    source = tokenizer.template.apply(tokenizer.encode(blanks.fill([tokenizer.get_token(mask)] * blanks.count))).ids
+    source = tokenizer.template.apply(
+        tokenizer.encode(blanks.fill([tokenizer.get_token(mask)] * blanks.count), add_special_tokens=False)
+    ).ids
     parts = _split_at_mask(source.tolist(), mask)
     if len(parts) != blanks.count + 1:
         raise UsageError("cannot fill masks: the tokenizer does not recognize its mask token in text")

@@ -75,6 +75,10 @@ def build_prompt(
         else:
             passages = "\n".join(PASSAGE.format(number=i, text=hit.text) for i, hit in enumerate(hits[:hit_count], 1))
             text = PROMPT.format(passages=passages, question=question)
-        if room is None or hit_count == min(min_hits, len(hits)) > 0 or len(tokenizer.encode(text)) <= room:
+        if (
+            room is None
+            or hit_count == min(min_hits, len(hits)) > 0
+            or len(tokenizer.encode(text, add_special_tokens=False)) <= room
+        ):
             return text, hit_count
     raise UsageError(f"the question has more than {room} tokens, the limit of the reader; shorten it")

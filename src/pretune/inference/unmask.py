@@ -70,7 +70,7 @@ def unmask(
 
 def _encode_blanks(tokenizer: Tokenizer, blanks: Blanks, mask: int, model: LanguageModel) -> TemplatedTokens:
     """Encode the text with a mask token in each blank."""
-    tokens = tokenizer.encode(blanks.fill([tokenizer.get_token(mask)] * blanks.count))
+    tokens = tokenizer.encode(blanks.fill([tokenizer.get_token(mask)] * blanks.count), add_special_tokens=False)
     templated_tokens = tokenizer.template.apply(tokens)
     if len(_find_masks(templated_tokens, mask)) != blanks.count:
         raise UsageError("cannot fill masks: the tokenizer does not recognize its mask token in text")

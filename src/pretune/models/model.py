@@ -1,15 +1,18 @@
 """The language model built from a spec: flat tokens in, states and logits out."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pretune.core.errors import UsageError
+from pretune.core import io
+from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.types import Batch, Loss, Output
 from pretune.models.init import initialise
 from pretune.models.memory import check_memory
@@ -22,14 +25,47 @@ from pretune.nn.stack import OutputFlags, StackOutput, TransformerStack
 from pretune.nn.token_sampling import sample_tokens
 from pretune.nn.two_stream import TwoStreamStack
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RawTokenizer
+
+    from pretune.text.tokenizer import Tokenizer
+
+_SHARED_TOKENIZERS: "WeakValueDictionary[tuple[str, str], Tokenizer]" = WeakValueDictionary()
+"""Tokenizers in use, by hash and configuration: models with the same files share one, and its cache of known words."""
+
 
 @dataclass(slots=True)
 class Assets:
-    """Tokenizer and small files that were loaded with the weights; saved again unchanged."""
+    """Files beside the weights: the tokenizer, and small files that are saved again unchanged."""
 
-    tokenizer: Any = None
+    tokenizer: "Tokenizer | RawTokenizer | None" = None  # as its file was read, until it is asked for
     files: dict[str, bytes] = field(default_factory=dict)
     modules: dict[str, bytes] = field(default_factory=dict)  # files of sentence-transformers, with their folders
+
+    def load_tokenizer(self) -> "Tokenizer | None":
+        """Return the tokenizer with the roles of its special tokens, built on first use; None where there is none."""
+        from pretune.text.tokenizer import Tokenizer
+        from pretune.text.tokenizer.files import CONFIG_FILE, SPECIAL_TOKENS_FILE
+
+        if self.tokenizer is not None and not isinstance(self.tokenizer, Tokenizer):
+            settings: dict[str, Any] = {}
+            for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):  # the later file wins
+                settings |= self.read_json(name)
+            tokenizer = Tokenizer(self.tokenizer, settings)
+            key = tokenizer.sha256, json.dumps(settings, sort_keys=True, allow_nan=False)
+            self.tokenizer = _SHARED_TOKENIZERS.setdefault(key, tokenizer)
+        return self.tokenizer
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Return the content of a JSON file that came with the weights; empty where there is none."""
+        data = self.files.get(name, b"{}")
+        try:
+            content = io.parse_json(data.decode(), CheckpointError, name)
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{name}: not UTF-8 at byte {error.start}") from None
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{name}: expected a JSON object at the top level")
+        return content
 
 
 class LanguageModel(nn.Module):
@@ -58,9 +94,13 @@ class LanguageModel(nn.Module):
         return self.spec.shape
 
     @property
-    def tokenizer(self) -> Any:
-        """Tokenizer loaded with the weights, or None."""
-        return self.assets.tokenizer
+    def tokenizer(self) -> "Tokenizer | None":
+        """The tokenizer that came with the weights, or None. Calling it on texts gives a batch for the model."""
+        return self.assets.load_tokenizer()
+
+    def trainable_parameters(self) -> Iterator[nn.Parameter]:
+        """Iterate over the parameters that require gradients, for an optimizer."""
+        return (parameter for parameter in self.parameters() if parameter.requires_grad)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         check_call(arguments, options)
@@ -295,6 +335,6 @@ def check_call(arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
     name = next((name for name in options if name != "batch"), None) if not arguments and value is None else None
     description = f"'{name}'" if name else "nothing" if value is None else f"a {type(value).__name__}"
     raise UsageError(
-        f"a model takes a Batch, got {description}; use model(pt.batch([[101, 7592, 102], …])), and for texts "
-        "pt.batch([model.tokenizer.encode(text).ids for text in texts])"
+        f"a model takes a batch, found {description}; write model(pt.batch([[101, 7592, 102], …])), and for texts "
+        "model(model.tokenizer(texts))"
     )

@@ -121,7 +121,7 @@ def _select_blanks(
 def answer_prompts(model: Any, prompts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
     """What a model makes of texts of one's own."""
     if model.shape in GENERATIVE_SHAPES:
-        return continue_texts(model, [tokenizer.encode(text) for text in prompts], tokenizer)
+        return continue_texts(model, [tokenizer.encode(text, add_special_tokens=False) for text in prompts], tokenizer)
     from pretune.inference.infill import infill  # NOTE: not before it is needed: a run starts sooner
     from pretune.inference.unmask import unmask
 
@@ -141,7 +141,10 @@ def check_prompts(prompts: Sequence[str], shape: str, max_length: int | None, to
     for text in prompts:
         if shape not in GENERATIVE_SHAPES:
             _find_blanks(text, shape, tokenizer)
-        count, room = len(tokenizer.encode(text)), None if max_length is None else max_length - NEW_TOKENS
+        count, room = (
+            len(tokenizer.encode(text, add_special_tokens=False)),
+            None if max_length is None else max_length - NEW_TOKENS,
+        )
         if not count or (room is not None and count > room):
             most = "" if room is None else f" to {room}"
             raise UsageError(f"train.prompts: '{text[:40]}' has {count} tokens; it may have 1{most}")

@@ -54,7 +54,7 @@ def test_the_reference_reads_them(base: Path, tmp_path: Path) -> None:
     tune(base, tmp_path / "run", tasked.classes(tmp_path / "table.csv", 40))
     theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "run"), Tokenizer.load(tmp_path / "run")
     spelled = "<|start|>the sea<|delimiter|>a wind<|extract|>"
-    assert theirs(spelled)["input_ids"] == ours.encode(spelled)
+    assert theirs(spelled)["input_ids"] == ours.encode(spelled, add_special_tokens=False)
     assert (theirs.bos_token, theirs.sep_token, theirs.cls_token) == tuple(ADDED)
 
 

@@ -403,10 +403,9 @@ def _read_tokenizer(folder: Path, spec: Model) -> Any:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
-    from pretune.text.tokenizer.backend import LibraryTokenizer
     from pretune.text.tokenizer.files import parse_tokenizer, read_bytes
 
-    tokenizer = LibraryTokenizer(parse_tokenizer(read_bytes(file), str(file)))
+    tokenizer = parse_tokenizer(read_bytes(file), str(file))
     last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if last >= spec.vocab:
         raise CheckpointError(f"{file}: token id {last} exceeds the model's vocabulary size {spec.vocab}")

@@ -19,7 +19,6 @@ from pretune.adaptation.surgery import add_task_tokens, replace_vocabulary, resi
 from pretune.core import config
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.hub import resolve_path
-from pretune.inference.text_model import get_tokenizer
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
@@ -66,7 +65,6 @@ def build_adapted_model(tuning: FinetuneConfig, task: Task, ranks: Ranks, *, ste
     tune = tuning.tune
     if should_add_tokens(tuning, body, task):
         body = add_task_tokens(body, seed=seed)
-        body.assets.tokenizer = get_tokenizer(body)
     if right is not None and tune.mix is not None:
         tune = replace(tune, mix=replace(tune.mix, ways="both"))
     model = adapt(body, build_task_head(task, body, body.tokenizer, tune), seed=seed).to(ranks.device)
@@ -135,7 +133,6 @@ def load_base_model(base: BaseConfig, *, seed: int) -> LanguageModel:
         model = replace_vocabulary(model, Tokenizer.load(base.tokenizer))
     if base.positions is not None:
         model = resize_positions(model, base.positions)
-    model.assets.tokenizer = get_tokenizer(model)
     if base.weights == "random":
         fresh = build(model.spec, seed=seed)
         fresh.assets = model.assets

@@ -21,6 +21,7 @@ from pretune.adaptation.finetune_flops import FlopsCounter
 from pretune.adaptation.peft.base import sample_weight
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DivergedError, NonFiniteError
+from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.adapted_model import build_adapted_model, load_base_model
 from pretune.runs.finetune.build_config import FULL_METHODS
 from pretune.runs.finetune.config import FinetuneConfig
@@ -122,7 +123,7 @@ class FinetuneTrial:
                 self.steps,
             )  # NOTE: known only now: examples are encoded for a model
         fit.schedule.compute_factor(0, self.steps)  # whether it fits
-        tokenizer, lone = self.model.tokenizer, Ranks(ranks.device)
+        tokenizer, lone = get_tokenizer(self.model), Ranks(ranks.device)
         self.forgetting_meter = None
         if forgetting is not None:
             plain = load_base_model(replace(tuning.base, extra=0), seed=fit.seed)

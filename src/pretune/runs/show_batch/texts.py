@@ -139,7 +139,7 @@ def find_positions(renderer: TokenRenderer, sequence: Sequences, text: str) -> l
     assert sequence.special is not None
     ordinary, read = np.flatnonzero(~sequence.special), sequence.tokens[~sequence.special].tolist()
     for spelled in (text, " " + text):  # a space before a word may be part of it
-        wanted = renderer.tokenizer.encode(spelled, literal=True)
+        wanted = renderer.tokenizer.encode(spelled, add_special_tokens=False, literal=True)
         for start in range(len(read) - len(wanted) + 1 if wanted else 0):
             if read[start : start + len(wanted)] == wanted:
                 return ordinary[spread(np.array([start]), np.array([len(wanted)]))].tolist()  # type: ignore[no-any-return]

@@ -1,5 +1,6 @@
 """The tokenizer that the rest of the package sees: text to ids and back, special tokens by role, the template."""
 
+import functools
 import hashlib
 import os
 import threading
@@ -13,10 +14,11 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Raw
 
 from pretune.core import io
+from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.text.templates import TokenTemplate
+from pretune.core.types import Batch
+from pretune.text.templates import TemplatedTokens, TokenTemplate
 from pretune.text.tokenizer import files, roles
-from pretune.text.tokenizer.backend import check_list, check_type
 from pretune.text.tokenizer.encode import TokenizedTexts, TokenizerEncoder
 from pretune.text.tokenizer.errors import translate_errors
 from pretune.text.tokenizer.units import replace_surrogates
@@ -29,8 +31,9 @@ class Tokenizer:
     """Any tokenizer of the `tokenizers` library, trained here or found in a directory.
 
         tokenizer = Tokenizer.load("runs/small")
-        found = tokenizer.encode_batch(["One text.", "Another."])   # flat arrays, no special tokens around texts
-        tokenizer.template.apply(found[0], found[1])                # [CLS] … [SEP] … [SEP]
+        model(tokenizer(["One text.", "Another."]))                 # a batch, with [CLS] … [SEP] around each text
+        tokenizer.encode("One text.", "Its pair.")                  # ids, special tokens included
+        tokenizer.encode_batch(["One text.", "Another."])           # flat arrays, without special tokens
         tokenizer.special["mask"], tokenizer.sentinels              # ids by role
 
     Padding and truncation that a file asks for are switched off: they belong to a batch, not to a text.
@@ -56,7 +59,6 @@ class Tokenizer:
         self.padding: Literal["right", "left"] = "left" if config.get("padding_side") == "left" else "right"
         self.pad_segment: int = files.read_number(config, "pad_token_type_id", 255) or 0
         self.length: int | None = files.read_number(config, "model_max_length", 10**9)
-        self.sha256: str = hashlib.sha256(raw.to_str().encode()).hexdigest()
         self._config = config
         self._encoders: dict[bool, TokenizerEncoder] = {}
         self._lock = threading.Lock()
@@ -101,13 +103,61 @@ class Tokenizer:
         with self._lock:
             return self._get_encoder(literal).encode(texts)
 
-    def encode(self, text: str, *, literal: bool = False) -> list[int]:
-        """The ids of one text, as `encode_batch` gives them."""
+    def __call__(
+        self,
+        texts: str | Sequence[str | tuple[str, str]],
+        pairs: str | Sequence[str] | None = None,
+        *,
+        labels: Sequence[float] | None = None,
+        max_length: int | None = None,
+    ) -> Batch:
+        """Return a batch of texts, or of pairs of texts, for a model; nothing is padded.
+
+        Args:
+            texts: A text, a list of texts, or a list of pairs `(text, pair)`.
+            pairs: The second text of each; or give pairs in `texts`.
+            labels: A class or a score for each text, for a model with a head.
+            max_length: Truncate each sequence to so many tokens, special ones included; None: nothing is truncated.
+
+        Raises:
+            UsageError: what is not text, or two lists of different lengths.
+        """
+        inputs = _pair_texts(texts, pairs)
+        templated = [self._apply_template(text, pair, max_length) for text, pair in inputs]
+        has_segments = any(sequence.segments.any() for sequence in templated)
+        return Batch.from_sequences(
+            [sequence.ids.tolist() for sequence in templated],
+            segments=[sequence.segments.tolist() for sequence in templated] if has_segments else None,
+            labels=labels,
+        )
+
+    def encode(
+        self, text: str, pair: str | None = None, *, add_special_tokens: bool = True, literal: bool = False
+    ) -> list[int]:
+        """Return the ids of a text, or of a pair of texts, with the special tokens of the template around them.
+
+        `literal` is that of `encode_batch`.
+        """
+        first = self._encode_text(text, literal)
+        second = None if pair is None else self._encode_text(pair, literal)
+        if add_special_tokens:
+            ids: list[int] = self.template.apply(first, second).ids.tolist()
+            return ids
+        return [*first, *(second or [])]
+
+    def _encode_text(self, text: str, literal: bool) -> list[int]:
         check_type(text)
         with self._lock:
             raw = self._get_encoder(literal).raw
         with translate_errors(DataError, "this tokenizer has no tokens for a text"):
             return raw.encode(replace_surrogates(text), add_special_tokens=False).ids
+
+    def _apply_template(self, text: str, pair: str | None, max_length: int | None) -> TemplatedTokens:
+        first = self._encode_text(text, literal=False)
+        second = None if pair is None else self._encode_text(pair, literal=False)
+        if max_length is None:
+            return self.template.apply(first, second)
+        return self.template.fit(first, second, length=max_length).sequences[0]
 
     def decode(self, ids: ArrayLike, *, special: bool = True) -> str:
         """The text of ids, without the special tokens if `special` is false.
@@ -125,6 +175,20 @@ class Tokenizer:
         if found is None:
             raise UsageError(f"no token has the id {i}; the vocabulary has {self.vocab}")
         return found
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token by its spelling, or None."""
+        return self.raw.token_to_id(token)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """The hash of its file."""
+        return hashlib.sha256(self.raw.to_str().encode()).hexdigest()
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids, added tokens included; the same as `vocab`."""
+        return self.vocab
 
     def __len__(self) -> int:
         return self.vocab
@@ -145,5 +209,48 @@ class Tokenizer:
         return self._encoders[literal]
 
 
+def _pair_texts(
+    texts: str | Sequence[str | tuple[str, str]], pairs: str | Sequence[str] | None
+) -> list[tuple[str, str | None]]:
+    """Return every text with its pair, or with None."""
+    if isinstance(texts, str):
+        texts, pairs = [texts], [pairs] if isinstance(pairs, str) else pairs
+    check_list(texts)
+    if pairs is not None:
+        check_list(pairs)
+        if len(pairs) != len(texts):
+            raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs; give one pair for each text")
+        for text in texts:
+            check_type(text)
+        return [(str(text), pair) for text, pair in zip(texts, pairs, strict=True)]
+    inputs: list[tuple[str, str | None]] = []
+    for text in texts:
+        if isinstance(text, tuple | list):
+            if len(text) != 2:
+                raise UsageError(f"a pair has two texts, got {len(text)}")
+            inputs.append((text[0], text[1]))
+        else:
+            inputs.append((text, None))
+    return inputs
+
+
 def _revive(text: str, config: dict[str, Any]) -> Tokenizer:
     return Tokenizer(files.parse_tokenizer(text.encode(), "tokenizer"), config)
+
+
+def check_type(text: object) -> None:
+    """Raise UsageError for what is not a text."""
+    if not isinstance(text, str):
+        raise UsageError(f"a tokenizer takes text, got {_describe_value(text)}")
+
+
+def check_list(texts: object) -> None:
+    """Raise UsageError for what is not a list of texts."""
+    if isinstance(texts, str):
+        raise UsageError("expected a list of texts, got one text; put it into a list")
+    if not hasattr(texts, "__len__") or not hasattr(texts, "__getitem__"):
+        raise UsageError(f"expected a list of texts, got {_describe_value(texts)}")
+
+
+def _describe_value(value: object) -> str:
+    return f"{format_value(value)} ({type(value).__name__})"

@@ -1,0 +1,76 @@
+"""Heads and adapters for a training loop of the user's own: `pt.add_head`, `pt.add_adapter`.
+
+model = pt.add_head(pt.load("runs/bert"), "classification", labels=["bad", "good"])
+pt.add_adapter(model, pt.LoRA(rank=8))
+optimizer = torch.optim.AdamW(model.trainable_parameters(), lr=1e-3)
+loss = model.loss(model.tokenizer(["a lovely film", "dull"], labels=[1, 0]))
+(loss.sum / loss.count).backward()
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+
+from pretune.adaptation.adapted import ModelWithHead, adapt
+from pretune.adaptation.heads import HEADS
+from pretune.adaptation.peft.base import PeftMethod
+from pretune.core.errors import UsageError
+from pretune.models.model import LanguageModel
+
+M = TypeVar("M", bound=LanguageModel | ModelWithHead)
+HeadKind = Literal["classification", "regression", "tagging", "span", "choice", "generation"]
+LABELLED = ("classification", "tagging")
+"""Heads that need the names of their labels."""
+
+
+def add_head(
+    model: nn.Module,
+    kind: HeadKind,
+    *,
+    labels: Sequence[str] | None = None,
+    dropout: float | None = None,
+    seed: int = 0,
+) -> ModelWithHead:
+    """Return a model with a new task head; its body has the same weights as `model`, which is left as it was.
+
+    Args:
+        model: A pre-trained model, as `pt.load` gives it.
+        kind: "classification", "regression", "tagging", "span", "choice" or "generation".
+        labels: The names of the classes or tags, in the order of their numbers (classification and tagging).
+        dropout: Dropout before the head; None: the head's default.
+        seed: Seed of the new weights.
+
+    Raises:
+        UsageError: an unknown kind, missing labels, labels that the head does not have, or a model that has a head.
+    """
+    if not isinstance(model, LanguageModel):
+        raise UsageError(f"add_head takes a model as pt.load gives it, got {type(model).__name__}")
+    head = HEADS.get(kind)
+    settings: dict[str, Any] = {} if dropout is None else {"dropout": dropout}
+    if kind in LABELLED:
+        if not labels:
+            raise UsageError(f"a {kind} head needs labels, such as labels=['bad', 'good']")
+        settings |= {"classes": len(labels), "labels": tuple(labels)}
+    elif labels is not None:
+        raise UsageError(f"a {kind} head has no labels; leave labels out")
+    return adapt(model, head(**settings), seed=seed)
+
+
+def add_adapter(model: M, method: PeftMethod, *, seed: int = 0) -> M:
+    """Apply a parameter-efficient method to a model in place, and return the same model.
+
+    All other parameters of the body are frozen; those of a task head stay trainable.
+
+    Args:
+        model: A pre-trained model, with or without a head (`pt.add_head`).
+        method: The method, such as `pt.LoRA(rank=8)`.
+        seed: Seed of the new weights.
+
+    Raises:
+        UsageError: a model that has an adapter already.
+    """
+    if not isinstance(model, LanguageModel | ModelWithHead):
+        raise UsageError(f"add_adapter takes a model as pt.load gives it, got {type(model).__name__}")
+    method.apply(model.model if isinstance(model, ModelWithHead) else model, seed=seed)
+    return model
