@@ -96,4 +96,7 @@ def test_a_run_of_another_plan_is_refused(prepared: Prepared, tmp_path: Path, mo
     with pytest.raises(CheckpointError, match="plan"):
         run(None, tmp_path / "r", None, resume=True)
     plain = TrainingData.open(DataConfig(path=str(prepared()), max_length=32), MaskedLM(), "encoder")
-    assert plain.build_stream("train", length=32, tokens=512, ranks=1, seed=0, fixed=False).packing_method is None
+    assert (
+        plain.build_stream("train", length=32, tokens=512, ranks=1, seed=0, has_fixed_slots=False).packing_method
+        is None
+    )

@@ -364,7 +364,7 @@ class TestWhatIsWritten:
         )
         settings = read_run_config(tmp_path / "a")
         source = TrainingData.open(settings.data, settings.objective, "encoder")
-        stream = source.build_stream("valid", length=32, tokens=256, ranks=1, seed=9, fixed=False)
+        stream = source.build_stream("valid", length=32, tokens=256, ranks=1, seed=9, has_fixed_slots=False)
         model, total, count, right = pt.load(tmp_path / "a").eval(), 0.0, 0, 0
         with torch.no_grad():
             for step in stream.get_steps(0):

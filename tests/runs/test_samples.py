@@ -149,7 +149,7 @@ class TestRuns:
             def __init__(self, blanks: int) -> None:
                 self.blanks = blanks
 
-            def spans(self) -> list[int]:
+            def list_spans(self) -> list[int]:
                 return [self.blanks] if self.blanks >= 0 else []
 
         class Held:

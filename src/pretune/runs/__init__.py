@@ -1,1 +1,1 @@
-"""Whole runs as functions: what the papers did, with their numbers."""
+"""Runs as functions: prepare, pretrain, finetune, evaluate, with the defaults of the papers."""

@@ -1,4 +1,4 @@
-"""A run against the clock, repeated: what it read off its clock lies in its checkpoints."""
+"""Recorded progress of a run with a budget, so that it can be reproduced step by step."""
 
 import os
 from pathlib import Path
@@ -17,9 +17,9 @@ CHECKPOINTS_DIR = "checkpoints"
 
 
 def load_clock_history(settings: PretrainConfig, settings_source: Any, *, budget: Any = None) -> TrainState:
-    """Where a run begins: with what was read off the clock, where `given` is the run.json of a finished one.
+    """Return the initial state; with the recorded progress if `settings_source` is the run.json of a finished run.
 
-    Nothing where there is nothing to repeat: no budget, another one, or one that is asked for anew.
+    The state is empty where nothing is to be reproduced: no budget, a different one, or one passed explicitly.
     """
     if settings.train.budget is None or budget is not None or not isinstance(settings_source, str | os.PathLike):
         return TrainState()
@@ -27,18 +27,18 @@ def load_clock_history(settings: PretrainConfig, settings_source: Any, *, budget
         return TrainState()
     run = Path(settings_source) if Path(settings_source).is_dir() else Path(settings_source).parent
     if load_finished_run(run) is None:
-        return _warn_no_history(f"{run}: no finished run beside its settings")
+        return _warn_no_history(f"{run}: no finished run next to its settings")
     try:
-        found = CheckpointManager(run / CHECKPOINTS_DIR, on_warning=log.warn).find_latest({})
+        latest = CheckpointManager(run / CHECKPOINTS_DIR, on_warning=log.warn).find_latest({})
     except CheckpointError as fault:
         return _warn_no_history(str(fault))
-    if found is None or "history" not in found.groups:
-        return _warn_no_history(f"{run / CHECKPOINTS_DIR}: no checkpoint tells what it read off the clock")
-    state = read_state(found)
-    log.info(f"{run}: its {state.step:,} steps are repeated, however long they take")
+    if latest is None or "history" not in latest.groups:
+        return _warn_no_history(f"{run / CHECKPOINTS_DIR}: no checkpoint with recorded progress")
+    state = read_state(latest)
+    log.info(f"{run}: reproducing its {state.step:,} steps, regardless of their time")
     return TrainState(progress=state.progress, planned=[*state.phases[1:], state.step])
 
 
 def _warn_no_history(reason: str) -> TrainState:
-    log.warn(f"{reason}; this run goes against the clock anew")
+    log.warn(f"{reason}; this run follows its own clock")
     return TrainState()

@@ -1,4 +1,4 @@
-"""From a name and some data to the settings of a run: what the paper did, fitted to the data, the device and wishes."""
+"""Default settings of a run: those of the paper, fitted to the data, the device and the overrides."""
 
 import math
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ from pretune.runs.training_data import DataConfig
 from pretune.text.tokenizer import Tokenizer
 
 MAX_RATE = 2e-3
-"""Narrow models learn at higher rates than their paper's, but not at more than this (Adam)."""
+"""Narrow models train at higher rates than their paper's, up to this maximum (Adam)."""
 REFERENCE_BATCH_TOKENS = 131_072
-"""Tokens per step; a rate that a paper gives for more is lowered by the square root of the ratio."""
+"""Tokens per step; a paper's rate for larger batches is scaled by the square root of the ratio."""
 MAX_CPU_BATCH_TOKENS, MAX_CUDA_BATCH_TOKENS = 2048, 65_536
-"""Tokens per step, where the paper's are more."""
+"""Maximum default tokens per step."""
 RUN_FILE = "run.json"
 
 
@@ -42,53 +42,59 @@ def build_default_config(
     length: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> PretrainConfig:
-    """The settings of pre-training a model on data. `length` holds one of steps, tokens, epochs and budget.
+    """Build the settings for pre-training a model on data. `length` holds one of steps, tokens, epochs and budget.
 
-    `start` is a directory of weights to go on from: the model is then the one that is there. Changes are paths in the
-    tree (`train.lr`, `data.max_length`, `objective.scale_paper_rate`, `model.depth`) or settings of the family (`model.width`).
+    `start` is a directory of weights to initialize from, which also gives the model. Changes are paths in the settings
+    (`train.lr`, `data.max_length`, `objective.rate`, `model.depth`) or settings of the family (`model.width`).
     """
-    given, all_given = dict(changes or {}), dict(changes or {})
-    prepared = PreparedData.open(data)
-    tokenizer = Tokenizer.load(prepared.tokenizer)
+    overrides, all_overrides = dict(changes or {}), dict(changes or {})
+    prepared_data = PreparedData.open(data)
+    tokenizer = Tokenizer.load(prepared_data.tokenizer)
     model = _build_model_spec(
-        name, tokenizer, start, {path: given.pop(path) for path in [*given] if path.startswith("model.")}
+        name, tokenizer, start, {path: overrides.pop(path) for path in [*overrides] if path.startswith("model.")}
     )
     paper = _find_paper_training(name, model)
     if paper is None:
-        raise UsageError(f"no paper's way to train '{model.family}' is known; take a family that has one")
-    kinds = {path.removeprefix("objective."): given.pop(path) for path in [*given] if path.startswith("objective.")}
-    chosen = _build_objective(objective, paper)
+        raise UsageError(f"family '{model.family}' has no training defaults; choose another family")
+    kinds = {
+        path.removeprefix("objective."): overrides.pop(path) for path in [*overrides] if path.startswith("objective.")
+    }
+    objective_config = _build_objective(objective, paper)
     if kinds:
-        chosen = replace_in_section("objective", chosen, kinds)
-    model = replace_heads(model, chosen)
-    lengths = {f"train.{one}": given.pop(f"train.{one}") for one in LENGTHS if f"train.{one}" in given}
+        objective_config = replace_in_section("objective", objective_config, kinds)
+    model = replace_heads(model, objective_config)
+    lengths = {
+        f"train.{option}": overrides.pop(f"train.{option}") for option in LENGTHS if f"train.{option}" in overrides
+    }
     settings = PretrainConfig(
         model=model,
-        objective=chosen,
-        data=_build_data_config(prepared, paper, model),
+        objective=objective_config,
+        data=_build_data_config(prepared_data, paper, model),
         train=_build_train_config(paper, model, device, dict(length or {})),
     )
     if lengths and not length:
         lengths = {"train.epochs": None, **lengths}
     begin = {"train.start": None if start is None else str(start)}
-    settings = fit_schedule(settings.replace({**begin, **lengths, **given}), prepared.tokens, given)
-    knobs = {path for path in all_given if path.startswith("model.") and path.split(".")[1] not in get_fields(Model)}
-    return refuse_unused(settings, {path: value for path, value in all_given.items() if path not in knobs})
+    settings = fit_schedule(settings.replace({**begin, **lengths, **overrides}), prepared_data.tokens, overrides)
+    knobs = {
+        path for path in all_overrides if path.startswith("model.") and path.split(".")[1] not in get_fields(Model)
+    }
+    return refuse_unused(settings, {path: value for path, value in all_overrides.items() if path not in knobs})
 
 
 def explain_rate(settings: PretrainConfig) -> str:
-    """The learning rate of a run and its source, in a line."""
+    """Return one line with the learning rate and its source."""
     train = settings.train
     kind, family = config.get_kind(train.optimizer), settings.model.family
     training = FAMILIES.get(family).training if family in FAMILIES else None
     if training is None:
         return f"learning rate {train.lr:g} ({kind})"
-    own, paper = training.optimizer["kind"], compute_paper_rate(training, settings.model.width)
-    if kind != own and train.lr == type(train.optimizer)().lr:
-        return f"learning rate {train.lr:g}: the default of {kind}; the paper's, {paper:g} for this width, is for {own}"
-    if kind == own and train.lr == paper:
-        return f"learning rate {train.lr:g} ({kind}): the paper's, for this width and batch"
-    return f"learning rate {train.lr:g} ({kind}): as set"
+    paper_optimizer, paper = training.optimizer["kind"], compute_paper_rate(training, settings.model.width)
+    if kind != paper_optimizer and train.lr == type(train.optimizer)().lr:
+        return f"learning rate {train.lr:g}: default of {kind}; the paper's {paper:g} is for {paper_optimizer}"
+    if kind == paper_optimizer and train.lr == paper:
+        return f"learning rate {train.lr:g} ({kind}): from the paper, scaled to this width and batch size"
+    return f"learning rate {train.lr:g} ({kind}): from the settings"
 
 
 def _build_model_spec(name: str, tokenizer: Tokenizer, start: str | Path | None, changes: Mapping[str, Any]) -> Model:
@@ -96,7 +102,7 @@ def _build_model_spec(name: str, tokenizer: Tokenizer, start: str | Path | None,
         return set_special_tokens(catalog.resolve(name, {"vocab": tokenizer.vocab, **changes}), tokenizer)
     model = checkpoint.inspect_checkpoint(start)[0]
     if name and catalog.parse_name(name)[0] != model.family:
-        raise UsageError(f"{start}: a model of the family '{model.family}', not '{name}'; leave the name out")
+        raise UsageError(f"{start}: family '{model.family}', not '{name}'; remove the name")
     _check_vocabulary(model, tokenizer, start)
     if not changes:
         return model
@@ -104,11 +110,11 @@ def _build_model_spec(name: str, tokenizer: Tokenizer, start: str | Path | None,
 
 
 def set_special_tokens(model: Model, tokenizer: Tokenizer) -> Model:
-    """A model whose special tokens are the tokenizer's."""
-    found, eos = tokenizer.special, tokenizer.special.get("eos")
+    """Return the model with the special tokens of the tokenizer."""
+    roles, eos = tokenizer.special, tokenizer.special.get("eos")
     special = Special(
-        pad=found.get("pad"),
-        bos=found.get("bos"),
+        pad=roles.get("pad"),
+        bos=roles.get("bos"),
         eos=() if eos is None else (eos,),
         start=None if model.decoder is None else _find_start_token(model, tokenizer),
     )
@@ -116,17 +122,17 @@ def set_special_tokens(model: Model, tokenizer: Tokenizer) -> Model:
 
 
 def _find_start_token(model: Model, tokenizer: Tokenizer) -> int | None:
-    """What its decoder reads first: by the role that it has in the family's own vocabulary."""
-    special, found = model.special, tokenizer.special
-    if special.start is not None and special.start == special.pad and "pad" in found:
-        return found["pad"]
-    if special.start is not None and special.start in special.eos and "eos" in found:
-        return found["eos"]
-    return next((found[role] for role in ("bos", "cls", "pad", "eos") if role in found), None)
+    """Return the first decoder token, by its role in the family's own vocabulary."""
+    special, roles = model.special, tokenizer.special
+    if special.start is not None and special.start == special.pad and "pad" in roles:
+        return roles["pad"]
+    if special.start is not None and special.start in special.eos and "eos" in roles:
+        return roles["eos"]
+    return next((roles[role] for role in ("bos", "cls", "pad", "eos") if role in roles), None)
 
 
 def replace_heads(model: Model, objective: Objective) -> Model:
-    """The model with the heads that the objective trains, and without those it would leave as they were drawn."""
+    """Return the model with the heads that the objective trains, without those it would leave untrained."""
     if "generator-discriminator" in objective.shapes:
         return replace(model, pooler=None, pair=None, span=None)
     pairs = objective.pairs in ("other", "swapped")
@@ -142,7 +148,7 @@ def replace_heads(model: Model, objective: Objective) -> Model:
 
 
 def _build_head(model: Model) -> Head:
-    """Over the vocabulary, for a model that has none, as BERT's."""
+    """Return BERT's language-modelling head, for a model without one."""
     block = model.last_stack.blocks[0]
     return Head(bias="learned", transform=Transform(activation="gelu", norm=block.norms.post))
 
@@ -151,9 +157,13 @@ def _check_vocabulary(model: Model, tokenizer: Tokenizer, start: str | Path) -> 
     start = resolve_path(start)
     file = start / "tokenizer.json"
     if tokenizer.vocab > model.vocab:
-        raise CheckpointError(f"{start}: has {model.vocab} tokens, and the data's tokenizer {tokenizer.vocab}")
+        raise CheckpointError(
+            f"{start}: vocabulary of {model.vocab} tokens, but the data's tokenizer has {tokenizer.vocab}"
+        )
     if file.is_file() and Tokenizer.load(start).sha256 != tokenizer.sha256:
-        raise CheckpointError(f"{file}: not the tokenizer of the data; prepare the text with --tokenizer {start}")
+        raise CheckpointError(
+            f"{file}: differs from the tokenizer of the data; prepare the text with --tokenizer {start}"
+        )
 
 
 def _build_objective(name: str | None, paper: PaperDefaults) -> Objective:
@@ -163,7 +173,7 @@ def _build_objective(name: str | None, paper: PaperDefaults) -> Objective:
 
 
 def _find_paper_training(name: str, model: Model) -> PaperDefaults | None:
-    """Return how the paper trained a model: its size where the name says one."""
+    """Return the paper's training settings, of the size in the name if there is one."""
     if model.family not in FAMILIES:
         return None
     return FAMILIES.get(model.family).get_training(catalog.parse_name(name)[1] if name else None)
@@ -184,34 +194,36 @@ def _build_data_config(data: PreparedData, paper: PaperDefaults, model: Model) -
 
 
 def scale_paper_rate(paper: PaperDefaults, width: int) -> float:
-    """The learning rate of a model of some width: as the paper's, for its width and for steps of a usual size."""
-    if paper.width is None:  # the optimiser scales by itself
+    """Return the paper's learning rate scaled to a width and the reference batch size."""
+    if paper.width is None:  # the optimizer scales it
         return paper.lr
-    usual = paper.lr * min(1.0, math.sqrt(REFERENCE_BATCH_TOKENS / paper.batch_tokens))
+    scaled_rate = paper.lr * min(1.0, math.sqrt(REFERENCE_BATCH_TOKENS / paper.batch_tokens))
     return (
-        max(usual, min(usual * paper.width / width, MAX_RATE)) if width < paper.width else usual * paper.width / width
+        max(scaled_rate, min(scaled_rate * paper.width / width, MAX_RATE))
+        if width < paper.width
+        else scaled_rate * paper.width / width
     )
 
 
 def compute_paper_rate(paper: PaperDefaults, width: int) -> float:
-    """The same in three digits."""
+    """Return `scale_paper_rate` with three significant digits."""
     return float(f"{scale_paper_rate(paper, width):.3g}")
 
 
 def _build_train_config(paper: PaperDefaults, model: Model, device: str, length: dict[str, Any]) -> TrainConfig:
     lr = compute_paper_rate(paper, model.width)
-    most = MAX_CPU_BATCH_TOKENS if device == "cpu" else MAX_CUDA_BATCH_TOKENS
+    max_tokens = MAX_CPU_BATCH_TOKENS if device == "cpu" else MAX_CUDA_BATCH_TOKENS
     tree = {
         "lr": lr,
         "optimizer": {**paper.optimizer, "lr": lr},
         "schedule": dict(paper.schedule),
-        "batch_tokens": min(paper.batch_tokens, most),
+        "batch_tokens": min(paper.batch_tokens, max_tokens),
         **(length or {"epochs": 1.0}),
     }
     return config.from_dict(TrainConfig, config.specs.to_plain(tree), location="train")
 
 
 def read_run_config(run: str | Path) -> PretrainConfig:
-    """The settings of a run that exists."""
+    """Read the settings of an existing run."""
     file = Path(run) / RUN_FILE if Path(run).is_dir() else Path(run)
     return PretrainConfig.from_dict(io.read_json(file, CheckpointError), source=str(file))

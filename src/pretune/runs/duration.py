@@ -1,4 +1,4 @@
-"""How long a run is, and a schedule of the learning rate that fits into it."""
+"""Length of a run, and a learning rate schedule that fits into it."""
 
 import math
 import re
@@ -11,31 +11,33 @@ from pretune.runs.config import PretrainConfig, TrainConfig
 from pretune.training.schedules import InverseSquareRoot
 
 LENGTHS = ("steps", "tokens", "epochs", "budget")
-"""What says how long a run is: one of them."""
+"""Options for the length of a run, of which one is set."""
 CLOCK_WARMUP, CLOCK_DECAY = 0.05, 0.2
-"""Shares of a run against the clock: of its rise where the paper has steps, of its fall where the paper has none."""
+"""Shares of a run with a budget: warm-up where the paper has steps, decay where the paper has none."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)\s*(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])\s*")
 
 
 def parse_duration(text: str) -> float:
-    """A length of time as people write it; a number without its unit could be minutes or seconds, and is refused.
+    """Parse a duration into seconds; a number without a unit is ambiguous and raises.
 
     >>> parse_duration("10m"), parse_duration("90s"), parse_duration("5 min"), parse_duration("1h30m")
     (600.0, 90.0, 300.0, 5400.0)
     """
-    written = text.strip()
-    parts = _PART.findall(written)
-    found = sum(float(number) * _UNITS[unit[0]] for number, unit in parts)
-    if _PART.sub("", written) or not 0 < found < math.inf:
-        number = re.fullmatch(r"\d*\.?\d+", written) is not None and float(written) > 0
-        units = f"{written[:20]}m for minutes, {written[:20]}s for seconds" if number else "90s, 10m or 1.5h"
-        raise UsageError(f"cannot read the time '{text[:40]}'; write {units}")
-    return found
+    stripped_text = text.strip()
+    parts = _PART.findall(stripped_text)
+    seconds = sum(float(number) * _UNITS[unit[0]] for number, unit in parts)
+    if _PART.sub("", stripped_text) or not 0 < seconds < math.inf:
+        number = re.fullmatch(r"\d*\.?\d+", stripped_text) is not None and float(stripped_text) > 0
+        units = (
+            f"{stripped_text[:20]}m for minutes, {stripped_text[:20]}s for seconds" if number else "90s, 10m or 1.5h"
+        )
+        raise UsageError(f"invalid duration '{text[:40]}'; use {units}")
+    return seconds
 
 
 def estimate_steps(train: TrainConfig, tokens: int) -> int | None:
-    """About how many steps a run on so many tokens of data has; None where the clock decides."""
+    """Estimate the steps of a run on data of `tokens` tokens; None if the budget decides."""
     if train.budget is not None:
         return None
     if train.steps is not None:
@@ -45,11 +47,11 @@ def estimate_steps(train: TrainConfig, tokens: int) -> int | None:
 
 
 def fit_schedule(settings: PretrainConfig, tokens: int, fixed_paths: Collection[str]) -> PretrainConfig:
-    """The settings with a schedule that fits into the run, on data of so many tokens; what was `given` stays.
+    """Return the settings with a schedule that fits into the run; `fixed_paths` stay unchanged.
 
-    Papers count in steps, and most of them took a million. A warm-up, or the time at the peak before an inverse square
-    root, takes at most a tenth of the run. Against the clock a warm-up is a twentieth of the time, and whatever the
-    schedule, it comes down to zero at the bell.
+    Papers count in steps, and most trained for a million. A warm-up, or the hold before an inverse square root decay,
+    takes at most a tenth of the run. With a budget, warm-up takes a twentieth of the time, and every schedule reaches
+    zero when the budget ends.
     """
     if "train.schedule" in fixed_paths:
         return settings
@@ -67,5 +69,5 @@ def fit_schedule(settings: PretrainConfig, tokens: int, fixed_paths: Collection[
     else:
         changes = {"warmup": CLOCK_WARMUP} if tree.get("warmup", 0) >= 1 else {}
         changes |= {"floor": 0.0} if tree.get("floor") else {}
-    found = {f"train.schedule.{name}": value for name, value in changes.items()}
-    return settings.replace({path: value for path, value in found.items() if path not in fixed_paths})
+    overrides = {f"train.schedule.{name}": value for name, value in changes.items()}
+    return settings.replace({path: value for path, value in overrides.items() if path not in fixed_paths})

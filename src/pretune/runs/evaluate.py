@@ -1,11 +1,11 @@
-"""`pt.evaluate`: how good a model is at anything it can be asked, fine-tuned for it or not.
+"""`pt.evaluate`: perplexity, zero-shot and few-shot tasks, embeddings, and fine-tuned runs.
 
-    evaluate("runs/small", "blimp,lambada")                    # as it is
-    evaluate("runs/small", "boolq,copa", shots=[0, 1, 32])     # with solved examples before each question
+    evaluate("runs/small", "blimp,lambada")                    # without fine-tuning
+    evaluate("runs/small", "boolq,copa", shots=[0, 1, 32])     # with in-context examples
     evaluate("runs/small", text=["held-out.txt"])              # perplexity
-    evaluate("runs/small-sst2", "sst2")                        # a fine-tuned run, by its head
+    evaluate("runs/small-sst2", "sst2")                        # a fine-tuned run, with its task head
 
-Who does the work depends on what the task asks for and on whether the model was fine-tuned for a task.
+The evaluator depends on the kind of the task and on whether the model was fine-tuned for a task.
 """
 
 import os
@@ -24,7 +24,7 @@ from pretune.core.errors import CheckpointError, DataError, UsageError, suggest
 from pretune.core.hub import is_hub, resolve_path
 from pretune.evaluation.cloze import evaluate_cloze, read_blanks
 from pretune.evaluation.few_shot import FewShotConfig, evaluate_few_shot
-from pretune.evaluation.generative import KINDS as WRITTEN
+from pretune.evaluation.generative import KINDS as GENERATIVE_KINDS
 from pretune.evaluation.generative import evaluate_generation
 from pretune.evaluation.minimal_pairs import evaluate_bias_pairs, evaluate_minimal_pairs
 from pretune.evaluation.pair_files import read_bias_pairs, read_pair_folder, read_pairs
@@ -42,31 +42,31 @@ from pretune.text.corpora import open_corpus
 from pretune.training.records import RunFile
 
 FILE_TASKS = ("minimal_pairs", "bias_pairs", "cloze", "scored_pairs", "triplets")
-"""Tasks that are a file of one's own, given as `data`."""
+"""Tasks whose data is the user's file, passed as `data`."""
 
 ProgressCallback = Callable[[str, int, int], None]
-"""Told the task, how much of it is done, and of how much."""
+"""Callback with the task, the finished count and the total."""
 
 T = TypeVar("T")
 
 
 class EvaluateOptions(TypedDict, total=False):
-    """What else can be said; each has a default that fits most."""
+    """Options of `evaluate`; all have defaults."""
 
     split: str | None
-    limit: int | None  # so many examples
-    seed: int  # of the shots, and of a limit
+    limit: int | None  # maximum number of examples
+    seed: int  # of the shots and of the limit
     order: str  # of the lines of `evaluate_minimal_pairs`: good-first or bad-first
-    window: int | None  # tokens of a window, of a perplexity
-    stride: int | None  # of which so many are judged
+    window: int | None  # of perplexity, in tokens
+    stride: int | None  # scored tokens per window
     prompt: str | None  # with {text}, {pair} and {answer}
-    text_to_text: bool  # an encoder-decoder is asked as T5 was trained
-    length: str | None  # how answers are compared: sum, token or byte
+    text_to_text: bool  # T5's templates, for encoder-decoders
+    length: str | None  # length normalization of answers: sum, token or byte
     calibrate: bool
-    show: bool  # give the prompt of the first example
-    base: str | os.PathLike[str] | None  # where the base model of an adapter is now
-    words: bool  # later pieces of a word are masked with earlier ones (encoders)
-    precision: Literal["float32", "bfloat16"] | None  # of the body; bfloat16 on a GPU where it is None
+    show: bool  # return the prompt of the first example
+    base: str | os.PathLike[str] | None  # base model of an adapter
+    words: bool  # mask whole words (encoders)
+    precision: Literal["float32", "bfloat16"] | None  # None: bfloat16 on a GPU
 
 
 def evaluate(
@@ -80,36 +80,35 @@ def evaluate(
     on_progress: ProgressCallback | None = None,
     **options: Unpack[EvaluateOptions],
 ) -> list[EvaluationResult]:
-    """Results in the order asked for: perplexity of `text`, then tasks, each with each number of shots.
+    """Return results in the requested order: perplexity of `text`, then tasks, each with each number of shots.
 
-    `evaluate_task` names tasks of `pretune list tasks` (several with commas), or is one; "minimal_pairs", "bias_pairs",
-    "cloze", "scored_pairs" and "triplets" are files of one's own, given as `data`, which is otherwise where tasks lie.
-    A run that was fine-tuned is judged by its head, unless `shots` says that it is to be prompted; on what it was
-    fine-tuned for, where nothing is named.
+    `task` names tasks of `pretune list tasks` (comma-separated), or is a Task; "minimal_pairs", "bias_pairs", "cloze",
+    "scored_pairs" and "triplets" take the user's file as `data`, which otherwise is the directory of task data. A
+    fine-tuned run is evaluated with its task head, unless `shots` asks for prompts; by default on its own task.
     """
     work = _Evaluation(model, device, data, on_progress, options)
     tasks = _parse_tasks(task) or ([] if text else work.finetuned_tasks)
     if not tasks and not text:
         if work.run is not None:
             raise UsageError(
-                f"{work.run}: was fine-tuned on a table, and {work.run / 'scores.json'} has its scores; give another "
-                "table to judge it by (--test FILE), or name a task (--task)"
+                f"{work.run}: fine-tuned on a table, with scores in {work.run / 'scores.json'}; pass another "
+                "table (--test FILE) or a task (--task)"
             )
         raise UsageError(
-            "nothing to evaluate on; name a task (--task, see `pretune list tasks`), or give a text (--text FILE) or a "
-            "table (--test FILE)"
+            "nothing to evaluate; pass a task (--task, see `pretune list tasks`), a text (--text FILE) or a table "
+            "(--test FILE)"
         )
     counts: list[int | None] = [None] if shots is None else [shots] if isinstance(shots, int) else [*shots]
     files = [text] if isinstance(text, str | os.PathLike) else [*text]
-    found = [_run_timed(lambda: work.compute_perplexity(files))] if files else []
-    for each in tasks:
-        if _accepts_shots(each):
-            found += [_run_timed(partial(work.evaluate_task, each, count)) for count in counts]
+    results = [_run_timed(lambda: work.compute_perplexity(files))] if files else []
+    for entry in tasks:
+        if _accepts_shots(entry):
+            results += [_run_timed(partial(work.evaluate_task, entry, count)) for count in counts]
             continue
-        alone = _run_timed(partial(work.evaluate_task, each, None))
-        unread = ("it is judged without a prompt, so there were no shots",) if any(counts) else ()
-        found.append(replace(alone, notes=(*alone.notes, *unread)))
-    return [*found, *compute_averages(found)]
+        result = _run_timed(partial(work.evaluate_task, entry, None))
+        unused_shots = ("scored without a prompt; shots are ignored",) if any(counts) else ()
+        results.append(replace(result, notes=(*result.notes, *unused_shots)))
+    return [*results, *compute_averages(results)]
 
 
 def compute_averages(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
@@ -120,54 +119,54 @@ def compute_averages(results: Sequence[EvaluationResult]) -> list[EvaluationResu
     counts = {result.shots: None for result in results}
     if len(counts) > 1:
         counts.pop(None, None)
-    found: dict[tuple[str, int | None], EvaluationResult] = {}
+    averages: dict[tuple[str, int | None], EvaluationResult] = {}
     for shots in counts:
         scores = {result.task: result.scores for result in results if result.shots in (shots, None)}
         for suite, value in compute_suite_averages(scores).items():
             members = collect_suite_scores(suite, scores)
-            count = shots if any(each.shots is not None for each in results if each.task in members) else None
-            found[suite, count] = EvaluationResult(
+            count = shots if any(outcome.shots is not None for outcome in results if outcome.task in members) else None
+            averages[suite, count] = EvaluationResult(
                 task=f"{suite} average",
                 scores={"average": value},
                 shots=count,
                 groups=members,
                 counts={"tasks": len(members)},
             )
-    return [*found.values()]
+    return [*averages.values()]
 
 
 def _accepts_shots(task: str | Task) -> bool:
-    """Whether there may be shots before its questions."""
+    """Return whether a task accepts in-context examples."""
     if isinstance(task, str) and task in FILE_TASKS:
         return False
     kind = (TASKS.get(task) if isinstance(task, str) else task).kind
-    return kind in ("classification", "pair", "choice", *WRITTEN)
+    return kind in ("classification", "pair", "choice", *GENERATIVE_KINDS)
 
 
 def _run_timed(compute: Callable[[], EvaluationResult]) -> EvaluationResult:
-    """A result with the seconds that it took."""
-    begun = time.monotonic()
-    return replace(compute(), seconds=round(time.monotonic() - begun, 3))
+    """Return a result with its wall-clock seconds."""
+    start = time.monotonic()
+    return replace(compute(), seconds=round(time.monotonic() - start, 3))
 
 
 def _parse_tasks(task: str | Task | Sequence[str | Task]) -> list[str | Task]:
-    """Tasks by name or as values; a name that is not known is refused before anything is loaded."""
-    given = [task] if isinstance(task, str | Task) else [*task]
-    found: list[str | Task] = []
-    for each in given:
-        for name in [each] if isinstance(each, Task) else [part.strip() for part in each.split(",") if part.strip()]:
+    """Return tasks by name or value; unknown names raise before anything is loaded."""
+    entries = [task] if isinstance(task, str | Task) else [*task]
+    tasks: list[str | Task] = []
+    for entry in entries:
+        for name in [entry] if isinstance(entry, Task) else [part.strip() for part in entry.split(",") if part.strip()]:
             if isinstance(name, str) and name not in TASKS and name not in FILE_TASKS:
                 raise UsageError(
-                    f"unknown task '{name[:60]}'{suggest(name, [*TASKS, *FILE_TASKS])} (`pretune list tasks` shows all; "
-                    f"a table of your own: --test FILE; files of other kinds: {', '.join(FILE_TASKS)})"
+                    f"unknown task '{name[:60]}'{suggest(name, [*TASKS, *FILE_TASKS])} (see `pretune list tasks`; "
+                    f"your own table: --test FILE; other files: {', '.join(FILE_TASKS)})"
                 )
-            found.append(name)
-    return found
+            tasks.append(name)
+    return tasks
 
 
 @dataclass(slots=True)
 class _Evaluation:
-    """A model, loaded when it is needed, and what was said of how to ask it."""
+    """Lazily loaded model, with the options of the evaluation."""
 
     model_or_path: str | os.PathLike[str] | nn.Module
     device: str | None
@@ -178,13 +177,13 @@ class _Evaluation:
 
     @property
     def base(self) -> Path | None:
-        """The directory of an adapter's base model, where it is given."""
-        given = self.options.get("base")
-        return None if given is None else resolve_path(given)
+        """Directory of an adapter's base model, if set."""
+        base = self.options.get("base")
+        return None if base is None else resolve_path(base)
 
     @property
     def run(self) -> Path | None:
-        """The directory of a fine-tuned run, where it is one."""
+        """Directory of a fine-tuned run, or None for other models."""
         path = (
             None
             if isinstance(self.model_or_path, nn.Module) or is_hub(self.model_or_path)
@@ -194,17 +193,17 @@ class _Evaluation:
 
     @property
     def finetuned_tasks(self) -> list[str | Task]:
-        """Those tasks of ours that a run was fine-tuned for."""
+        """Registered tasks that the run was fine-tuned for."""
         return [] if self.run is None else [name for name in SavedTask.read(self.run).name.split(",") if name in TASKS]
 
     @property
     def finetuned_kinds(self) -> frozenset[str]:
-        """The kinds of tasks that a run was fine-tuned for."""
+        """Kinds of tasks that the run was fine-tuned for."""
         return frozenset() if self.run is None else SavedTask.read(self.run).kinds
 
     @property
     def pretrained_length(self) -> int | None:
-        """How long the sequences were that a run was pre-trained on, where it is one of ours."""
+        """Sequence length of the run's pre-training, if known."""
         if (
             isinstance(self.model_or_path, nn.Module)
             or is_hub(self.model_or_path)
@@ -216,7 +215,7 @@ class _Evaluation:
 
     @property
     def model(self) -> nn.Module:
-        """The model in memory."""
+        """The loaded model."""
         if self.loaded_model is None:
             if isinstance(self.model_or_path, nn.Module):
                 self.loaded_model = (
@@ -233,11 +232,11 @@ class _Evaluation:
         return ScoringConfig(rest=self.options.get("words", True), precision=precision)
 
     def bind_progress(self, name: str) -> Callable[[int, int], None] | None:
-        tell = self.on_progress
-        return None if tell is None else lambda done, of: tell(name, done, of)
+        report = self.on_progress
+        return None if report is None else lambda count, total: report(name, count, total)
 
     def compute_perplexity(self, text: Sequence[str | os.PathLike[str]]) -> EvaluationResult:
-        texts = [document.text for document in open_corpus([os.fspath(one) for one in text]).read_documents()]
+        texts = [document.text for document in open_corpus([os.fspath(path) for path in text]).read_documents()]
         return evaluate_perplexity(
             self.model,
             texts,
@@ -249,106 +248,122 @@ class _Evaluation:
         )
 
     def evaluate_task(self, task: str | Task, shots: int | None) -> EvaluationResult:
-        """One task, by whoever can do it."""
+        """Evaluate one task with the evaluator of its kind."""
         if isinstance(task, str) and task in FILE_TASKS:
             return self.evaluate_file(task)
         if self.data is not None and Path(self.data).is_file():
-            raise UsageError(f"--data {self.data} is a file, which only {', '.join(FILE_TASKS)} read; give a directory")
-        found = TASKS.get(task) if isinstance(task, str) else task
-        if found.kind in ("pairs", "cloze"):
-            return self.score_task(found)
-        if found.kind in ("retrieval", "regression") and found.kind not in self.finetuned_kinds:
-            return self.evaluate_embeddings(found)
+            raise UsageError(
+                f"--data {self.data} is a file, which only {', '.join(FILE_TASKS)} support; pass a directory"
+            )
+        task_spec = TASKS.get(task) if isinstance(task, str) else task
+        if task_spec.kind in ("pairs", "cloze"):
+            return self.score_task(task_spec)
+        if task_spec.kind in ("retrieval", "regression") and task_spec.kind not in self.finetuned_kinds:
+            return self.evaluate_embeddings(task_spec)
         if self.run is not None and shots is None:
             return self.evaluate_finetuned(self.run, task)
-        work = evaluate_generation if found.kind in WRITTEN else evaluate_few_shot
+        work = evaluate_generation if task_spec.kind in GENERATIVE_KINDS else evaluate_few_shot
         return work(
-            self.model, found, shots or 0, self.few_shot_config, self.scoring_config, self.bind_progress(found.name)
+            self.model,
+            task_spec,
+            shots or 0,
+            self.few_shot_config,
+            self.scoring_config,
+            self.bind_progress(task_spec.name),
         )
 
     def evaluate_embeddings(self, task: Task) -> EvaluationResult:
-        """Similarity and retrieval; a directory is given as it is, for it may say how vectors are made."""
+        """Evaluate similarity or retrieval; a directory is passed as a path, since it may configure its pooling."""
         from pretune.evaluation.retrieval import BASELINE, evaluate_retrieval
         from pretune.evaluation.similarity import evaluate_similarity
 
-        given = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
-        tell, device = self.bind_progress(task.name), None if self.device is None else resolve_device(self.device)
+        model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
+        report, device = self.bind_progress(task.name), None if self.device is None else resolve_device(self.device)
         if task.kind == "retrieval":
-            found = evaluate_retrieval(given, task, data=self.data, on_progress=tell, device=device)
-            found[BASELINE] = evaluate_retrieval(BASELINE, task, data=self.data)["ndcg"]  # the simple way, beside it
+            metrics = evaluate_retrieval(model, task, data=self.data, on_progress=report, device=device)
+            metrics[BASELINE] = evaluate_retrieval(BASELINE, task, data=self.data)["ndcg"]  # the baseline
         else:
             split, limit = self.options.get("split"), self.options.get("limit")
-            found = evaluate_similarity(
-                given, task, data=self.data, split=split, limit=limit, on_progress=tell, device=device
+            metrics = evaluate_similarity(
+                model, task, data=self.data, split=split, limit=limit, on_progress=report, device=device
             )
-        whole = task.kind == "retrieval" and self.options.get("limit") is not None
-        notes = ("a limit is not for retrieval: all was read",) if whole else ()
-        return replace(_build_result(task.name, found), notes=notes)
+        ignores_limit = task.kind == "retrieval" and self.options.get("limit") is not None
+        notes = ("limit is ignored for retrieval",) if ignores_limit else ()
+        return replace(_build_result(task.name, metrics), notes=notes)
 
     def evaluate_file(self, name: str) -> EvaluationResult:
-        """A file of one's own."""
+        """Evaluate the user's file."""
         if self.data is None:
-            raise UsageError(f"{name} is a file of your own; give it with --data FILE")
-        path, limit, tell = Path(self.data), self.options.get("limit"), self.bind_progress(name)
+            raise UsageError(f"{name} needs a file; pass it with --data FILE")
+        path, limit, report = Path(self.data), self.options.get("limit"), self.bind_progress(name)
         if name in ("scored_pairs", "triplets"):
             return self.evaluate_similarity(name, path)
         if name == "bias_pairs":
             return evaluate_bias_pairs(
-                self.model, subsample([*read_bias_pairs(path)], limit), self.scoring_config, on_progress=tell
+                self.model, subsample([*read_bias_pairs(path)], limit), self.scoring_config, on_progress=report
             )
         if name == "cloze":
             return evaluate_cloze(
-                self.model, subsample(read_blanks(path), limit), self.scoring_config, name=name, on_progress=tell
+                self.model, subsample(read_blanks(path), limit), self.scoring_config, name=name, on_progress=report
             )
         order = self.options.get("order", "good-first")
-        pairs, skipped = read_pair_folder(path, order) if path.is_dir() else (read_pairs(path, order), [])
-        found = evaluate_minimal_pairs(self.model, subsample(pairs, limit), self.scoring_config, on_progress=tell)
-        return replace(found, notes=(f"skipped, no pairs: {', '.join(skipped)}",)) if skipped else found
+        pairs, skipped_files = read_pair_folder(path, order) if path.is_dir() else (read_pairs(path, order), [])
+        result = evaluate_minimal_pairs(self.model, subsample(pairs, limit), self.scoring_config, on_progress=report)
+        return (
+            replace(result, notes=(f"skipped files without pairs: {', '.join(skipped_files)}",))
+            if skipped_files
+            else result
+        )
 
     def evaluate_similarity(self, name: str, path: Path) -> EvaluationResult:
-        """Texts whose vectors are compared: with people's scores, or which of two is nearer."""
+        """Compare embeddings of texts: correlation with gold scores, or triplet accuracy."""
         from pretune.evaluation.similarity import compute_cosines, correlate, triplet_accuracy
         from pretune.runs.embedding.pair_dataset import read_dataset
 
-        lessons = read_dataset(train=path)
-        if (name == "triplets") != (lessons.columns == 3) or (name == "scored_pairs") != lessons.is_scored:
-            wanted = "anchor, positive and negative" if name == "triplets" else "sentence1, sentence2 and score"
-            raise DataError(f"{path}: {name} are a table with the columns {wanted}")
-        given = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
-        ready = build_embedder(given, device=None if self.device is None else resolve_device(self.device))
-        kept = subsample([*zip(lessons.texts, lessons.gold, strict=True)], self.options.get("limit"))
+        dataset = read_dataset(train=path)
+        if (name == "triplets") != (dataset.columns == 3) or (name == "scored_pairs") != dataset.is_scored:
+            columns = "anchor, positive and negative" if name == "triplets" else "sentence1, sentence2 and score"
+            raise DataError(f"{path}: {name} needs a table with the columns {columns}")
+        model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
+        ready = build_embedder(model, device=None if self.device is None else resolve_device(self.device))
+        rows = subsample([*zip(dataset.texts, dataset.gold, strict=True)], self.options.get("limit"))
         if name == "triplets":
-            return _build_result(name, triplet_accuracy(ready, [(one, near, far) for (one, near, far), _ in kept]))
-        near = compute_cosines(ready, [(one, other) for (one, other), _ in kept], on_progress=self.bind_progress(name))
-        return _build_result(name, {"pairs": len(kept), **correlate([gold for _, gold in kept], near)})
+            return _build_result(
+                name,
+                triplet_accuracy(ready, [(anchor, positive, negative) for (anchor, positive, negative), _ in rows]),
+            )
+        similarities = compute_cosines(
+            ready, [(first, second) for (first, second), _ in rows], on_progress=self.bind_progress(name)
+        )
+        return _build_result(name, {"pairs": len(rows), **correlate([gold for _, gold in rows], similarities)})
 
     def score_task(self, task: Task) -> EvaluationResult:
-        """Tasks for language models as they are."""
-        there = task.find_available(self.data)
-        split = self.options.get("split") or ("test" if "test" in there or not there else next(iter(there)))
+        """Score minimal pairs or cloze with the language model."""
+        available = task.find_available(self.data)
+        split = self.options.get("split") or ("test" if "test" in available or not available else next(iter(available)))
         examples = subsample([*task.read(split, self.data)], self.options.get("limit"))
         work = evaluate_minimal_pairs if task.kind == "pairs" else evaluate_cloze
-        found = work(
+        result = work(
             self.model, examples, self.scoring_config, name=task.name, on_progress=self.bind_progress(task.name)
         )
-        return replace(found, split=split)
+        return replace(result, split=split)
 
     def evaluate_finetuned(self, run: Path, task: str | Task) -> EvaluationResult:
         from pretune.runs.finetune.finetuned_run import evaluate_run
 
-        split, most = self.options.get("split"), self.options.get("limit")
-        told = evaluate_run(
-            run, task=task, data=self.data, split=split, max_examples=most, device=self.device, base=self.base
+        split, limit = self.options.get("split"), self.options.get("limit")
+        scores = evaluate_run(
+            run, task=task, data=self.data, split=split, max_examples=limit, device=self.device, base=self.base
         )
-        counts = {"examples": told["examples"]}
-        notes = tuple(told["notes"])
+        counts = {"examples": scores["examples"]}
+        notes = tuple(scores["notes"])
         return EvaluationResult(
-            task=told["task"], split=told["split"], scores=told["scores"], counts=counts, notes=notes
+            task=scores["task"], split=scores["split"], scores=scores["scores"], counts=counts, notes=notes
         )
 
     @property
     def few_shot_config(self) -> FewShotConfig:
-        """How a task is put in words."""
+        """Prompting options of a task."""
         return FewShotConfig(
             data=self.data,
             split=self.options.get("split"),
@@ -363,7 +378,7 @@ class _Evaluation:
 
 
 def subsample(examples: list[T], limit: int | None) -> list[T]:
-    """So many of them, evenly spread.
+    """Return `limit` evenly spaced examples.
 
     >>> subsample(list(range(10)), 4)
     [0, 2, 5, 7]
@@ -371,12 +386,12 @@ def subsample(examples: list[T], limit: int | None) -> list[T]:
     if limit is None or limit >= len(examples):
         return examples
     if limit < 1:
-        raise UsageError(f"a limit must be 1 or more, found {limit}")
-    return [examples[at * len(examples) // limit] for at in range(limit)]
+        raise UsageError(f"limit must be at least 1, got {limit}")
+    return [examples[place * len(examples) // limit] for place in range(limit)]
 
 
 def _build_result(name: str, metrics: Mapping[str, Any]) -> EvaluationResult:
-    """A result out of what similarity and retrieval give: numbers that are whole are counts."""
+    """Build a result from metrics of similarity and retrieval; integers are counts."""
     numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
     groups = {key: _find_headline(value) for key, value in metrics.get("groups", {}).items()}
     return EvaluationResult(
@@ -389,5 +404,5 @@ def _build_result(name: str, metrics: Mapping[str, Any]) -> EvaluationResult:
 
 
 def _find_headline(metrics: Mapping[str, Any]) -> float:
-    """The headline among what is told of a part: the first number that is no count."""
+    """Return the headline of a group: the first number that is not a count."""
     return next(value for value in metrics.values() if isinstance(value, float))

@@ -1,7 +1,7 @@
 """Answers extracted from retrieved passages: a run fine-tuned for spans (SQuAD) reads each hit (Chen et al., 2017).
 
-run = extractive_run("runs/squad2")                       # None where it is no such run
-extract_answers(run, questions, index.search(questions))  # Extracted(text, score, hit, span) for each question
+run = load_extractive_run("runs/squad2")                  # None for any other run
+extract_answers(run, questions, index.search(questions))  # ExtractedAnswer(text, score, hit, span) each
 """
 
 import os
@@ -19,7 +19,7 @@ from pretune.tasks.example import Example
 
 
 class ExtractedAnswer(NamedTuple):
-    """An answer, its score, its passage, and its place there in characters; an empty text is no answer."""
+    """Answer with its score, passage, and character span there; an empty text is no answer."""
 
     text: str
     score: float | None
@@ -28,7 +28,7 @@ class ExtractedAnswer(NamedTuple):
 
 
 def load_extractive_run(path: str | os.PathLike[str], *, device: str | None = None) -> FinetunedRun | None:
-    """Return a fine-tuned run that marks spans in passages; None for any other model, also one that writes answers."""
+    """Return a run fine-tuned to extract spans; None for any other model, also a generative one."""
     if is_hub(path) or not (Path(path) / TASK_FILE).is_file():
         return None
     run = FinetunedRun.open(path, device=device)
@@ -45,21 +45,21 @@ def extract_answers(
 ) -> list[ExtractedAnswer]:
     """Return the best span among the hits of each question.
 
-    A run that knows of questions without an answer (SQuAD 2.0) compares passages by how much the span scores above no
-    answer, and gives none where none is in any passage. Others compare the scores of spans: logits of start plus end.
+    A run with unanswerable questions (SQuAD 2.0) ranks passages by the margin of the span over no answer, and returns
+    none if no passage has one. Others rank by span score: start plus end logits.
     """
-    asked = [(number, hit) for number, found in enumerate(hits) for hit in found]
-    examples = [Example(text=questions[number], pair=hit.text) for number, hit in asked]
-    said = run.load_predictor().predict(examples) if examples else []
+    candidates = [(number, hit) for number, query_hits in enumerate(hits) for hit in query_hits]
+    examples = [Example(text=questions[number], pair=hit.text) for number, hit in candidates]
+    predictions = run.load_predictor().predict(examples) if examples else []
     may_lack = "squad2" in run.load_predictor().task.metrics
     best: list[ExtractedAnswer] = [ExtractedAnswer("", None, None, None)] * len(questions)
-    for (number, hit), one in zip(asked, said, strict=True):
-        if not one.text or one.span is None:
+    for (number, hit), prediction in zip(candidates, predictions, strict=True):
+        if not prediction.text or prediction.span is None:
             continue
-        score = _score(one, may_lack)
-        before = best[number].score
-        if before is None or score > before:
-            best[number] = ExtractedAnswer(one.text, score, hit, one.span)
+        score = _score(prediction, may_lack)
+        best_score = best[number].score
+        if best_score is None or score > best_score:
+            best[number] = ExtractedAnswer(prediction.text, score, hit, prediction.span)
     return best
 
 

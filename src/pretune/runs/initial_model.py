@@ -1,4 +1,4 @@
-"""The model that a run begins with: new weights, or those of another run or of a Hugging Face directory (`--from`)."""
+"""Initial model of a run: new weights, or those of a run or Hugging Face directory (`--from`)."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ BODY_PREFIXES = ("tokens.", "encoder.", "decoder.")
 
 
 def build_initial_model(spec: trained_model.AnySpec, settings: PretrainConfig, ranks: Ranks, *, resume: bool) -> Any:
-    """As the settings ask for it; a resumed run has weights of its own."""
+    """Build the model of the settings; a resumed run restores its weights later."""
     train = settings.train
     model: Any = trained_model.build_any(spec, seed=train.seed, device=ranks.device)
     if train.start is not None and not resume:
@@ -29,7 +29,7 @@ def build_initial_model(spec: trained_model.AnySpec, settings: PretrainConfig, r
 
 
 def configure_model(model: Any, train: TrainConfig, ranks: Ranks) -> Any:
-    """A model that computes as a run's settings ask: attention backend, bits, precision of the stream."""
+    """Apply the settings to a model: attention backend, activation checkpointing, determinism, residual dtype."""
     model.attention_backend = train.attention_backend
     if ranks.device.type == "cuda" and train.deterministic:
         enable_determinism()
@@ -44,49 +44,49 @@ def configure_model(model: Any, train: TrainConfig, ranks: Ranks) -> Any:
 
 
 def resolve_precision(train: TrainConfig, ranks: Ranks) -> torch.dtype | None:
-    """What autocast computes in; None: fp32."""
-    wish = train.precision
-    if wish == "bf16" or (wish == "auto" and ranks.device.type == "cuda" and torch.cuda.is_bf16_supported()):
+    """Return the autocast dtype; None: fp32."""
+    precision = train.precision
+    if precision == "bf16" or (precision == "auto" and ranks.device.type == "cuda" and torch.cuda.is_bf16_supported()):
         return torch.bfloat16
     return None
 
 
 def enable_determinism() -> None:
-    """Ask CUDA for kernels that give the same bits every time; some are slower, some attention kernels have none."""
+    """Enable deterministic CUDA kernels; some are slower, and some attention kernels have none."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
 
 
 def load_initial_weights(model: Any, directory: Path) -> None:
-    """Put a directory's weights into a new model: its whole body, and the heads that both have.
+    """Copy a directory's weights into a new model: the body, and the heads that both have.
 
-    A model of two parts is begun with both where the directory has both, and otherwise with the one that is kept.
+    A generator-discriminator pair loads both if the directory has both, otherwise the one that is kept.
     """
     parts = model.get_models_by_folder() if hasattr(model, "get_models_by_folder") else {"": model}
     for folder, part in parts.items():
         if not folder or (directory / folder / "config.json").is_file():
             _copy_weights(part, directory / folder)
         else:
-            log.info(f"{directory}: has no {folder}; its own weights are new")
+            log.info(f"{directory}: no {folder}; its weights are newly initialized")
 
 
 def _copy_weights(part: Any, directory: Path) -> None:
-    found = checkpoint.load(directory)
-    check_weights(found, directory)
-    loaded, mine = collect_weights(found), collect_weights(part)
+    source = checkpoint.load(directory)
+    check_weights(source, directory)
+    source_weights, weights = collect_weights(source), collect_weights(part)
     new: set[str] = set()
-    for name, tensor in mine.items():
-        there = loaded.get(name)
-        if there is None and name.startswith(BODY_PREFIXES):
-            raise CheckpointError(f"{directory}: has no '{name}', which the model of the run has")
-        if there is not None and there.shape != tensor.shape:
+    for name, tensor in weights.items():
+        source_tensor = source_weights.get(name)
+        if source_tensor is None and name.startswith(BODY_PREFIXES):
+            raise CheckpointError(f"{directory}: missing '{name}', which the model of the run needs")
+        if source_tensor is not None and source_tensor.shape != tensor.shape:
             raise CheckpointError(
-                f"{directory}: '{name}' has shape {list(there.shape)}, and {list(tensor.shape)} in the model of the run"
+                f"{directory}: '{name}' has shape {list(source_tensor.shape)}, expected {list(tensor.shape)}"
             )
-        if there is None:
+        if source_tensor is None:
             new.add(name.split(".")[0])
         else:
             with torch.no_grad():
-                tensor.copy_(there)
+                tensor.copy_(source_tensor)
     if new:
-        log.info(f"{directory}: new weights for {', '.join(sorted(new))}")
+        log.info(f"{directory}: newly initialized: {', '.join(sorted(new))}")

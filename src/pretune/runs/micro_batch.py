@@ -1,4 +1,4 @@
-"""How a step is cut up for a device, and who makes its batches: what changes speed and memory, and nothing learnt."""
+"""Micro-batches, CUDA graphs and data workers: settings of speed and memory without effect on the result."""
 
 import os
 from typing import Literal
@@ -15,11 +15,11 @@ from pretune.training.cuda_graph import CudaGraphRunner
 from pretune.training.distributed import Ranks
 
 MICRO_TOKENS = 8192
-"""Of a micro-batch on a CPU: more does not make it faster."""
+"""Tokens of a micro-batch on a CPU, where more is not faster."""
 MEMORY_SHARE = 0.85
-"""The share of a GPU's memory that may be counted on."""
+"""Usable share of a GPU's memory."""
 GRAPH_MEMORY_SHARE = 0.5
-"""The share that a recorded step may keep for itself."""
+"""Maximum memory share of a recorded step."""
 MAX_WORKERS = 4
 
 
@@ -32,7 +32,7 @@ def count_micro_batches(
     *,
     min_micro_batches: int,
 ) -> int:
-    """Micro-batches per rank and step: as few as memory allows, at least as many as were needed before."""
+    """Return the micro-batches per rank and step: as few as memory allows, at least `min_micro_batches`."""
     rows, row = shape.rows // ranks.world, shape.length + (shape.source or 0)
     room, micro = train.micro_tokens or _fit_micro_tokens(row, rows * row, model, ranks, precision), 1
     while rows // micro > 1 and (rows // micro * row > room or micro < min_micro_batches):
@@ -41,7 +41,7 @@ def count_micro_batches(
 
 
 def _fit_micro_tokens(row: int, max_tokens: int, model: Model, ranks: Ranks, precision: torch.dtype | None) -> int:
-    """Tokens of a micro-batch."""
+    """Return the tokens of a micro-batch that fit into memory."""
     if ranks.device.type != "cuda":
         return MICRO_TOKENS
     free = MEMORY_SHARE * torch.cuda.get_device_properties(ranks.device).total_memory
@@ -57,18 +57,18 @@ def _fit_micro_tokens(row: int, max_tokens: int, model: Model, ranks: Ranks, pre
 def build_cuda_graph(
     shape: BatchShape, model: Model, train: TrainConfig, ranks: Ranks, loss_module: nn.Module, *, micro: int
 ) -> CudaGraphRunner | None:
-    """Passes recorded once and replayed, where that is possible and there is room for it."""
+    """Return a CUDA graph runner where graphs are supported and fit into memory."""
     able = ranks.device.type == "cuda" and ranks.world == 1 and train.parallel == "ddp" and micro == 1
     if not able or train.recompute or train.deterministic or train.graphs is False:
         return None
     row = shape.length + (shape.source or 0)
-    whole = estimate_memory(model, tokens=shape.rows * row, length=row, training=True, precision="bf16").total
-    fits = whole < GRAPH_MEMORY_SHARE * torch.cuda.get_device_properties(ranks.device).total_memory
+    memory = estimate_memory(model, tokens=shape.rows * row, length=row, training=True, precision="bf16").total
+    fits = memory < GRAPH_MEMORY_SHARE * torch.cuda.get_device_properties(ranks.device).total_memory
     return CudaGraphRunner(loss_module) if fits or train.graphs else None
 
 
 def count_workers(train: TrainConfig, ranks: Ranks) -> int:
-    """Processes that make batches: none on a CPU, which they would take time from; else by the cores of a rank."""
+    """Return the number of data workers: none on a CPU, whose cores they would take; else by cores per rank."""
     if train.workers is not None:
         return train.workers
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,9 +1,9 @@
-"""Preparing data: what `pretune.data.prepare` does, and tasks as text to text among the corpora.
+"""Data preparation: `pretune.data.prepare`, plus text-to-text tasks as corpora.
 
     pt.prepare(["books/", "task:sst2", "task:multi30k"], tokenizer=tok, out="data/tasks", data="data")
 
-`task:NAME` is the training split of a task, `task:NAME:dev` another, each example written as a pair by the task's
-template: what is read, and what is to be said of it.
+`task:NAME` is the training split of a task, `task:NAME:dev` another; the task's template turns each example into a
+pair of source and target.
 """
 
 import os
@@ -34,23 +34,23 @@ StrPath = str | os.PathLike[str]
 def prepare(
     inputs: Sequence[StrPath], *, data: StrPath | None = None, valid: Sequence[StrPath] | None = None, **options: Any
 ) -> PreparedData:
-    """Turn text into memory-mapped token shards; the options are those of `pretune.data.prepare.prepare`.
+    """Tokenize text into memory-mapped shards; options are those of `pretune.data.prepare.prepare`.
 
-    Tasks among the inputs, and in `valid`, are looked for below `data`, then $PRETUNE_DATA.
+    Tasks in `inputs` and `valid` are read from `data`, by default $PRETUNE_DATA.
     """
     if isinstance(inputs, str) or not any(_is_task(name) for name in (*inputs, *(valid or ()))):
         return work(inputs, valid=valid, **options)
-    found = [
+    items = [
         [_build_task_pairs(name, data) if _is_task(name) else name for name in names] for names in (inputs, valid or ())
     ]
-    return work(found[0], valid=found[1] or None, **options)
+    return work(items[0], valid=items[1] or None, **options)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPairs:
-    """A split of a task as pairs: source and target by its template."""
+    """Split of a task as pairs of source and target, by its template."""
 
-    name: str  # as it was typed
+    name: str  # as passed
     task: Task
     split: str
     data: str | None
@@ -58,15 +58,15 @@ class TaskPairs:
     @property
     def bytes(self) -> int:
         return sum(
-            path.stat().st_size for found in self.task.find_available(self.data).values() for path in found.paths
+            path.stat().st_size for files in self.task.find_available(self.data).values() for path in files.paths
         )
 
     def read_documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
-        """Examples in their order; those without a label are left out, and counted."""
+        """Yield examples in order; unlabelled ones are skipped and counted."""
         template, parts = self.task.template, load_task(self.task, self.data)
         assert template is not None
-        divided = {"train": parts.train, "dev": parts.dev, "test": parts.test}
-        examples = divided[self.split] if divided.get(self.split) else self.task.read(self.split, self.data)
+        splits = {"train": parts.train, "dev": parts.dev, "test": parts.test}
+        examples = splits[self.split] if splits.get(self.split) else self.task.read(self.split, self.data)
         for number, example in enumerate(examples, 1):
             target = None
             if example.label is not None or self.task.kind not in LABELLED_KINDS:
@@ -80,19 +80,19 @@ class TaskPairs:
         return [FULL_SPAN]
 
     def compute_identity(self) -> list[object]:
-        """The template, and the content of all splits, for one may be divided to make up for another."""
+        """Return the template and hashes of all splits, since one may be split off another."""
         files = [
-            [split, [[path.name, sha256(path)] for path in found.paths]]
-            for split, found in self.task.find_available(self.data).items()
+            [split, [[path.name, sha256(path)] for path in split_files.paths]]
+            for split, split_files in self.task.find_available(self.data).items()
         ]
         return [self.name, self.split, to_dict(self.task.template), files]
 
     def list_stamps(self) -> list[Stamp]:
-        return [stamp_file(path) for found in self.task.find_available(self.data).values() for path in found.paths]
+        return [stamp_file(path) for files in self.task.find_available(self.data).values() for path in files.paths]
 
 
 LABELLED_KINDS = ("classification", "pair", "regression", "choice")
-"""Kinds of tasks whose examples may lack their label."""
+"""Task kinds whose examples may be unlabelled."""
 
 
 def _is_task(name: StrPath) -> bool:
@@ -100,14 +100,16 @@ def _is_task(name: StrPath) -> bool:
 
 
 def _build_task_pairs(name: StrPath, data: StrPath | None) -> CorpusItem:
-    called, _, split = os.fspath(name).removeprefix(TASK_PREFIX).partition(":")
-    task = TASKS.get(called)
+    task_name, _, split = os.fspath(name).removeprefix(TASK_PREFIX).partition(":")
+    task = TASKS.get(task_name)
     if task.template is None:
-        known = ", ".join(one for one in TASKS if TASKS.get(one).template is not None)
-        raise UsageError(f"task '{called}' has no template, so it is no text to text; tasks that have one: {known}")
+        names = ", ".join(
+            registered_name for registered_name in TASKS if TASKS.get(registered_name).template is not None
+        )
+        raise UsageError(f"task '{task_name}' has no text-to-text template; tasks with one: {names}")
     item = TaskPairs(os.fspath(name), task, split or "train", None if data is None else os.fspath(data))
     if item.split not in ("train", "dev", "test"):
-        task.find(item.split, data)  # its error says what there is
+        task.find(item.split, data)  # raises and lists the splits
     for note in load_task(task, data).notes:
         log.info(f"{name}: {note}")
     return item

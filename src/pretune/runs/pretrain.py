@@ -1,9 +1,9 @@
-"""Pre-training: any family, any objective, any data; `pretune pretrain` and `pt.pretrain`.
+"""Pre-training of any family with any objective on prepared data: `pretune pretrain` and `pt.pretrain`.
 
     run = pt.pretrain("bert-mini", data="data/books", objective="masked", budget="10m", out="runs/books")
 
-What is wrong with a wish is told before anything is computed. A run is a function of its settings and its data: what
-was killed goes on with `resume=True` as if nothing had happened.
+Invalid options are rejected before any computation starts. A run is a function of its settings and its data: an
+interrupted run continues with `resume=True` and gives the same result.
 """
 
 import os
@@ -36,34 +36,34 @@ def pretrain(
     started_at: float | None = None,
     **overrides: Any,
 ) -> PretrainedRun:
-    """Pre-train a model and leave it in `out`, a directory that `pt.load` and transformers read.
+    """Pre-train a model and save it to `out`, a directory that `pt.load` and transformers can load.
 
-    `start` goes on from the weights of a directory. `resume` takes an unfinished run in `out` up again. `changes` are
-    paths and values, as `--set` takes them. The other wishes are those of `build_pretrain_config`: data, objective, the length of the
-    run (steps, tokens, epochs or budget), or settings: a tree, or a file with one. A budget counts from `begun`, a time
-    of `time.monotonic`; from now on where it is not given.
+    `start` initializes from the weights of a directory. `resume` continues an unfinished run in `out`. `changes` are
+    paths and values, as for `--set`. Other arguments are those of `build_pretrain_config`: data, objective, the length
+    of the run (steps, tokens, epochs or budget), or settings: a tree, or a file with one. A budget counts from
+    `started_at`, a time of `time.monotonic`, by default now.
     """
     started_at = time.monotonic() if started_at is None else started_at
-    where = Path(out)
+    run_dir = Path(out)
     overrides |= {"start": start, "changes": changes, "device": device}
-    stop = GracefulShutdown(f"go on with `{build_resume_command('pretrain', where)}`", has_checkpoint=resume)
+    stop = GracefulShutdown(f"resume with `{build_resume_command('pretrain', run_dir)}`", has_checkpoint=resume)
     with stop.handle_signals():
         settings = (
-            load_resumed_config(where, model, **overrides) if resume else build_pretrain_config(model, **overrides)
+            load_resumed_config(run_dir, model, **overrides) if resume else build_pretrain_config(model, **overrides)
         )
         if not resume:
-            check_output_dir(where)
-            check_no_run(where)  # once more when it is locked; now nothing is computed yet
-        done = load_finished_run(where) if resume else None
-        if done is not None:
-            check_model(where)
-            log.info(f"{where}: is finished; there is nothing to resume")
-            return done
+            check_output_dir(run_dir)
+            check_no_run(run_dir)  # checked again under the lock; here nothing is computed yet
+        finished_run = load_finished_run(run_dir) if resume else None
+        if finished_run is not None:
+            check_model(run_dir)
+            log.info(f"{run_dir}: finished; nothing to resume")
+            return finished_run
         first = (
             TrainState()
             if resume
             else load_clock_history(settings, overrides.get("settings"), budget=overrides.get("budget"))
         )
-        with init_distributed(resolve_device(device)) as many:
-            session = PretrainRun(settings, where, many, stop, started_at=started_at, resume=resume, state=first)
+        with init_distributed(resolve_device(device)) as ranks:
+            session = PretrainRun(settings, run_dir, ranks, stop, started_at=started_at, resume=resume, state=first)
             return session.run(resume=resume)

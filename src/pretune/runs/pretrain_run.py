@@ -1,4 +1,4 @@
-"""A run at work: everything is opened and checked, then it is trained, phase after phase."""
+"""Pre-training run: opens and checks everything, then trains phase by phase."""
 
 import contextlib
 import itertools
@@ -39,17 +39,17 @@ from pretune.training.worker_process import start_forkserver
 
 CHECKPOINTS_DIR = "checkpoints"
 DISK_BYTES_PER_SECOND = 200e6
-"""Bytes per second that a disk is trusted to take, for the time kept back at the end of a budget …"""
+"""Assumed disk throughput, for the time reserved at the end of a budget."""
 FINAL_SAVES = 3.0
-"""… and saves like the first one that the end of a run takes: a checkpoint, older ones checked, the model."""
+"""Time of the end of a run in multiples of the first save: a checkpoint, checks of older ones, the model."""
 EXIT_SECONDS, MAX_SLOWDOWN = 1.0, 3.0
-"""Seconds, for the last lines and the end of the process; on a machine with other work up to so many times more."""
+"""Seconds for the last log lines and process exit, and the factor by which a busy machine may be slower."""
 MIN_USEFUL_STEPS = 20
-"""Steps of a run against the clock below which it is told that it learnt next to nothing: the first two stand still."""
+"""A run with a budget warns below this number of steps: too few to train."""
 
 
 class PretrainRun:
-    """One process's part in a run: everything is opened and checked, then it is trained."""
+    """One rank's part of a run: opens and checks everything, then trains."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class PretrainRun:
             "data": self.source.data.fingerprint,
             "tokenizer": self.source.tokenizer.sha256,
         }
-        if (plan := self.data_phases.streams[0].packing_method) is not None:  # that of all phases
+        if (plan := self.data_phases.streams[0].packing_method) is not None:  # the same in all phases
             self.fingerprints["plan"] = plan
 
     def run(self, *, resume: bool = False) -> PretrainedRun:
-        """Train from the beginning, or from the newest checkpoint that is whole."""
+        """Train from the start, or from the newest valid checkpoint."""
         with contextlib.ExitStack() as stack:
             store = None
             if self.ranks.is_first:
@@ -107,11 +107,11 @@ class PretrainRun:
             return self._train(stack, store, resume)
 
     def _start_workers(self, train: TrainConfig) -> None:
-        """Start the processes that make batches and kernels: they import torch while everything is opened."""
+        """Start data workers and compile workers, which import torch while everything else is opened."""
         if count_workers(train, self.ranks):
             start_forkserver(DataPhases.__module__)
         if self._should_compile(train) and self.ranks.device.type == "cuda":
-            with contextlib.suppress(ImportError):  # not torch's public face; compiling starts them too, later
+            with contextlib.suppress(ImportError):  # a private torch API; compilation starts them too, but later
                 from torch._inductor.async_compile import maybe_warm_pool
 
                 maybe_warm_pool()
@@ -122,18 +122,18 @@ class PretrainRun:
     def _train(self, stack: contextlib.ExitStack, store: CheckpointManager | None, resume: bool) -> PretrainedRun:
         train = self.settings.train
         trainee = ModelWithLoss(self.model, self.settings.objective).train()
-        wrapped = self.ranks.wrap(trainee, train.parallel)
+        parallel_module = self.ranks.wrap(trainee, train.parallel)
         optimizer = train.optimizer.build(build_parameter_groups(self.model))
         state = self.state
         if resume:
-            found = CheckpointManager(
-                self.run_dir / CHECKPOINTS_DIR, on_warning=log.warn if self.ranks.is_first else _ignore_note
+            latest = CheckpointManager(
+                self.run_dir / CHECKPOINTS_DIR, on_warning=log.warn if self.ranks.is_first else _ignore_warning
             ).find_latest(self.fingerprints)
-            if found is None:
+            if latest is None:
                 raise CheckpointError(
-                    f"{self.run_dir / CHECKPOINTS_DIR}: no checkpoint yet; start it again without --resume"
+                    f"{self.run_dir / CHECKPOINTS_DIR}: no checkpoint yet; start again without --resume"
                 )
-            state = restore_checkpoint(found, self.model, optimizer)
+            state = restore_checkpoint(latest, self.model, optimizer)
         if self._should_compile(train):
             self.model.compile(dynamic=False)
         pace = TrainingClock(
@@ -144,7 +144,7 @@ class PretrainRun:
         )
         loop = Loop(
             module=trainee,
-            parallel_module=wrapped,
+            parallel_module=parallel_module,
             optimizer=optimizer,
             batches=DataLoader(self.data_phases.get_batches(0, state), stop=0),
             state=state,
@@ -182,55 +182,55 @@ class PretrainRun:
             self._run_phase(loop, phase, pace)
             if phase + 1 < len(self.data_phases.phases):
                 state.phases.append(state.step)
-                before, after = (self.data_phases.phases[number].length for number in (phase, phase + 1))
-                text = f"sequences of {after:,} tokens from here on, after {before:,}"
-                journal.log_event(state.step, "length", text, length=after)
+                previous_length, next_length = (self.data_phases.phases[number].length for number in (phase, phase + 1))
+                text = f"sequence length {next_length:,} from here on, {previous_length:,} until now"
+                journal.log_event(state.step, "length", text, length=next_length)
         if evaluate:
             evaluate.run(loop)
         saver.save(loop, wait=True)
         state.elapsed = time.monotonic() - loop.start_time
         if train.budget is not None and state.step < MIN_USEFUL_STEPS and self.ranks.is_first:
             log.warn(
-                f"the budget had time for {format_count(state.step, 'steps')}, "
-                f"in which a model learns next to nothing; use a larger "
-                f"--budget, a smaller model, or smaller steps (train.batch_tokens, {train.batch_tokens:,} now)"
+                f"only {format_count(state.step, 'steps')} fit into the budget, "
+                f"too few to train a model; use a larger "
+                f"--budget, a smaller model, or a smaller train.batch_tokens (now {train.batch_tokens:,})"
             )
         epochs = self.data_phases.count_epochs(state)
         if self.ranks.is_first and len(epochs) > 1:
-            log.info(f"epochs of the sources: {join_names([f'{name} {one:.3g}' for name, one in epochs.items()])}")
-        with use_averages(optimizer):  # the weights that were evaluated
+            log.info(f"epochs per source: {join_names([f'{name} {value:.3g}' for name, value in epochs.items()])}")
+        with use_averages(optimizer):  # the weights that are evaluated
             return write_run(self.run_dir, self.model, self.source, self.settings, journal, loop, epochs)
 
     def _save_initial_state(
         self, loop: Loop, saver: CheckpointHook, evaluate: ValidationHook | None, pace: TrainingClock, resume: bool
     ) -> None:
-        """Before the first step: the settings are written, the untrained model is judged and saved."""
+        """Write the settings, then evaluate and save the initial model, before the first step."""
         state = loop.state
         state.micro = self._count_micro_batches(len(state.phases) - 1, state)
         if not resume and self.ranks.is_first:
             io.write_json(self.run_dir / RUN_FILE, {**self.settings.to_dict(), "found": self._describe_environment()})
             log.info(explain_rate(self.settings))
             if shares := self.data_phases.compute_shares():
-                log.info(f"shares of the sources: {join_names([f'{name} {one:.1%}' for name, one in shares.items()])}")
+                log.info(f"sampling shares: {join_names([f'{name} {value:.1%}' for name, value in shares.items()])}")
         if resume:
             saver.last_step, saver.last_time = state.step, state.elapsed
         if evaluate:
-            evaluate(loop, [])  # where that was not done before it was saved
-        begun, timed = time.monotonic(), pace.budget is not None and not state.planned
-        saver.save(loop, wait=timed)
-        if timed:
-            reserve = self._estimate_reserve(state, evaluate, time.monotonic() - begun)
-            pace.reserve = self.ranks.broadcast_object(reserve)  # they end at the same step
+            evaluate(loop, [])  # unless the checkpoint includes it
+        start, has_budget = time.monotonic(), pace.budget is not None and not state.planned
+        saver.save(loop, wait=has_budget)
+        if has_budget:
+            reserve = self._estimate_reserve(state, evaluate, time.monotonic() - start)
+            pace.reserve = self.ranks.broadcast_object(reserve)  # all ranks end at the same step
 
     def _estimate_reserve(self, state: TrainState, evaluate: ValidationHook | None, save_seconds: float) -> float:
-        """Seconds from the last step to the end of the command: an evaluation, a checkpoint, the model, the exit.
+        """Estimate the seconds from the last step to process exit: evaluation, checkpoint, model, exit.
 
-        A process that resumes a run has evaluated and saved nothing yet: an earlier one did.
+        A resumed process has no timing of its own evaluation; it takes that of earlier ones from the state.
         """
         size: int = sum(parameter.numel() for parameter in self.model.parameters()) * 4
         busy = (time.monotonic() - self.started_at) / max(
             time.process_time(), 1e-3
-        )  # what starting took, by the work in it
+        )  # wall-clock over CPU time of the startup
         ending = EXIT_SECONDS * min(max(busy, 1.0), MAX_SLOWDOWN) + max(
             FINAL_SAVES * save_seconds, 5 * size / DISK_BYTES_PER_SECOND
         )
@@ -267,43 +267,43 @@ class PretrainRun:
         )
 
     def _build_sample_hook(self, logger: RunLogger, pace: TrainingClock, state: TrainState) -> SampleHook:
-        held, train = self.data_phases.validation, self.settings.train
-        seen = held[0] if held else self.data_phases.streams[-1]
-        split = "prompts" if train.prompts else "valid" if held else "train"
-        cost = estimate_sample_cost(seen.shape, self.spec.shape, train.batch_tokens, self.ranks)
+        validation, train = self.data_phases.validation, self.settings.train
+        stream = validation[0] if validation else self.data_phases.streams[-1]
+        split = "prompts" if train.prompts else "valid" if validation else "train"
+        cost = estimate_sample_cost(stream.shape, self.spec.shape, train.batch_tokens, self.ranks)
         when = build_trigger(train.samples_every, pace, state, cost)
         pace.tail_steps = IN_FLIGHT_STEPS + (
             0.0 if train.samples_every == 0 else cost
-        )  # the last look may come after the last step
+        )  # the last samples may follow the last step
         return SampleHook(
-            seen, SampleObjective(self.source.tokenizer, train.prompts), when, partial(logger.log_samples, split=split)
+            stream,
+            SampleObjective(self.source.tokenizer, train.prompts),
+            when,
+            partial(logger.log_samples, split=split),
         )
 
     def _build_evaluation(self, logger: RunLogger, saver: CheckpointHook) -> ValidationHook | None:
         if self.data_phases.validation is None:
-            lack = self.source.data.card.get("lacking") or "nothing to judge by is held out"
-            log.warn(
-                f"{self.source.data}: {lack}, so there is no held-out loss; "
-                "`pretune prepare --holdout SHARE` holds out more"
-            )
+            lack = self.source.data.card.get("lacking") or "the validation split is empty"
+            log.warn(f"{self.source.data}: {lack}: no validation loss; use `pretune prepare --holdout SHARE`")
             return None
         stream, count = self.data_phases.validation
         every, steps = compute_eval_interval(self.settings.train, self.data_phases.steps), self.data_phases.steps
-        if steps is not None or not every:  # else the clock decides
+        if steps is not None or not every:  # otherwise the budget decides
             evaluations = 1 + math.ceil(steps / every) if steps and every else 2
             warn_of_few_evaluations(self.settings.train.optimizer, evaluations, logger.warn)
 
-        def told(loop: Loop, found: dict[str, float]) -> None:
-            saver.score = found["loss"]
-            if saver.last_step == loop.state.step:  # saved before its loss was known: again, with it
+        def record_evaluation(loop: Loop, metrics: dict[str, float]) -> None:
+            saver.score = metrics["loss"]
+            if saver.last_step == loop.state.step:  # saved before its loss was known: save again with it
                 saver.last_step = -1
-            if found["loss"] < (math.inf if loop.state.best is None else loop.state.best):
-                loop.state.best, loop.state.best_step = found["loss"], loop.state.step
-            logger.log_evaluation(loop, found)
-            logger.observe(loop, found["loss"])
+            if metrics["loss"] < (math.inf if loop.state.best is None else loop.state.best):
+                loop.state.best, loop.state.best_step = metrics["loss"], loop.state.step
+            logger.log_evaluation(loop, metrics)
+            logger.observe(loop, metrics["loss"])
 
         work = build_evaluator(stream, count, self.settings.objective.to_evaluation())
-        return ValidationHook(work, every, told, on_abort=self.shutdown.stop)
+        return ValidationHook(work, every, record_evaluation, on_abort=self.shutdown.stop)
 
     def _describe_environment(self) -> dict[str, Any]:
         return {
@@ -319,14 +319,14 @@ class PretrainRun:
 
 
 def check_no_run(run_dir: Path) -> None:
-    """Refuse a directory that has a run or a model already."""
+    """Raise if the directory already holds a run or a model."""
     if run_dir.is_dir() and list_checkpoints(
         run_dir / CHECKPOINTS_DIR
-    ):  # what is no directory is told when it is written
-        raise UsageError(f"{run_dir}: there is a run already; go on with --resume, or choose another --out")
+    ):  # a path that is no directory fails when it is written
+        raise UsageError(f"{run_dir}: already holds a run; use --resume, or choose another --out")
     if (run_dir / "config.json").exists():
-        raise UsageError(f"{run_dir}: there is a model already; choose another --out")
+        raise UsageError(f"{run_dir}: already holds a model; choose another --out")
 
 
-def _ignore_note(text: str) -> None:
+def _ignore_warning(text: str) -> None:
     pass

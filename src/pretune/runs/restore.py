@@ -1,4 +1,4 @@
-"""Finished runs that lost a part of their model: an error that names the command which writes it again."""
+"""Recovery of finished runs with missing model files: an error with the command that restores them."""
 
 import shlex
 from pathlib import Path
@@ -14,13 +14,13 @@ from pretune.training.checkpoints import CheckpointManager
 from pretune.training.records import HeadlineFile
 
 TRIAL_FILE, SCORES_FILE = "trial.json", "scores.json"
-"""The facts of a trial that has ended, and the scores of a fine-tuned run."""
+"""Facts of a finished trial, and scores of a fine-tuned run."""
 TRIAL_KEYS = ("labels", "lr", "seed")
-"""The facts that tell one trial of a run from another."""
+"""Facts that identify a trial."""
 
 
 def check_model(run_dir: Path) -> None:
-    """Raise a CheckpointError where a finished run lacks a file of its model, or one has another size."""
+    """Raise a CheckpointError if a finished run lacks a model file, or one has a different size."""
     if not ((run_dir / RUN_FILE).is_file() and (run_dir / COST_FILE).is_file()):
         return
     try:
@@ -31,14 +31,14 @@ def check_model(run_dir: Path) -> None:
 
 
 def _build_remedy(run_dir: Path) -> str:
-    """Return the command that writes the model again: from the newest whole checkpoint, or by training."""
+    """Return the command that restores the model: from the newest valid checkpoint, or by training."""
     sections = io.read_json(run_dir / RUN_FILE, CheckpointError)
     trial = _find_trial(run_dir) if "method" in sections else None
-    marks = (
+    files = (
         [run_dir / COST_FILE] if trial is None else [run_dir / COST_FILE, trial / TRIAL_FILE]
-    )  # they say that the run has ended
-    remove = " ".join(["rm", *(shlex.quote(str(mark)) for mark in marks)])
-    if "embedding" in sections:  # its options are not in the run
+    )  # they mark the run as finished
+    remove = " ".join(["rm", *(shlex.quote(str(path)) for path in files)])
+    if "embedding" in sections:  # run.json does not hold its options
         command = f"`{remove}`, then the same command with --resume,"
     else:
         command = f"`{remove} && {build_resume_command('pretrain' if trial is None else 'finetune', run_dir)}`"
@@ -49,15 +49,17 @@ def _build_remedy(run_dir: Path) -> str:
     except CheckpointError:
         checkpoint = None
     if checkpoint is not None:
-        return f"{checkpoint.folder} is whole: {command} writes the model again from it"
-    return "no checkpoint is whole; " + ("run it again elsewhere" if trial is None else f"{command} trains it again")
+        return f"{checkpoint.folder} is valid: {command} restores the model from it"
+    return "no valid checkpoint; " + (
+        "start the run again elsewhere" if trial is None else f"{command} trains it again"
+    )
 
 
 def _find_trial(run_dir: Path) -> Path:
-    """Return the directory of the trial whose model the run has: the run itself, where there was only one trial."""
-    chosen = config.read_record(HeadlineFile, run_dir / SCORES_FILE, CheckpointError).get("model", {})
+    """Return the directory of the trial whose model was saved; the run itself if there was only one."""
+    selection = config.read_record(HeadlineFile, run_dir / SCORES_FILE, CheckpointError).get("model", {})
     for file in sorted(run_dir.glob(f"trials/labels-*/{TRIAL_FILE}")):
         facts = io.read_json(file, CheckpointError)
-        if all(facts.get(name) == chosen.get(name) for name in TRIAL_KEYS):
+        if all(facts.get(name) == selection.get(name) for name in TRIAL_KEYS):
             return file.parent
     return run_dir

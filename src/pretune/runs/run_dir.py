@@ -1,4 +1,4 @@
-"""A run that is done: a directory that transformers reads, with its settings, its metrics and its cost."""
+"""Finished run: a directory that transformers can load, with settings, metrics and cost."""
 
 import os
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ COST_FILE = "cost.json"
 
 @dataclass(frozen=True, slots=True)
 class PretrainedRun(os.PathLike[str]):
-    """Where it lies, and what came out; it can be given wherever its path can."""
+    """Path and summary of a run; accepted wherever its path is."""
 
     path: Path
     summary: dict[str, Any]
@@ -40,12 +40,12 @@ class PretrainedRun(os.PathLike[str]):
 
     @property
     def loss(self) -> float | None:
-        """The held-out loss at the end."""
-        found = self.summary.get("held_out", {}).get("loss")
-        return None if found is None else float(found)
+        """Final validation loss, or None."""
+        loss = self.summary.get("held_out", {}).get("loss")
+        return None if loss is None else float(loss)
 
     def load(self) -> Any:
-        """The model."""
+        """Load the model."""
         return checkpoint.load(self.path)
 
 
@@ -58,7 +58,7 @@ def write_run(
     loop: Loop,
     epochs: Mapping[str, float],
 ) -> PretrainedRun:
-    """Write what a run leaves behind: the model, its card, its cost. `epochs` are those of each source."""
+    """Write the model, its card and its cost. `epochs` are those of each source."""
     summary = {"parameters": model.spec.params().total, **logger.summarize(loop), "epochs": dict(epochs)}
     model = unshard(model)
     for part in getattr(model, "get_models_by_folder", lambda: {"": model})().values():
@@ -68,12 +68,12 @@ def write_run(
         text = build_card(run_dir.name, settings, source, summary, read_metrics(run_dir))
         io.atomic_write(run_dir / "README.md", text.encode())
         about = {name: value for name, value in summary.items() if name != "cost"}
-        io.write_json(run_dir / COST_FILE, {**summary["cost"], "run": about})  # the last thing that a run writes
+        io.write_json(run_dir / COST_FILE, {**summary["cost"], "run": about})  # written last: marks the run as finished
     return PretrainedRun(run_dir, summary)
 
 
 def load_finished_run(run_dir: Path) -> PretrainedRun | None:
-    """The run in a directory, if it has come to its end."""
+    """Return the run in a directory, or None if it is unfinished."""
     if not (run_dir / COST_FILE).is_file():
         return None
     cost: dict[str, Any] = {**config.read_record(CostFile, run_dir / COST_FILE, CheckpointError)}
@@ -82,11 +82,11 @@ def load_finished_run(run_dir: Path) -> PretrainedRun | None:
 
 
 def unshard(model: Any) -> Any:
-    """The model with whole weights; where they are sharded over ranks, a copy of it (all ranks must ask)."""
+    """Return the model with full weights; if they are sharded, a copy of it (a collective operation)."""
     tensors = collect_weights(model)
     if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         return model
-    copy, found = trained_model.build_any(model.spec), unshard_all(tensors)
+    copy, full_weights = trained_model.build_any(model.spec), unshard_all(tensors)
     for name, tensor in collect_weights(copy).items():
-        fill(tensor, found[name])
+        fill(tensor, full_weights[name])
     return copy

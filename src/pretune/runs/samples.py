@@ -1,7 +1,7 @@
-"""What a model says while it learns: a few texts, the same at every look, gone on with or filled in.
+"""Samples during training: the same few texts each time, continued or with masked words filled in.
 
-A run is looked at now and then, for about a hundredth of its time at most, or every `train.samples_every` steps.
-Nothing is drawn and no weight is touched, so that what is learnt stays the same, bit for bit.
+Samples take about a hundredth of the training time at most, or come every `train.samples_every` steps. They draw no
+random numbers and change no weight, so training stays bit-equal.
 """
 
 import time
@@ -24,27 +24,27 @@ from pretune.training.train_state import TrainState
 
 SAMPLE_TEXTS = 3
 CANDIDATE_ROWS = 16
-"""Rows of validation text, or of training text where there is none, that these are chosen from."""
+"""Rows of the validation split, or else the training split, that the texts are selected from."""
 MIN_BLANKS = 2
-"""A text should have so many, where there is one that has."""
+"""Preferred minimum number of targets of a text."""
 FIRST_STEP_SHARE = 1e-12
 SAMPLE_SHARES = (1.0, FIRST_STEP_SHARE, 0.4, 0.1, 0.2, 0.7)
-"""Shares of a run at which it is looked at, those first that a short run has too."""
+"""Shares of a run at which samples are taken; short runs use the first ones."""
 MAX_COST_SHARE = 0.01
-"""The share of a run that all looks may take; one alone, at its end, may take …"""
+"""Maximum time share of all samples; a single one, at the end, may take `MAX_SINGLE_COST_SHARE`."""
 MAX_SINGLE_COST_SHARE = 0.05
 PASS_COST = {"cuda": 0.1, "cpu": 0.02}
-"""What it takes to start a pass, in steps: those of a run are compiled and recorded, these are not."""
+"""Cost of a forward pass in steps: those of a run are compiled and recorded, these are not."""
 
 CLOCK_DELAY = 3
-"""Steps at most that the clock's progress knows nothing of: the first compiles, and two are not heard of yet."""
+"""Steps that the clock's progress may lag: the first compiles, and two are in flight."""
 
 SampleTrigger = Callable[[TrainState], bool]
-"""Whether it is time to look, asked once after every step."""
+"""Predicate called once after every step: True to take samples."""
 
 
 class SampleHook:
-    """A hook that shows what the model makes of a few texts; what goes wrong there does not end the run."""
+    """Hook that takes samples; an error disables it and does not end the run."""
 
     def __init__(
         self,
@@ -65,19 +65,19 @@ class SampleHook:
         if step != self.last_step:
             self.last_step, self._is_due = step, self.trigger(loop.state)
         if self._is_due:
-            loop.flush()  # NOTE: the hooks hear of it, this one too: what is wanted next may be done by then
+            loop.flush()  # NOTE: flush runs the hooks, this one too: the samples may be taken by then
         if not self._is_due:
             return
         self._is_due = False
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             texts = self._sample(loop)
-        except Exception as fault:  # whatever it is: the run matters more
+        except Exception as fault:  # a failure must not end the run
             self._is_disabled = True
-            why = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
-            log.warn(f"step {step:,}: no samples from here on, the model could not be asked: {why[:200]}")
+            reason = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
+            log.warn(f"step {step:,}: samples disabled after an error: {reason[:200]}")
             return
-        loop.state.evaluating += time.monotonic() - begun
+        loop.state.evaluating += time.monotonic() - start
         self.on_samples(step, texts)
 
     def _sample(self, loop: Loop) -> list[str]:
@@ -85,37 +85,37 @@ class SampleHook:
             self._rows = (
                 [] if self.objective.prompts else [row.to(loop.ranks.device) for row in select_rows(self.stream)]
             )
-        trainee, taught = loop.module, loop.module.objective
-        trainee.eval()
+        loss_module, training_objective = loop.module, loop.module.objective
+        loss_module.eval()
         half = torch.autocast(loop.ranks.device.type, loop.precision, enabled=loop.precision is not None)
         try:
-            trainee.objective = self.objective
+            loss_module.objective = self.objective
             with (
                 use_averages(loop.optimizer),
                 torch.no_grad(),
                 half,
                 torch.compiler.set_stance("force_eager"),
-            ):  # each length would be compiled anew
-                texts: list[str] = trainee(self._rows)
+            ):  # each length would be compiled again
+                texts: list[str] = loss_module(self._rows)
         finally:
-            trainee.objective = taught
-            trainee.train()
-            reshard(trainee)
+            loss_module.objective = training_objective
+            loss_module.train()
+            reshard(loss_module)
         return texts
 
 
 def select_rows(stream: BatchStream) -> list[Batch]:
-    """A few rows of the first batch of a split, whose first sequence has some targets, or any text at all."""
+    """Return a few rows of a split's first batch, preferably with several targets in the first sequence."""
     rows = stream.shape.rows
-    found: list[Batch] = []
+    candidates: list[Batch] = []
     for part in range(min(rows, CANDIDATE_ROWS)):
         row = stream.batch(0, part=part, parts=rows)
-        if not row.list_spans():  # there may be little of it, and the rest is empty
+        if not row.list_spans():  # small splits leave rows empty
             break
-        found.append(row)
-        if sum(_has_blanks(row) for row in found) == SAMPLE_TEXTS:
+        candidates.append(row)
+        if sum(_has_blanks(row) for row in candidates) == SAMPLE_TEXTS:
             break
-    return sorted(found, key=lambda row: not _has_blanks(row))[:SAMPLE_TEXTS]
+    return sorted(candidates, key=lambda row: not _has_blanks(row))[:SAMPLE_TEXTS]
 
 
 def _has_blanks(row: Batch) -> bool:
@@ -123,7 +123,7 @@ def _has_blanks(row: Batch) -> bool:
 
 
 def build_trigger(every: int | None, pace: TrainingClock, state: TrainState, cost: float) -> SampleTrigger:
-    """When a run that is at a state is looked at: every so many steps, never (0), or a few times at this cost."""
+    """Return the trigger: every `every` steps, never (0), or at a few shares of the run (None)."""
     if every is None:
         return ProgressTrigger(
             pace.compute_progress, cost, steps=pace.steps, last_progress=pace.compute_progress(state)
@@ -133,27 +133,27 @@ def build_trigger(every: int | None, pace: TrainingClock, state: TrainState, cos
 
 @dataclass(slots=True, kw_only=True)
 class ProgressTrigger:
-    """At some shares of a run, as many as its length allows: a look costs so many steps.
+    """Trigger at some shares of a run, as many as its length allows at this cost in steps.
 
-    It follows from the run's progress alone, on which all ranks agree; in a run of known length, from the step.
+    It depends only on the run's progress, on which all ranks agree; in a run of known length, on the step.
     """
 
     progress: Callable[[TrainState], float] = field(kw_only=False)
     cost: float = field(kw_only=False)
     steps: int | None = None  # of the run; None: the clock decides
-    last_progress: float = 0.0  # progress at the step before
+    last_progress: float = 0.0  # at the previous step
 
     def __call__(self, state: TrainState) -> bool:
-        before, now = self.last_progress, max(self.last_progress, self.progress(state))
-        self.last_progress = now
-        crossed = [place for place, share in enumerate(SAMPLE_SHARES) if before < share <= now]
-        if not crossed:
+        previous, current = self.last_progress, max(self.last_progress, self.progress(state))
+        self.last_progress = current
+        reached_shares = [place for place, share in enumerate(SAMPLE_SHARES) if previous < share <= current]
+        if not reached_shares:
             return False
-        return crossed[0] < count_samples(self.steps or max(state.step - CLOCK_DELAY, 1) / now, self.cost)
+        return reached_shares[0] < count_samples(self.steps or max(state.step - CLOCK_DELAY, 1) / current, self.cost)
 
 
 def count_samples(steps: float, cost: float) -> int:
-    """How many looks a run of so many steps can afford.
+    """Return how many samples a run of this length can afford.
 
     >>> count_samples(1000, 0.25), count_samples(50, 0.25), count_samples(6, 0.25), count_samples(2, 0.25)
     (6, 2, 1, 0)
@@ -162,9 +162,9 @@ def count_samples(steps: float, cost: float) -> int:
 
 
 def estimate_sample_cost(shape: BatchShape, kind: str, tokens: int, ranks: Ranks) -> float:
-    """What a look costs by what is read for it, in steps of so many tokens, each read three times: back and forth.
+    """Estimate the cost of samples in training steps of `tokens` tokens, which take three passes each.
 
-    All ranks look, each at everything: weights may be sharded.
+    All ranks compute all samples, since weights may be sharded.
     """
     if kind in GENERATIVE_SHAPES:
         passes, read = NEW_TOKENS, NEW_TOKENS * SAMPLE_TEXTS * (PROMPT_TOKENS + NEW_TOKENS // 2)

@@ -1,4 +1,4 @@
-"""From prepared data to the batches of a run: samples, frame, rows, and the phases of a length schedule."""
+"""Batches of a run from prepared data: samples, templates, rows, and the phases of a length schedule."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,19 +35,19 @@ from pretune.text.tokenizer import Tokenizer
 
 SampleKind = Literal["documents", "sentences", "blocks", "pairs"]
 HELD_OUT_SEED = 0
-"""Held-out text is cut, packed and corrupted the same way in every run."""
-_MIN_FILL, _SAMPLE_SEQUENCES = 0.94, 4096  # so full rows are to be; with so many sequences it is tried
-_MAX_ROW_FACTOR = 4  # a few long targets make rows longer by no more than this
+"""Fixed seed, so that validation text is sampled, packed and corrupted identically in every run."""
+_MIN_FILL, _SAMPLE_SEQUENCES = 0.94, 4096  # target fill ratio of rows, and the number of sequences it is measured on
+_MAX_ROW_FACTOR = 4  # maximum lengthening of rows by a few long targets
 
 
 @spec(tagged=False)
 class DataConfig:
-    """What is read, and how it is cut."""
+    """Data settings of a run."""
 
     path: str
     samples: SampleKind = "documents"
-    max_length: int = 512  # of a sequence, special tokens included
-    short: tuple[float, int] | None = None  # so large a share of the run is spent on sequences of this length first
+    max_length: int = 512  # including special tokens
+    short: tuple[float, int] | None = None  # (share, length): first share of the run, on shorter sequences
     mixing: Mixing | None = None
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class DataConfig:
 
     @property
     def schedule(self) -> LengthSchedule:
-        """The phases of a run."""
+        """Phases of the run."""
         if self.short is None or self.short[1] >= self.max_length:
             return LengthSchedule(phases=(Phase(share=1.0, length=self.max_length),))
         share, length = self.short
@@ -67,7 +67,7 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """Data opened for an objective and a model's shape."""
+    """Prepared data, bound to an objective and a model shape."""
 
     data_config: DataConfig
     data: PreparedData
@@ -75,7 +75,7 @@ class TrainingData:
     vocabulary: Vocabulary
     objective: Objective
     shape: ModelShape
-    max_positions: int | None = None  # what the model's positions allow
+    max_positions: int | None = None  # of the model
 
     @classmethod
     def open(
@@ -87,15 +87,15 @@ class TrainingData:
         start: int | None = None,
         max_positions: int | None = None,
     ) -> "TrainingData":
-        """Open the data; what is wrong with it, or does not go with the objective, is told before any compute."""
+        """Open the data; raises if it is invalid or does not fit the objective."""
         data = PreparedData.open(data_config.path)
         if data.slice is not None:
             raise DataError(
-                f"{data_config.path}: slice {data.slice} only; join the slices with `pretune prepare --merge`"
+                f"{data_config.path}: only slice {data.slice}; merge all slices with `pretune prepare --merge`"
             )
         tokenizer = Tokenizer.load(data.tokenizer)
         if tokenizer.sha256 != data.index.tokenizer_sha256:
-            raise DataError(f"{data.tokenizer}: not the tokenizer that the tokens were made with; prepare them again")
+            raise DataError(f"{data.tokenizer}: differs from the tokenizer of the shards; prepare the data again")
         vocabulary = Vocabulary.from_tokenizer(tokenizer, start=start)
         objective.bind(vocabulary, shape)
         return cls(
@@ -109,177 +109,196 @@ class TrainingData:
         )
 
     def build_samples(self, split: str, length: int, objective: Objective) -> Samples:
-        """The samples of a split, of at most so many tokens."""
+        """Build the samples of a split, of at most `length` tokens."""
         shards = Shards.open(self.data.path, split)
         blocks = self.data_config.samples == "blocks" and objective.pairs is None
         frame = build_template(self.tokenizer, self.vocabulary, self.shape, blocks=blocks)
         if objective.pairs in ("kept", "apart"):
             return self._build_sided_samples(shards, length, objective, frame)
         if objective.pairs or self.data_config.samples == "pairs":
-            broken: Literal["other", "swapped"] = "swapped" if objective.pairs == "swapped" else "other"
+            negatives: Literal["other", "swapped"] = "swapped" if objective.pairs == "swapped" else "other"
             share = 0.0 if objective.pairs is None else 0.5
-            pairs = SegmentPairs(limit=length, broken=broken, share=share).open(shards, frame)
+            pairs = SegmentPairs(limit=length, broken=negatives, share=share).open(shards, frame)
             if split == "train" and not pairs.pair_count:
-                asked = f"{get_kind(objective)} reads pairs" if objective.pairs else "data.samples asks for pairs"
-                other = "learn without pairs (--objective masked)" if objective.pairs else "leave data.samples as it is"
+                requirement = (
+                    f"{get_kind(objective)} needs sentence pairs" if objective.pairs else "data.samples is 'pairs'"
+                )
+                alternative = (
+                    "use an objective without pairs (--objective masked)"
+                    if objective.pairs
+                    else "keep the default data.samples"
+                )
                 raise DataError(
-                    f"{self.data}: no two sentences of a document fit into {length} tokens; {asked}; prepare whole "
-                    f"documents, or {other}"
+                    f"{self.data}: no two sentences of a document fit into {length} tokens; {requirement}; prepare "
+                    f"documents of several sentences, or {alternative}"
                 )
             return pairs
         if blocks:
             return Blocks(length=length).open(shards, frame)
-        each = Documents if self.data_config.samples == "documents" else Sentences
-        return each(limit=length).open(shards, frame)
+        sampler = Documents if self.data_config.samples == "documents" else Sentences
+        return sampler(limit=length).open(shards, frame)
 
     def _build_sided_samples(
         self, shards: Shards, length: int, objective: Objective, frame: SequenceTemplate
     ) -> Samples:
-        """Pairs as the corpus has them; where documents of one side are among them, the objective must read those."""
-        where, name = f"'{shards.split}' of {self.data}", get_kind(objective)
+        """Build pairs of the corpus; documents without a second side need an objective that supports them."""
+        location, name = f"'{shards.split}' of {self.data}", get_kind(objective)
         single = len(shards.sources) - shards.pairs
         if not shards.pairs:
             raise DataError(
-                f"no document in {where} has two sides, and {name} reads pairs; prepare some with `pretune prepare "
+                f"no document in {location} has two sides, but {name} needs pairs; prepare them with `pretune prepare "
                 "pair:FILE,FILE …` or `pretune prepare task:NAME …`"
             )
         if single and objective.pairs == "apart" and not (isinstance(objective, Mixture) and objective.reads_documents):
             raise DataError(
-                f"{single:,} documents in {where} have one side only, and {name} reads pairs; prepare pairs alone, or "
-                "choose --objective mixture"
+                f"{single:,} documents in {location} have only one side, but {name} needs pairs; prepare only pairs, "
+                "or use --objective mixture"
             )
-        apart: Literal["framed", "bare"] = "framed" if self.shape == "encoder-decoder" else "bare"
-        found = ParallelPairs(limit=length, apart=apart if objective.pairs == "apart" else None).open(shards, frame)
-        if found.trimmed_count:
+        pair_layout: Literal["framed", "bare"] = "framed" if self.shape == "encoder-decoder" else "bare"
+        samples = ParallelPairs(limit=length, apart=pair_layout if objective.pairs == "apart" else None).open(
+            shards, frame
+        )
+        if samples.trimmed_count:
             log.warn(
-                f"{found.trimmed_count:,} of {found.pair_count:,} pairs in {where} have more than {length} tokens; the ends of "
-                "their sides are left out (data.max_length)"
+                f"{samples.trimmed_count:,} of {samples.pair_count:,} pairs in {location} have more than {length} "
+                "tokens and are truncated (data.max_length)"
             )
-        return found
+        return samples
 
     def _fit_objective(self, split: str, objective: Objective) -> Objective:
-        """The objective for what a split has: a mixture without its parts for pairs where there are none."""
+        """Return the objective for a split: a mixture without its pair objectives where the split has no pairs."""
         if isinstance(objective, Mixture) and objective.reads_documents and not self.data.index.splits[split].pairs:
             return objective.keep_document_parts()
         return objective
 
     def build_stream(
-        self, split: str, *, length: int, tokens: int, ranks: int, seed: int, fixed: bool, cache: Path | None = None
+        self,
+        split: str,
+        *,
+        length: int,
+        tokens: int,
+        ranks: int,
+        seed: int,
+        has_fixed_slots: bool,
+        cache: Path | None = None,
     ) -> BatchStream:
-        """The batches of a split: rows of `length`, about `tokens` tokens each, whatever the number of ranks.
+        """Build the batches of a split: rows of `length`, about `tokens` tokens per batch over all ranks.
 
-        With `fixed` every batch has the same number of target slots and cells, so that a model compiles once.
+        With `has_fixed_slots`, every batch has the same number of target slots and cells, so that a model compiles
+        once.
         """
-        held = split != "train"
-        mixing = None if held else self.data_config.mixing
-        objective = self._fit_objective(split, self.objective.to_evaluation() if held else self.objective)
+        is_validation = split != "train"
+        mixing = None if is_validation else self.data_config.mixing
+        objective = self._fit_objective(split, self.objective.to_evaluation() if is_validation else self.objective)
         samples = self.build_samples(split, length, objective)
-        lesson = objective.bind(self.vocabulary, self.shape)
-        shape = _choose_shape(samples, lesson, length, tokens, ranks, mixing)
+        corruption = objective.bind(self.vocabulary, self.shape)
+        shape = _choose_shape(samples, corruption, length, tokens, ranks, mixing)
         if self.shape == "encoder-decoder" and shape.source is None:
-            raise UsageError("this objective gives an encoder-decoder nothing to read; choose another")
-        most = max(shape.length, shape.source or 0)
+            raise UsageError("this objective gives an encoder-decoder no source; choose another")
+        max_row = max(shape.length, shape.source or 0)
         if isinstance(samples, ParallelSamples) or _has_variable_lengths(
-            samples, lesson
-        ):  # so that rows may be longer than any sequence
-            most = max(
-                int(side.max()) for side in compute_row_lengths(samples, lesson) if side is not None and len(side)
+            samples, corruption
+        ):  # rows may be longer than any sequence
+            max_row = max(
+                int(side.max()) for side in compute_row_lengths(samples, corruption) if side is not None and len(side)
             )
-        if self.max_positions is not None and most > self.max_positions:
+        if self.max_positions is not None and max_row > self.max_positions:
             raise UsageError(
-                f"sequences of up to {most} tokens, and the positions of this model end at {self.max_positions}; lower "
+                f"sequences have up to {max_row} tokens, but the model only {self.max_positions} positions; decrease "
                 "data.max_length"
             )
         return BatchStream(
             samples,
             shape,
-            seed=HELD_OUT_SEED if held else seed,
-            corruption=lesson,
+            seed=HELD_OUT_SEED if is_validation else seed,
+            corruption=corruption,
             mixing=mixing,
             words=objective.words,
             sentences=objective.sentences,
             cache=cache,
-            fixed_slots=fixed,
+            fixed_slots=has_fixed_slots,
         )
 
 
 def build_template(
     tokenizer: Tokenizer, vocabulary: Vocabulary, shape: ModelShape, *, blocks: bool = False
 ) -> SequenceTemplate:
-    """What stands around a text: the tokenizer's layout; around a decoder's document also its end and its start.
+    """Return the special tokens around a text: the tokenizer's template, and start and end tokens for decoders.
 
-    In blocks documents follow one another, and each has its end alone.
+    In blocks, documents are concatenated and have only an end token.
     """
-    found = SequenceTemplate.from_template(tokenizer.template)
+    template = SequenceTemplate.from_template(tokenizer.template)
     if shape not in ("decoder", "two-way"):
-        return found
-    single, start, end = [*found.single], vocabulary.start, vocabulary.find("eos")
+        return template
+    single, start, end = [*template.single], vocabulary.start, vocabulary.find("eos")
     if end is not None and single[-1][0] == A:
         single.append((end, 0))
     if start is not None and single[0][0] == A and not blocks:
         single.insert(0, (start, 0))
-    return SequenceTemplate(single=tuple(single), pair=found.pair)
+    return SequenceTemplate(single=tuple(single), pair=template.pair)
 
 
 def _choose_shape(
     samples: Samples, corruption: Corruption, length: int, tokens: int, ranks: int, mixing: Mixing | None
 ) -> BatchShape:
-    """Rows that hold about `tokens` tokens, those of both sides of an encoder-decoder together."""
+    """Choose rows of about `tokens` tokens, counting both sides of an encoder-decoder."""
     if _has_variable_lengths(samples, corruption):
         shape = _fit_shape(samples, corruption, length, tokens, mixing)
     else:
-        known = samples.measure_lengths()
-        if known.lengths.max(initial=0) < length:  # none is whole: rows hold what one in their frame would come to
-            whole = (length, 0, known.special_counts.max(initial=0))
-            known = SampleLengths(*(np.append(column, more) for column, more in zip(known, whole, strict=True)))
+        lengths = samples.measure_lengths()
+        if lengths.lengths.max(initial=0) < length:  # no sequence is full: rows still hold a full one
+            full_sequence = (length, 0, lengths.special_counts.max(initial=0))
+            lengths = SampleLengths(
+                *(np.append(column, value) for column, value in zip(lengths, full_sequence, strict=True))
+            )
         source, target = (
-            None if side is None else int(side.max()) for side in predict_lengths(corruption, known, None)
+            None if side is None else int(side.max()) for side in predict_lengths(corruption, lengths, None)
         )
         assert source is not None
         rows = floor_rows(max(tokens // (source + (target or 0)), 1))
         shape = BatchShape(rows=rows, length=target or source, source=None if target is None else source)
     if shape.rows % ranks:
         raise UsageError(
-            f"{shape.rows} rows of {length} tokens cannot be shared out to {ranks} ranks; change train.batch_tokens"
+            f"{shape.rows} rows of {length} tokens are not divisible by {ranks} ranks; change train.batch_tokens"
         )
     return shape
 
 
 def _has_variable_lengths(samples: Samples, corruption: Corruption) -> bool:
-    """Whether only the data, or what is drawn for them, know how long sequences are, and how much is on either side."""
+    """Return whether sequence lengths depend on the data or on random draws of the corruption."""
     sides = isinstance(samples, ParallelSamples) and isinstance(corruption, LengthPredictingCorruption)
     return len(samples) > 0 and (sides or has_random_lengths(corruption))
 
 
 def _fit_shape(samples: Samples, corruption: Corruption, length: int, tokens: int, mixing: Mixing | None) -> BatchShape:
-    """Rows that hold the longest sequence whatever is drawn, and as much of each side as the data have of it.
+    """Choose rows that hold the longest sequence whatever is drawn, split between the sides as the data are.
 
-    They are the shortest of some that are filled well.
+    Returns the shortest candidate with a good fill ratio.
     """
     longest = [int(side.max()) for side in compute_row_lengths(samples, corruption) if side is not None]
     shares = Shares.from_samples(mixing, samples.sources, samples.lengths(), samples.shards.index.sources)
-    drawn = compute_row_lengths(samples, corruption, samples.assign_partners(shares.draw_order(HELD_OUT_SEED, 0)))
-    sizes = np.stack([side for side in drawn if side is not None])
-    parts = sizes.sum(axis=1) / sizes.sum()  # what each side has of all tokens
-    # NOTE: a few long ones do not make all rows much longer.
-    least = max(length / parts.max(), *np.minimum(longest / parts, _MAX_ROW_FACTOR * length))
-    found: list[tuple[float, BatchShape]] = []
+    row_lengths = compute_row_lengths(samples, corruption, samples.assign_partners(shares.draw_order(HELD_OUT_SEED, 0)))
+    sizes = np.stack([side for side in row_lengths if side is not None])
+    parts = sizes.sum(axis=1) / sizes.sum()  # share of each side
+    # NOTE: a few long sequences must not make all rows much longer.
+    min_room = max(length / parts.max(), *np.minimum(longest / parts, _MAX_ROW_FACTOR * length))
+    candidates: list[tuple[float, BatchShape]] = []
     for wider in (1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5):
-        room = np.maximum(np.ceil(wider * least * parts).astype(int), longest).tolist()
+        room = np.maximum(np.ceil(wider * min_room * parts).astype(int), longest).tolist()
         rows = round_rows(tokens / sum(room))
-        if found and (rows < 8 or max(room) > MAX_EXACT_ROW):
+        if candidates and (rows < 8 or max(room) > MAX_EXACT_ROW):
             break
-        some, source = sizes[:, :_SAMPLE_SEQUENCES], room[1] if len(room) > 1 else None
-        row = pack(some[0], room[0], source=None if source is None else some[1], source_room=source)
-        filled = float(some.sum() / (sum(room) * (row.max() + 1)))
-        found.append((filled, BatchShape(rows=rows, length=room[0], source=source)))
-        if found[-1][0] >= _MIN_FILL:
+        subset, source = sizes[:, :_SAMPLE_SEQUENCES], room[1] if len(room) > 1 else None
+        row = pack(subset[0], room[0], source=None if source is None else subset[1], source_room=source)
+        fill_ratio = float(subset.sum() / (sum(room) * (row.max() + 1)))
+        candidates.append((fill_ratio, BatchShape(rows=rows, length=room[0], source=source)))
+        if candidates[-1][0] >= _MIN_FILL:
             break
-    return max(found, key=lambda one: one[0])[1]
+    return max(candidates, key=lambda candidate: candidate[0])[1]
 
 
 def round_rows(rows: float) -> int:
-    """A number of rows near this one that can be cut in halves several times, or shared out: lengths are found anyway.
+    """Round to a number of rows that can be halved several times or divided among ranks.
 
     >>> [round_rows(rows) for rows in (0.4, 7.9, 13.1, 23.9, 47.7, 1000)]
     [1, 8, 14, 24, 48, 1024]
@@ -291,7 +310,7 @@ def round_rows(rows: float) -> int:
 
 
 def floor_rows(rows: int) -> int:
-    """So many rows or a few less, such that they can be cut in halves several times.
+    """Round down to a number of rows that can be halved several times.
 
     >>> [floor_rows(rows) for rows in (1, 7, 13, 37, 100, 1000)]
     [1, 7, 12, 36, 96, 960]

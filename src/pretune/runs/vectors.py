@@ -1,7 +1,7 @@
 """Static word vectors from a corpus: `pt.train_vectors` and `pretune vectors`.
 
 vectors = pt.train_vectors(["books/"], kind="glove", width=200, out="vectors.txt")
-vectors.nearest("film")
+vectors.find_nearest("film")
 pt.embed("vectors.txt", ["A fine film."])
 """
 
@@ -24,7 +24,7 @@ TRAINERS: Mapping[str, type[Word2Vec] | type[Glove] | type[Ppmi]] = {"word2vec":
 MAX_VALUES = {"width": 4096, "window": 100, "epochs": 1000, "min_count": 10**9, "max_words": 10_000_000}
 """The largest value of each option; the smallest is 1."""
 _FIELDS = {"min_count": "least", "max_words": "most"}
-_PART_BYTES = 2**24  # bytes of the corpus that are read at a time
+_PART_BYTES = 2**24  # bytes per part of the corpus
 
 
 def train_vectors(
@@ -43,11 +43,11 @@ def train_vectors(
     field: str | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> WordVectors:
-    """Train word vectors on a corpus (files, folders, globs or built-in names) and write them where `out` says.
+    """Train word vectors on a corpus (files, folders, globs or built-in names) and write them to `out`.
 
-    Kinds: word2vec (`mode` skip_gram or cbow), glove, ppmi (counts and a singular value decomposition). What is None is
-    as the paper of the kind has it. `min_count` is how often a word must occur; `max_words` how many words have a
-    vector. The file has the text format of word2vec. `progress` is called with the share of the corpus read.
+    Kinds: word2vec (`mode` skip_gram or cbow), glove, ppmi (counts and a singular value decomposition). Options that
+    are None take the defaults of the paper. `min_count` is the minimum frequency of a word, `max_words` the vocabulary
+    size. The file has word2vec's text format. `progress` is called with the share of the corpus read.
     """
     options = {"mode": mode, "width": width, "window": window, "epochs": epochs}
     trainer = build_trainer(kind, **options, min_count=min_count, max_words=max_words)
@@ -70,22 +70,24 @@ def train_vectors(
 def build_trainer(kind: str, **options: Any) -> Word2Vec | Glove | Ppmi:
     """Return the trainer of a kind with the options that are not None; raise a UsageError for others."""
     if kind not in TRAINERS:
-        raise UsageError(
-            f"unknown kind of vectors '{kind[:60]}'{suggest(kind, TRAINERS)} (known: {', '.join(TRAINERS)})"
-        )
-    known = {field.name for field in fields(TRAINERS[kind])}
+        raise UsageError(f"unknown kind '{kind[:60]}'{suggest(kind, TRAINERS)} (allowed: {', '.join(TRAINERS)})")
+    field_names = {field.name for field in fields(TRAINERS[kind])}
     values: dict[str, Any] = {}
     for name, value in options.items():
         if value is None:
             continue
         place = _FIELDS.get(name, name)
-        if place not in known:
-            others = ", ".join(other for other, cls in TRAINERS.items() if place in {one.name for one in fields(cls)})
-            raise UsageError(f"{name.replace('_', '-')} is not an option of {kind} (only of {others})")
+        if place not in field_names:
+            supported_kinds = ", ".join(
+                other_kind
+                for other_kind, cls in TRAINERS.items()
+                if place in {trainer_field.name for trainer_field in fields(cls)}
+            )
+            raise UsageError(f"{name.replace('_', '-')} is not an option of {kind}, only of {supported_kinds}")
         if name in MAX_VALUES and not 1 <= value <= MAX_VALUES[name]:
-            raise UsageError(f"{name.replace('_', '-')} must be from 1 to {MAX_VALUES[name]}, found {value}")
+            raise UsageError(f"{name.replace('_', '-')} must be from 1 to {MAX_VALUES[name]}, got {value}")
         values[place] = value
     trainer = TRAINERS[kind](**values)
     if isinstance(trainer, Ppmi) and (trainer.most is None or trainer.most > MAX_WORDS):
-        raise UsageError(f"max-words of ppmi must be from 1 to {MAX_WORDS}, found {trainer.most}")
+        raise UsageError(f"max-words of ppmi must be from 1 to {MAX_WORDS}, got {trainer.most}")
     return trainer

@@ -1,4 +1,4 @@
-"""Vectors by comparison: a model learns which texts belong together."""
+"""Contrastive training of sentence embeddings."""
 
 from pretune.runs.embedding.train import TrainedEmbeddings, train_embeddings
 

@@ -1,4 +1,4 @@
-"""Examples of several texts as batches: every example once an epoch, in an order that the seed and the epoch decide."""
+"""Batches of pairs or triplets: every example once per epoch, in an order given by seed and epoch."""
 
 from dataclasses import dataclass
 
@@ -17,55 +17,55 @@ from pretune.runs.embedding.pair_dataset import PairDataset
 from pretune.text.tokenizer import Tokenizer
 
 MIN_ROW_LENGTH = 128
-"""Tokens of a row, or as many as the longest text has."""
+"""Minimum row length in tokens; longer texts lengthen the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairStream:
-    """Batches of whole examples as a function of the step; equal texts have one number."""
+    """Batches of whole examples as a function of the step; equal texts share an id."""
 
-    sequences: Sequences  # every different text
+    sequences: Sequences  # unique texts
     text_ids: Ints  # [E, K] the text of each column of each example
     gold: np.ndarray[tuple[int], np.dtype[np.float32]]  # [E]
-    batch_size: int  # examples of a batch
+    batch_size: int  # examples per batch
     seed: int
     ranks: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of an epoch; the last may have fewer examples."""
+        """Steps per epoch; the last may have fewer examples."""
         return -(-len(self.text_ids) // self.batch_size)
 
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
-        """The batch of a step, or a rank's share of it, which cannot be divided: its texts are compared."""
+        """Return the batch of a step, or a rank's share, which cannot be split further: its texts are compared."""
         if parts > self.ranks:
             raise ResourceError(
                 f"out of memory with a batch of {format_count(self.batch_size, 'examples')}; lower the batch size"
             )
-        epoch, at = divmod(step, self.steps_per_epoch)
+        epoch, position = divmod(step, self.steps_per_epoch)
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.text_ids))
-        whole = order[at * self.batch_size : (at + 1) * self.batch_size]
-        chosen = whole[len(whole) * part // parts : len(whole) * (part + 1) // parts]
+        batch_ids = order[position * self.batch_size : (position + 1) * self.batch_size]
+        part_ids = batch_ids[len(batch_ids) * part // parts : len(batch_ids) * (part + 1) // parts]
         return build_text_batch(
-            self.sequences, self.text_ids[chosen].T.ravel(), np.tile(self.gold[chosen], self.text_ids.shape[1])
+            self.sequences, self.text_ids[part_ids].T.ravel(), np.tile(self.gold[part_ids], self.text_ids.shape[1])
         )
 
 
 def build_text_batch(sequences: Sequences, text_ids: Ints, gold: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Batch:
-    """Some texts in a batch: `targets` hold where each begins, in the order asked for, and what is said of it."""
-    given = sequences.take(text_ids)
-    lengths = given.lengths
+    """Lay out texts in a batch; `targets` hold the start of each, in the given order, and its gold value."""
+    selection = sequences.take(text_ids)
+    lengths = selection.lengths
     room = max(MIN_ROW_LENGTH, int(lengths.max(initial=0)))
-    rows, used = np.empty(len(text_ids), dtype=np.int64), 0
+    rows, row_tokens = np.empty(len(text_ids), dtype=np.int64), 0
     order = np.argsort(-lengths, kind="stable")
     row = 0
-    for place in order.tolist():  # in falling length, a row after the other
-        if used + lengths[place] > room:
-            row, used = row + 1, 0
+    for place in order.tolist():  # by decreasing length, row by row
+        if row_tokens + lengths[place] > room:
+            row, row_tokens = row + 1, 0
         rows[place] = row
-        used += int(lengths[place])
+        row_tokens += int(lengths[place])
     laid = np.argsort(rows, kind="stable")
-    batch = lay_out(given.take(laid), rows[laid], BatchShape(rows=row + 1, length=room))
+    batch = lay_out(selection.take(laid), rows[laid], BatchShape(rows=row + 1, length=room))
     cells = np.empty(len(text_ids), dtype=np.int64)
     cells[laid] = np.arange(len(text_ids)) + rows[laid]
     labels = torch.full((batch.cells,), -1, dtype=torch.long)
@@ -88,10 +88,10 @@ def build_text_stream(
     seed: int,
     ranks: int = 1,
 ) -> tuple[PairStream, EncodedTexts]:
-    """The stream of examples, and what was cut of their texts."""
+    """Return the stream of examples, and the encoded texts."""
     different = list(dict.fromkeys(text for texts in dataset.texts for text in texts))
     number = {text: i for i, text in enumerate(different)}
-    made = encode_texts(tokenizer, [prompt + text for text in different], length)
+    encoded_texts = encode_texts(tokenizer, [prompt + text for text in different], length)
     numbers = np.array([[number[text] for text in texts] for texts in dataset.texts], dtype=np.int64)
     gold = np.array(dataset.gold, dtype=np.float32)
-    return PairStream(made.sequences, numbers, gold, batch_size, seed, ranks), made
+    return PairStream(encoded_texts.sequences, numbers, gold, batch_size, seed, ranks), encoded_texts

@@ -1,8 +1,8 @@
-"""What a model compares: pairs, triplets, classes of pairs and scored pairs, from tasks and from files of one's own.
+"""Datasets for contrastive training: pairs, triplets, classes of pairs and scored pairs, from tasks and files.
 
-read(task="snli")                  # premise, entailed text, contradicting text where there is one
-read(task="snli", loss="classes")  # premise, hypothesis, which of three
-read(train="pairs.tsv")            # columns by name: anchor, positive, negative; or two texts and a score or label
+read_dataset(task="snli")                  # premise, entailed text, contradicting text where there is one
+read_dataset(task="snli", loss="classes")  # premise, hypothesis, class
+read_dataset(train="pairs.tsv")            # columns anchor, positive, negative; or two texts and a score or label
 """
 
 import os
@@ -49,7 +49,7 @@ ENTAILMENT, CONTRADICTION = "entailment", "contradiction"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairDataset:
-    """Examples of as many texts each, with what is said of each (a class, a score from 0 to 1, or nothing: 0)."""
+    """Examples with the same number of texts, and a gold value each: a class, a score from 0 to 1, or 0 for none."""
 
     texts: list[tuple[str, ...]]
     gold: list[float]
@@ -58,11 +58,11 @@ class PairDataset:
 
     @property
     def columns(self) -> int:
-        """Texts of an example."""
+        """Number of texts per example."""
         return len(self.texts[0])
 
     def build_default_loss(self) -> ContrastiveLoss:
-        """The loss that goes with them where none is named."""
+        """Return the default loss for these examples."""
         if self.is_scored:
             return CosineScore()
         return PairClasses(classes=len(self.classes)) if self.classes else InBatch()
@@ -76,55 +76,55 @@ def read_dataset(
     split: str = "train",
     loss: str | None = None,
 ) -> PairDataset:
-    """The examples of a task's split or of a file; of inference, entailed pairs unless classes are to be learnt."""
+    """Read the examples of a task's split or of a file; NLI gives entailed pairs unless the loss is `classes`."""
     if loss is not None and loss not in LOSSES:
         raise UsageError(f"unknown loss '{loss}'{suggest(loss, LOSSES)} ({', '.join(LOSSES)})")
     if (task is None) == (train is None):
-        raise UsageError("what to learn from is a task (embedding:NAME) or a file (--train FILE): give one of the two")
-    found = _read_file(Path(train)) if train is not None else _read_task(TASKS.get(task or ""), data, split)
-    if found.classes and loss != "classes":
-        if {ENTAILMENT, CONTRADICTION} <= {*found.classes}:
-            return build_entailment_pairs(found)
+        raise UsageError("pass either a task (embedding:NAME) or a file (--train FILE) to train on")
+    dataset = _read_file(Path(train)) if train is not None else _read_task(TASKS.get(task or ""), data, split)
+    if dataset.classes and loss != "classes":
+        if {ENTAILMENT, CONTRADICTION} <= {*dataset.classes}:
+            return build_entailment_pairs(dataset)
         if loss is not None:
-            raise UsageError(f"the loss '{loss}' needs pairs that belong together, found the classes {found.classes}")
-    return found
+            raise UsageError(f"the loss '{loss}' needs positive pairs, got pairs with the classes {dataset.classes}")
+    return dataset
 
 
 def select_loss(dataset: PairDataset, loss: str | None) -> ContrastiveLoss:
-    """The loss by its name, or the usual one; refused where the examples do not have what it asks for."""
+    """Return the loss of this name, or the default; raises if the examples do not fit it."""
     if loss is None:
         return dataset.build_default_loss()
-    chosen = LOSSES[loss]
+    loss_class = LOSSES[loss]
     has = "score" if dataset.is_scored else "class" if dataset.classes else "nothing"
-    if chosen.gold not in ("nothing", has) or (has == "score" and chosen.gold == "nothing"):
-        raise UsageError(f"the loss '{loss}' needs examples with {chosen.gold}, these have {has}")
-    if dataset.columns not in chosen.columns:
-        raise UsageError(f"the loss '{loss}' compares {chosen.columns} texts, these examples have {dataset.columns}")
-    return PairClasses(classes=len(dataset.classes)) if chosen is PairClasses else chosen()
+    if loss_class.gold not in ("nothing", has) or (has == "score" and loss_class.gold == "nothing"):
+        raise UsageError(f"the loss '{loss}' needs examples with {loss_class.gold}, got {has}")
+    if dataset.columns not in loss_class.columns:
+        raise UsageError(f"the loss '{loss}' needs {loss_class.columns} texts per example, got {dataset.columns}")
+    return PairClasses(classes=len(dataset.classes)) if loss_class is PairClasses else loss_class()
 
 
 def build_entailment_pairs(dataset: PairDataset) -> PairDataset:
-    """Inference as pairs that belong together; a contradiction of the same premise is a third text (Gao et al., 2021).
+    """Return NLI as positive pairs, with a contradiction of the same premise as hard negative (Gao et al., 2021).
 
-    Where no premise has both, or some lack one, there are pairs alone.
+    Returns pairs alone where at most half of them have a contradiction.
     """
     yes, no = (float(dataset.classes.index(name)) for name in (ENTAILMENT, CONTRADICTION))
     against: dict[str, str] = {}
-    for (premise, other), label in zip(dataset.texts, dataset.gold, strict=True):
+    for (premise, hypothesis), label in zip(dataset.texts, dataset.gold, strict=True):
         if label == no:
-            against.setdefault(premise, other)
+            against.setdefault(premise, hypothesis)
     pairs = [texts for texts, label in zip(dataset.texts, dataset.gold, strict=True) if label == yes]
-    triplets = [(one, other, against[one]) for one, other in pairs if one in against]
-    chosen: list[tuple[str, ...]] = list(triplets if 2 * len(triplets) > len(pairs) else pairs)
-    if not chosen:
-        raise DataError("no pair is entailed; there is nothing that belongs together")
-    return PairDataset(texts=chosen, gold=[0.0] * len(chosen))
+    triplets = [(premise, hypothesis, against[premise]) for premise, hypothesis in pairs if premise in against]
+    selection: list[tuple[str, ...]] = list(triplets if 2 * len(triplets) > len(pairs) else pairs)
+    if not selection:
+        raise DataError("no entailed pair; contrastive training needs positive pairs")
+    return PairDataset(texts=selection, gold=[0.0] * len(selection))
 
 
 def _read_task(task: Task, data: str | os.PathLike[str] | None, split: str) -> PairDataset:
     examples = list(task.find(split, data).read())
     if task.kind not in ("pair", "regression") or not all(example.pair for example in examples):
-        raise UsageError(f"task '{task.name}' is of the kind '{task.kind}'; vectors are learnt from pairs of texts")
+        raise UsageError(f"task '{task.name}' has the kind '{task.kind}'; embeddings train on pairs of texts")
     return _collect_pairs(task, examples)
 
 
@@ -133,31 +133,31 @@ def _collect_pairs(task: Task, examples: Iterable[Example]) -> PairDataset:
     texts, gold = list[tuple[str, ...]](), list[float]()
     for example in examples:
         if example.label is None:
-            raise DataError(f"task '{task.name}': the example '{example.text[:40]}' has no label to learn from")
+            raise DataError(f"task '{task.name}': the example '{example.text[:40]}' has no label")
         texts.append((example.text, example.pair or ""))
-        scored = task.kind == "regression"
-        gold.append((float(example.label) - low) / (high - low) if scored else float(example.label))
+        is_scored = task.kind == "regression"
+        gold.append((float(example.label) - low) / (high - low) if is_scored else float(example.label))
     return PairDataset(texts=texts, gold=gold, classes=task.labels, is_scored=task.kind == "regression")
 
 
 def _read_file(path: Path) -> PairDataset:
-    """A table of one's own."""
+    """Read the user's table."""
     rows = list(_read_table(path))
     if not rows:
-        raise DataError(f"{path}: no rows in it; there should be a pair of texts in each")
+        raise DataError(f"{path}: no rows; expected a pair of texts per row")
     head = rows[0].values
     columns = [_find_column(head, names) for names in (FIRST_COLUMNS, SECOND_COLUMNS, THIRD_COLUMNS)]
     if columns[0] is None or columns[1] is None:
-        wanted = "anchor and positive (and negative), or sentence1, sentence2 (and score or label)"
-        raise DataError(f"{path}: its columns are {', '.join(head)[:200]}; expected {wanted}")
+        expected_columns = "anchor and positive (and negative), or sentence1, sentence2 (and score or label)"
+        raise DataError(f"{path}: has the columns {', '.join(head)[:200]}; expected {expected_columns}")
     texts = [tuple(row.get_text(column) for column in columns if column is not None) for row in rows]
     score, label = _find_column(head, SCORE_COLUMNS), _find_column(head, LABEL_COLUMNS)
     if score is not None and columns[2] is None:
         return PairDataset(texts=texts, gold=_parse_scores(rows, score), is_scored=True)
     if label is not None and columns[2] is None:
         names = [str(row.get(label)) for row in rows]
-        known = tuple(sorted({*names}))
-        return PairDataset(texts=texts, gold=[float(known.index(name)) for name in names], classes=known)
+        classes = tuple(sorted({*names}))
+        return PairDataset(texts=texts, gold=[float(classes.index(name)) for name in names], classes=classes)
     return PairDataset(texts=texts, gold=[0.0] * len(texts))
 
 
@@ -165,20 +165,20 @@ def _read_table(path: Path) -> Iterable[TableRow]:
     kinds: dict[str, Tsv | Jsonl] = {".jsonl": Jsonl(), ".tsv": Tsv(), ".csv": Csv()}
     kind = next((kinds[suffix] for suffix in path.suffixes[-2:] if suffix in kinds), None)
     if kind is None:
-        raise UsageError(f"'{path}': pairs are read from {', '.join(kinds)}, which may be compressed")
+        raise UsageError(f"'{path}': pairs must be a file with the suffix {', '.join(kinds)}, optionally compressed")
     return kind.read_rows(path)
 
 
 def _parse_scores(rows: Sequence[TableRow], column: str) -> list[float]:
-    """Scores on the scale from 0 to 1; those on another are brought to it by their least and largest."""
-    found: list[float] = []
+    """Parse scores; values outside 0 to 1 are rescaled by their minimum and maximum."""
+    scores: list[float] = []
     for row in rows:
         try:
-            found.append(float(row.get(column)))
+            scores.append(float(row.get(column)))
         except (TypeError, ValueError):
             raise DataError(f"{row.location}: score {str(row.get(column))[:40]!r} is not a number") from None
-    low, high = (0.0, 1.0) if min(found) >= 0 and max(found) <= 1 else (min(found), max(found))
-    return [(value - low) / max(high - low, 1e-9) for value in found]
+    low, high = (0.0, 1.0) if min(scores) >= 0 and max(scores) <= 1 else (min(scores), max(scores))
+    return [(value - low) / max(high - low, 1e-9) for value in scores]
 
 
 def _find_column(head: Mapping[str, Any], names: Sequence[str]) -> str | None:

@@ -1,10 +1,10 @@
-"""A model learns vectors by comparison, on the one loop; what is left is a directory of sentence-transformers.
+"""Contrastive training of a model; the result is a sentence-transformers directory.
 
     run = train_embeddings("runs/small", task="snli", out="runs/vectors")
     pt.embed(run, ["a sentence"]), run.scores
 
-Where there is a task or file to judge by, it is judged before and after: scored pairs by Spearman's correlation,
-triplets by accuracy.
+With a dev task or file, the model is evaluated before and after: scored pairs by Spearman's correlation, triplets by
+accuracy.
 """
 
 import contextlib
@@ -58,10 +58,11 @@ SCORES_FILE = "scores.json"
 
 @spec(tagged=False)
 class EmbeddingTrainConfig:
-    """How vectors are learnt; the numbers are those of S-BERT, but for the batch, which in-batch negatives want large.
+    """Training settings; the values are those of S-BERT, except the batch, since in-batch negatives need large ones.
 
-    `loss`: triplet, in_batch, classes or cosine; None: what the examples allow. `pooling`, `normalise` and `length` are
-    as `embed` takes them; None: as the model's directory says.
+    `loss`: triplet, in_batch, classes or cosine; None: the default for the examples. `pooling`, `normalise` and
+    `length`
+    are those of `embed`; None: as the model's directory configures.
     """
 
     loss: str | None = None
@@ -80,14 +81,14 @@ class EmbeddingTrainConfig:
     def __post_init__(self) -> None:
         if self.batch < 2 or self.epochs <= 0 or (self.steps is not None and self.steps < 1) or self.lr < 0:
             raise UsageError(
-                f"batch {self.batch} must be 2 or more, epochs {self.epochs} above 0, steps {self.steps} at least 1, "
-                f"lr {self.lr} at least 0"
+                f"batch must be >= 2, epochs > 0, steps >= 1 and lr >= 0, got batch {self.batch}, "
+                f"epochs {self.epochs}, steps {self.steps}, lr {self.lr}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedEmbeddings(os.PathLike[str]):
-    """Where the model lies, and how good its vectors are; it can be given wherever its path can."""
+    """Path and scores of the trained model; accepted wherever its path is."""
 
     path: Path
     scores: dict[str, Any]
@@ -111,40 +112,52 @@ def train_embeddings(
     device: str | None = None,
     **settings: Any,
 ) -> TrainedEmbeddings:
-    """Teach a model which texts belong together, from a task or a file `train`, and leave it in `out`.
+    """Train embeddings on a task or a file `train`, and save the model to `out`.
 
-    `dev` is a file or the name of a task to judge by. `settings` are those of `EmbeddingTrainConfig`. What was killed goes on with
-    `resume=True` and the same settings.
+    `dev` is a file or a task to evaluate on. `settings` are those of `EmbeddingTrainConfig`. An interrupted run
+    continues with `resume=True` and the same settings.
     """
-    where = Path(out)
-    given = {name: value for name, value in settings.items() if value is not None}
-    teaching = config.replace(EmbeddingTrainConfig(), given)  # text, as `--set` gives it, is typed by the field
-    stop = GracefulShutdown("go on with the same command and --resume", has_checkpoint=resume)
+    run_dir = Path(out)
+    overrides = {name: value for name, value in settings.items() if value is not None}
+    train_config = config.replace(
+        EmbeddingTrainConfig(), overrides
+    )  # strings from `--set` are converted to the field's type
+    stop = GracefulShutdown("resume with the same command and --resume", has_checkpoint=resume)
     with stop.handle_signals():
-        if resume and (where / COST_FILE).is_file():
-            check_model(where)
-            log.info(f"{where}: is finished; there is nothing to resume")
-            return TrainedEmbeddings(where, io.read_json(where / SCORES_FILE, CheckpointError))
+        if resume and (run_dir / COST_FILE).is_file():
+            check_model(run_dir)
+            log.info(f"{run_dir}: finished; nothing to resume")
+            return TrainedEmbeddings(run_dir, io.read_json(run_dir / SCORES_FILE, CheckpointError))
         if not resume:
-            check_output_dir(where)
-            check_no_run(where)
+            check_output_dir(run_dir)
+            check_no_run(run_dir)
         if model is None:
-            raise UsageError("missing MODEL: the directory whose vectors are to be taught")
-        lessons = read_dataset(task=task, train=train, data=data, loss=teaching.loss)
-        judged = None if dev is None else _read_dev(dev, data)
-        with init_distributed(resolve_device(device)) as many:
-            if teaching.batch < many.world:
-                raise UsageError(f"batch {teaching.batch}: fewer examples than the {many.world} ranks; raise it")
-            return EmbeddingRun(Path(model), teaching, lessons, judged, where, many, stop).run(resume=resume)
+            raise UsageError("missing MODEL: the model directory to train")
+        dataset = read_dataset(task=task, train=train, data=data, loss=train_config.loss)
+        dev_dataset = None if dev is None else _read_dev(dev, data)
+        with init_distributed(resolve_device(device)) as ranks:
+            if train_config.batch < ranks.world:
+                raise UsageError(
+                    f"batch {train_config.batch}is smaller than the number of ranks, {ranks.world}; increase it"
+                )
+            return EmbeddingRun(Path(model), train_config, dataset, dev_dataset, run_dir, ranks, stop).run(
+                resume=resume
+            )
 
 
 class EmbeddingRun:
-    """A run at work."""
+    """Contrastive training run."""
 
     def __init__(
-        self, model: Path, settings: EmbeddingTrainConfig, dataset: PairDataset, dev: PairDataset | None, run_dir: Path, ranks: Ranks,
+        self,
+        model: Path,
+        settings: EmbeddingTrainConfig,
+        dataset: PairDataset,
+        dev: PairDataset | None,
+        run_dir: Path,
+        ranks: Ranks,
         shutdown: GracefulShutdown,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.settings, self.dataset, self.dev, self.run_dir, self.ranks, self.shutdown = (
             settings, dataset, dev, run_dir, ranks, shutdown
         )  # fmt: skip
@@ -152,21 +165,22 @@ class EmbeddingRun:
         check_weights(body, model)
         longest = body.spec.max_length
         length = min((limit for limit in (settings.length, longest) if limit is not None), default=None)
-        how = {"pooling": settings.pooling, "normalise": settings.normalise, "length": length}
-        self.encoder = build_encoder(body, **how)
+        options = {"pooling": settings.pooling, "normalise": settings.normalise, "length": length}
+        self.encoder = build_encoder(body, **options)
         self.loss: ContrastiveLoss = select_loss(dataset, settings.loss)
         self.model = ContrastiveModel(self.encoder, self.loss, columns=dataset.columns, seed=settings.seed)
         ready = Embedder(self.encoder)
         self.tokenizer = ready.tokenizer
-        self.stream, made = build_text_stream(
+        self.stream, encoded_texts = build_text_stream(
             dataset, ready.tokenizer, length=ready.length, prompt=self.encoder.config.prompt, batch_size=settings.batch,
             seed=settings.seed, ranks=ranks.world,
         )  # fmt: skip
-        if (made.sequences.lengths == 0).any():
-            raise DataError("a text has no token in this tokenizer; leave empty texts out")
-        if made.truncated_texts:
+        if (encoded_texts.sequences.lengths == 0).any():
+            raise DataError("a text has no tokens; remove empty texts")
+        if encoded_texts.truncated_texts:
             log.warn(
-                f"{made.truncated_texts:,} of {format_count(len(made.sequences), 'texts')} cut to {ready.length} tokens"
+                f"{encoded_texts.truncated_texts:,} of {format_count(len(encoded_texts.sequences), 'texts')} truncated "
+                f"to {ready.length} tokens"
             )
         self.steps = settings.steps or max(1, round(self.stream.steps_per_epoch * settings.epochs))
         self.fingerprints = {
@@ -191,23 +205,23 @@ class EmbeddingRun:
             return self._train(stack, store, resume)
 
     def _train(self, stack: contextlib.ExitStack, store: CheckpointManager | None, resume: bool) -> TrainedEmbeddings:
-        fit = self.settings
-        optimizer = AdamW(lr=fit.lr, weight_decay=fit.weight_decay).build(build_parameter_groups(self.model))
-        found: Checkpoint | None = self.ranks.broadcast_object(
+        train_config = self.settings
+        optimizer = AdamW(lr=train_config.lr, weight_decay=train_config.weight_decay).build(
+            build_parameter_groups(self.model)
+        )
+        latest: Checkpoint | None = self.ranks.broadcast_object(
             store.find_latest(self.fingerprints) if resume and store else None
         )
-        if resume and found is None:
-            raise CheckpointError(
-                f"{self.run_dir / CHECKPOINTS_DIR}: no checkpoint yet; start it again without --resume"
-            )
-        before = (
+        if resume and latest is None:
+            raise CheckpointError(f"{self.run_dir / CHECKPOINTS_DIR}: no checkpoint yet; start again without --resume")
+        initial_scores = (
             config.read_record(ResumeFile, self.run_dir / RUN_FILE, CheckpointError).get("before", {})
-            if found
+            if latest
             else self._evaluate()
         )
-        state = TrainState() if found is None else restore_checkpoint(found, self.model, optimizer)
+        state = TrainState() if latest is None else restore_checkpoint(latest, self.model, optimizer)
         self.ranks.broadcast_tensors(self.model.parameters())
-        schedule = LinearSchedule(warmup=fit.warmup)
+        schedule = LinearSchedule(warmup=train_config.warmup)
         loop = Loop(
             module=ModelWithLoss(self.model, ContrastiveObjective(self.dataset.columns, self.ranks)).train(),
             optimizer=optimizer,
@@ -223,30 +237,30 @@ class EmbeddingRun:
             ranks=self.ranks,
             lr_factor=lambda state: schedule.compute_factor(state.step, self.steps),
             should_stop=lambda state: state.step >= self.steps,
-            seed=fit.seed,
-            clip=fit.clip,
+            seed=train_config.seed,
+            clip=train_config.clip,
             precision=torch.bfloat16 if self.ranks.device.type == "cuda" else None,
             start_time=time.monotonic() - state.elapsed,
         )
-        tree = {"embedding": config.to_dict(fit), "loss": config.to_dict(self.loss), "before": before}
-        journal = stack.enter_context(
+        tree = {"embedding": config.to_dict(train_config), "loss": config.to_dict(self.loss), "before": initial_scores}
+        logger = stack.enter_context(
             RunLogger(
                 self.run_dir,
                 title=self.run_dir.name,
                 models=(self.encoder.model.spec,),
                 loop=loop,
-                is_resumed=found is not None,
+                is_resumed=latest is not None,
                 total=self.steps,
                 budget=None,
                 settings=tree,
             )
         )
-        saver = CheckpointHook(store, self.fingerprints, on_save=journal.flush)
-        loop.hooks = [DivergenceGuard(journal.warn), journal, saver, self.shutdown]
+        saver = CheckpointHook(store, self.fingerprints, on_save=logger.flush)
+        loop.hooks = [DivergenceGuard(logger.warn), logger, saver, self.shutdown]
         self.shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
-        if found is None and self.ranks.is_first:
+        if latest is None and self.ranks.is_first:
             io.write_json(self.run_dir / RUN_FILE, tree)
-        if found is not None:
+        if latest is not None:
             saver.last_step, saver.last_time = state.step, state.elapsed
         saver.save(loop, wait=True)
         loop.run()
@@ -254,31 +268,34 @@ class EmbeddingRun:
         loop.stop_signal = self.ranks.max(loop.stop_signal)
         self.shutdown.disarm()
         state.elapsed = time.monotonic() - loop.start_time
-        return self._finish(journal.summarize(loop), before)
+        return self._finish(logger.summarize(loop), initial_scores)
 
     def _evaluate(self) -> dict[str, float]:
-        """How good the vectors are where there is something to judge by: what the first rank finds, on all."""
-        found: dict[str, float] = self.ranks.broadcast_object(run_on_rank_zero(self.ranks, self._compute_scores))
-        return found
+        """Return the scores on dev, computed on rank 0 and broadcast."""
+        scores: dict[str, float] = self.ranks.broadcast_object(run_on_rank_zero(self.ranks, self._compute_scores))
+        return scores
 
     def _compute_scores(self) -> dict[str, float]:
         if self.dev is None:
             return {}
         ready = Embedder(self.encoder)
         if self.dev.is_scored:
-            pairs = [(one, other) for one, other, *_ in self.dev.texts]
+            pairs = [(first, second) for first, second, *_ in self.dev.texts]
             return {"spearman": spearman(self.dev.gold, compute_cosines(ready, pairs).tolist())}
-        triplets = [(one, near, far) for one, near, far in self.dev.texts]
+        triplets = [(anchor, positive, negative) for anchor, positive, negative in self.dev.texts]
         return {"triplet_accuracy": float(triplet_accuracy(ready, triplets)["accuracy"])}
 
     def _finish(self, summary: dict[str, Any], initial_scores: dict[str, float]) -> TrainedEmbeddings:
-        """The model with the files of sentence-transformers beside it, the scores, and last of all the cost."""
-        after = self._evaluate()
-        scores = {"before": initial_scores, "after": after, "steps": summary["steps"], "loss": summary["loss"]}
+        """Save the model with sentence-transformers files, the scores, and last the cost."""
+        final_scores = self._evaluate()
+        scores = {"before": initial_scores, "after": final_scores, "steps": summary["steps"], "loss": summary["loss"]}
         if not self.ranks.is_first:
             return TrainedEmbeddings(self.run_dir, scores)
         body = self.encoder.model.eval()
-        body.assets.files = {**body.assets.files, **_add_max_length(self.encoder.config.length, self.tokenizer.files())}
+        body.assets.files = {
+            **body.assets.files,
+            **_add_max_length(self.encoder.config.length, self.tokenizer.build_files()),
+        }
         body.assets.modules = sentence_modules.write_modules(self.encoder)
         checkpoint.save(body, self.run_dir, overwrite=True)
         io.write_json(self.run_dir / SCORES_FILE, scores)
@@ -288,16 +305,16 @@ class EmbeddingRun:
 
 
 def _read_dev(dev: str | os.PathLike[str], data: str | os.PathLike[str] | None) -> PairDataset:
-    """What is judged by: scored pairs, or triplets."""
+    """Read the dev set: scored pairs or triplets."""
     name = os.fspath(dev)
-    found = read_dataset(task=name, data=data, split="dev") if name in TASKS else read_dataset(train=name)
-    if not found.is_scored and found.columns != 3:
-        raise UsageError(f"'{name}': vectors are judged by scored pairs or by triplets")
-    return found
+    dataset = read_dataset(task=name, data=data, split="dev") if name in TASKS else read_dataset(train=name)
+    if not dataset.is_scored and dataset.columns != 3:
+        raise UsageError(f"'{name}': dev must hold scored pairs or triplets")
+    return dataset
 
 
 def _add_max_length(length: int | None, files: dict[str, bytes]) -> dict[str, bytes]:
-    """The tokenizer's files with the longest text, which sentence-transformers looks for there."""
+    """Return the tokenizer config with the maximum length, where sentence-transformers expects it."""
     name = "tokenizer_config.json"
     if length is None:
         return {}

@@ -64,7 +64,7 @@ class ForgettingMeter:
             raise DataError(f"{data}: not prepared with this model's tokenizer; prepare the text with its directory")
         split = "valid" if "valid" in self.source.data.index.splits else "train"
         self.stream = self.source.build_stream(
-            split, length=reading.max_length, tokens=BATCH_TOKENS, ranks=1, seed=0, fixed=False
+            split, length=reading.max_length, tokens=BATCH_TOKENS, ranks=1, seed=0, has_fixed_slots=False
         )
         self.batch_count = min(math.ceil(EVAL_TOKENS / BATCH_TOKENS), len(self.stream.get_steps(0)))
         self.initial_loss = self._compute_loss(base.to(ranks.device))
