@@ -102,7 +102,7 @@ def test_the_mode_of_a_model_is_left_as_it_was() -> None:
 def test_looks_and_groups_change_nothing(search: Any) -> None:
     model, prompts = model_of(DECODERS[0]), text(5, 1, 9, 3, 5)
     wanted = tokens(model, prompts, search)
-    assert tokens(model, prompts, search, watch=DecodingCallbacks(interval=4)) == wanted
+    assert tokens(model, prompts, search, callbacks=DecodingCallbacks(interval=4)) == wanted
     assert tokens(model, prompts, search, batch=3) == wanted
 
 
@@ -239,7 +239,7 @@ def test_limits() -> None:
     model = model_of(limited())
     whole = generate_tokens(model, text(ROOM - NEW), GenerationConfig(max_new_tokens=NEW), generation_tokens=MARKS)
     assert len(whole[0][0].tokens) == NEW
-    with pytest.raises(UsageError, match=f"{ROOM}"):
+    with pytest.raises(UsageError, match=rf"\b{ROOM}\b"):
         generate_tokens(model, text(ROOM), GenerationConfig(max_new_tokens=NEW))
     with pytest.raises(UsageError, match="prompt 2"):
         generate_tokens(model, [[1], []], GenerationConfig(max_new_tokens=2))
@@ -248,7 +248,7 @@ def test_limits() -> None:
         generate_tokens(model, [[3, 61]], GenerationConfig(max_new_tokens=2))
     short = GenerationConfig(max_new_tokens=2)
     assert generate_tokens(model, [np.array([3, 4], dtype=np.uint32)], short) == generate_tokens(model, [[3, 4]], short)
-    with pytest.raises(UsageError, match="3 beams"):
+    with pytest.raises(UsageError, match=r"beams .*\b3\b"):
         generate_tokens(
             model,
             text(3),

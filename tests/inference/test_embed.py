@@ -73,7 +73,7 @@ def test_many_batches_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [" ".join(TEXTS[i % 8].split()[: 1 + i % 5]) + f" {i}" for i in range(60)]
     expected = pt.embed(model, texts)
     monkeypatch.setattr(weight_layout, "MIN_CHARACTERS", 0)
-    monkeypatch.setattr("pretune.inference.embed.chunks", lambda texts: split_into_chunks(texts, 300, 9))
+    monkeypatch.setattr("pretune.inference.embed.split_into_chunks", lambda texts: split_into_chunks(texts, 300, 9))
     told: list[tuple[int, int]] = []
     found = pt.embed(model, texts, batch_tokens=1, on_progress=lambda done, total: told.append((done, total)))
     np.testing.assert_allclose(found, expected, **EXACT)
@@ -104,9 +104,9 @@ def test_mode_and_gradients_are_as_before() -> None:
     [
         ({"pooling": "means"}, "'means'.*'mean'"),
         ({"pooling": "static+mean"}, "static"),
-        ({"layer": 3}, "layer 3"),
-        ({"length": 2}, "length 2"),
-        ({"batch_tokens": 0}, "0 tokens"),
+        ({"layer": 3}, "layer .*3"),
+        ({"length": 2}, "length .*2"),
+        ({"batch_tokens": 0}, "batch_tokens .*0"),
     ],
 )
 def test_invalid_options(options: dict[str, Any], value: str) -> None:

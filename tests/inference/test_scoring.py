@@ -248,7 +248,7 @@ def test_the_likeliest_is_told_and_a_tie_is_not() -> None:
 def test_batches_have_one_shape_and_hold_everything_once(fixed: bool) -> None:
     lengths = np.random.default_rng(0).integers(2, 100, 200)
     found = Sequences(tokens=np.arange(lengths.sum()), offsets=np.concatenate(([0], np.cumsum(lengths))))
-    made = list(iterate_batches(found, 1024, fixed=fixed))
+    made = list(iterate_batches(found, 1024, fixed_rows=fixed))
     assert sorted(at for which, _ in made for at in which.tolist()) == list(range(200))
     assert len({(batch.rows, batch.length) for _, batch in made}) == 1 and len(made) > 5
     assert not fixed or made[0][1].rows == 8
@@ -267,7 +267,7 @@ def test_batches_become_smaller_where_memory_runs_out(monkeypatch: pytest.Monkey
         return compute_target_logprobs(*given, tokens=tokens, **more)  # type: ignore[arg-type]
 
     plain = score(model, TEXTS)
-    monkeypatch.setattr("pretune.inference.scoring.logprobs.read", short)
+    monkeypatch.setattr("pretune.inference.scoring.logprobs.compute_target_logprobs", short)
     assert score(model, TEXTS, config=ScoringConfig(tokens=8192)) == pytest.approx(plain, abs=1e-9)
     assert tried == [8192, 4096, 2048]
     monkeypatch.setattr("pretune.inference.scoring.logprobs.MIN_BATCH_TOKENS", 4096)

@@ -229,7 +229,7 @@ def test_answers_of_encoder_decoders() -> None:
     assert build_prompt(t5(), "who plays?", long, 40, 1)[1] == 1 and build_prompt(t5(), "who plays?", [], 40, 1)[1] == 0
     with pytest.raises(UsageError, match="'encoder'"):
         answer_questions(bert(), ["who plays?"], [hits])
-    with pytest.raises(UsageError, match=r"\b64\b.*\b48\b"):
+    with pytest.raises(UsageError, match=r"\b48\b.*\b64\b"):
         answer_questions(gpt(), ["who plays?"], [hits])
 
 

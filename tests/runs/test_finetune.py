@@ -243,7 +243,7 @@ class TestWishes:
 
     def test_names_of_methods(self, base: Path) -> None:
         found = build_finetune_config(base, task="sst2", method="ulmfit")
-        assert found.tune.decay == pytest.approx(1 / 2.6) and type(found.train.schedule).__name__ == "Slanted"
+        assert found.tune.decay == pytest.approx(1 / 2.6) and type(found.train.schedule).__name__ == "SlantedTriangular"
         both = build_finetune_config(base, task="sst2", method="lora+gradual", changes={"method.rank": "2"})
         assert type(both.method).__name__ == "Lora" and both.method.rank == 2  # type: ignore[union-attr]
         assert type(both.tune.trained).__name__ == "Gradual"

@@ -1,6 +1,7 @@
 """How long a run is: by steps, by the clock, and by what another run read off its clock."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ class Clock:
 
     def __init__(self, pace: TrainingClock, state: TrainState, first: float = 1.0) -> None:
         self.pace, self.state, self.first = pace, state, first
-        self.begun = 0.0
+        self.start_time = 0.0
         self.ranks = Ranks(torch.device("cpu"))
         self.rates: list[float] = []
 
@@ -115,7 +116,7 @@ def test_ranks_agree_on_what_a_phase_takes_to_begin() -> None:
     """Their clocks differ by little, and by that little one could take a step that the others do not."""
 
     class First(Ranks):
-        def share(self, value: float) -> float:
+        def broadcast_object(self, value: Any) -> Any:
             return 7.0
 
     pace, state = TrainingClock(schedule=LinearSchedule(), budget=100.0, phase_ends=(0.5, 1.0)), TrainState()

@@ -216,7 +216,7 @@ class TestMeter:
         assert total.energy == (Energy(what="thing", how="by hand", measured=True, joules=7200.0),)
 
     def test_gauges_that_must_be_read_are(self, gauged: Gauged) -> None:
-        slow, quick = Steady(), Steady(max_interval=0.01)
+        slow, quick = Steady(), Steady(every=0.01)
         gauged(slow, quick)
         before = threading.active_count()
         with CostMeter(lambda seen: 0.0, CPU):
@@ -228,7 +228,7 @@ class TestMeter:
 
     def test_a_counter_that_fails_ends_nothing(self, gauged: Gauged) -> None:
         class Failing(Steady):
-            def joules(self) -> float:
+            def read_joules(self) -> float:
                 self.reads += 1
                 if self.reads > 1:
                     raise OSError("gone")

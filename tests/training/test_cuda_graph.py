@@ -45,7 +45,7 @@ class Taped:
 
 def taped(loop: Any) -> Taped:
     tape = Taped(list(loop.module.parameters()))
-    loop.replay = CudaGraphRunner(loop.module, tape)
+    loop.graph_runner = CudaGraphRunner(loop.module, tape)
     return tape
 
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_recorded_goes_on_as_before(
     loop.run()
     for name, value in weights(plain).items():
         torch.testing.assert_close(weights(loop)[name], value, rtol=0, atol=0, msg=name)
-    assert capsys.readouterr().err.count(f"kernel by kernel: {said}") == 1
+    assert capsys.readouterr().err.count(said) == 1
 
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -192,7 +192,7 @@ def test_what_cannot_be_sent_is_told() -> None:
     assert alive() == []
 
 
-@pytest.mark.parametrize("wrong", [{"workers": -1}, {"micro": 0}, {"rank": 2, "world": 2}, {"ahead": 0}])
+@pytest.mark.parametrize("wrong", [{"workers": -1}, {"micro": 0}, {"rank": 2, "world": 2}, {"prefetch_factor": 0}])
 def test_numbers_out_of_range(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         DataLoader(Counting(), **wrong)  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def test_a_daemon_feeds_itself() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_step_sent_early_is_the_same(staged: StagedStream, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a GPU: a thread has the next step on its way while this one is used; splitting and ending wait for it."""
-    monkeypatch.setattr(device_prefetch._SyncPrefetcher, "early", True)
+    monkeypatch.setattr(device_prefetch._SyncPrefetcher, "is_async", True)
     with DataLoader(staged, micro=2, workers=workers, stop=9) as feed:
         for step in range(5):
             assert same(next(feed), [staged.batch(step, part=part, parts=2) for part in range(2)])
@@ -239,7 +239,7 @@ class Ends:
 
 
 def test_what_breaks_early_is_told_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_prefetch._SyncPrefetcher, "early", True)
+    monkeypatch.setattr(device_prefetch._SyncPrefetcher, "is_async", True)
     with DataLoader(Ends()) as feed:
         next(feed)
         with pytest.raises(DataError, match=r"^step 1 "):

@@ -291,15 +291,15 @@ def test_specs_are_plain_data() -> None:
 @pytest.mark.parametrize(
     ("wrong", "value"),
     [
-        (lambda: AdamW(lr=-1.0), "^lr -1.0"),
-        (lambda: AdamW(betas=(0.9, 1.0)), "^betas.1 1.0"),
-        (lambda: Adafactor(clip=0.0), "^clip 0.0"),
-        (lambda: Adafactor(eps=(0.0, 1e-3)), "^eps.0 0.0"),
-        (lambda: Lamb(betas=(-0.1, 0.9)), "^betas.0 -0.1"),
-        (lambda: Muon(momentum=1.0), "^momentum 1.0"),
-        (lambda: SGD(momentum=1.5), "^momentum 1.5"),
-        (lambda: ASGD(weight_decay=-1.0), "^weight_decay -1.0"),
-        (lambda: AdamW(lr=math.nan), "^lr nan"),
+        (lambda: AdamW(lr=-1.0), r"^lr .*\-1\.0"),
+        (lambda: AdamW(betas=(0.9, 1.0)), r"^betas\.1 .*1\.0"),
+        (lambda: Adafactor(clip=0.0), r"^clip .*0\.0"),
+        (lambda: Adafactor(eps=(0.0, 1e-3)), r"^eps\.0 .*0\.0"),
+        (lambda: Lamb(betas=(-0.1, 0.9)), r"^betas\.0 .*\-0\.1"),
+        (lambda: Muon(momentum=1.0), r"^momentum .*1\.0"),
+        (lambda: SGD(momentum=1.5), r"^momentum .*1\.5"),
+        (lambda: ASGD(weight_decay=-1.0), r"^weight_decay .*\-1\.0"),
+        (lambda: AdamW(lr=math.nan), r"^lr .*nan"),
     ],
 )
 def test_numbers_without_a_meaning_are_refused(wrong: Callable[[], object], value: str) -> None:
@@ -332,7 +332,11 @@ def loose(weights: list[Tensor], **facts: Any) -> list[ParameterGroup]:
     """One group of bare weights."""
     parameters = tuple(nn.Parameter(weight.clone()) for weight in weights)
     names = tuple(f"w{i}" for i in range(len(weights)))
-    return [ParameterGroup(part="all", names=names, parameters=parameters, **{"decay": True, "matrix": False, **facts})]
+    return [
+        ParameterGroup(
+            part="all", names=names, parameters=parameters, **{"has_decay": True, "is_matrix": False, **facts}
+        )
+    ]
 
 
 def drawn(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
@@ -440,7 +444,7 @@ def test_lamb_is_its_formula(trust: bool) -> None:
 
     ours = Lamb(lr=lr, betas=(b1, b2), eps=eps, weight_decay=decay)
     weights = [*drawn(*SHAPES), torch.zeros(3)]
-    for mine, plain in race(ours, loose(weights, decay=trust), Plain):
+    for mine, plain in race(ours, loose(weights, has_decay=trust), Plain):
         torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-6)
 
 
@@ -466,7 +470,7 @@ def test_muon_is_torchs(scale: Any, peer: str, nesterov: bool, monkeypatch: pyte
     ours = Muon(lr=1e-2, scale=scale, nesterov=nesterov, weight_decay=0.1)
     shapes = ((8, 12), (8, 12), (12, 8), (9, 9))
     options: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "nesterov": nesterov, "adjust_lr_fn": peer}
-    for mine, their in race(ours, loose(drawn(*shapes), matrix=True), lambda p: torch.optim.Muon(p, **options)):
+    for mine, their in race(ours, loose(drawn(*shapes), is_matrix=True), lambda p: torch.optim.Muon(p, **options)):
         torch.testing.assert_close(mine, their, rtol=0, atol=2e-3)
 
 
@@ -644,5 +648,5 @@ def test_a_norm_tells_of_one_bad_number() -> None:
         model.gain.grad.fill_(bad)
         assert not bool(clip_gradients(model.parameters(), 1.0).isfinite())
     assert float(clip_gradients([], 1.0)) == 0.0
-    with pytest.raises(UsageError, match="clip 0"):
+    with pytest.raises(UsageError, match=r"clip .*0"):
         clip_gradients(model.parameters(), 0)

@@ -91,7 +91,7 @@ def left(err: str) -> list[int]:
 
 
 def test_the_time_left_covers_what_follows_the_steps(capsys: Capture) -> None:
-    run(Clock(), 50, 0.5, total=50, outlook=Beside(90.0))
+    run(Clock(), 50, 0.5, total=50, overhead=Beside(90.0))
     assert left(capsys.readouterr().err) == [104, 94, 90]
 
 

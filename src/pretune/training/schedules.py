@@ -131,8 +131,8 @@ class Stable:
         return self.floor + (1 - self.floor) * (factor if self.shape == "linear" else 1 - math.sqrt(1 - factor))
 
 
-@spec
-class Slanted:
+@spec(kind="slanted")
+class SlantedTriangular:
     """Slanted triangular schedule (Howard and Ruder, 2018): a short rise from 1 / `ratio`, a long decay back to it."""
 
     cut: float = 0.1  # fraction of the run that rises
@@ -159,7 +159,7 @@ class Slanted:
         return (1 + height * (self.ratio - 1)) / self.ratio
 
 
-Schedule = Constant | LinearSchedule | Cosine | InverseSquareRoot | Stable | Slanted
+Schedule = Constant | LinearSchedule | Cosine | InverseSquareRoot | Stable | SlantedTriangular
 
 
 def _apply_warmup(warmup: float, step: float, total: float, decay: DecayFunction) -> float:
