@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow check format bench clean
+.PHONY: help setup quickstart test test-slow check format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ check: $(VENV)/.dev ## Format, lint, types and the architecture tests
 format: $(VENV)/.dev ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.dev ## Rewrite the generated tables of README.md and docs/
+	$(BIN)/python -m tests.docs.generate
 
 # What a CPU can measure, each beside its peer; the rows of a GPU are commands of their own (docs/results.md).
 ROWS := objectives tokenizing reading packing prepare cpu_pretraining checkpoints startup ranks guard

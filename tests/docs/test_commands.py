@@ -10,7 +10,9 @@ from pretune.cli import VERBS
 from tests.docs.commands import ROOT, Unknown, check, fenced, options, spans, usage
 from tests.readme.page import sections
 
-PAGES = sorted((ROOT / "docs").glob("*.md")) + [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
+PAGES = sorted((ROOT / "docs").glob("*.md")) + [
+    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/log.md")
+]
 SCRIPTS = sorted((ROOT / "bench").glob("*.py"))
 RESULTS = (ROOT / "docs/results.md").read_text(encoding="utf-8")
 OTHERS = {"--nproc-per-node", "--standalone"}

@@ -56,7 +56,7 @@ def letters(folder: Path) -> Path:
     row = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
     home = folder / "data" / "tickets"
     home.mkdir(parents=True)
-    for split, count in re.findall(r'path="(\w+)\.jsonl", read=_read, rows=(\d+)', PAGE):
+    for split, count in re.findall(r'path="(\w+)\.jsonl", reader=_read, rows=(\d+)', PAGE):
         rows = [row, {"letter": "The lamp has not come yet.", "about": "delivery"}] * (int(count) // 2)
         (home / f"{split}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows), encoding="utf-8")
     return folder / "data"

@@ -38,7 +38,7 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
 FIRST = {
     ("inference", 1): 'model = pt.load("runs/small")',
     ("tasks", 2): "tasks, trains = [task, task], [parts.train, parts.train]",
-    ("tasks", 3): "model = adapt(base, head_of(task, base)); dev = parts.dev[:20]",
+    ("tasks", 3): "model = adapt(base, build_head(task, base)); dev = parts.dev[:20]",
 }
 """What the prose before a block has said."""
 

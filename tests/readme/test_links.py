@@ -14,7 +14,9 @@ LARGEST = 300_000
 
 
 @pytest.mark.parametrize(
-    "page", [*sorted(ROOT.glob("*.md")), *PAGES, *sorted(ROOT.glob("examples/*.md"))], ids=lambda page: page.name
+    "page",
+    [*sorted(ROOT.glob("*.md")), *PAGES, *sorted(ROOT.glob("examples/*.md")), *sorted(ROOT.glob("bench/*.md"))],
+    ids=lambda page: page.name,
 )
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken(page) == []

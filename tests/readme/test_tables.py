@@ -1,13 +1,7 @@
-"""The tables of README.md against what there is: verbs, families, objectives, methods, folders, measured numbers."""
+"""The folders and the measured ratios of README.md; its other tables are generated (tests/docs/generate.py)."""
 
 import re
 
-from pretune.adaptation import METHOD_PRESETS, METHODS
-from pretune.cli.app import VERBS
-from pretune.core.errors import UsageError
-from pretune.models.families import FAMILIES
-from pretune.models.trained_model import convert_to_shape
-from pretune.objectives import OBJECTIVES
 from tests.conftest import ROOT
 from tests.readme.page import anchors, rows, sections
 
@@ -18,46 +12,6 @@ def section_with(start: str) -> str:
     """The section in which a line starts like this."""
     (found,) = (text for _, text in sections(PAGE) if f"\n{start}" in text)
     return found
-
-
-def names(text: str) -> list[str]:
-    return text.replace("**", "").split(", ")
-
-
-def trains(objective: str, spec: object) -> bool:
-    try:
-        convert_to_shape(spec, OBJECTIVES.get(objective)().shapes)  # type: ignore[arg-type]
-    except UsageError:
-        return False
-    return True
-
-
-def test_families_objectives_and_methods() -> None:
-    """Each row is what the registries say of a shape; bold is what papers of the row's families did."""
-    by_shape: dict[str, dict[str, object]] = {}
-    for name in FAMILIES:
-        for size in FAMILIES.get(name).sizes:
-            spec = FAMILIES.get(name).resolve_spec(size)
-            by_shape.setdefault(spec.shape, {}).setdefault(name, spec)
-    text = section_with("| shape |")
-    header, *found = rows(text)
-    assert header == ["shape", "families", "objectives", "methods"]
-    assert [row[0] for row in found] == [*by_shape]
-    for shape, families, objectives, methods in found:
-        specs = by_shape[shape]
-        assert names(families) == [*specs]
-        for family, spec in specs.items():  # as all of a shape are trained by the same, a row can say it
-            assert names(objectives) == [name for name in OBJECTIVES if trains(name, spec)], family
-        papers = {paper.objective["kind"] for name in specs if (paper := FAMILIES.get(name).training)}
-        assert set(re.findall(r"\*\*(\w+)\*\*", objectives)) == papers
-        assert methods == "all"  # held by tests/contracts/test_methods_with_heads.py, family by family
-    joined = " ".join(text.split())
-    assert ", ".join(METHODS) in joined and ", ".join(METHOD_PRESETS) in joined
-
-
-def test_every_verb_has_a_row() -> None:
-    first = [row[0] for row in rows(section_with("| `pretune quickstart"))[1:]]
-    assert {verb for cell in first for verb in re.findall(r"`pretune ([\w-]+)", cell)} == set(VERBS)
 
 
 def test_every_folder_has_a_purpose() -> None:

@@ -1,7 +1,4 @@
-"""docs/runs.md: its table is the code's, and every command on it is one that the command line takes.
-
-`PYTHONPATH=src:. python -m tests.docs.test_recipes` writes the table into the page.
-"""
+"""docs/runs.md: every command is one that the command line takes, with the settings of the paper."""
 
 import re
 import shlex
@@ -15,68 +12,15 @@ from pretune.adaptation import METHODS
 from pretune.cli import app
 from pretune.core.config import parse_assignments
 from pretune.models.families import FAMILIES
-from pretune.models.family import PaperDefaults
 from pretune.objectives import OBJECTIVES
 
 PAGE = Path(__file__).parents[2] / "docs" / "runs.md"
-MARKS = ("<!-- made by `python -m tests.docs.test_recipes`; do not edit -->\n", "<!-- end -->\n")
-HEAD = (
-    "family",
-    "objective",
-    "samples",
-    "lengths",
-    "tokens a step",
-    "rate (width)",
-    "optimiser",
-    "schedule",
-    "tokenizer",
-)
 FENCE = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = [line.partition("  #")[0] for block in FENCE.findall(PAGE.read_text()) for line in block.splitlines()]
 
 
 SMALL = {"lr": 5e-4, "batch_tokens": 65_536}
 """Of ELECTRA-small, where the family's numbers are those of base (table 6 of its paper)."""
-
-
-def row(name: str, paper: PaperDefaults) -> tuple[str, ...]:
-    """What a family's file says of its training, in the words of the table."""
-    more = {key: value for key, value in paper.objective.items() if key != "kind"}
-    settings = f" {', '.join(f'{key} {value}' for key, value in more.items())}" if more else ""
-    how = paper.optimizer
-    optimiser = "Adafactor"
-    if how["kind"] == "adam_w":
-        optimiser = f"AdamW {how['betas'][0]:g}, {how['betas'][1]:g}; {how['weight_decay']:g}"
-    when = dict(paper.schedule)
-    schedule = " ".join([when.pop("kind").replace("_", " "), *(f"{key} {value:,}" for key, value in when.items())])
-    kind, style, size = paper.tokenizer
-    width = "" if paper.width is None else f" ({paper.width})"
-    lengths = ", ".join(map(str, paper.lengths))
-    step, rate = f"{paper.batch_tokens:,}", f"{paper.lr:g}{width}"
-    made = f"{kind} {style} {size:,}"
-    return (
-        name,
-        f"`{paper.objective['kind']}`{settings}",
-        paper.samples,
-        lengths,
-        step,
-        rate,
-        optimiser,
-        schedule,
-        made,
-    )
-
-
-def table() -> str:
-    """The table of all families that a paper trained."""
-    found = [(name, FAMILIES.get(name).training) for name in FAMILIES]
-    rows = [HEAD, ("---",) * len(HEAD), *(row(name, paper) for name, paper in found if paper is not None)]
-    return "".join(f"| {' | '.join(cells)} |\n".replace("| --- | --- |", "|---|---|") for cells in rows)
-
-
-def test_the_table_is_the_code_s() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert text.partition(MARKS[0])[2].partition(MARKS[1])[0] == table()
 
 
 def parsed(line: str) -> tuple[str, dict[str, Any]]:
@@ -137,8 +81,3 @@ def test_every_method_and_objective_has_its_paper() -> None:
     own = {f"`{FAMILIES.get(name).training.objective['kind']}`" for name in FAMILIES if FAMILIES.get(name).training}
     assert all(f"--objective {name}" in text or f"`{name}`" in own for name in OBJECTIVES if name != "supervised")
     assert all(f"--method {name}" in text for name in METHODS if name not in ("full", "frozen", "gradual"))
-
-
-if __name__ == "__main__":
-    before, first, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    PAGE.write_text(before + first + table() + MARKS[1] + rest.partition(MARKS[1])[2], encoding="utf-8")
