@@ -16,7 +16,7 @@ def section_with(start: str) -> str:
 
 def test_every_folder_has_a_purpose() -> None:
     named, parents = set(), ["src/pretune"]
-    for space, name in re.findall(r"^( {0,4})(\w+)/ +\S", section_with("src/pretune/"), re.MULTILINE):
+    for space, name in re.findall(r"^( {0,6})(\w+)/ +\S", section_with("src/pretune/"), re.MULTILINE):
         depth = len(space) // 2
         parents[depth or 1 :] = [f"{parents[depth - 1]}/{name}" if depth else name]
         named.add(f"{parents[-1]}/")
