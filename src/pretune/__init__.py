@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pretune.reports import report
     from pretune.runs.embedding import train_embeddings
     from pretune.runs.evaluate import evaluate
+    from pretune.runs.export import export
     from pretune.runs.finetune.finetuned_run import predict_run as predict
     from pretune.runs.finetune.sweep import finetune
     from pretune.runs.listing import list_methods, list_models, list_objectives, list_tasks
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pretune.runs.pretrain import pretrain
     from pretune.runs.quickstart import quickstart
     from pretune.runs.vectors import train_vectors
+    from pretune.runs.verify import verify
     from pretune.text.tokenizer import Tokenizer, train_tokenizer
 
 __version__ = "0.1.0"
@@ -56,6 +58,7 @@ __all__ = [
     "BitFit",
     "build",
     "embed",
+    "export",
     "evaluate",
     "fill",
     "finetune",
@@ -88,9 +91,12 @@ __all__ = [
     "train_embeddings",
     "train_tokenizer",
     "train_vectors",
+    "verify",
 ]
 
 _PUBLIC = {
+    "export": "pretune.runs.export:export",
+    "verify": "pretune.runs.verify:verify",
     "Tokenizer": "pretune.text.tokenizer:Tokenizer",
     "add_head": "pretune.adaptation.custom:add_head",
     "add_adapter": "pretune.adaptation.custom:add_adapter",

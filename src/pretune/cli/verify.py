@@ -21,19 +21,11 @@ def verify(
 
     Example: pretune verify runs/books
     """
-    from pretune.adaptation.verify import is_adapter_directory, verify_adapter
     from pretune.core.hub import resolve_path
-    from pretune.models.verify import verify as check
-    from pretune.runs.restore import check_model
-    from pretune.training.checkpoints import verify_checkpoints
+    from pretune.runs.verify import verify as verify_model
 
+    lines = verify_model(directory, base=base)
     argument, directory = directory, resolve_path(directory)
-    check_model(directory)  # a finished run has a manifest
-    lines = verify_checkpoints(directory)
-    if is_adapter_directory(directory):
-        lines = [*verify_adapter(directory, base=base), *lines]
-    elif not lines or (directory / "config.json").exists():  # a finished run holds a model
-        lines = [*check(directory), *lines]
     if as_json:
         log.print_json({"directory": str(directory), "ok": True, "checked": lines})
         return

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pretune.core.results import Result
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationResult:
+class EvaluationResult(Result):
     """Result of one task. Scores are fractions (1 is perfect), except perplexities and bits."""
 
     task: str

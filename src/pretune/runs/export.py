@@ -1,0 +1,148 @@
+"""Export of models as Hugging Face directories: `pt.export`, `pretune export`."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from pretune.adaptation import io
+from pretune.adaptation.adapted import ModelWithHead
+from pretune.adaptation.verify import is_adapter_directory, verify_adapter
+from pretune.core import config, log
+from pretune.core.arguments import check_arguments
+from pretune.core.config.read import format_value
+from pretune.core.errors import PretuneError, UsageError
+from pretune.core.hub import resolve_path
+from pretune.core.results import Result
+from pretune.models import tensor_files
+from pretune.models.families import FAMILIES
+from pretune.models.hf import checkpoint
+from pretune.models.model import LanguageModel
+from pretune.models.spec import Model
+from pretune.models.tensor_files import TensorInfo
+from pretune.models.verify import verify as verify_model
+
+ExportDtype = Literal["float32", "float16", "bfloat16", "float64"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel(Result, os.PathLike[str]):
+    """An exported model: its directory, the Hugging Face class that reads it, its parameters and their dtype."""
+
+    path: Path
+    architecture: str
+    parameters: int
+    dtype: str
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+@check_arguments()
+def export(
+    model: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    to: Literal["hf"] = "hf",
+    dtype: ExportDtype | None = None,
+    base: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+) -> ExportedModel:
+    """Export a model as a Hugging Face directory that transformers reads.
+
+    Args:
+        model: A run, a Hugging Face directory, or hf:OWNER/NAME. An adapter is merged into its base model.
+        out: Output directory.
+        to: Format; "hf" is a Hugging Face directory.
+        dtype: Data type of the weights; None: unchanged.
+        base: Directory of an adapter's base model, if it was moved.
+        overwrite: Write into a non-empty directory.
+
+    Raises:
+        UsageError: no Hugging Face class supports the model, or its weights overflow in `dtype`.
+        CheckpointError: the model is damaged.
+    """
+    if to != "hf":
+        raise UsageError(f"unknown export format {format_value(to)} (allowed: hf)")
+    directory, target = resolve_path(Path(model)), Path(out)
+    _check_apart(directory, target)
+    base_path = None if base is None else Path(base)
+    loaded, torch_dtype = _load_model(directory, getattr(torch, dtype) if dtype else None, base_path)
+    spec = loaded.model.spec if isinstance(loaded, ModelWithHead) else loaded.spec
+    hf_config = checkpoint.describe_checkpoint(spec)[0]
+    if hf_config["model_type"] == checkpoint.NATIVE_TYPE:
+        raise UsageError(f"{directory}: no Hugging Face class supports this model: {_explain_unsupported(spec)}")
+    dtype_name = str(torch_dtype).removeprefix("torch.")
+    for name, tensor in checkpoint.iterate_weights(loaded):
+        if not torch.isfinite(tensor).all():
+            raise UsageError(f"{directory}: '{name}' overflows in {dtype_name}; use --dtype bfloat16 or float32")
+    io.save(loaded, target, overwrite=overwrite)
+    class_name, count = hf_config["architectures"][0], spec.params().total
+    if isinstance(loaded, ModelWithHead) and loaded.head is not None:
+        exported_head = io.export_head(loaded)
+        count += sum(parameter.numel() for parameter in loaded.head.parameters())
+        if exported_head is None:
+            log.warn("no Hugging Face class has this task head; it is saved, but only pretune can load it")
+        else:
+            class_name = exported_head.config["architectures"][0]
+    return ExportedModel(target, class_name, count, dtype_name)
+
+
+def _load_model(
+    directory: Path, kind: torch.dtype | None, base: Path | None
+) -> tuple[LanguageModel | ModelWithHead, torch.dtype]:
+    """Load the model, with its task head if there is one, and its dtype; adapters are merged."""
+    if not is_adapter_directory(directory):
+        verify_model(directory)  # damaged files must not get a new manifest
+        stored_dtype = kind or _find_stored_dtype(checkpoint.inspect_checkpoint(directory)[2])
+        return io.load(directory, base=base, dtype=stored_dtype), stored_dtype
+    verify_adapter(directory, base=base)
+    model, method = io.load_with_method(directory, base=base)
+    assert method is not None
+    if not method.is_mergeable:
+        raise UsageError(f"{directory}: this adapter cannot be merged into the base model; share its directory instead")
+    method.merge(model.model if isinstance(model, ModelWithHead) else model)
+    stored_dtype = kind or torch.float32
+    return model.to(stored_dtype), stored_dtype
+
+
+def _check_apart(directory: Path, out: Path) -> None:
+    source, target = directory.resolve(), out.resolve()
+    if target == source or source in target.parents:
+        raise UsageError(f"cannot write '{out}': it is inside the model directory '{directory}'; choose another path")
+
+
+def _find_stored_dtype(entries: dict[str, TensorInfo]) -> torch.dtype:
+    """Return the common dtype of all stored weights, or float32 if they differ."""
+    names = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    dtypes = set()
+    for file in {entry.file for entry in entries.values()}:
+        with tensor_files.open_tensors(file) as tensors:
+            dtypes |= {tensors.get_slice(entry.key).get_dtype() for entry in entries.values() if entry.file == file}
+    return names.get(dtypes.pop(), torch.float32) if len(dtypes) == 1 else torch.float32
+
+
+def _explain_unsupported(spec: Model) -> str:
+    """Return why the family's config cannot represent a spec: the first setting that would be lost."""
+    layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
+    if layout is None:
+        return f"family {format_value(spec.family)} has no Hugging Face format"
+    try:
+        roundtrip = layout.read(layout.write(spec), spec.parts, is_tied=spec.head is not None and spec.head.tied)
+    except PretuneError as error:
+        return str(error)
+    except (KeyError, AttributeError, TypeError, StopIteration, AssertionError):
+        return f"'{layout.model_type}' has no such architecture"
+    silent = ("dropout", "init", "family", "special")
+    lost = [path for path in config.diff(roundtrip, spec) if not {*path.split(".")} & {*silent}]
+    return (
+        f"'{layout.model_type}' has no setting for {lost[0]}"
+        if lost
+        else f"'{layout.model_type}' has no names for its weights"
+    )
