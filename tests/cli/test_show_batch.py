@@ -26,7 +26,7 @@ def page(capsys: Capture, *arguments: str) -> str:
 
 
 MASKED = """\
-Masked language modelling: hide some tokens, predict them from both sides.
+Masked language modelling: mask some tokens and predict them from both sides.
 Masked tokens or whole words, predicted from both sides (BERT, RoBERTa).
 
 masked: shape encoder, seed 3

@@ -42,7 +42,7 @@ def test_exponent_smoothing() -> None:
 def test_shares_are_those_of_the_tokens_read(mixing: Any) -> None:
     found, sources, lengths = mixture(mixing, [4000, 900, 100], [10, 40, 20])
     sizes = np.bincount(sources, weights=lengths)
-    wanted = mixing.shares(sizes)
+    wanted = mixing.compute_shares(sizes)
     np.testing.assert_allclose(found.shares, wanted, atol=1e-3)
     draws = found.draw_order(seed=3, round=2)
     tokens = np.bincount(sources[draws.samples], weights=lengths[draws.samples], minlength=3)

@@ -81,10 +81,10 @@ def test_what_is_known_before_a_cut(given: Any, kind: str, frame: str, full: int
     with opened(given, full=full) as shards:
         samples = KINDS[kind].open(shards, FRAMES[frame])
         draws = every(samples)
-        cut, known = samples.cut(draws), samples.known(draws)
+        cut, known = samples.cut(draws), samples.measure_lengths(draws)
         assert (known.lengths == cut.lengths).all() and (known.second == 0).all()
         assert known.special.tolist() == [sum(part) for part in split(cut, "special")]
-        assert all((one == other[draws.samples]).all() for one, other in zip(known, samples.known(), strict=True))
+        assert all((one == other[draws.samples]).all() for one, other in zip(known, samples.measure_lengths(), strict=True))
 
 
 @given(
@@ -138,7 +138,7 @@ def test_plans_are_close(given: Any, frame: str, name: str, seed: int) -> None:
     with opened(given) as shards:
         samples = KINDS["documents"].open(shards, FRAMES[frame])
         stream = stream_of(samples, name, seed=seed)
-        draws = samples.settle(stream.mixture.draw_order(seed, 0))
+        draws = samples.assign_partners(stream.mixture.draw_order(seed, 0))
         target, source = compute_row_lengths(samples, stream.corruption, draws)
         made = stream.corruption.corrupt(samples.cut(draws), Counters.from_sequences(seed, draws))
         assert ((target - made.lengths) <= 2).all() and ((source - made.source.lengths) <= 2).all()
@@ -160,7 +160,7 @@ def test_noises_leave_what_was_planned(given: Any, kind: str, frame: str, name: 
         draws = every(samples, seed, epoch)
         rng = Counters.from_sequences(seed, draws)
         cut = samples.cut(draws, sentences=True)
-        made, (source, target) = lesson.corrupt(cut, rng), lesson.planned(samples.known(draws), rng)
+        made, (source, target) = lesson.corrupt(cut, rng), lesson.predict_lengths(samples.measure_lengths(draws), rng)
         assert (made.source.lengths == source).all() and (made.lengths == target).all()
 
 
@@ -182,14 +182,14 @@ def test_the_part_that_is_planned_is_the_part_that_is_applied(given: Any, kind: 
         rng = Counters.from_sequences(seed, draws)
         made, (source, target) = (
             lesson.corrupt(samples.cut(draws), rng),
-            lesson.predict_lengths(samples.known(draws), rng),
+            lesson.predict_lengths(samples.measure_lengths(draws), rng),
         )
         applied = (made.source.tokens[made.source.offsets[:-1]][:, None] == marks).argmax(1)
         for number, (part, which) in enumerate(
             (p, np.flatnonzero(applied == n)) for n, p in enumerate(lesson.corruptions)
         ):
-            known, own = samples.known(draws).take(which), rng.take(which).derive(number)
-            read, said = part.planned(known, own)
+            known, own = samples.measure_lengths(draws).take(which), rng.take(which).derive(number)
+            read, said = part.predict_lengths(known, own)
             assert (source[which] == read + 1).all() and (target[which] == said).all()
 
 
@@ -199,14 +199,14 @@ def test_whoever_asks_and_whenever(shape: ModelShape, mixing: Any) -> None:
     """Workers, ranks and a run that goes on find the same batches; so does one that never saw the epochs before."""
     with opened(random_documents(3, 20)) as shards:
         samples = KINDS["documents"].open(shards, FRAMES["around"])
-        stream = stream_of(samples, "ul2", shape, mixing=mixing, window=2**18, fixed=True)
+        stream = stream_of(samples, "ul2", shape, mixing=mixing, window=2**18, fixed_slots=True)
         stop = stream.get_steps(1).stop
         expected = [stream[step] for step in range(stop)]
         sizes = {(len(batch.tokens), len(batch.offsets), len(batch.targets.labels)) for batch in expected}
         assert len(sizes) == 1
         sent = pickle.loads(pickle.dumps(stream))
         for step in [stop - 1, 0, stop // 2]:
-            fresh = stream_of(samples, "ul2", shape, mixing=mixing, window=2**18, fixed=True)
+            fresh = stream_of(samples, "ul2", shape, mixing=mixing, window=2**18, fixed_slots=True)
             assert same(fresh[step], expected[step]) and same(sent[step], expected[step])
             parts = [stream.batch(step, part=part, parts=4) for part in range(4)]
             assert [token for part in parts for token in part.tokens.tolist()] == expected[step].tokens.tolist()

@@ -1,4 +1,4 @@
-"""BATCHES -> CORRUPTED BATCHES and their loss; one file each. This table is the only place that lists them."""
+"""Pre-training objectives: corruption of sequences and the loss; one file each. This table is their only list."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,9 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
 
 
 def build_objective(name: str, **settings: Any) -> "Objective":
-    """An objective by its name, with other settings than its paper's; `pretune.objective` to users.
+    """Return an objective by its name, the paper's settings replaced by `settings`; public as `pretune.objective`.
 
-    NOTE: it cannot be called `objective` here: importing the module of that name would put that in its place.
+    Raises UsageError for an unknown name or setting.
 
     >>> build_objective("causal").shapes
     ('decoder',)

@@ -1,11 +1,12 @@
-"""What an objective is: a spec that says what it trains, makes lessons out of sequences, and gives their loss.
+"""Base classes of objectives: a spec that binds a corruption to a vocabulary and computes the loss.
 
-    masked = MaskedLM(rate=0.3)                                   # a value: compare it, write it to run.json
-    lesson = masked.open(Vocabulary.of(tokenizer), "encoder")    # for the data: `lengths`, `corrupt`, `targets`
-    stream = Stream(samples, shape, seed=0, lesson=lesson, words=masked.words, sentences=masked.sentences)
-    masked.loss(model, stream[0])                               # for the device: Loss(sum, count, parts)
+    objective = MaskedLM(rate=0.3)                     # a value, stored in run.json
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    corruption = objective.bind(vocabulary, "encoder")  # in numpy: `lengths`, `corrupt`, `targets`
+    stream = BatchStream(samples, shape, seed=0, corruption=corruption, words=objective.words)
+    objective.loss(model, stream[0])                   # in torch: Loss(sum, count, parts)
 
-Adding one: a file here, and a line in the table of `pretune.objectives`.
+To add one: a file here and a line in the table of `pretune.objectives` (docs/extending.md).
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +26,7 @@ from pretune.nn.loss import count_top1
 from pretune.text.tokenizer import Tokenizer
 
 ModelShape = Literal["encoder", "decoder", "encoder-decoder", "two-way", "generator-discriminator", "two-stream"]
-"""What a model is made of. Two-way: causal stacks of both directions; two-stream: content and query states."""
+"""Architecture of a model. Two-way: causal stacks of both directions; two-stream: content and query states."""
 MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
 PairKind = Literal["other", "swapped", "kept", "apart"]
 Role = Literal["pad", "unk", "cls", "sep", "mask", "bos", "eos"]
@@ -33,17 +34,17 @@ Role = Literal["pad", "unk", "cls", "sep", "mask", "bos", "eos"]
 
 @spec
 class Vocabulary:
-    """What objectives know of a tokenizer: its special tokens."""
+    """Size and special tokens of a tokenizer: all that objectives need of it."""
 
     size: int
-    special: tuple[int, ...] = ()  # all of them, ascending: never corrupted, never drawn
+    special: tuple[int, ...] = ()  # all special ids, ascending: never corrupted, never sampled
     roles: tuple[tuple[Role, int], ...] = ()
-    sentinels: tuple[int, ...] = ()  # in the order they are used
-    start: int | None = None  # what a decoder reads first
+    sentinels: tuple[int, ...] = ()  # in order of use
+    start: int | None = None  # decoder start token
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, *, start: int | None = None) -> "Vocabulary":
-        """Of a tokenizer. Without `start` a decoder starts with the first of: bos, cls, pad, eos."""
+        """Return the vocabulary of a tokenizer; the default decoder start token is the first of bos, cls, pad, eos."""
         roles = {role: tokenizer.special[role] for role in get_args(Role) if role in tokenizer.special}
         if start is None:
             start = next((roles[role] for role in ("bos", "cls", "pad", "eos") if role in roles), None)
@@ -56,24 +57,24 @@ class Vocabulary:
         )
 
     def find(self, role: Role) -> int | None:
-        """The id of a special token, if there is one."""
+        """Return the id of a special token, or None."""
         return dict(self.roles).get(role)
 
     def require(self, role: Role, objective: str) -> int:
-        """The id of a special token that an objective cannot do without."""
-        found = self.find(role)
-        if found is None:
-            raise UsageError(f"{objective} needs a {role} token, and this tokenizer has none; {_REMEDY}")
-        return found
+        """Return the id of a special token; UsageError if the tokenizer has none."""
+        token = self.find(role)
+        if token is None:
+            raise UsageError(f"{objective} needs a {role} token, but this tokenizer has none; {_REMEDY}")
+        return token
 
     def require_start(self, objective: str) -> int:
-        """What a decoder reads first."""
+        """Return the decoder start token; UsageError if there is none."""
         if self.start is None:
-            raise UsageError(f"{objective} needs a token that a decoder starts with (bos, cls, pad or eos); {_REMEDY}")
+            raise UsageError(f"{objective} needs a decoder start token (bos, cls, pad or eos); {_REMEDY}")
         return self.start
 
     def list_ordinary_ids(self) -> Ints:
-        """All ids but the special ones: what a random token is drawn from."""
+        """Return all ids except the special ones; random tokens are sampled from them."""
         return np.setdiff1d(np.arange(self.size), np.asarray(self.special, dtype=np.int64))
 
 
@@ -81,23 +82,23 @@ _REMEDY = "train one with another --style (see `pretune list tokenizers`)"
 
 
 class PretrainingModel(Protocol):
-    """What objectives ask of a model."""
+    """Methods of a model that objectives call."""
 
     @property
     def pair(self) -> nn.Module | None:
-        """Two classes from the pooled vector."""
+        """Head with two classes over the pooled vector, or None."""
 
     def states(self, batch: Batch) -> Tensor:
-        """[N, W]"""
+        """Compute the states [N, W]."""
 
     def loss(self, states: Tensor, batch: Batch) -> Loss:
-        """The vocabulary head's summed loss at the batch's targets."""
+        """Compute the summed loss of the vocabulary head at the batch's targets."""
 
     def pool(self, states: Tensor, batch: Batch) -> Tensor:
-        """[C, W]"""
+        """Pool the states to one vector per sequence cell [C, W]."""
 
     def compute_span_loss(self, left: Tensor, right: Tensor, place: Tensor, labels: Tensor) -> Loss:
-        """The span head's summed loss, from the states [M, W] at the edges of spans and the places inside them [M]."""
+        """Compute the summed loss of the span head from states at span edges [M, W] and positions in spans [M]."""
 
 
 class Objective(ABC):
@@ -144,8 +145,8 @@ class Objective(ABC):
         Raises UsageError if the objective does not train this shape, or the vocabulary lacks a special token.
         """
         if shape not in self.shapes:
-            allowed = ", ".join(self.shapes)
-            raise UsageError(f"{self.name} does not train models of the shape '{shape}'; it trains: {allowed}")
+            choices = ", ".join(self.shapes)
+            raise UsageError(f"{self.name} does not train models of the shape '{shape}'; it trains: {choices}")
         return self.build_corruption(vocabulary, shape)
 
     @abstractmethod
@@ -189,29 +190,29 @@ class BaseCorruption:
 
 
 def count_vocabulary_targets(batch: Batch) -> Tensor:
-    """How many tokens the vocabulary head is to predict."""
+    """Count the tokens that the vocabulary head predicts."""
     if batch.targets is None:
-        raise UsageError("this batch has no targets; an objective's lesson makes them")
+        raise UsageError("the batch has no targets; build its stream with the corruption of an objective")
     return (batch.targets.labels != IGNORE_INDEX).sum()
 
 
 def count_pairs(batch: Batch) -> Tensor:
-    """How many sequences have a label of their own."""
+    """Count the sequences with a label."""
     if batch.labels is None:
-        raise UsageError("this batch has no labels of pairs; take samples that are pairs of segments")
+        raise UsageError("the batch has no pair labels; use data.samples=pairs")
     return (batch.labels != IGNORE_INDEX).sum()
 
 
 def pair_loss(model: PretrainingModel, states: Tensor, batch: Batch) -> Loss:
-    """The summed loss of the pair head on every sequence that has a label."""
+    """Compute the summed loss of the pair head over all sequences with a label."""
     count = count_pairs(batch)
     if model.pair is None or batch.labels is None:
-        raise UsageError("this model has no head for pairs; take a family that has, or an objective without pairs")
+        raise UsageError("the model has no pair head; use a family with one, or an objective without pairs")
     logits = model.pair(model.pool(states, batch)).float()
     total = F.cross_entropy(logits, batch.labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return Loss(sum=total, count=count, correct=None if total.requires_grad else count_top1(logits, batch.labels))
 
 
-def bound_target_slots(expected: float, variance: float, max_slots: int) -> int:
-    """Slots for a random number of targets: six standard deviations above what is expected, `most` at most."""
-    return min(max_slots, int(np.ceil(expected + 6 * np.sqrt(variance))) + 1)
+def bound_target_slots(mean: float, variance: float, max_slots: int) -> int:
+    """Return target slots for a random number of targets: mean plus six standard deviations, at most `max_slots`."""
+    return min(max_slots, int(np.ceil(mean + 6 * np.sqrt(variance))) + 1)

@@ -1,9 +1,9 @@
-"""Two language models at once: one predicts the next token, the other the one before.
+"""Bidirectional language modelling: one stack predicts the next token, another the previous one.
 
-Paper: Peters et al. (2018), with recurrent stacks; here two causal stacks of any kind, which share the token table and
-the head. Each sees one side only, so nothing has to be masked and every token is predicted twice; what they know is
-put side by side afterwards. Input: documents, or blocks of many laid end to end. Siblings: `causal` is the first half
-alone; `masked` sees both sides at once, but predicts 15 % of the tokens.
+Paper: Peters et al. (2018), ELMo, with recurrent stacks; here two causal stacks of any kind, which share the token
+embedding and the head. Each sees one side only, so nothing is masked and every token is predicted twice; the states of
+both are concatenated afterwards. Input: documents or packed blocks. Siblings: `causal` is the forward half alone;
+`masked` sees both sides at once, but predicts 15 % of the tokens.
 
     tokens     The  cat  sat  down
     forward    cat  sat  down -
@@ -26,18 +26,18 @@ from pretune.objectives.causal import CausalCorruption
 
 @runtime_checkable
 class BidirectionalModel(Protocol):
-    """What it asks of a model."""
+    """Methods of a model that `bidirectional` calls."""
 
     def compute_directional_states(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The states [N, W] of a token and all before it, and of a token and all after it."""
+        """Compute the states [N, W] of the left-to-right and of the right-to-left stack."""
 
     def loss(self, states: Tensor, batch: Batch) -> Loss:
-        """The vocabulary head's summed loss at the batch's targets."""
+        """Compute the summed loss of the vocabulary head at the batch's targets."""
 
 
 @spec
 class Bidirectional(Objective):
-    """The next token and the one before, by two stacks (ELMo)."""
+    """Next and previous token at every position, by two stacks (ELMo)."""
 
     shapes = ("two-way",)
 
@@ -50,7 +50,7 @@ class Bidirectional(Objective):
 
     def loss(self, model: object, batch: Batch) -> Loss:
         if not isinstance(model, BidirectionalModel):
-            raise UsageError("bidirectional trains a model that reads both ways; build it with two stacks")
+            raise UsageError("bidirectional needs a model of the shape 'two-way' (two stacks)")
         forward, backward = model.compute_directional_states(batch)
         return Loss.from_parts(
             {"forward": model.loss(forward, batch), "backward": model.loss(backward, shift_targets_back(batch))}
@@ -58,9 +58,9 @@ class Bidirectional(Objective):
 
 
 def shift_targets_back(batch: Batch) -> Batch:
-    """The same batch with other targets: where token i is to say token i + 1, that is to say token i."""
+    """Return the batch with the targets of the right-to-left stack: where token i predicts i + 1, i + 1 predicts i."""
     if batch.targets is None:
-        raise UsageError("this batch has no targets; an objective's lesson makes them")
+        raise UsageError("the batch has no targets; build its stream with the corruption of an objective")
     index, spare = batch.targets.index, batch.targets.labels == IGNORE_INDEX
     labels = torch.where(spare, IGNORE_INDEX, batch.tokens.index_select(0, index))
     return replace(batch, targets=Targets(index=torch.where(spare, 0, index + 1), labels=labels))

@@ -1,7 +1,7 @@
-"""Language modelling: predict the next token, at every position.
+"""Causal language modelling: predict the next token at every position.
 
-Paper: Radford et al. (2018); the idea is as old as Shannon (1951). Input: documents, or blocks of many laid end to end.
-Siblings: `prefix` lets the first part see itself in both directions; `bidirectional` reads both ways with two stacks.
+Paper: Radford et al. (2018); the idea is as old as Shannon (1951). Input: documents or packed blocks.
+Siblings: `prefix` has bidirectional attention over the first part; `bidirectional` adds a right-to-left stack.
 
     tokens   The  cat  sat  down
     targets  cat  sat  down -
@@ -31,14 +31,14 @@ class CausalLM(Objective):
 
 @dataclass(frozen=True, slots=True)
 class CausalCorruption(BaseCorruption):
-    """Labels only: nothing is corrupted."""
+    """Next-token targets; the tokens stay unchanged."""
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         return replace(sequences, targets=find_next_tokens(sequences))
 
 
 def find_next_tokens(sequences: Sequences) -> Ints:
-    """[T] the token after each; IGNORE after the last of a sequence."""
-    after = np.append(sequences.tokens[1:], IGNORE_INDEX)[: len(sequences.tokens)]
-    after[sequences.offsets[1:][sequences.lengths > 0] - 1] = IGNORE_INDEX
-    return after
+    """Return the next token of each [T]; IGNORE_INDEX at the end of a sequence."""
+    next_tokens = np.append(sequences.tokens[1:], IGNORE_INDEX)[: len(sequences.tokens)]
+    next_tokens[sequences.offsets[1:][sequences.lengths > 0] - 1] = IGNORE_INDEX
+    return next_tokens

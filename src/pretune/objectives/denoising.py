@@ -1,9 +1,9 @@
-"""Denoising: spoil a text in any way, and ask for all of it as it was.
+"""Denoising: corrupt a text with noise and reconstruct all of it.
 
-Paper: Lewis et al. (2020), BART; by default its own mixture, sentences in a random order and 30 % of the tokens in
-infilled spans (lengths are counted in tokens; the released code counts words). Input: documents or blocks. Noises are
-used in the order given, see `noises`. The target is the whole sequence with its special tokens. Siblings:
-`span_corruption` asks for what is missing only; `masked_seq2seq` for one span.
+Paper: Lewis et al. (2020), BART; by default its noise, permuted sentences and 30 % of the tokens in infilled spans
+(span lengths count tokens; the released code counts words). Input: documents or blocks. Noises are applied in order,
+see `pretune.objectives.noise`. The target is the whole sequence with its special tokens. Siblings: `span_corruption`
+predicts the missing spans only; `masked_seq2seq` one span.
 
     text     <s> A B C . D E . </s>
     source   <s> D _ . A _ . </s>
@@ -33,34 +33,34 @@ from pretune.objectives.seq2seq import (
 
 @spec
 class Denoising(Objective):
-    """The whole text out of a spoiled one (BART)."""
+    """The original text, generated from a noisy version (BART)."""
 
     noises: tuple[Noise, ...] = (SentencePermutation(), TextInfilling())
-    prefix: bool = False  # whether a decoder sees the input in both directions
+    prefix: bool = False  # a decoder has bidirectional attention over the input
 
     shapes = ("encoder-decoder", "decoder")
 
     def __post_init__(self) -> None:
         if not self.noises:
-            raise UsageError("denoising needs one noise or more, found none")
+            raise UsageError("denoising needs at least one noise, got none")
 
     @property
     def sentences(self) -> bool:
         return any(noise.sentences for noise in self.noises)
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "DenoisingCorruption":
-        needed = any(noise.uses_mask for noise in self.noises)
-        mask = ensure_mask_token(vocabulary).require("mask", self.name) if needed else IGNORE_INDEX
+        needs_mask = any(noise.uses_mask for noise in self.noises)
+        mask = ensure_mask_token(vocabulary).require("mask", self.name) if needs_mask else IGNORE_INDEX
         return DenoisingCorruption(self.noises, mask, choose_layout(vocabulary, shape, self.name, prefix=self.prefix))
 
     def to_evaluation(self) -> "Denoising":
-        """The same noises at their usual rates, whatever the training."""
+        """Return the same noises at their default rates."""
         return Denoising(noises=tuple(type(noise)() for noise in self.noises), prefix=self.prefix)
 
 
 @dataclass(frozen=True, slots=True)
 class DenoisingCorruption(BaseCorruption):
-    """One noise after another, then the text as it was."""
+    """Noisy source, original text as target."""
 
     noises: tuple[Noise, ...]
     mask: int
@@ -74,7 +74,7 @@ class DenoisingCorruption(BaseCorruption):
         return any(noise.removed_share for noise in self.noises)
 
     def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
-        """Noises draw how much they leave from what there is and from nothing else."""
+        """Return exact lengths: noises remove by the number of ordinary tokens and their random draws alone."""
         if rng is None:
             return self.lengths(lengths.lengths)
         left = lengths.lengths - lengths.special_counts
@@ -83,15 +83,15 @@ class DenoisingCorruption(BaseCorruption):
         return self.layout.lengths(left + lengths.special_counts, lengths.lengths)
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        spoiled = sequences
+        noisy = sequences
         for number, noise in enumerate(self.noises):
-            spoiled = noise.apply(spoiled, self.mask, rng.derive(number))
-        source = Sequences(tokens=spoiled.tokens, offsets=spoiled.offsets, segments=spoiled.segments)
+            noisy = noise.apply(noisy, self.mask, rng.derive(number))
+        source = Sequences(tokens=noisy.tokens, offsets=noisy.offsets, segments=noisy.segments)
         labels = Sequences(tokens=sequences.tokens, offsets=sequences.offsets, **get_sample_info(sequences))
         return self.layout.combine(source, labels)
 
     def targets(self, tokens: int, sequences: int) -> int:
-        # Of a decoder's n + m tokens n are targets, and m is at least what the noises leave of n, to the token.
+        # A decoder reads n + m tokens, n of them targets; m is at least what the noises leave of n, up to rounding.
         left = 1.0
         for noise in self.noises:
             left *= 1 - noise.removed_share

@@ -1,7 +1,7 @@
-"""What a token that is to be predicted is shown as: the mask, another token drawn at random, or itself.
+"""Replacement of target tokens in the input: the mask token, a random token, or the token itself.
 
-The shares 80/10/10 are BERT's (Devlin et al., 2019, appendix C.2): fine-tuning never shows the mask, so the model must
-not learn that only masks have to be thought about.
+The shares 80/10/10 are BERT's (Devlin et al., 2019, appendix C.2): fine-tuning never shows the mask token, so some
+targets keep an ordinary token in the input.
 """
 
 from dataclasses import dataclass
@@ -15,47 +15,47 @@ from pretune.objectives.base import Vocabulary
 from pretune.objectives.segment_sampling import Bits
 
 ReplacementShares = tuple[float, float, float]
-"""Shares of the chosen tokens: masked, replaced, kept."""
+"""Shares of the target tokens: masked, replaced by a random token, kept."""
 
 _HALF_BITS = np.uint64(32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskReplacement:
-    """The shares, and what of the vocabulary they need."""
+    """Shares of the replacements, the mask token and the ids for random tokens."""
 
     shares: ReplacementShares
     mask: int
-    random_ids: Ints  # all ordinary ids, where some are drawn
+    random_ids: Ints  # all ordinary ids; empty if the share of random tokens is 0
 
     @classmethod
     def from_vocabulary(cls, split: ReplacementShares, vocabulary: Vocabulary, objective: str) -> "MaskReplacement":
-        """That of an objective; an error where the vocabulary lacks a mask or has nothing to draw from."""
-        others = vocabulary.list_ordinary_ids() if split[1] else np.empty(0, dtype=np.int64)
-        if split[1] and not len(others):
+        """Return the replacement for an objective; UsageError if the vocabulary has no mask or no ordinary tokens."""
+        random_ids = vocabulary.list_ordinary_ids() if split[1] else np.empty(0, dtype=np.int64)
+        if split[1] and not len(random_ids):
             raise UsageError(
-                f"{objective} draws random tokens, and all {vocabulary.size} of this tokenizer are special"
+                f"{objective} samples random tokens, but all {vocabulary.size} tokens of this tokenizer are special"
             )
-        return cls(split, vocabulary.require("mask", objective) if split[0] else IGNORE_INDEX, others)
+        return cls(split, vocabulary.require("mask", objective) if split[0] else IGNORE_INDEX, random_ids)
 
     def replace_tokens(self, tokens: Ints, bits: Bits, share_bits: Bits | None = None) -> Ints:
-        """[K] what tokens are shown as: a share of the lot by the upper half of 64 random bits, a token by the lower.
+        """Return the input tokens [K]: the upper half of the 64 random bits selects the share, the lower the token.
 
-        With `kinds` those decide on the share, so that tokens with the same bits there are shown alike.
+        With `share_bits` these select the share, so that tokens with equal share bits are replaced alike.
         """
         lot = (bits if share_bits is None else share_bits) >> _HALF_BITS
-        masked, replaced, _ = self.shares
-        if replaced:
-            drawn = (bits & np.uint64(2**32 - 1)) * np.uint64(len(self.random_ids)) >> _HALF_BITS
-            tokens = np.where(lot < (masked + replaced) * 2.0**32, self.random_ids[drawn], tokens)
-        return np.where(lot < masked * 2.0**32, self.mask, tokens)
+        mask_share, random_share, _ = self.shares
+        if random_share:
+            index = (bits & np.uint64(2**32 - 1)) * np.uint64(len(self.random_ids)) >> _HALF_BITS
+            tokens = np.where(lot < (mask_share + random_share) * 2.0**32, self.random_ids[index], tokens)
+        return np.where(lot < mask_share * 2.0**32, self.mask, tokens)
 
 
 def check_shares(rate: float, split: ReplacementShares, copies: int | None) -> None:
-    """Refuse numbers that mean nothing."""
+    """Check the settings of a masking; UsageError if a number is out of range."""
     if not 0 < rate <= 1:
-        raise UsageError(f"a rate of masking lies above 0 and up to 1, found {rate}")
+        raise UsageError(f"rate must be > 0 and <= 1, got {rate}")
     if min(split) < 0 or abs(sum(split) - 1) > 1e-6:
-        raise UsageError(f"the shares masked, replaced and kept are 0 or more and sum to 1, found {split}")
+        raise UsageError(f"split (masked, random, kept) must be >= 0 and sum to 1, got {split}")
     if copies is not None and copies < 1:
-        raise UsageError(f"static masking has 1 copy or more, found {copies}; leave copies empty to mask anew")
+        raise UsageError(f"copies must be >= 1 (static masking) or null (dynamic masking), got {copies}")

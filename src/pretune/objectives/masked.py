@@ -1,12 +1,12 @@
-"""Masked language modelling: hide some tokens, predict them from both sides.
+"""Masked language modelling: mask some tokens and predict them from both sides.
 
-Paper: Devlin et al. (2019); masked anew in every epoch: Liu et al. (2019); whole words: the 2019 release of BERT.
-Input: sentences, documents or pairs. Siblings: `span_masked` hides runs of words; `translation` hides tokens in two
-languages at once; `replaced_token` has a small model fill the blanks, and asks which tokens were filled.
+Paper: Devlin et al. (2019); dynamic masking: Liu et al. (2019); whole-word masking: the 2019 release of BERT.
+Input: sentences, documents or pairs. Siblings: `span_masked` masks spans of words; `translation` masks tokens in two
+languages at once; `replaced_token` fills the masks with a small model and detects the replaced tokens.
 
     text     The  cat  sat  on  the  mat           rate 15 %, of which
-    tokens   The [MASK] sat  on  the  mat          80 % are shown as the mask,
-    targets   -   cat   -    -    -    -           10 % as another token, 10 % as they are
+    tokens   The [MASK] sat  on  the  mat          80 % become the mask token,
+    targets   -   cat   -    -    -    -           10 % a random token, 10 % stay
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from pretune.objectives.segment_sampling import (
 )
 
 MAX_WORD_TOKENS = 16
-"""Tokens of a word: a longer one, such as a line of dashes in characters, is masked as several."""
+"""Tokens per word: longer words (a line of dashes in characters) are split and masked in parts."""
 
 
 @spec(kind="masked")
@@ -46,8 +46,8 @@ class MaskedLM(Objective):
 
     rate: float = 0.15
     split: ReplacementShares = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
-    words: bool = False  # all tokens of a word, or none
-    copies: int | None = None  # so many fixed maskings of each text, one after the other; None: a new one every time
+    words: bool = False  # whole-word masking
+    copies: int | None = None  # static masking: number of fixed maskings per text; None: dynamic
 
     shapes = ("encoder",)
 
@@ -58,13 +58,13 @@ class MaskedLM(Objective):
         return MaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
 
     def to_evaluation(self) -> "MaskedLM":
-        """15 % of the tokens, 80/10/10, whatever the training."""
+        """Return the paper's settings: 15 % of the tokens, 80/10/10."""
         return MaskedLM()
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedCorruption(BaseCorruption):
-    """A share of the tokens of each sequence, or of its words."""
+    """Masked tokens or words: a share of the ordinary tokens of each sequence."""
 
     objective: MaskedLM
     replacement: MaskReplacement
@@ -74,25 +74,25 @@ class MaskedCorruption(BaseCorruption):
         return self.objective.copies
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        chosen = (choose_words if self.objective.words else choose_tokens)(sequences, self.objective.rate, rng)
-        return mask_tokens(sequences, chosen, self.replacement, rng)
+        positions = (choose_words if self.objective.words else choose_tokens)(sequences, self.objective.rate, rng)
+        return mask_tokens(sequences, positions, self.replacement, rng)
 
     def targets(self, tokens: int, sequences: int) -> int:
-        # A sequence's count varies by the word that crosses its budget: little, even where tokens are characters.
+        # The count of a sequence varies by the word that crosses its budget: little, even with character tokens.
         return bound_target_slots(
             self.objective.rate * tokens, sequences * (8 if self.objective.words else 0.25), tokens
         )
 
 
 def choose_tokens(sequences: Sequences, rate: float, rng: Counters) -> Ints:
-    """[K] the places of a share of the ordinary tokens of each sequence."""
+    """Sample a share of the ordinary tokens of each sequence; returns their positions [K]."""
     index, sizes = find_ordinary_tokens(sequences)
     counts = round_randomly(rate * sizes, rng.uniform(0))
     return index[sample_k(rng.bits(1, sizes), sizes, counts)]
 
 
 def choose_words(sequences: Sequences, rate: float, rng: Counters) -> Ints:
-    """[K] the places of the tokens of whole words, in all a share of the ordinary tokens of each sequence."""
+    """Sample whole words, in all a share of the ordinary tokens of each sequence; returns token positions [K]."""
     words = WordSpans.from_sequences(sequences, max_length=MAX_WORD_TOKENS)
     order = shuffle_groups(rng.bits(1, words.sizes), words.sizes)
     length = words.length[order]
@@ -101,7 +101,7 @@ def choose_words(sequences: Sequences, rate: float, rng: Counters) -> Ints:
 
 
 def mask_tokens(sequences: Sequences, positions: Ints, replacement: MaskReplacement, rng: Counters) -> Sequences:
-    """The sequences with some tokens in disguise, and as targets what they were."""
+    """Replace the tokens at some positions; the original tokens become the targets."""
     tokens, targets = sequences.tokens.copy(), np.full(len(sequences.tokens), IGNORE_INDEX)
     targets[positions] = sequences.tokens[positions]
     tokens[positions] = replacement.replace_tokens(

@@ -1,17 +1,17 @@
-"""A mixture: each sequence gets one of several objectives, by chance and weight.
+"""Mixture of objectives: each sequence gets one of several, sampled by weight.
 
 Papers: Raffel et al. (2020, section 3.5.2) mix labelled tasks with text; Tay et al. (2023), UL2, mix denoisers. Input:
-what the parts ask for. A document of two sides goes to the parts that read such, any other to those that do not; among
-them the choice is drawn for each sequence and epoch, and for nothing else. How many of each kind are read is up to the
-data (`pretune.data.mixing`). Mixtures may be parts of mixtures. All parts must train one shape of model by its
-vocabulary head alone. The default is UL2 for documents (see `build_denoisers`), and `supervised` for pairs. Siblings: all.
+that of the parts. Parallel documents go to the parts that read pairs, all others to the rest; among these the part is
+sampled per sequence and epoch. The data decide how many of each kind are read (`pretune.data.mixing`). Mixtures can be
+nested. All parts must train a common shape of model, with the vocabulary head alone. The default is UL2 for documents
+(see `build_denoisers`) and `supervised` for pairs. Siblings: all.
 
     documents   weight 0.4  span_corruption   <R> a <X> d -> <X> b c <Y>
                 weight 0.6  prefix            <S> a b -> c d
     pairs       weight 1    supervised        a -> b
 
-A part may have a mark: a token before its input that says which it is, so that the model can be asked for it later.
-Marks are the last sentinels of the vocabulary, which the parts then do without.
+A part may have a mode token (`mark`) before its input, which selects its behaviour at inference time. Mode tokens are
+the last sentinels of the vocabulary; the parts do not use these.
 """
 
 from collections.abc import Sequence
@@ -40,6 +40,10 @@ from pretune.objectives.seq2seq import get_sample_info
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.supervised import SupervisedSeq2seq
 
+SimpleObjective = (
+    CausalLM | PrefixLM | SpanCorruption | Denoising | MaskedSeq2seq | MaskedLM | MultitaskMaskedLM | SupervisedSeq2seq
+)
+
 _LARGE_BATCH_FACTOR = 10**6
 
 
@@ -47,15 +51,15 @@ _LARGE_BATCH_FACTOR = 10**6
 class Part:
     """One objective of a mixture."""
 
-    objective: "CausalLM | PrefixLM | SpanCorruption | Denoising | MaskedSeq2seq | MaskedLM | MultitaskMaskedLM | SupervisedSeq2seq | Mixture"
+    objective: "SimpleObjective | Mixture"
     weight: float = 1.0
-    mark: int | None = None  # the sentinel before its input, counted from the last: 0, 1, …
+    mark: int | None = None  # mode token: the sentinel before its input, counted from the last: 0, 1, …
 
     def __post_init__(self) -> None:
         if self.weight <= 0:
-            raise UsageError(f"the weight of a part of a mixture must be above 0, found {self.weight}")
+            raise UsageError(f"weight of a mixture part must be > 0, got {self.weight}")
         if self.mark is not None and self.mark < 0:
-            raise UsageError(f"marks count from 0, found {self.mark}; leave it empty for none")
+            raise UsageError(f"mark must be >= 0 or null, got {self.mark}")
 
     @property
     def reads_pairs(self) -> bool:
@@ -67,13 +71,13 @@ class Part:
 
 
 def build_denoisers(*, with_mode_tokens: bool = True) -> tuple[Part, ...]:
-    """The seven denoisers of UL2 (table 1 and section 4.5): regular, extreme (long spans, or half hidden), sequential.
+    """Return the seven denoisers of UL2 (table 1, section 4.5): regular, extreme (long spans or 50 %), sequential.
 
-    The sequential one has a fifth of the sequences and splits them evenly, where the paper's hides a quarter on
-    average; the others share the rest equally. Marks are 0 for regular, 1 for sequential, 2 for extreme.
+    The sequential denoiser gets a fifth of the sequences and splits them uniformly (the paper's masks a quarter on
+    average); the others share the rest equally. Mode tokens: 0 regular, 1 sequential, 2 extreme.
     """
     spans = [(0, 0.15, 3.0), (0, 0.15, 8.0), (2, 0.5, 3.0), (2, 0.5, 8.0), (2, 0.15, 64.0), (2, 0.5, 64.0)]
-    found = [
+    parts = [
         Part(
             objective=SpanCorruption(rate=rate, mean=mean, prefix=True),
             weight=0.8 / 6,
@@ -81,12 +85,12 @@ def build_denoisers(*, with_mode_tokens: bool = True) -> tuple[Part, ...]:
         )
         for mark, rate, mean in spans
     ]
-    return (*found, Part(objective=PrefixLM(), weight=0.2, mark=1 if with_mode_tokens else None))
+    return (*parts, Part(objective=PrefixLM(), weight=0.2, mark=1 if with_mode_tokens else None))
 
 
 @spec
 class Mixture(Objective):
-    """One of several objectives for each sequence; by default UL2's denoisers, and text to text for pairs (T5)."""
+    """One of several objectives for each sequence; by default UL2's denoisers, and text-to-text for pairs (T5)."""
 
     parts: tuple[Part, ...] = field(
         default_factory=lambda: (*build_denoisers(), Part(objective=SupervisedSeq2seq(prefix=True)))
@@ -94,10 +98,10 @@ class Mixture(Objective):
 
     def __post_init__(self) -> None:
         if not self.parts:
-            raise UsageError("a mixture needs one part or more, found none")
+            raise UsageError("a mixture needs at least one part, got none")
         if not self.shapes:
-            told = "; ".join(f"{p.objective.name}: {', '.join(p.objective.shapes)}" for p in self.parts)
-            raise UsageError(f"the parts of a mixture train no shape of model in common ({told}); leave some out")
+            shapes = "; ".join(f"{p.objective.name}: {', '.join(p.objective.shapes)}" for p in self.parts)
+            raise UsageError(f"the parts of a mixture have no common model shape ({shapes}); remove some parts")
 
     @property
     def shapes(self) -> tuple[ModelShape, ...]:
@@ -109,11 +113,11 @@ class Mixture(Objective):
 
     @property
     def reads_documents(self) -> bool:
-        """Whether a part reads documents of one side."""
+        """True if a part reads single documents (not pairs)."""
         return any(part.reads_documents for part in self.parts)
 
     def keep_document_parts(self) -> "Mixture":
-        """The mixture for documents of one side: the parts that read such."""
+        """Return the mixture of the parts that read single documents."""
         parts = [part for part in self.parts if part.reads_documents]
         inner = (
             (p, p.objective.keep_document_parts() if isinstance(p.objective, Mixture) else p.objective) for p in parts
@@ -129,30 +133,30 @@ class Mixture(Objective):
         return any(part.objective.sentences for part in self.parts)
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MixtureCorruption":
-        used = max((part.mark + 1 for part in self.parts if part.mark is not None), default=0)
-        left = len(vocabulary.sentinels) - used
+        token_count = max((part.mark + 1 for part in self.parts if part.mark is not None), default=0)
+        left = len(vocabulary.sentinels) - token_count
         if left < 0:
             raise UsageError(
-                f"a mixture with {used} marks needs as many sentinels, this tokenizer has {left + used}; train one "
-                "with --style sentinels, or leave the marks empty"
+                f"a mixture with {token_count} mode tokens needs {token_count} sentinels, this tokenizer has "
+                f"{left + token_count}; train one with --style sentinels, or set the marks to null"
             )
         rest = replace(vocabulary, sentinels=vocabulary.sentinels[:left])
-        lessons = tuple(part.objective.bind(rest, shape) for part in self.parts)
-        if any(lesson.copies is not None for lesson in lessons):
-            raise UsageError("a part of a mixture cannot have copies (static masking); leave them empty")
-        marks = tuple(None if part.mark is None else vocabulary.sentinels[-1 - part.mark] for part in self.parts)
+        corruptions = tuple(part.objective.bind(rest, shape) for part in self.parts)
+        if any(corruption.copies is not None for corruption in corruptions):
+            raise UsageError("a mixture part cannot use static masking; set its copies to null")
+        mode_tokens = tuple(None if part.mark is None else vocabulary.sentinels[-1 - part.mark] for part in self.parts)
         documents = tuple(part.weight if part.reads_documents else 0.0 for part in self.parts)
         pairs = tuple(part.weight if part.reads_pairs else 0.0 for part in self.parts)
-        return MixtureCorruption(lessons, marks, documents, pairs)
+        return MixtureCorruption(corruptions, mode_tokens, documents, pairs)
 
     def to_evaluation(self) -> Self:
-        """As it is: parts that differ in how hard they are would become one."""
+        """Return the mixture unchanged: parts that differ only in difficulty would collapse into one."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureCorruption(BaseCorruption):
-    """A lesson for each sequence, by the weights that its parts have for documents, or for pairs."""
+    """One corruption per sequence, sampled by the weights of the parts for documents or for pairs."""
 
     corruptions: tuple[Corruption, ...]
     mode_tokens: tuple[int | None, ...]
@@ -160,134 +164,143 @@ class MixtureCorruption(BaseCorruption):
     pair_weights: tuple[float, ...]
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return self._find_max_lengths([lesson.lengths(n) for lesson in self.corruptions], range(len(self.corruptions)))
+        return self._find_max_lengths(
+            [corruption.lengths(n) for corruption in self.corruptions], range(len(self.corruptions))
+        )
 
     @property
     def has_random_lengths(self) -> bool:
-        drawn = any(
+        has_choice = any(
             len(self._find_possible_parts(chances)) > 1
             for chances in (self.document_weights, self.pair_weights)
             if any(chances)
         )
-        return drawn or any(has_random_lengths(lesson) for lesson in self.corruptions)
+        return has_choice or any(has_random_lengths(corruption) for corruption in self.corruptions)
 
     def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
-        """The bounds of the part that each gets; without counters the largest of those that it may get."""
-        two = lengths.second_lengths > 0
+        """Return the bounds of the sampled part of each sequence; without counters, the maximum over possible parts."""
+        is_pair = lengths.second_lengths > 0
         if rng is None:
-            found = [predict_lengths(lesson, lengths, None) for lesson in self.corruptions]
-            read, said = self._find_max_lengths(found, self._find_possible_parts(self.document_weights))
-            source, target = self._find_max_lengths(found, self._find_possible_parts(self.pair_weights))
-            return np.where(two, source, read), None if said is None or target is None else np.where(two, target, said)
-        chosen, source, target = (
-            self._draw_parts(two, rng),
+            bounds = [predict_lengths(corruption, lengths, None) for corruption in self.corruptions]
+            part_source, part_target = self._find_max_lengths(bounds, self._find_possible_parts(self.document_weights))
+            source, target = self._find_max_lengths(bounds, self._find_possible_parts(self.pair_weights))
+            source = np.where(is_pair, source, part_source)
+            return source, None if part_target is None or target is None else np.where(is_pair, target, part_target)
+        part_ids, source, target = (
+            self._draw_parts(is_pair, rng),
             np.zeros_like(lengths.first_lengths),
             np.zeros_like(lengths.first_lengths),
         )
         sides = 1
-        for number, (lesson, mark) in enumerate(zip(self.corruptions, self.mode_tokens, strict=True)):
-            which = np.flatnonzero(chosen == number)
-            read, said = predict_lengths(lesson, lengths.take(which), rng.take(which).derive(number))
-            source[which] = read + (mark is not None)
-            if said is not None:
-                sides, target[which] = 2, said
+        for number, (corruption, mode_token) in enumerate(zip(self.corruptions, self.mode_tokens, strict=True)):
+            index = np.flatnonzero(part_ids == number)
+            part_source, part_target = predict_lengths(corruption, lengths.take(index), rng.take(index).derive(number))
+            source[index] = part_source + (mode_token is not None)
+            if part_target is not None:
+                sides, target[index] = 2, part_target
         return source, target if sides == 2 else None
 
     def _find_max_lengths(
         self, lengths: Sequence[tuple[Ints, Ints | None]], parts: Sequence[int]
     ) -> tuple[Ints, Ints | None]:
-        """The largest bounds of some parts, their marks included."""
+        """Return the maximum bounds of some parts, mode tokens included."""
         source = [lengths[part][0] + (self.mode_tokens[part] is not None) for part in parts]
         target = [side for side in (lengths[part][1] for part in parts) if side is not None]
         return np.max(source, axis=0), np.max(target, axis=0) if target else None
 
     def _find_possible_parts(self, chances: Sequence[float]) -> list[int]:
-        """The parts that may be drawn."""
+        """Return the parts with a weight above 0, or all if every weight is 0."""
         return [number for number, chance in enumerate(chances) if chance or not any(chances)]
 
     def choose_parts(self, sequences: Sequences, rng: Counters) -> Ints:
-        """[S] the part of each sequence: by what it is, then by chance."""
-        two = np.zeros(len(sequences), dtype=np.bool_) if sequences.sides is None else sequences.sides > 0
-        return self._draw_parts(two, rng)
+        """Sample the part of each sequence [S], among those for documents or for pairs."""
+        is_pair = np.zeros(len(sequences), dtype=np.bool_) if sequences.sides is None else sequences.sides > 0
+        return self._draw_parts(is_pair, rng)
 
     def _draw_parts(self, is_pair: Bools, rng: Counters) -> Ints:
         chance = rng.uniform(0)
         return np.where(is_pair, draw_parts(self.pair_weights, chance), draw_parts(self.document_weights, chance))
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        chosen = self.choose_parts(sequences, rng)
-        places = [np.flatnonzero(chosen == number) for number in range(len(self.corruptions))]
-        made = [
-            lesson.corrupt(sequences.take(which), rng.take(which).derive(number))
-            for number, (lesson, which) in enumerate(zip(self.corruptions, places, strict=True))
+        part_ids = self.choose_parts(sequences, rng)
+        places = [np.flatnonzero(part_ids == number) for number in range(len(self.corruptions))]
+        outputs = [
+            corruption.corrupt(sequences.take(index), rng.take(index).derive(number))
+            for number, (corruption, index) in enumerate(zip(self.corruptions, places, strict=True))
         ]
-        sources = [part.source for part in made if part.source is not None]
+        sources = [part.source for part in outputs if part.source is not None]
         if not sources:
-            return replace(merge_parts(made, places, self.mode_tokens), **get_sample_info(sequences))
-        read = merge_parts(made, places, (None,) * len(made))
-        return replace(read, source=merge_parts(sources, places, self.mode_tokens), **get_sample_info(sequences))
+            return replace(merge_parts(outputs, places, self.mode_tokens), **get_sample_info(sequences))
+        decoder = merge_parts(outputs, places, (None,) * len(outputs))
+        return replace(decoder, source=merge_parts(sources, places, self.mode_tokens), **get_sample_info(sequences))
 
     def targets(self, tokens: int, sequences: int) -> int:
         if sequences < 1:
             return 0
-        # What each part expects shows in a huge batch, where what it spares is nothing; the rest is six deviations.
-        most = np.array([lesson.targets(tokens, sequences) for lesson in self.corruptions], dtype=np.float64)
+        # The bound for a huge batch gives the mean of each part, as its margin vanishes; the rest is six deviations.
+        max_targets = np.array(
+            [corruption.targets(tokens, sequences) for corruption in self.corruptions], dtype=np.float64
+        )
         if any(self.pair_weights):
-            return int(most.max())  # how many are pairs, and how long their targets, only the data know
+            return int(max_targets.max())  # the number of pairs and the lengths of their targets depend on the data
         mean = (
             np.array(
                 [
-                    lesson.targets(_LARGE_BATCH_FACTOR * tokens, _LARGE_BATCH_FACTOR * sequences)
-                    for lesson in self.corruptions
+                    corruption.targets(_LARGE_BATCH_FACTOR * tokens, _LARGE_BATCH_FACTOR * sequences)
+                    for corruption in self.corruptions
                 ]
             )
             / _LARGE_BATCH_FACTOR
         )
-        sides = [lesson.lengths(np.array([tokens // sequences])) for lesson in self.corruptions]
+        sides = [corruption.lengths(np.array([tokens // sequences])) for corruption in self.corruptions]
         sizes = np.array([int((source if target is None else target)[0]) for source, target in sides])
         sizes = sizes * self.document_weights
         shares = sizes / max(sizes.sum(), 1e-9)  # of the tokens
-        chance = float((mean - mean @ shares) ** 2 @ shares) * LENGTH_DISPERSION / sequences  # of which part it is
+        chance = (
+            float((mean - mean @ shares) ** 2 @ shares) * LENGTH_DISPERSION / sequences
+        )  # variance of the choice of parts
         return bound_target_slots(
-            float(mean @ shares), float(((most - mean) / 6) ** 2 @ shares) + chance, int(most.max())
+            float(mean @ shares), float(((max_targets - mean) / 6) ** 2 @ shares) + chance, int(max_targets.max())
         )
 
 
 def draw_parts(chances: Sequence[float], chance: NDArray[np.floating[Any]]) -> Ints:
-    """[S] numbers of parts, each as often as its weight says; one without weight never, unless all are."""
+    """Sample part numbers [S] by weight; parts of weight 0 never, unless all weights are 0."""
     weights = np.array(chances if any(chances) else [1.0] * len(chances))
     bounds = np.cumsum(weights / weights.sum())[: np.flatnonzero(weights)[-1]]
     return np.searchsorted(bounds, chance, side="right")
 
 
 def merge_parts(parts: Sequence[Sequences], places: Sequence[Ints], mode_tokens: Sequence[int | None]) -> Sequences:
-    """The sequences of each part at its places, behind its mark; what one part has, others have as nothing."""
+    """Merge the sequences of the parts at their places, behind mode tokens; missing fields are filled."""
     lengths = np.zeros(sum(map(len, places)), dtype=np.int64)
-    for part, which, mark in zip(parts, places, mode_tokens, strict=True):
-        lengths[which] = part.lengths + (mark is not None)
+    for part, rows, mode_token in zip(parts, places, mode_tokens, strict=True):
+        lengths[rows] = part.lengths + (mode_token is not None)
     offsets = compute_offsets(lengths)
     flat: dict[str, Any] = {
         name: np.full(int(offsets[-1]), fill) for name, fill in _FILL_VALUES.items() if _has_field(parts, name)
     }
-    each: dict[str, Any] = {name: np.zeros_like(lengths) for name in ("prefix", "view") if _has_field(parts, name)}
-    for part, which, mark in zip(parts, places, mode_tokens, strict=True):
-        first = offsets[:-1][which]
-        if mark is not None:
-            flat["tokens"][first] = mark
+    per_sequence: dict[str, Any] = {
+        name: np.zeros_like(lengths) for name in ("prefix", "view") if _has_field(parts, name)
+    }
+    for part, rows, mode_token in zip(parts, places, mode_tokens, strict=True):
+        first = offsets[:-1][rows]
+        if mode_token is not None:
+            flat["tokens"][first] = mode_token
             first = first + 1
         index = spread(first, part.lengths)
         for name, values in flat.items():
             if getattr(part, name) is not None:
                 values[index] = getattr(part, name)
         if part.prefix is not None:
-            each["prefix"][which] = part.prefix + (mark is not None)
+            per_sequence["prefix"][rows] = part.prefix + (mode_token is not None)
         if part.view is not None:
-            each["view"][which] = part.view
-    return Sequences(offsets=offsets, **flat, **each)
+            per_sequence["view"][rows] = part.view
+    return Sequences(offsets=offsets, **flat, **per_sequence)
 
 
 _FILL_VALUES = {"tokens": 0, "targets": IGNORE_INDEX, "segments": 0}
-"""What a mark carries besides itself, and a part that lacks what others have."""
+"""Values of the fields at mode tokens, and for parts without the field."""
 
 
 def _has_field(parts: Sequence[Sequences], name: str) -> bool:

@@ -1,8 +1,8 @@
-"""Next-sentence prediction: does the second segment follow the first in its document? Together with masking.
+"""Next-sentence prediction, with masking: does the second segment follow the first in its document?
 
-Paper: Devlin et al. (2019). In half of the pairs the second segment is another document's; the samples break them and
-say so (`pretune.data.pairs`). The pooled vector of the first token decides. RoBERTa found that it helps nobody.
-Input: pairs of segments. Siblings: `sentence_order` breaks pairs by swapping the two.
+Paper: Devlin et al. (2019). In half of the pairs the second segment is from another document; the samples build and
+label them (`pretune.data.pairs`). The classifier reads the pooled vector of the first token. RoBERTa found no benefit.
+Input: pairs of segments. Siblings: `sentence_order` has swapped segments as negatives.
 
     tokens   [CLS] the man [MASK] to the store [SEP] penguins are [MASK] ##less birds [SEP]
     label    1                                       (0: it follows, 1: it does not)
@@ -52,13 +52,13 @@ class NextSentence(Objective):
 
 
 def count_with_pairs(masking: Masking, batch: Batch) -> Mapping[str, Tensor]:
-    """How many targets the masking has, and how many pairs have a label."""
+    """Count the targets of the masking and the labelled pairs."""
     counts = masking.counts(batch)
     return {**_rename_loss_term(counts), "pair": count_pairs(batch)}
 
 
 def compute_loss_with_pairs(masking: Masking, model: PretrainingModel, batch: Batch) -> Loss:
-    """The loss of the masking and that of the pairs."""
+    """Compute the loss of the masking and of the pairs."""
     states = model.states(batch)
     return Loss.from_parts(
         {
@@ -69,5 +69,5 @@ def compute_loss_with_pairs(masking: Masking, model: PretrainingModel, batch: Ba
 
 
 def _rename_loss_term(terms: Mapping[str, T]) -> dict[str, T]:
-    """The terms of a masking beside others: its only one is called after it."""
+    """Rename the only loss term of a masking to `masked`."""
     return {"masked" if name == "loss" else name: term for name, term in terms.items()}

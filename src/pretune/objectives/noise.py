@@ -1,16 +1,16 @@
-"""Five ways to spoil a text, each a spec of its own, to be used one after another (Lewis et al., 2020, section 2.2).
+"""Noise functions of BART, each a spec; applied one after another (Lewis et al., 2020, section 2.2).
 
     text                   A B C . D E .
     token_masking          A _ C . D E .
     token_deletion         A C . D E .
-    text_infilling         A _ D _ E .          (B C . became one mask; nothing became another)
+    text_infilling         A _ D _ E .          (one mask for B C ., one for an empty span)
     sentence_permutation   D E . A B C .
     document_rotation      C . D E . A B
 
-Special tokens are left where they are: the text moves between them. A noise says whether it `uses_mask` (needs a mask
-token), whether it asks where `sentences` start, and what share of the tokens it `removed_share` at most; `apply` never makes
-a sequence longer, and leaves at least one token of it. `count_remaining` tells how many ordinary tokens it will leave of so many,
-by the same draws. Legend: T tokens, E ordinary tokens, S sequences.
+Special tokens stay in place. A noise states whether it `uses_mask` (needs a mask token), whether it needs `sentences`
+(sentence boundaries), and the largest share of the tokens that it removes (`removed_share`). `apply` never lengthens a
+sequence and leaves at least one token of it; `count_remaining` computes the number of ordinary tokens that remain, with
+the same random draws. Legend: T tokens, E ordinary tokens, S sequences.
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ from pretune.objectives.seq2seq import NoiseSpans, check_rate
 
 @spec
 class TokenMasking:
-    """Some tokens become masks. The paper says "following BERT", hence the rate."""
+    """Random tokens are replaced by the mask; the paper says "following BERT", hence the rate."""
 
     rate: float = 0.15
 
@@ -48,7 +48,7 @@ class TokenMasking:
     removed_share: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        check_rate(self.rate, "the rate of token_masking")
+        check_rate(self.rate, "rate of token_masking")
 
     def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
         return sizes
@@ -62,7 +62,7 @@ class TokenMasking:
 
 @spec
 class TokenDeletion:
-    """Some tokens are taken away, and nothing tells where, but never all. The paper gives no rate."""
+    """Random tokens are deleted without a trace, but never all of them. The paper gives no rate."""
 
     rate: float = 0.15
 
@@ -70,7 +70,7 @@ class TokenDeletion:
     sentences: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_rate(self.rate, "the rate of token_deletion")
+        check_rate(self.rate, "rate of token_deletion")
 
     @property
     def removed_share(self) -> float:
@@ -83,17 +83,16 @@ class TokenDeletion:
     def apply(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         index, sizes = find_ordinary_tokens(sequences)
         counts = sizes - self.count_remaining(sizes, rng)
-        gone = index_to_mask(index[sample_k(rng.bits(1, sizes), sizes, counts)], len(sequences.tokens))
-        return gather_tokens(sequences, np.flatnonzero(~gone), sequences.lengths - counts)
+        is_deleted = index_to_mask(index[sample_k(rng.bits(1, sizes), sizes, counts)], len(sequences.tokens))
+        return gather_tokens(sequences, np.flatnonzero(~is_deleted), sequences.lengths - counts)
 
 
 @spec
 class TextInfilling:
-    """Spans become one mask each; a span of no tokens is a mask put between two.
+    """Spans with Poisson lengths are replaced by one mask each; an empty span inserts a mask.
 
-    Lengths are drawn until they hold the wanted share of the tokens, the last one cut to fit; then spans and tokens
-    that stay are put in a random order. So spans never overlap, and the share is exact. Where a short text drew so many
-    empty spans that it would become longer, it goes without them.
+    Lengths are sampled until they cover the rate, the last one is shortened to fit; then spans and remaining tokens are
+    shuffled. So spans never overlap and the rate is exact. Empty spans that would lengthen a short text are dropped.
     """
 
     rate: float = 0.3
@@ -103,9 +102,9 @@ class TextInfilling:
     sentences: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_rate(self.rate, "the rate of text_infilling")
+        check_rate(self.rate, "rate of text_infilling")
         if not 1 <= self.mean <= 100:
-            raise UsageError(f"the mean span of text_infilling must lie between 1 and 100, found {self.mean}")
+            raise UsageError(f"mean span length of text_infilling must be between 1 and 100, got {self.mean}")
 
     @property
     def removed_share(self) -> float:
@@ -119,25 +118,25 @@ class TextInfilling:
         sizes = find_ordinary_tokens(sequences)[1]
         budget = self.draw_budget(sizes, rng)
         length, counts = self.draw_spans(budget, rng)
-        slots = sizes - budget + counts  # a place for each token that stays and for each span
-        chosen = sample_k(rng.bits(2, slots), slots, counts)
-        order = np.argsort(chosen)
-        chosen, length = chosen[order], length[order]  # spans in the order of the text
-        free = chosen - np.repeat(compute_starts(slots), counts) - spread(np.zeros_like(counts), counts)
+        slots = sizes - budget + counts  # one per remaining token and per span
+        places = sample_k(rng.bits(2, slots), slots, counts)
+        order = np.argsort(places)
+        places, length = places[order], length[order]  # spans in text order
+        free = places - np.repeat(compute_starts(slots), counts) - spread(np.zeros_like(counts), counts)
         start = (
             np.repeat(compute_starts(sizes), counts) + free + exclusive_cumsum(length, counts)
         )  # among the ordinary tokens
         return infill_spans(sequences, NoiseSpans(start, length, counts), mask)
 
     def draw_budget(self, sizes: Ints, rng: Counters) -> Ints:
-        """How many tokens are in spans."""
+        """Sample the number of tokens in spans [S]."""
         return round_randomly(self.rate * sizes, rng.uniform(0))
 
     def draw_spans(self, budget: Ints, rng: Counters) -> tuple[Ints, Ints]:
-        """Lengths of spans that hold `budget[s]` tokens, and how many there are of each sequence."""
+        """Sample span lengths that sum to `budget[s]`; returns the lengths and the number of spans per sequence [S]."""
         table = poisson_cdf(self.mean)
         tries = np.where(budget > 0, np.ceil(1.3 * budget / self.mean) + 8, 0).astype(np.int64)
-        while True:  # NOTE: draws are numbered, so more of them go on where fewer ended
+        while True:  # NOTE: draws are numbered, so a longer draw starts with the shorter one
             length = np.searchsorted(table, rng.uniform(1, tries), side="right")
             short = sum_groups(length, compute_offsets(tries)) < budget
             if not short.any():
@@ -146,15 +145,15 @@ class TextInfilling:
         rest = np.repeat(budget, tries) - exclusive_cumsum(length, tries)
         length = np.minimum(length, rest)
         full = length > 0
-        allowed = budget - sum_groups(full, compute_offsets(tries))
+        max_empty = budget - sum_groups(full, compute_offsets(tries))
         empty = ~full & (rest > 0)
-        use = full | (empty & (exclusive_cumsum(empty.astype(np.int64), tries) < np.repeat(allowed, tries)))
+        use = full | (empty & (exclusive_cumsum(empty.astype(np.int64), tries) < np.repeat(max_empty, tries)))
         return length[use], sum_groups(use, compute_offsets(tries))
 
 
 @spec
 class SentencePermutation:
-    """Sentences come in a random order, each equally likely."""
+    """Sentences in random order."""
 
     uses_mask: ClassVar[bool] = False
     sentences: ClassVar[bool] = True
@@ -165,11 +164,11 @@ class SentencePermutation:
 
     def apply(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         if sequences.sentences is None:
-            raise UsageError("these sequences do not say where sentences start; open their stream with sentences=True")
+            raise UsageError("the sequences have no sentence boundaries; open the stream with sentences=True")
         index, sizes = find_ordinary_tokens(sequences)
         begin = sequences.sentences[index]
         begin[compute_starts(sizes)[sizes > 0]] = True
-        begin[1:] |= np.diff(index) > 1  # what follows a special token
+        begin[1:] |= np.diff(index) > 1  # after a special token
         first = np.flatnonzero(begin)
         length = np.diff(np.append(first, len(index)))
         order = shuffle_groups(rng.bits(0, counts := sum_groups(begin, compute_offsets(sizes))), counts)
@@ -178,7 +177,7 @@ class SentencePermutation:
 
 @spec
 class DocumentRotation:
-    """The text begins with a token chosen at random, and what was before it comes at the end."""
+    """Text rotated to start with a random token."""
 
     uses_mask: ClassVar[bool] = False
     sentences: ClassVar[bool] = False
@@ -201,18 +200,18 @@ Noise = TokenMasking | TokenDeletion | TextInfilling | SentencePermutation | Doc
 
 
 def poisson_cdf(mean: float) -> NDArray[np.float64]:
-    """How likely lengths of up to 0, 1, 2, … are, as far as that can be told from 1."""
-    found = np.empty(int(mean + 12 * np.sqrt(mean) + 12))
-    found[0] = exp(-mean)
-    for i in range(1, len(found)):
-        found[i] = found[i - 1] * mean / i
-    table = np.cumsum(found)
+    """Return the Poisson distribution function at 0, 1, 2, … until it is 1 in double precision."""
+    probabilities = np.empty(int(mean + 12 * np.sqrt(mean) + 12))
+    probabilities[0] = exp(-mean)
+    for i in range(1, len(probabilities)):
+        probabilities[i] = probabilities[i - 1] * mean / i
+    table = np.cumsum(probabilities)
     table[-1] = 1.0
     return table
 
 
 def gather_tokens(sequences: Sequences, index: Ints, lengths: Ints) -> Sequences:
-    """The tokens at some places, in the order given, as sequences of these lengths."""
+    """Gather the tokens at `index` into sequences of these lengths."""
     return replace(
         sequences,
         tokens=sequences.tokens[index],
@@ -225,7 +224,7 @@ def gather_tokens(sequences: Sequences, index: Ints, lengths: Ints) -> Sequences
 
 
 def reorder_tokens(sequences: Sequences, index: Ints, order: Ints) -> Sequences:
-    """The ordinary tokens, at `index`, in another order; their sentences move along, segments stay."""
+    """Reorder the ordinary tokens at `index`; sentence boundaries move along, segments stay."""
     tokens, sentences = sequences.tokens.copy(), sequences.sentences
     tokens[index] = tokens[index[order]]
     if sentences is not None:
@@ -235,23 +234,23 @@ def reorder_tokens(sequences: Sequences, index: Ints, order: Ints) -> Sequences:
 
 
 def infill_spans(sequences: Sequences, spans: NoiseSpans, mask: int) -> Sequences:
-    """One mask for each span; a mask starts a sentence where the first token of its span did."""
+    """Replace each span by one mask, which starts a sentence if the first token of its span did."""
     (index, sizes), size = find_ordinary_tokens(sequences), len(sequences.tokens)
     start, length, counts = spans
-    end = start == np.repeat(np.cumsum(sizes), counts)  # behind the text: before what is special there, or last of all
+    end = start == np.repeat(np.cumsum(sizes), counts)  # after the text: before a closing special token, or at the end
     place = index[start - end] + end
-    gone = index_to_mask(index[spread(start, length)], size)
-    keep = np.flatnonzero(~gone)
-    earlier = np.cumsum(np.bincount(place, minlength=size))[keep]  # masks before each token that stays
+    is_hidden = index_to_mask(index[spread(start, length)], size)
+    keep = np.flatnonzero(~is_hidden)
+    earlier = np.cumsum(np.bincount(place, minlength=size))[keep]  # masks before each remaining token
     source = np.full(len(keep) + len(place), -1)
     source[earlier + np.arange(len(keep))] = keep
     blank = source < 0
-    made = gather_tokens(sequences, source, sequences.lengths - sum_groups(length, compute_offsets(counts)) + counts)
-    made.tokens[blank] = mask
-    if made.special is not None:
-        made.special[blank] = False
-    if made.sentences is not None and sequences.sentences is not None:
-        made.sentences[blank] = sequences.sentences[place - end] & (length > 0)
-    if made.segments is not None and sequences.segments is not None:
-        made.segments[blank] = sequences.segments[place - end]
-    return made
+    output = gather_tokens(sequences, source, sequences.lengths - sum_groups(length, compute_offsets(counts)) + counts)
+    output.tokens[blank] = mask
+    if output.special is not None:
+        output.special[blank] = False
+    if output.sentences is not None and sequences.sentences is not None:
+        output.sentences[blank] = sequences.sentences[place - end] & (length > 0)
+    if output.segments is not None and sequences.segments is not None:
+        output.segments[blank] = sequences.segments[place - end]
+    return output

@@ -1,17 +1,17 @@
-"""Permutation language modelling: predict some tokens one after another, in a random order.
+"""Permutation language modelling: predict some tokens autoregressively in a random order.
 
-Paper: Yang et al. (2019). A target sees all of the context and the targets before it in the order, wherever they stand:
-so it is predicted from both sides, targets depend on each other, and nothing is replaced by a mask. Input: documents,
-or pairs of segments. Siblings: `masked` predicts each target without the others; `causal` has the order of the text.
+Paper: Yang et al. (2019), XLNet. A target attends to the context and to the targets before it in the order: it is
+predicted from both sides, targets depend on each other, and nothing is replaced by a mask. Input: documents or pairs of
+segments. Siblings: `masked` predicts targets independently; `causal` uses the order of the text.
 
-    tokens   The   cat   sat   on    the   mat    Every token stays what it is: later targets see the real one.
+    tokens   The   cat   sat   on    the   mat    Tokens stay unchanged: later targets attend to the original.
     order     0     2     3    0      0     1     0: context; mat is predicted first, then cat, then sat
     targets   -    cat   sat   -      -    mat
 
-Only one token in `every` (K = 6 in the paper) is a target, in spans: a span of L tokens, L uniform from 1 to `longest`,
-lies anywhere in a stretch of K L tokens, and one stretch follows the other. The first is cut at a random place, so that
-every token is a target with the probability 1 / K exactly, however short its sequence; the paper's first stretch starts
-with the text, whose edges are then targets less often. Special tokens are context, whatever span they are in.
+One token in `every` (K = 6 in the paper) is a target, in spans: a span of L tokens, L uniform from 1 to `longest`, has
+a uniform position in a stretch of K L tokens; stretches follow each other. The first is cut at a random position, so
+every token is a target with probability exactly 1 / K, however short the sequence; in the paper the first stretch
+starts with the text, so tokens at the edges are targets less often. Special tokens are always context.
 """
 
 from dataclasses import dataclass, replace
@@ -29,79 +29,79 @@ from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocab
 from pretune.objectives.segment_sampling import Bits, exclusive_cumsum, shuffle_groups, sum_groups
 
 _FIRST_STRETCH, _LENGTH, _PLACE, _ORDER = range(4)
-"""What random numbers are for. NOTE: a changed number changes what is drawn in every run."""
+"""Streams of random numbers. NOTE: a changed number changes the draws of every run."""
 
 
 @spec(kind="permuted")
 class PermutationLM(Objective):
-    """Some tokens in a random order, each from all that came before it in that order (XLNet)."""
+    """Some tokens in random order, each predicted from the context and the targets before it (XLNet)."""
 
-    every: int = 6  # one token in so many is a target
-    longest: int = 5  # of a span, in tokens
+    every: int = 6  # K: one token in K is a target
+    longest: int = 5  # longest span, in tokens
 
     shapes = ("two-stream",)
 
     def __post_init__(self) -> None:
-        for name, least in (("every", 2), ("longest", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} {getattr(self, name)} of permuted must be at least {least}")
+        for name, minimum in (("every", 2), ("longest", 1)):
+            if getattr(self, name) < minimum:
+                raise UsageError(f"{name} of permuted must be >= {minimum}, got {getattr(self, name)}")
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "PermutedCorruption":
         return PermutedCorruption(self)
 
     def to_evaluation(self) -> Self:
-        """As in the paper, whatever share is trained on."""
+        """Return the paper's settings."""
         return type(self)()
 
 
 @dataclass(frozen=True, slots=True)
 class PermutedCorruption(BaseCorruption):
-    """Ranks and labels: no token is changed."""
+    """Prediction order and targets; the tokens stay unchanged."""
 
     objective: PermutationLM
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        chosen = self._draw_span_mask(sequences, rng)
+        is_target = self._draw_span_mask(sequences, rng)
         if sequences.special is not None:
-            chosen &= ~sequences.special
-        counts, found = sum_groups(chosen, sequences.offsets), np.flatnonzero(chosen)
-        order = np.zeros(len(chosen), dtype=np.int64)
-        order[found[shuffle_groups(rng.bits(_ORDER, counts), counts)]] = 1 + spread(np.zeros_like(counts), counts)
-        return replace(sequences, order=order, targets=np.where(chosen, sequences.tokens, IGNORE_INDEX))
+            is_target &= ~sequences.special
+        counts, index = sum_groups(is_target, sequences.offsets), np.flatnonzero(is_target)
+        order = np.zeros(len(is_target), dtype=np.int64)
+        order[index[shuffle_groups(rng.bits(_ORDER, counts), counts)]] = 1 + spread(np.zeros_like(counts), counts)
+        return replace(sequences, order=order, targets=np.where(is_target, sequences.tokens, IGNORE_INDEX))
 
     def targets(self, tokens: int, sequences: int) -> int:
-        """Whole stretches have exactly one target in K: only those vary that the two edges of a sequence cut.
+        """Bound the target slots: only stretches cut by the two edges of a sequence vary in their share of 1 / K.
 
-        An edge that cuts a span of L adds or takes away (1 - 1 / K) L targets at most, and cuts it as often as it is
-        long. The variance of both edges together is that of one such edge at most: with K = 2 and L = 1 as much.
+        An edge that cuts a span of L tokens changes the count by at most (1 - 1 / K) L, with probability proportional
+        to L. The variance of both edges together is at most that of one such edge (equal for K = 2, L = 1).
         """
         K, spans = self.objective.every, np.arange(1, self.objective.longest + 1)
-        squared = float((spans**3).sum() / spans.sum())
-        return bound_target_slots(tokens / K, sequences * (1 - 1 / K) ** 2 * squared, tokens)
+        mean_square = float((spans**3).sum() / spans.sum())
+        return bound_target_slots(tokens / K, sequences * (1 - 1 / K) ** 2 * mean_square, tokens)
 
     def _draw_span_mask(self, sequences: Sequences, rng: Counters) -> Bools:
-        """[T] which tokens lie in a span."""
+        """Sample the spans; returns a mask of their tokens [T]."""
         K, longest, n = self.objective.every, self.objective.longest, sequences.lengths
-        sizes = n // K + 2  # [S] stretches, more than there can be
-        length = 1 + _draw_below(rng.bits(_LENGTH, sizes), np.asarray(longest))  # [B] of each span
-        # One number says which the first stretch is, each as often as it is long, and how much of it is cut off.
+        sizes = n // K + 2  # [S] stretches: an upper bound
+        length = 1 + _draw_below(rng.bits(_LENGTH, sizes), np.asarray(longest))  # [B] span lengths
+        # One number selects the first stretch, with probability proportional to its length, and where it is cut.
         ends = np.cumsum(K * np.arange(1, longest + 1))
         place = _draw_below(rng.bits(_FIRST_STRETCH), ends[-1:])
         first = np.searchsorted(ends, place, side="right")
         length[compute_starts(sizes)] = 1 + first
         cut = place - (ends[first] - K * (1 + first))
-        start = exclusive_cumsum(K * length, sizes) - np.repeat(cut, sizes)  # of each stretch, then of the span in it
+        start = exclusive_cumsum(K * length, sizes) - np.repeat(cut, sizes)  # of the stretch, then of its span
         start += _draw_below(rng.bits(_PLACE, sizes), (K - 1) * length + 1)
         room = np.repeat(n, sizes)
         low, high = np.clip(start, 0, room), np.clip(start + length, 0, room)
-        some = np.flatnonzero(low < high)
-        base = np.repeat(sequences.offsets[:-1], sizes)[some]
-        steps = np.zeros(len(sequences.tokens) + 1, dtype=np.int8)  # spans do not overlap, but one may start at an end
-        steps[base + low[some]] = 1
-        steps[base + high[some]] -= 1
+        spans = np.flatnonzero(low < high)
+        base = np.repeat(sequences.offsets[:-1], sizes)[spans]
+        steps = np.zeros(len(sequences.tokens) + 1, dtype=np.int8)  # spans may touch, but not overlap
+        steps[base + low[spans]] = 1
+        steps[base + high[spans]] -= 1
         return np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_)
 
 
 def _draw_below(bits: Bits, limit: Ints) -> Ints:
-    """Whole numbers from 0 to below the limits: the upper half of the bits times the limit."""
+    """Return integers in [0, limit): the upper half of the bits times the limit."""
     return np.asarray(((bits >> np.uint64(32)) * limit.astype(np.uint64)) >> np.uint64(32), dtype=np.int64)

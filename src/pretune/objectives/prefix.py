@@ -1,10 +1,10 @@
-"""Prefix language modelling: read the first part of a text in both directions, predict the rest token by token.
+"""Prefix language modelling: bidirectional attention over the first part of a text, causal prediction of the rest.
 
-Papers: Liu et al. (2018); as one of the objectives compared by Raffel et al. (2020, section 3.3.1). Input: documents or
-blocks. The first part has between one ordinary token and all but one, each number equally likely; a text of a single
-one is all first part. Siblings: `causal` predicts all of it; `span_corruption` hides spans in the middle.
+Papers: Liu et al. (2018); compared with other objectives by Raffel et al. (2020, section 3.3.1). Input: documents or
+blocks. The prefix has from one ordinary token to all but one, uniformly; a text of one token is all prefix. Siblings:
+`causal` predicts every token; `span_corruption` replaces spans in the middle.
 
-    decoder           tokens   Thank you  for  inviting me      prefix 2: those two see each other
+    decoder           tokens   Thank you  for  inviting me      prefix 2: these two attend to each other
                       targets    -   for inviting  me   -
     encoder-decoder   source   Thank you </s>
                       tokens   <pad> for inviting me
@@ -27,12 +27,12 @@ from pretune.objectives.segment_sampling import find_ordinary_tokens
 from pretune.objectives.seq2seq import EncoderDecoderLayout, ends_in_special, get_sample_info
 
 LENGTH_DISPERSION = 2.0
-"""The sum of squared lengths of a batch's sequences, in multiples of what it were if they were equally long."""
+"""Sum of squared sequence lengths of a batch, relative to equal lengths."""
 
 
 @spec(kind="prefix")
 class PrefixLM(Objective):
-    """The rest of a text after a first part that sees itself in both directions (prefix LM)."""
+    """The rest of a text after a prefix with bidirectional attention (prefix LM)."""
 
     shapes = ("encoder-decoder", "decoder")
 
@@ -46,17 +46,19 @@ class PrefixLM(Objective):
 
 @dataclass(frozen=True, slots=True)
 class PrefixCorruption(BaseCorruption):
-    """For a decoder: the sequence as it is, with targets behind the prefix."""
+    """Corruption for a decoder: unchanged tokens, targets after the prefix."""
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         prefix = draw_split_points(sequences, rng)
-        given = (
+        is_context = (
             sequences.compute_positions() < np.repeat(prefix, sequences.lengths) - 1
-        )  # the last of the prefix says the next
-        return replace(sequences, targets=np.where(given, IGNORE_INDEX, find_next_tokens(sequences)), prefix=prefix)
+        )  # the last token of the prefix predicts the next
+        return replace(
+            sequences, targets=np.where(is_context, IGNORE_INDEX, find_next_tokens(sequences)), prefix=prefix
+        )
 
     def targets(self, tokens: int, sequences: int) -> int:
-        # Half of each sequence and its end; a number that is drawn evenly out of n has the variance n * n / 12.
+        # Half of each sequence and its end; a uniform number up to n has the variance n * n / 12.
         return bound_target_slots(
             (tokens + sequences) / 2, LENGTH_DISPERSION * tokens**2 / (12 * max(sequences, 1)), tokens
         )
@@ -64,7 +66,7 @@ class PrefixCorruption(BaseCorruption):
 
 @dataclass(frozen=True, slots=True)
 class PrefixSplitCorruption(BaseCorruption):
-    """For an encoder-decoder: the first part is the source, closed as the whole was; the rest is the target."""
+    """Corruption for an encoder-decoder: prefix and closing token are the source, the rest is the target."""
 
     layout: EncoderDecoderLayout
 
@@ -79,21 +81,21 @@ class PrefixSplitCorruption(BaseCorruption):
         if rng is None:
             return self.lengths(lengths.lengths)
         n, ordinary = lengths.lengths, lengths.lengths - lengths.special_counts
-        given = draw_split_index(ordinary, rng) + 1
-        # Special tokens may all stand before what is given and its end, or none of them.
-        source, target = given + lengths.special_counts, n - given
+        prefix_length = draw_split_index(ordinary, rng) + 1
+        # All or none of the special tokens may be in the prefix.
+        source, target = prefix_length + lengths.special_counts, n - prefix_length
         return self.layout.lengths(np.where(ordinary > 0, source, n), np.where(ordinary > 0, target, 0))
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         prefix = draw_split_points(sequences, rng)
         first = sequences.compute_positions() < np.repeat(prefix, sequences.lengths)
         closing = ends_in_special(sequences) & (prefix < sequences.lengths)
-        shown = first.copy()
-        shown[sequences.offsets[1:][closing] - 1] = True
+        in_source = first.copy()
+        in_source[sequences.offsets[1:][closing] - 1] = True
         source = Sequences(
-            tokens=sequences.tokens[shown],
+            tokens=sequences.tokens[in_source],
             offsets=compute_offsets(prefix + closing),
-            segments=None if sequences.segments is None else sequences.segments[shown],
+            segments=None if sequences.segments is None else sequences.segments[in_source],
         )
         labels = Sequences(
             tokens=sequences.tokens[~first],
@@ -104,7 +106,7 @@ class PrefixSplitCorruption(BaseCorruption):
 
 
 def draw_split_points(sequences: Sequences, rng: Counters) -> Ints:
-    """[S] how many first tokens of each are given: up to an ordinary one that is drawn, all where there is none."""
+    """Sample the prefix lengths [S]: up to a random ordinary token; the whole sequence if there is none."""
     index, sizes = find_ordinary_tokens(sequences)
     if not len(index):
         return sequences.lengths
@@ -113,6 +115,6 @@ def draw_split_points(sequences: Sequences, rng: Counters) -> Ints:
 
 
 def draw_split_index(sizes: Ints, rng: Counters) -> Ints:
-    """[S] which of so many ordinary tokens is the last that is given: any but the last of all."""
-    drawn = (rng.uniform(0) * (sizes - 1)).astype(np.int64)
-    return np.clip(drawn, 0, np.maximum(sizes - 2, 0))
+    """Sample the last ordinary token of the prefix [S], uniform over all but the last of the text."""
+    index = (rng.uniform(0) * (sizes - 1)).astype(np.int64)
+    return np.clip(index, 0, np.maximum(sizes - 2, 0))

@@ -1,19 +1,19 @@
-"""Replaced-token detection: a small model fills blanks, a larger one says of every token whether it was filled in.
+"""Replaced-token detection: a small generator fills masks, a larger discriminator detects the replaced tokens.
 
-Paper: Clark et al. (2020). The generator learns to fill masks; what it draws there is put into the text, without a
-gradient; the discriminator judges all tokens, not only 15 % of them. A draw that happens to be right counts as
-original. The loss is the generator's and 50 times the discriminator's. Of the chosen tokens 85 % are shown to the
-generator as the mask and the rest as they are: so the released code does; the paper says that all are masked. Its large
-model chooses 25 %. Input: sentences or documents. Siblings: `masked` keeps the generator and needs no other model.
+Paper: Clark et al. (2020), ELECTRA. The generator is a masked language model; its samples replace the masks, without a
+gradient; the discriminator classifies all tokens, not only 15 % of them. A correct sample counts as original. The loss
+is the generator's plus 50 times the discriminator's. 85 % of the targets are masked for the generator, the rest stay:
+as in the released code; the paper says that all are masked. Its large model has 25 % targets. Input: sentences or
+documents. Siblings: `masked` is the generator's objective alone.
 
     text           the  chef  cooked  the  meal
     generator   [MASK]  chef  [MASK]  the  meal         targets: the, cooked
-    draws          the             ate
+    samples        the             ate
     discriminator  the  chef     ate  the  meal         replaced: no no yes no no
 
-What is drawn depends on the sequence alone: its masked tokens are hashed, on the device, into one random number for
-each blank. So a batch has the same loss in one piece and in several, after a resume, and when it is evaluated again;
-other masks, which come with every epoch, give other draws.
+Samples depend on the sequence alone: a hash of its masked tokens, computed on the device, gives the random number of
+each target. So the loss of a batch is the same with gradient accumulation, after a resume and in a repeated evaluation;
+new masks in each epoch give new samples.
 """
 
 from collections.abc import Mapping
@@ -36,18 +36,18 @@ DEFAULT_MASKING = MaskedLM(split=(0.85, 0.0, 0.15))
 
 @runtime_checkable
 class ReplacedTokenModel(Protocol):
-    """What it asks of a pair of models."""
+    """Methods of the generator-discriminator pair that `replaced_token` calls."""
 
     def propose(self, batch: Batch, chance: Tensor) -> tuple[Loss, Tensor]:
-        """The generator's loss at the targets, and a token it draws for each [M] by numbers from 0 to 1 [M]."""
+        """Return the generator's loss and a sampled token for each target [M], given uniform random numbers [M]."""
 
     def detect(self, batch: Batch) -> Tensor:
-        """[N] the logit that a token was replaced."""
+        """Return the logit that each token was replaced [N]."""
 
 
 @spec
 class ReplacedToken(Objective):
-    """Detect the tokens that a small masked language model has replaced (ELECTRA)."""
+    """Detect the tokens that a small masked language model replaced (ELECTRA)."""
 
     masking: MaskedLM = DEFAULT_MASKING
     weight: float = 50.0  # of the discriminator's loss
@@ -56,7 +56,7 @@ class ReplacedToken(Objective):
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
-            raise UsageError(f"the weight of the discriminator's loss is above 0, found {self.weight}")
+            raise UsageError(f"weight of the discriminator's loss must be > 0, got {self.weight}")
 
     @property
     def words(self) -> bool:
@@ -66,7 +66,7 @@ class ReplacedToken(Objective):
         return self.masking.bind(vocabulary, "encoder")
 
     def to_evaluation(self) -> Self:
-        """15 % of the tokens, whatever the training."""
+        """Return the objective with the default masking: 15 % of the tokens."""
         return replace(self, masking=DEFAULT_MASKING)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -74,42 +74,42 @@ class ReplacedToken(Objective):
 
     def loss(self, model: object, batch: Batch) -> Loss:
         if not isinstance(model, ReplacedTokenModel):
-            raise UsageError("replaced_token trains a generator and a discriminator together; build them as a pair")
+            raise UsageError("replaced_token needs a model of the shape 'generator-discriminator'")
         counts = self.counts(batch)
-        generator, drawn = model.propose(batch, hash_to_uniform(batch))
-        shown, replaced = fill_in(batch, drawn)
-        logits, text = model.detect(shown).float(), batch.sequence >= 0
-        each = F.binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
-        total = torch.where(text, each, 0.0).sum()
-        right = None if total.requires_grad else (((logits > 0) == replaced) & text & (logits != 0)).sum()
+        generator, samples = model.propose(batch, hash_to_uniform(batch))
+        filled_batch, is_replaced = fill_in(batch, samples)
+        logits, text = model.detect(filled_batch).float(), batch.sequence >= 0
+        token_losses = F.binary_cross_entropy_with_logits(logits, is_replaced.float(), reduction="none")
+        total = torch.where(text, token_losses, 0.0).sum()
+        right = None if total.requires_grad else (((logits > 0) == is_replaced) & text & (logits != 0)).sum()
         discriminator = Loss(sum=total, count=counts["discriminator"], weight=self.weight, correct=right)
         return Loss.from_parts({"generator": generator, "discriminator": discriminator})
 
 
 def fill_in(batch: Batch, samples: Tensor) -> tuple[Batch, Tensor]:
-    """The text with a drawn token at every target, and which tokens `[N]` are no longer what they were."""
+    """Put the samples in place of the targets; returns the batch and a mask of the replaced tokens [N]."""
     targets, size = _require_targets(batch), batch.tokens.shape[0]
-    # NOTE: spare slots all point to the first token, which may be a target itself: they write behind the end instead.
+    # NOTE: unused slots point to the first token, which may be a target itself: they write past the end instead.
     place = torch.where(targets.labels == IGNORE_INDEX, size, targets.index)
     tokens = F.pad(batch.tokens, (0, 1)).index_copy(0, place, samples.to(batch.tokens.dtype))[:size]
-    replaced = torch.zeros(size + 1, dtype=torch.bool, device=place.device)
-    replaced = replaced.index_copy(0, place, samples != targets.labels)[:size]
-    return replace(batch, tokens=tokens, targets=None), replaced
+    is_replaced = torch.zeros(size + 1, dtype=torch.bool, device=place.device)
+    is_replaced = is_replaced.index_copy(0, place, samples != targets.labels)[:size]
+    return replace(batch, tokens=tokens, targets=None), is_replaced
 
 
 def hash_to_uniform(batch: Batch) -> Tensor:
-    """A number from 0 to below 1 for every target `[M]`: a hash of its place and of all that its sequence shows."""
+    """Return a uniform number in [0, 1) for each target [M]: a hash of its position and of its sequence's tokens."""
     index = _require_targets(batch).index
-    seen = _mix_bits(_mix_bits(batch.tokens + _STEP) + batch.positions * _STEP)
+    hashes = _mix_bits(_mix_bits(batch.tokens + _STEP) + batch.positions * _STEP)
     cell = torch.where(batch.sequence < 0, batch.cells, batch.sequence)
-    sums = torch.zeros(batch.cells + 1, dtype=torch.long, device=cell.device).index_add(0, cell, seen)
+    sums = torch.zeros(batch.cells + 1, dtype=torch.long, device=cell.device).index_add(0, cell, hashes)
     bits = _mix_bits(sums[cell[index]] + batch.positions[index] * _STEP)
     return ((bits >> 40) & 0xFFFFFF).float() * 2.0**-24
 
 
 def _require_targets(batch: Batch) -> Targets:
     if batch.targets is None:
-        raise UsageError("this batch has no targets; an objective's lesson makes them")
+        raise UsageError("the batch has no targets; build its stream with the corruption of an objective")
     return batch.targets
 
 
@@ -123,9 +123,9 @@ _STEP, _FIRST_MULTIPLIER, _SECOND_MULTIPLIER = (
 
 
 def _mix_bits(state: Tensor) -> Tensor:
-    """One step of SplitMix64, as `pretune.core.seed` has it; whole numbers wrap around."""
+    """Apply one step of SplitMix64, as in `pretune.core.seed`; integers wrap around."""
     state = (
         state ^ ((state >> 30) & (2**34 - 1))
-    ) * _FIRST_MULTIPLIER  # NOTE: a shift keeps the sign, so its copies go
+    ) * _FIRST_MULTIPLIER  # NOTE: the shift is arithmetic, so the sign bits are masked
     state = (state ^ ((state >> 27) & (2**37 - 1))) * _SECOND_MULTIPLIER
     return state ^ ((state >> 31) & (2**33 - 1))

@@ -1,7 +1,7 @@
-"""Sentence-order prediction: which of two neighbouring segments came first? Together with masking.
+"""Sentence-order prediction, with masking: are two consecutive segments in order or swapped?
 
-Paper: Lan et al. (2020), ALBERT: harder than `next_sentence`, whose broken pairs are mostly given away by their topic.
-In half of the pairs the two segments are swapped; the samples do that and say so (`pretune.data.pairs`).
+Paper: Lan et al. (2020), ALBERT: harder than `next_sentence`, whose negative pairs mostly differ in topic.
+In half of the pairs the two segments are swapped; the samples build and label them (`pretune.data.pairs`).
 Input: pairs of segments.
 
     tokens   [CLS] he bought a [MASK] of milk [SEP] the man went to the store [SEP]

@@ -1,15 +1,15 @@
-"""An input and a target, as a model reads them: on two sides, or one after the other.
+"""Layouts of a source and a target for encoder-decoders and for decoders.
 
-An encoder-decoder reads the input, and the target behind its first token; a decoder reads both as one sequence, and
-only the target counts. Where the frame ends in a special token, both end in it, so it also stands between the two:
+An encoder reads the source, its decoder the target shifted by one; a decoder alone reads both as one sequence, with a
+loss on the target only. If the template ends in a special token, source and target both end in it:
 
-    input a <X> d </s>, target <X> b c <Y> </s>
+    source a <X> d </s>, target <X> b c <Y> </s>
 
-    TwoSides    source   a <X> d </s>
-                tokens   <pad> <X>  b   c  <Y>
-                targets  <X>    b   c  <Y> </s>
-    OneSide     tokens   a <X> d </s> <X>  b   c  <Y> </s>
-                targets  -  -  -  <X>  b   c  <Y> </s> -
+    EncoderDecoderLayout    source   a <X> d </s>
+                            tokens   <pad> <X>  b   c  <Y>
+                            targets  <X>    b   c  <Y> </s>
+    DecoderLayout           tokens   a <X> d </s> <X>  b   c  <Y> </s>
+                            targets  -  -  -  <X>  b   c  <Y> </s> -
 """
 
 from collections.abc import Mapping
@@ -26,25 +26,25 @@ from pretune.objectives.base import ModelShape, Vocabulary
 
 
 class NoiseSpans(NamedTuple):
-    """Stretches of the ordinary tokens of sequences, by their places among those, all of them end to end."""
+    """Spans of the ordinary tokens of all sequences; positions count ordinary tokens only."""
 
     start: Ints  # [J]
     length: Ints  # [J]
-    counts: Ints  # [S] spans of each sequence
+    counts: Ints  # [S] number of spans of each sequence
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderDecoderLayout:
-    """The encoder reads the input, the decoder the target behind the token `start_token`."""
+    """Layout for an encoder-decoder: the decoder reads `start_token` and the target shifted by one."""
 
     start_token: int
 
     def lengths(self, source: Ints, target: Ints) -> tuple[Ints, Ints | None]:
-        """Of both sides, given bounds of input and target; a decoder reads at least its first token."""
+        """Return the lengths of encoder and decoder; the decoder reads at least the start token."""
         return source, np.maximum(target, 1)
 
     def combine(self, source: Sequences, labels: Sequences) -> Sequences:
-        """The decoder's side. Where there is nothing to say, it reads its first token and is not asked."""
+        """Return the decoder's sequences with their source; an empty target has the start token and no label."""
         if (labels.lengths == 0).any():
             labels = _fill_empty(labels)
         tokens = np.empty_like(labels.tokens)
@@ -52,74 +52,76 @@ class EncoderDecoderLayout:
         tokens[labels.offsets[:-1]] = self.start_token
         return replace(labels, tokens=tokens, targets=labels.tokens, source=source)
 
-    def targets(self, tokens: int, expected: int) -> int:
-        """Every position has one."""
+    def targets(self, tokens: int, bound: int) -> int:
+        """Return the target slots: every position has one."""
         return tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayout:
-    """A decoder reads the input, then the target; with `prefix` the input may see itself in both directions."""
+    """Layout for a decoder: source, then target; with `prefix` bidirectional attention over the source."""
 
     prefix: bool
 
     def lengths(self, source: Ints, target: Ints) -> tuple[Ints, Ints | None]:
-        """Of both together."""
+        """Return the total length; there is no source side."""
         return source + target, None
 
     def combine(self, source: Sequences, labels: Sequences) -> Sequences:
-        """Both in one; each token of the target is predicted where the one before it is read."""
+        """Concatenate source and target; each target token is the label of the position before it."""
         sizes = source.lengths + labels.lengths
         offsets = compute_offsets(sizes)
         tokens, targets = (np.full(int(offsets[-1]), IGNORE_INDEX) for _ in range(2))
         place = spread(offsets[:-1] + source.lengths, labels.lengths)
         tokens[spread(offsets[:-1], source.lengths)] = source.tokens
         tokens[place] = labels.tokens
-        asked = place != np.repeat(offsets[:-1], labels.lengths)  # nothing is read before the first of all
-        targets[place[asked] - 1] = labels.tokens[asked]
+        has_context = place != np.repeat(
+            offsets[:-1], labels.lengths
+        )  # the first token of a sequence has no position before it
+        targets[place[has_context] - 1] = labels.tokens[has_context]
         return replace(
             labels, tokens=tokens, offsets=offsets, targets=targets, prefix=source.lengths if self.prefix else None
         )
 
-    def targets(self, tokens: int, expected: int) -> int:
-        """As many as are expected, or all."""
-        return min(tokens, expected)
+    def targets(self, tokens: int, bound: int) -> int:
+        """Return the target slots: the bound, at most all tokens."""
+        return min(tokens, bound)
 
 
 def choose_layout(
     vocabulary: Vocabulary, shape: ModelShape, name: str, *, prefix: bool
 ) -> EncoderDecoderLayout | DecoderLayout:
-    """How a model of a shape reads an input and a target."""
+    """Return the layout of source and target for a shape of model."""
     return EncoderDecoderLayout(vocabulary.require_start(name)) if shape == "encoder-decoder" else DecoderLayout(prefix)
 
 
 def get_sample_info(sequences: Sequences) -> Mapping[str, Any]:
-    """What stays known of sequences whose tokens change."""
+    """Return the fields of sequences that do not depend on their tokens."""
     return {name: getattr(sequences, name) for name in ("samples", "epochs", "sources", "labels")}
 
 
 def ends_in_special(sequences: Sequences) -> Bools:
-    """[S] whether each ends in a special token: the one that its target ends in, too."""
+    """Return a mask [S] of the sequences that end in a special token; their targets end in it too."""
     if sequences.special is None or not len(sequences.tokens):
         return np.zeros(len(sequences), dtype=np.bool_)
     return sequences.special[np.maximum(sequences.offsets[1:] - 1, 0)] & (sequences.lengths > 0)
 
 
 def ensure_mask_token(vocabulary: Vocabulary) -> Vocabulary:
-    """The vocabulary with a mask: where it has sentinels instead, the first of them."""
+    """Return the vocabulary with a mask token: the first sentinel if it has none."""
     if vocabulary.find("mask") is not None or not vocabulary.sentinels:
         return vocabulary
     return replace(vocabulary, roles=(*vocabulary.roles, ("mask", vocabulary.sentinels[0])))
 
 
 def check_rate(rate: float, name: str) -> None:
-    """Refuse a share that means nothing."""
+    """Check a rate; UsageError unless 0 < rate < 1."""
     if not 0 < rate < 1:
-        raise UsageError(f"{name} must lie between 0 and 1, found {rate}")
+        raise UsageError(f"{name} must be > 0 and < 1, got {rate}")
 
 
 def _fill_empty(labels: Sequences) -> Sequences:
-    """Labels of which none are empty: one that asks for nothing where there were none."""
+    """Give empty sequences one ignored label."""
     sizes = np.maximum(labels.lengths, 1)
     offsets = compute_offsets(sizes)
     tokens = np.full(int(offsets[-1]), IGNORE_INDEX)

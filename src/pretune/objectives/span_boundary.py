@@ -1,7 +1,7 @@
-"""The span boundary objective: predict each token of a span from the two tokens around it (Joshi et al., 2020).
+"""Span boundary objective: predict each token of a span from the two tokens around it (Joshi et al., 2020).
 
-Spans are known by `Batch.blanks`. All tokens of a span are targets, and target slots are in the order of the batch, so
-spans are found among the slots, on the device, and without waiting for it. M target slots, N tokens.
+`Batch.blanks` numbers the spans. All tokens of a span are targets, and target slots are in batch order, so spans are
+found among the slots on the device, without synchronisation. Legend: M target slots, N tokens.
 """
 
 from typing import NamedTuple
@@ -17,13 +17,13 @@ from pretune.objectives.base import PretrainingModel
 
 @spec
 class Boundary:
-    """Also predict each token of a span from its edges."""
+    """Settings of the span boundary loss."""
 
     weight: float = 1.0
 
 
 class SpanEdges(NamedTuple):
-    """Of each target slot [M]: the places of the tokens left and right of its span, and its own place in the span."""
+    """Positions of the tokens left and right of each target's span, and the target's position in the span [M]."""
 
     left: Tensor
     right: Tensor
@@ -31,24 +31,24 @@ class SpanEdges(NamedTuple):
 
 
 def find_span_edges(batch: Batch) -> SpanEdges:
-    """Where the spans of a batch's targets end. Where a text starts or ends with a span, that token is its edge."""
+    """Find the edges of the targets' spans; at the start or end of a text the span's own token is the edge."""
     if batch.targets is None or batch.blanks is None:
-        raise UsageError("a boundary loss needs a batch whose targets are spans; take an objective that masks spans")
+        raise UsageError("the boundary loss needs targets in spans; use span_masked")
     index = batch.targets.index
     cell, blank = batch.sequence[index], batch.blanks[index]
     opens = torch.ones_like(index, dtype=torch.bool)
-    # Spare slots all point at token 0: each is a span of its own, whose loss nobody counts.
+    # Unused slots point to token 0: each becomes a span whose loss is ignored.
     opens[1:] = (cell[1:] != cell[:-1]) | (blank[1:] != blank[:-1]) | (index[1:] != index[:-1] + 1)
     span = opens.long().cumsum(0) - 1
     first = torch.full_like(index, batch.tokens.shape[0]).scatter_reduce(0, span, index, "amin")[span]
     last = torch.zeros_like(index).scatter_reduce(0, span, index, "amax")[span]
-    owner = cell.clamp(min=0)  # the filler's, should there be no sequence at token 0
+    owner = cell.clamp(min=0)  # of padding, if no sequence is at token 0
     low, high = batch.offsets[owner].long(), batch.offsets[owner + 1].long() - 1
     return SpanEdges(torch.maximum(first - 1, low), torch.minimum(last + 1, torch.maximum(high, low)), index - first)
 
 
 def boundary_loss(model: PretrainingModel, states: Tensor, batch: Batch) -> Loss:
-    """The summed loss of the span head at every target."""
+    """Compute the summed loss of the span head at every target."""
     left, right, place = find_span_edges(batch)
     assert batch.targets is not None
     return model.compute_span_loss(

@@ -1,18 +1,18 @@
-"""Span corruption: replace spans by sentinels, and say what each sentinel stands for.
+"""Span corruption: replace spans by sentinels and generate the spans.
 
 Paper: Raffel et al. (2020, sections 3.1.4 and 3.3.4), the objective of T5. Input: documents or blocks. As in the
-released code, the number of hidden tokens and of spans follows from the length (`round(rate * n)`, and `round` of that
-by `mean`), the lengths of the spans and of the text between them are each one of the possible sequences of positive
-numbers with their sum, all equally likely, and a sequence begins with text and ends with a span. Siblings: `denoising`
-asks for the whole text again; `prefix` hides the end.
+released code, the number of corrupted tokens and of spans follows from the length (`round(rate * n)`, and that divided
+by `mean`, rounded); the lengths of the spans, and of the text between them, are uniform over all positive integers with
+their sum; a sequence begins with text and ends with a span. Siblings: `denoising` generates the whole text; `prefix`
+the end.
 
     text     Thank you for inviting me to your party last week . </s>
     source   Thank you <X> me to your party <Y> week . </s>
     target   <X> for inviting <Y> last <Z> </s>
 
-Sentinels come in the order of the vocabulary; the released code, unlike the paper, leaves out the closing one. A
-sequence that would need more than there are has fewer, longer spans. A special token inside a span (between the
-documents of a block) stays in the source, behind the sentinel.
+Sentinels are used in vocabulary order; the released code, unlike the paper, has no closing one. A sequence that needs
+more sentinels than there are gets fewer, longer spans. A special token inside a span (between the documents of a block)
+stays in the source, after the sentinel.
 """
 
 from dataclasses import dataclass
@@ -44,58 +44,60 @@ class SpanCorruption(Objective):
     """Spans replaced by sentinels, predicted one after another (T5)."""
 
     rate: float = 0.15
-    mean: float = 3.0  # tokens of a span
-    closing: bool = True  # whether the target ends in one more sentinel
-    prefix: bool = False  # whether a decoder sees the input in both directions
-    specials: int | None = None  # so many special tokens a sequence has at most: a tighter plan; None: any number
+    mean: float = 3.0  # mean span length in tokens
+    closing: bool = True  # a closing sentinel at the end of the target
+    prefix: bool = False  # a decoder has bidirectional attention over the input
+    specials: int | None = None  # maximum special tokens per sequence, for tighter packing; None: any number
 
     shapes = ("encoder-decoder", "decoder")
 
     def __post_init__(self) -> None:
-        check_rate(self.rate, "the rate of span_corruption")
+        check_rate(self.rate, "rate of span_corruption")
         if self.mean < 1:
-            raise UsageError(f"the mean span of span_corruption must be at least 1, found {self.mean}")
+            raise UsageError(f"mean of span_corruption must be >= 1, got {self.mean}")
         if self.specials is not None and self.specials < 0:
-            raise UsageError(f"specials counts special tokens, found {self.specials}; leave it empty for any number")
+            raise UsageError(f"specials must be >= 0 or null (any number), got {self.specials}")
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "SentinelCorruption":
         if len(vocabulary.sentinels) < 1 + self.closing:
             raise UsageError(
-                f"span_corruption needs {1 + self.closing} sentinels or more, and this tokenizer has "
+                f"span_corruption needs at least {1 + self.closing} sentinels, this tokenizer has "
                 f"{len(vocabulary.sentinels)}; train one with --style sentinels"
             )
         sentinels = np.asarray(vocabulary.sentinels, dtype=np.int64)
         return SentinelCorruption(self, sentinels, choose_layout(vocabulary, shape, self.name, prefix=self.prefix))
 
     def to_evaluation(self) -> "SpanCorruption":
-        """15 % in spans of 3, whatever the training."""
+        """Return the paper's rate and span length: 15 % in spans of 3."""
         return SpanCorruption(closing=self.closing, prefix=self.prefix, specials=self.specials)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentinelCorruption(BaseCorruption):
-    """Spans drawn, and both sides written."""
+    """Spans replaced by sentinels in the source; sentinels and spans as target."""
 
     objective: SpanCorruption
     sentinels: Ints
     layout: EncoderDecoderLayout | DecoderLayout
 
     def count_noise(self, ordinary: Ints) -> tuple[Ints, Ints]:
-        """How many tokens and spans are hidden of so many ordinary tokens; of a single one, none."""
+        """Return the numbers of corrupted tokens and spans for these numbers of ordinary tokens; 0 of a single one."""
         noise = np.clip(np.rint(self.objective.rate * ordinary).astype(np.int64), 1, np.maximum(ordinary - 1, 0))
-        most = np.minimum(np.minimum(noise, ordinary - noise), len(self.sentinels) - self.objective.closing)
-        return noise, np.clip(np.rint(noise / self.objective.mean).astype(np.int64), np.minimum(noise, 1), most)
+        max_spans = np.minimum(np.minimum(noise, ordinary - noise), len(self.sentinels) - self.objective.closing)
+        return noise, np.clip(np.rint(noise / self.objective.mean).astype(np.int64), np.minimum(noise, 1), max_spans)
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         noise, spans = self.count_noise(n)
-        fewer, less = self.count_noise(np.maximum(n - 1, 0))
-        target = np.maximum(noise + spans, fewer + less + 1) + self.objective.closing  # all ordinary, or closed by one
+        fewer_tokens, fewer_spans = self.count_noise(np.maximum(n - 1, 0))
+        target = (
+            np.maximum(noise + spans, fewer_tokens + fewer_spans + 1) + self.objective.closing
+        )  # all tokens ordinary, or the last one special
         if isinstance(self.layout, DecoderLayout):
             return self.layout.lengths(n + 2 * spans + self.objective.closing + 1, np.zeros_like(n))
         if self.objective.specials is None:
             return self.layout.lengths(n, target)
         options = [self.count_noise(np.maximum(n - i, 0)) for i in range(self.objective.specials + 1)]
-        source = np.max([n - hidden + marks for hidden, marks in options], axis=0)
+        source = np.max([n - hidden + span_count for hidden, span_count in options], axis=0)
         return self.layout.lengths(source, target)
 
     @property
@@ -103,7 +105,7 @@ class SentinelCorruption(BaseCorruption):
         return False
 
     def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
-        """Amounts follow from the number of ordinary tokens; only whether there is an end to repeat is not known."""
+        """Return bounds from the number of ordinary tokens; only a closing special token is uncertain."""
         n = lengths.lengths
         noise, spans = self.count_noise(n - lengths.special_counts)
         target = noise + spans + self.objective.closing + (lengths.special_counts > 0)
@@ -114,17 +116,17 @@ class SentinelCorruption(BaseCorruption):
         self._check_specials(sequences.lengths - sizes)
         noise, counts = self.count_noise(sizes)
         hidden = split_randomly(rng.bits(0, count_gaps(noise)), noise, counts)
-        shown = split_randomly(rng.bits(1, count_gaps(sizes - noise)), np.where(counts > 0, sizes - noise, 0), counts)
+        visible = split_randomly(rng.bits(1, count_gaps(sizes - noise)), np.where(counts > 0, sizes - noise, 0), counts)
         start = (
             exclusive_cumsum(hidden, counts)
-            + exclusive_cumsum(shown, counts)
-            + shown
+            + exclusive_cumsum(visible, counts)
+            + visible
             + np.repeat(compute_starts(sizes), counts)
         )
         return self.layout.combine(*self.replace_spans(sequences, index, NoiseSpans(start, hidden, counts)))
 
     def replace_spans(self, sequences: Sequences, index: Ints, spans: NoiseSpans) -> tuple[Sequences, Sequences]:
-        """Source and labels for spans of the ordinary tokens, which are at the places `index`."""
+        """Return source and labels for spans of the ordinary tokens, whose positions are `index`."""
         start, length, counts = spans
         noise = np.diff(compute_offsets(length)[compute_offsets(counts)])
         sentinels = self.sentinels[spread(np.zeros_like(counts), counts)]
@@ -153,30 +155,30 @@ class SentinelCorruption(BaseCorruption):
         return source, Sequences(tokens=labels, offsets=offsets, **get_sample_info(sequences))
 
     def targets(self, tokens: int, sequences: int) -> int:
-        # On one side stand n tokens and two sentinels per span; targets are the hidden tokens and one of the sentinels.
-        # Rounding up adds less than 1 to each amount, and so do a single hidden token, the closing and the end.
-        rate, marks = self.objective.rate, 1 / self.objective.mean
-        share = max(rate, rate * (1 + marks) / (1 + 2 * rate * marks))
-        return self.layout.targets(tokens, int(share * tokens + (4 + marks) * sequences) + 1)
+        # A decoder reads n tokens and two sentinels per span; targets are the corrupted tokens and a sentinel per span.
+        # Rounding up adds less than 1 to each count, and so do a single corrupted token, the closing and the end.
+        rate, sentinel_share = self.objective.rate, 1 / self.objective.mean
+        share = max(rate, rate * (1 + sentinel_share) / (1 + 2 * rate * sentinel_share))
+        return self.layout.targets(tokens, int(share * tokens + (4 + sentinel_share) * sequences) + 1)
 
     def _check_specials(self, specials: Ints) -> None:
-        most = self.objective.specials
-        if most is not None and len(specials) and int(specials.max()) > most:
+        limit = self.objective.specials
+        if limit is not None and len(specials) and int(specials.max()) > limit:
             raise UsageError(
-                f"a sequence with {int(specials.max())} special tokens where span_corruption counts on {most} at most; "
-                "raise specials, or leave it empty"
+                f"a sequence has {int(specials.max())} special tokens, but specials of span_corruption is {limit}; "
+                "increase it, or set it to null"
             )
 
 
 def count_gaps(totals: Ints) -> Ints:
-    """How many places there are to cut so many items in two."""
+    """Return the number of gaps between this many items."""
     return np.maximum(totals - 1, 0)
 
 
 def split_randomly(bits: Bits, totals: Ints, parts: Ints) -> Ints:
-    """[J] the lengths of `parts[g]` parts of at least one item each that `totals[g]` items are cut into at random.
+    """Split `totals[g]` items at random into `parts[g]` parts of at least one item; returns their lengths [J].
 
-    All cuts are equally likely. The bits are one for each of a group's `count_gaps`; a group of no parts has no items.
+    All splits are equally likely. `bits` has a number per gap (`count_gaps`); a group of no parts has no items.
     """
     counts = count_gaps(parts)
     cuts = sample_k(bits, count_gaps(totals), counts)

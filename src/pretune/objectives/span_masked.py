@@ -1,9 +1,9 @@
-"""Span masking: hide runs of whole words, and predict them from both sides, and from their edges alone.
+"""Span masking: mask spans of whole words, predict them from both sides and from their boundaries alone.
 
-Paper: Joshi et al. (2020), SpanBERT. A text is cut into runs of words whose lengths are drawn from a geometric law
-(p 0.2, at most 10: 3.8 words on average); runs are hidden in random order until the rate is reached. As in the released
-code the last is cut there, be it inside a word. Mask, random token or itself is decided for a span as a whole.
-Input: sentences, documents or pairs. Siblings: `objective` hides tokens or words; `span_corruption` takes spans out.
+Paper: Joshi et al. (2020), SpanBERT. A text is split into runs of words with geometric lengths (p 0.2, at most 10: 3.8
+words on average); runs are masked in random order until the rate is reached. As in the released code the last one is
+cut there, even inside a word. Mask, random token or original is decided once per span.
+Input: sentences, documents or pairs. Siblings: `masked` masks tokens or words; `span_corruption` removes spans.
 
     text     An  American  football  game  .          one span of three words
     tokens   An  [MASK]    [MASK]   [MASK]  .
@@ -47,29 +47,29 @@ from pretune.objectives.span_boundary import Boundary, boundary_loss
 
 @spec
 class Geometric:
-    """How many words a span has: 1, 2, … each `1 - p` times as likely as the one before, none above `most`."""
+    """Geometric distribution of span lengths in words, truncated at `most`."""
 
     p: float = 0.2
     most: int = 10
 
     def __post_init__(self) -> None:
         if not 0 < self.p < 1 or self.most < 1:
-            raise UsageError(f"span lengths need p between 0 and 1 and most of 1 or more, found {self.p}, {self.most}")
+            raise UsageError(f"spans need 0 < p < 1 and most >= 1, got p={self.p}, most={self.most}")
 
     def draw(self, bits: Bits) -> Ints:
-        """One length for each random number."""
+        """Return one length per random number."""
         odds = np.cumsum((1 - self.p) ** np.arange(self.most))
         return np.searchsorted(odds[:-1] / odds[-1], to_uniform(bits), side="right") + 1
 
 
 @spec(kind="span_masked")
 class SpanMaskedLM(Objective):
-    """Masked spans of words, and optionally each of their words from the span's edges alone (SpanBERT)."""
+    """Masked spans of words, optionally with the span boundary objective (SpanBERT)."""
 
     rate: float = 0.15
     split: ReplacementShares = (0.8, 0.1, 0.1)  # of the spans: masked, replaced by random tokens, kept
     spans: Geometric = Geometric()
-    boundary: Boundary | None = None  # asks for a model with a span head
+    boundary: Boundary | None = None  # needs a model with a span head
     copies: int | None = None
 
     shapes = ("encoder",)
@@ -82,7 +82,7 @@ class SpanMaskedLM(Objective):
         return SpanMaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
 
     def to_evaluation(self) -> Self:
-        """15 % in 80/10/10 of the spans."""
+        """Return the paper's rate and shares: 15 %, 80/10/10 of the spans."""
         return replace(self, rate=0.15, split=(0.8, 0.1, 0.1), copies=None)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -90,17 +90,17 @@ class SpanMaskedLM(Objective):
         return {"loss": count} if self.boundary is None else {"masked": count, "boundary": count}
 
     def loss_from_states(self, model: PretrainingModel, states: Tensor, batch: Batch) -> Loss:
-        """The loss given the states, for objectives that add to it."""
-        masked = model.loss(states, batch)
+        """Compute the masked loss and, with `boundary`, the span boundary loss."""
+        masked_loss = model.loss(states, batch)
         if self.boundary is None:
-            return masked
+            return masked_loss
         boundary = replace(boundary_loss(model, states, batch), weight=self.boundary.weight)
-        return Loss.from_parts({"masked": masked, "boundary": boundary})
+        return Loss.from_parts({"masked": masked_loss, "boundary": boundary})
 
 
 @dataclass(frozen=True, slots=True)
 class SpanMaskedCorruption(BaseCorruption):
-    """Spans that make up a share of the tokens of each sequence."""
+    """Masked spans: a share of the ordinary tokens of each sequence."""
 
     objective: SpanMaskedLM
     replacement: MaskReplacement
@@ -114,13 +114,15 @@ class SpanMaskedCorruption(BaseCorruption):
         runs = cut_runs(words, self.objective.spans.draw(rng.bits(0, words.sizes)))
         counts = round_randomly(self.objective.rate * words.count_tokens(), rng.uniform(1))
         spans = fill_runs(runs, counts, rng.bits(2, runs.sizes))
-        chosen = spread(spans.start, spans.length)
+        positions = spread(spans.start, spans.length)
         tokens, targets = sequences.tokens.copy(), np.full(len(sequences.tokens), IGNORE_INDEX)
         blanks = np.full(len(tokens), -1)
-        targets[chosen] = tokens[chosen]
-        blanks[chosen] = np.repeat(spread(np.zeros_like(spans.sizes), spans.sizes), spans.length)
+        targets[positions] = tokens[positions]
+        blanks[positions] = np.repeat(spread(np.zeros_like(spans.sizes), spans.sizes), spans.length)
         kinds = np.repeat(draw_bits_at(rng, 3, sequences, spans.start), spans.length)
-        tokens[chosen] = self.replacement.replace_tokens(tokens[chosen], draw_bits_at(rng, 4, sequences, chosen), kinds)
+        tokens[positions] = self.replacement.replace_tokens(
+            tokens[positions], draw_bits_at(rng, 4, sequences, positions), kinds
+        )
         return replace(sequences, tokens=tokens, targets=targets, blanks=blanks)
 
     def targets(self, tokens: int, sequences: int) -> int:
@@ -128,7 +130,7 @@ class SpanMaskedCorruption(BaseCorruption):
 
 
 class WordRuns(NamedTuple):
-    """Runs of tokens, in order: their places and lengths [n], and how many each sequence has [S]."""
+    """Runs of tokens, in order: positions and lengths [n], and their number in each sequence [S]."""
 
     start: Ints
     length: Ints
@@ -136,9 +138,9 @@ class WordRuns(NamedTuple):
 
 
 def cut_runs(words: WordSpans, lengths: Ints) -> WordRuns:
-    """All words as runs of the given numbers of words (one for each word, as many as need be are used).
+    """Split all words into runs of `lengths` words (one length per word, of which as many as needed are used).
 
-    No run reaches over a special token or into the next sequence: there the last one ends early.
+    A run ends at a special token and at the end of its sequence.
     """
     ends = words.start + words.length
     opens = np.append(True, words.start[1:] != ends[:-1])[: len(ends)]  # after a special token
@@ -146,8 +148,8 @@ def cut_runs(words: WordSpans, lengths: Ints) -> WordRuns:
     opens[firsts[words.sizes > 0]] = True
     stretch = np.flatnonzero(opens)
     sizes = np.diff(np.append(stretch, len(ends)))
-    done = exclusive_cumsum(lengths, sizes)
-    first = (np.repeat(stretch, sizes) + done)[done < np.repeat(sizes, sizes)]
+    word_offset = exclusive_cumsum(lengths, sizes)
+    first = (np.repeat(stretch, sizes) + word_offset)[word_offset < np.repeat(sizes, sizes)]
     last = np.append(first[1:], len(ends))[: len(first)] - 1
     return WordRuns(
         words.start[first],
@@ -157,11 +159,11 @@ def cut_runs(words: WordSpans, lengths: Ints) -> WordRuns:
 
 
 def fill_runs(runs: WordRuns, counts: Ints, bits: Bits) -> WordRuns:
-    """Some of the runs, chosen by random bits, with `counts[s]` tokens in sequence s; the last to come is cut."""
+    """Sample runs with `counts[s]` tokens in sequence s, in the order of random bits; the last one is cut."""
     order = shuffle_groups(bits, runs.sizes)
     length = runs.length[order]
-    used = np.empty_like(length)
-    used[order] = np.clip(np.repeat(counts, runs.sizes) - exclusive_cumsum(length, runs.sizes), 0, length)
-    taken = np.flatnonzero(used)
-    sizes = np.diff(np.searchsorted(taken, compute_offsets(runs.sizes)))
-    return WordRuns(runs.start[taken], used[taken], sizes)
+    lengths = np.empty_like(length)
+    lengths[order] = np.clip(np.repeat(counts, runs.sizes) - exclusive_cumsum(length, runs.sizes), 0, length)
+    index = np.flatnonzero(lengths)
+    sizes = np.diff(np.searchsorted(index, compute_offsets(runs.sizes)))
+    return WordRuns(runs.start[index], lengths[index], sizes)

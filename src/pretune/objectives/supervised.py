@@ -1,15 +1,15 @@
-"""Text to text: read a source, write the target that belongs to it.
+"""Supervised text-to-text: read a source, generate its target.
 
 Paper: Raffel et al. (2020), T5, whose pre-training also mixes labelled tasks in (section 3.5.2): every task is a source
-and a target in words. Input: documents of two sides (`pretune.data.parallel`), prepared from parallel text or from a
-task by its template. Nothing is drawn. Siblings: `prefix` parts any text at random; `mixture` reads pairs this way and
-other documents by other objectives; `translation` has an encoder read both sides.
+text and a target text. Input: parallel documents (`pretune.data.parallel`), prepared from parallel text or from a task
+by its template. Nothing is random. Siblings: `prefix` splits any text at random; `mixture` reads pairs this way and
+other documents with other objectives; `translation` masks both sides in an encoder.
 
     source   translate English to German: That is good. </s>
     tokens   <pad> Das ist gut .
     targets  Das   ist gut . </s>
 
-A decoder reads both as one sequence, the end token of the source between them, and only the target counts.
+A decoder reads both as one sequence, with the end token of the source between them and the loss on the target only.
 """
 
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ from pretune.objectives.seq2seq import DecoderLayout, EncoderDecoderLayout, choo
 
 @spec(kind="supervised")
 class SupervisedSeq2seq(Objective):
-    """The second side of a pair after its first: labelled tasks as text to text, or translation (T5)."""
+    """Second side of a pair, generated from the first: labelled tasks as text-to-text, or translation (T5)."""
 
-    prefix: bool = False  # whether a decoder sees the source in both directions
+    prefix: bool = False  # a decoder has bidirectional attention over the source
 
     shapes = ("encoder-decoder", "decoder")
     pairs = "apart"
@@ -40,7 +40,7 @@ class SupervisedSeq2seq(Objective):
 
 @dataclass(frozen=True, slots=True)
 class SupervisedCorruption(BaseCorruption):
-    """The sides as they are; of a sequence that has only one, all is source and nothing is asked."""
+    """Sides as source and target; a sequence of one side is all source, without targets."""
 
     layout: EncoderDecoderLayout | DecoderLayout
 

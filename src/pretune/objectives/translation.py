@@ -1,10 +1,10 @@
-"""Translation language modelling: a sentence and its translation side by side, tokens of both hidden.
+"""Translation language modelling: masked tokens in a sentence and its translation.
 
-Paper: Lample and Conneau (2019), XLM. What is hidden on one side can be read off the other, so the model learns which
-words translate which. The paper gives each language an embedding and counts positions anew in the second sentence; here
-the segments are the languages, and positions go on, as in an ordinary pair. The rate is kept on each side by itself.
-Input: documents of two sides (`pretune.data.parallel`); those of one side among them are masked as they are, so that
-both objectives of the paper can be had in one run. Siblings: `masked` reads one language at a time.
+Paper: Lample and Conneau (2019), XLM. A token masked on one side can be predicted from the other, which aligns the two
+languages. The paper adds language embeddings and resets positions in the second sentence; here segments mark the
+languages, and positions continue, as in any pair. The rate holds on each side separately. Input: parallel documents
+(`pretune.data.parallel`); documents of one side are masked as usual, so one run can train both objectives of the
+paper. Siblings: `masked` reads one language at a time.
 
     text     [CLS] the  cat   sits  [SEP] die   Katze sitzt [SEP]
     tokens   [CLS] the [MASK] sits  [SEP] die   Katze [MASK] [SEP]
@@ -27,7 +27,7 @@ from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_toke
 
 @spec
 class Translation(Objective):
-    """Masked tokens in a sentence and its translation, read together (XLM)."""
+    """Masked tokens in a sentence and its translation (XLM)."""
 
     rate: float = 0.15
     split: ReplacementShares = (0.8, 0.1, 0.1)
@@ -48,7 +48,7 @@ class Translation(Objective):
 
 @dataclass(frozen=True, slots=True)
 class TranslationCorruption(BaseCorruption):
-    """A share of the tokens of each side of each sequence."""
+    """Masked tokens: a share of the ordinary tokens of each side."""
 
     objective: Translation
     replacement: MaskReplacement
@@ -63,15 +63,15 @@ class TranslationCorruption(BaseCorruption):
         sizes = np.diff(np.append(first, len(index)))
         chance = draw_bits_at(rng, 0, sequences, index[first])
         counts = round_randomly(self.objective.rate * sizes, to_uniform(chance))
-        chosen = index[sample_k(draw_bits_at(rng, 1, sequences, index), sizes, counts)]
-        return mask_tokens(sequences, chosen, self.replacement, rng)
+        positions = index[sample_k(draw_bits_at(rng, 1, sequences, index), sizes, counts)]
+        return mask_tokens(sequences, positions, self.replacement, rng)
 
     def targets(self, tokens: int, sequences: int) -> int:
         return bound_target_slots(self.objective.rate * tokens, sequences / 2, tokens)
 
 
 def find_side_starts(sequences: Sequences, index: Ints) -> Ints:
-    """[G] where in `index`, places of ordinary tokens, another sequence or the second side of it begins."""
+    """Return the starts [G], in the ordinary tokens `index`, of sequences and of second sides."""
     owner = sequences.find_owners()[index]
     side = owner * 2
     if sequences.sides is not None:
