@@ -168,7 +168,7 @@ def main() -> None:
 def measure_case(label: str, samples: Any, room: int, source: int | None, lesson: Any) -> dict[str, Any]:
     shape = BatchShape(rows=TOKENS // (source or room), length=room, source=source)
     stream = BatchStream(samples, shape, seed=0, corruption=lesson)
-    draws = samples.settle(stream.mixture.draw_order(0, 0))
+    draws = samples.assign_partners(stream.mixture.draw_order(0, 0))
     lengths = samples.lengths(draws)
     own, other = compute_row_lengths(samples, lesson, draws)
     seconds = median(lambda: build_plan(own, stream.shape, seed=0, epoch=0, source=other), 3)
