@@ -29,8 +29,8 @@ def run_ours(base: Path, args: argparse.Namespace) -> dict[str, Any]:
 
     log.set_quiet(True)
     changes: dict[str, Any] = {
-        "task.labels": args.examples,
-        "task.most": args.dev,
+        "task.train_examples": args.examples,
+        "task.max_eval_examples": args.dev,
         "data.max_length": args.length,
         "train.batch": args.batch,
         "train.eval_every": 10**9,

@@ -32,14 +32,21 @@ def make_text() -> str:
 def build_pretrain_command(model: str) -> list[str]:
     """4,096 tokens a step."""
     command = ["pretrain", model, "--data", "data", "--objective", "masked", "--set", "train.eval_tokens=0"]
-    command += ["--set", "data.max_length=128", "--set", "data.short=none", "--set", "train.batch_tokens=4096"]
+    command += [
+        "--set",
+        "data.max_length=128",
+        "--set",
+        "data.length_schedule=none",
+        "--set",
+        "train.batch_tokens=4096",
+    ]
     return [*command, "--set", "model.dropout=0"]
 
 
 def build_finetune_command() -> list[str]:
     """64 examples a step, of some 60 tokens each."""
     command = ["finetune", "base", "--train", "table.csv", "--baselines", "none", "--set", "train.batch=64"]
-    return [*command, "--set", "train.eval_every=1000000", "--set", "train.judge=8", "--set", "tune.dropout=0"]
+    return [*command, "--set", "train.eval_every=1000000", "--set", "train.eval_examples=8", "--set", "tune.dropout=0"]
 
 
 def make_table() -> str:

@@ -232,7 +232,7 @@ def main() -> None:
     changes: dict[str, Any] = {
         "data.samples": given.samples,
         "data.max_length": given.length,
-        "data.short": None,
+        "data.length_schedule": None,
         "train.eval_tokens": 0,
         "train.batch_tokens": given.batch_tokens,
         "model.encoder.blocks.0.dropout": given.dropout,

@@ -23,9 +23,9 @@ from pretune.core import io
 
 EXACT_SETTINGS = {
     "train.precision": "fp32",
-    "train.residual": "fp32",
+    "train.residual_precision": "fp32",
     "train.compile": False,
-    "train.attention_backend": "naive",
+    "train.attention_backend": "eager",
 }
 SMOOTH = 20
 
@@ -59,7 +59,7 @@ def main() -> None:
     from pretune.core.config import parse_assignments
 
     common = {"train.log_every": 1, "train.eval_tokens": 0, "train.batch_tokens": 16_384, "train.lr": 1e-3}
-    common |= {"data.max_length": 128, "data.short": None, **parse_assignments(given.set)}
+    common |= {"data.max_length": 128, "data.length_schedule": None, **parse_assignments(given.set)}
     gpt = {"model.width": 256, "model.depth": 4, "model.heads": 4}
     work = {
         "bert-mini": ("bert-mini", given.data, "masked", {}),
@@ -70,12 +70,12 @@ def main() -> None:
         if given.only not in name:
             continue
         curves = {}
-        for path, seed in itertools.product(("fast", "plain"), (0, 1)):
-            wishes = {**common, **changes, "train.seed": seed, **(EXACT_SETTINGS if path == "plain" else {})}
+        for path, seed in itertools.product(("fast", "sdpa"), (0, 1)):
+            wishes = {**common, **changes, "train.seed": seed, **(EXACT_SETTINGS if path == "sdpa" else {})}
             curves[f"{path} {seed}"] = train_losses(model, data, objective, given.steps, wishes)
         results[name] = {
             "fast to plain": [round(compute_distance(curves[f"fast {s}"], curves[f"plain {s}"]), 5) for s in (0, 1)],
-            "seed to seed": [round(compute_distance(curves[f"{p} 0"], curves[f"{p} 1"]), 5) for p in ("fast", "plain")],
+            "seed to seed": [round(compute_distance(curves[f"{p} 0"], curves[f"{p} 1"]), 5) for p in ("fast", "sdpa")],
             "last": {key: round(float(np.mean(values[-SMOOTH:])), 4) for key, values in curves.items()},
             "curves": curves,
         }

@@ -26,13 +26,13 @@ from pretune.core.config import parse_assignments
 
 TASKS: dict[str, dict[str, Any]] = {
     "cola": {},
-    "sst2": {"task.labels": 10_000},
+    "sst2": {"task.train_examples": 10_000},
     "mrpc": {},
     "stsb": {},
     "rte": {},
-    "conll2003": {"task.labels": 5_000},
-    "ud_ewt": {"task.labels": 5_000},
-    "squad1": {"task.labels": 4_000, "task.most": 1_500},
+    "conll2003": {"task.train_examples": 5_000},
+    "ud_ewt": {"task.train_examples": 5_000},
+    "squad1": {"task.train_examples": 4_000, "task.max_eval_examples": 1_500},
 }
 """The tasks, with what is left out of them to keep a cell short."""
 METHODS = (

@@ -13,7 +13,7 @@ from typing import Any
 
 Facts = dict[str, Any]
 ABOUT = {
-    "decay": "`full`, and every part learns at 0.9 times the rate of the one above it (`tune.decay=0.9`)",
+    "decay": "`full`, and every part learns at 0.9 times the rate of the one above it (`tune.layer_decay=0.9`)",
     "extra": "two new blocks on top of the frozen model, trained with the head",
     "domain": "300 steps of 8,192 tokens of masked pre-training, with a new vocabulary head, on the texts that the "
     "cell is trained on (Gururangan et al., 2020), then `full`",
@@ -23,7 +23,7 @@ ABOUT = {
     "are mixed at a temperature of 2",
 }
 """The methods, in words."""
-DOMAIN = {"train.batch_tokens": 8192, "data.max_length": 128, "data.short": None, "train.compile": False}
+DOMAIN = {"train.batch_tokens": 8192, "data.max_length": 128, "data.length_schedule": None, "train.compile": False}
 DOMAIN_STEPS, SOME = 300, 1500
 """Of pre-training on a task's texts; the examples of dev that are enough to choose by where nothing is reported."""
 SOURCES = {"conll2003": "ud_ewt", "ud_ewt": "conll2003"}
@@ -59,7 +59,7 @@ class Stages:
     def start(self, task: str, method: str, seed: int) -> Start:
         """What a cell begins with; methods that are just a name begin with the base."""
         if method == "decay":
-            return Start(self.base, "full", {"tune.decay": 0.9})
+            return Start(self.base, "full", {"tune.layer_decay": 0.9})
         if method not in ("domain", "intermediate"):
             return Start(self.base, method)
         source = task if method == "domain" else SOURCES.get(task, "mnli")
@@ -78,7 +78,7 @@ class Stages:
 
         begun = time.perf_counter()
         examples = open_task(TaskConfig(name=task, data=str(self.data))).select_train(
-            self.limit(task, "task.labels"), 0
+            self.limit(task, "task.train_examples"), 0
         )
         texts = [text for one in examples for text in (one.text, one.pair, " ".join(one.words)) if text]
         where.mkdir(parents=True)
@@ -87,7 +87,7 @@ class Stages:
         steps = self.steps or DOMAIN_STEPS
         changes = {**DOMAIN, "train.seed": seed, "train.workers": 0, "train.eval_every": steps}
         goal: Facts = {"data": data, "objective": "masked", "steps": steps, "out": where / "run"}
-        run = pt.pretrain(start=self.base, **goal, changes=changes)
+        run = pt.pretrain(init_from=self.base, **goal, changes=changes)
         lines = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
         losses = [line["held_out"]["loss"] for line in lines if "held_out" in line]
         facts = {"tokens": data.tokens, "steps": steps, "held_out": [losses[0], losses[-1]]}
@@ -96,7 +96,7 @@ class Stages:
     def intermediate(self, task: str, seed: int, where: Path) -> tuple[Path, Facts]:
         """Learn another task."""
         begun = time.perf_counter()
-        limits = {**self.limits.get(task, {}), "task.most": SOME, "train.keep": 0}
+        limits = {**self.limits.get(task, {}), "task.max_eval_examples": SOME, "train.max_checkpoints": 0}
         fine = self.finetune_full(task, seed, where, limits)
         found = {"task": task, "score": fine.score, "steps": fine.scores["trials"][0]["steps"]}
         return fine.path, {**found, "seconds": round(time.perf_counter() - begun, 2)}
@@ -110,13 +110,15 @@ class Stages:
         key = ("multi", *group, str(seed))
         if key not in self.made:
             begun = time.perf_counter()
-            most = max(self.limits.get(name, {}).get("task.labels", 0) for name in group)
-            limits = {"task.each": most, "task.most": SOME, "tune.temperature": 2.0}
+            most = max(self.limits.get(name, {}).get("task.train_examples", 0) for name in group)
+            limits = {"task.max_examples_per_task": most, "task.max_eval_examples": SOME, "tune.temperature": 2.0}
             fine = self.finetune_full(",".join(group), seed, self.where / "-".join(key), limits)
             self.made[key] = fine, time.perf_counter() - begun
         fine, seconds = self.made[key]
         trial = fine.scores["trials"][0]
-        found = evaluate_run(fine.path, task=task, data=self.data, max_examples=self.limit(task, "task.most"))
+        found = evaluate_run(
+            fine.path, task=task, data=self.data, max_examples=self.limit(task, "task.max_eval_examples")
+        )
         return {
             "trial": trial,
             "metric": TASKS.get(task).metrics[0],

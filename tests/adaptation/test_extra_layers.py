@@ -45,7 +45,7 @@ def test_what_has_no_room() -> None:
 def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:
     """It learns what there is to learn, its body is the base's, and it is read again with its new blocks."""
     base, table = tasked.make_base(tmp_path), tasked.classes(tmp_path / "own.csv")
-    quick = {"train.judge": 20, "data.max_length": 32}
+    quick = {"train.eval_examples": 20, "data.max_length": 32}
     run = finetune(
         base, train=table, out=tmp_path / "run", method="extra", steps=60, lr=1e-2, baselines="none", changes=quick
     )
@@ -55,8 +55,8 @@ def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:
     old, new = before.encoder.state_dict(), after.encoder.state_dict()
     assert all(torch.equal(tensor, new[name]) for name, tensor in old.items())
     with pytest.raises(UsageError, match=r"base\.extra 1\b.*'lora'"):
-        finetune(base, train=table, out=tmp_path / "no", method="lora", changes={"base.extra": 1})
+        finetune(base, train=table, out=tmp_path / "no", method="lora", changes={"base.extra_layers": 1})
     with pytest.raises(UsageError, match="'lora'"):
         finetune(base, train=table, out=tmp_path / "no", method="lora+random")
     with pytest.raises(UsageError, match=r"base\.extra -1\b"):
-        finetune(base, train=table, out=tmp_path / "no", changes={"base.extra": -1})
+        finetune(base, train=table, out=tmp_path / "no", changes={"base.extra_layers": -1})

@@ -47,8 +47,8 @@ def test_what_each_strategy_trains() -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        Classification(classes=2, mix=Mixing(lstm=BiLSTM(hidden=4, depth=2))),
-        Tagging(classes=2, mix=Mixing(lstm=BiLSTM(hidden=4))),
+        Classification(classes=2, scalar_mix=Mixing(lstm=BiLSTM(hidden=4, depth=2))),
+        Tagging(classes=2, scalar_mix=Mixing(lstm=BiLSTM(hidden=4))),
         Several((Classification(classes=2), Tagging(classes=3))),
     ],
 )

@@ -57,19 +57,19 @@ def test_a_prefix_in_every_backend(family: str, lengths: tuple[int, ...], row: i
         with torch.no_grad():
             model.get_parameter(name).add_(0.2 * torch.randn(model.get_parameter(name).shape))
     model.eval()
-    model.attention_backend = "naive"
+    model.attention_backend = "eager"
     batch = laid(model, lengths, row)
     expected = learned(model, batch)
     model.cuda()
     able = []
-    for backend in ("naive", "rows", "flex", "plain"):
+    for backend in ("eager", "rows", "flex", "sdpa"):
         model.attention_backend = backend  # type: ignore[assignment]
         try:
             alike(learned(model, batch.to("cuda")), expected, 2e-3)
             able.append(backend)
         except UsageError:
-            assert backend == "plain"
-    assert able[:3] == ["naive", "rows", "flex"]
+            assert backend == "sdpa"
+    assert able[:3] == ["eager", "rows", "flex"]
     model.attention_backend = None
     alike(learned(model, batch.to("cuda")), expected, 2e-3)
 

@@ -19,7 +19,7 @@ from pretune.inference.sentence_modules import build_encoder, write_modules
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.hf import checkpoint
 from pretune.models.model import LanguageModel
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 from tests.runs import tasked
 
 POOLINGS = ("mean", "cls", "max", "last", "mean_sqrt", "weighted", "cls+max+mean")
@@ -59,18 +59,18 @@ def test_a_head_reads_the_vectors_of_the_directory(pooling: str, base: Path) -> 
 def test_every_head_for_sequences_does(base: Path) -> None:
     model = sentence_encoder(base, "max")
     for head in (Classification(classes=2), Regression(), Choice()):
-        assert adapt(model, head).spec.reading == Reading(at="max")  # type: ignore[attr-defined]
+        assert adapt(model, head).spec.pooling == PoolingConfig(mode="max")  # type: ignore[attr-defined]
 
 
 def test_what_is_said_of_the_head_comes_first(base: Path) -> None:
     model = sentence_encoder(base)
-    said = Reading(at="last", layer="own")
-    assert adapt(model, Classification(classes=2, reading=said)).spec.reading == said  # type: ignore[attr-defined]
+    said = PoolingConfig(mode="last", layer="own")
+    assert adapt(model, Classification(classes=2, pooling=said)).spec.pooling == said  # type: ignore[attr-defined]
 
 
 def test_without_such_files_it_is_the_family_s(base: Path) -> None:
     model = checkpoint.load(base)
-    assert adapt(model, Classification(classes=2)).spec.reading == resolve_pooling(model.spec)  # type: ignore[attr-defined]
+    assert adapt(model, Classification(classes=2)).spec.pooling == resolve_pooling(model.spec)  # type: ignore[attr-defined]
 
 
 def test_gradients_of_the_maximum_are_finite_beside_empty_cells(base: Path) -> None:
@@ -87,7 +87,7 @@ def test_gradients_of_the_maximum_are_finite_beside_empty_cells(base: Path) -> N
 
 def test_a_pooler_has_one_place() -> None:
     with pytest.raises(UsageError):
-        Reading(at="first", layer="pooler", concat=("max",))
+        PoolingConfig(mode="first", layer="pooler", concat=("max",))
 
 
 @pytest.mark.parametrize("method", ["frozen", "lora"])
@@ -98,7 +98,7 @@ def test_a_run_predicts_and_exports_with_it(
     pt.save(sentence_encoder(base), encoder)
     pt.finetune(encoder, train=tasked.classes(tmp_path / "t.csv", 60), method=method, steps=3, out=run)
     found = pt.load(run)
-    assert isinstance(found, ModelWithHead) and found.spec.reading == Reading(at="mean")  # type: ignore[attr-defined]
+    assert isinstance(found, ModelWithHead) and found.spec.pooling == PoolingConfig(mode="mean")  # type: ignore[attr-defined]
     assert main(["export", str(run), "--to", "hf", "--out", str(tmp_path / "share")]) == 0
     shared = pt.load(tmp_path / "share")
     np.testing.assert_allclose(logits(shared), logits(found), atol=1e-4)  # type: ignore[arg-type]

@@ -54,15 +54,15 @@ def test_backends_agree(case: str) -> None:
     model = stirred(next(name for name in CASES if name.startswith(case.rpartition("-")[0])))
     able = 0
     for row, sentences in ((13, text(6, 3, 8, 1, 5)), (None, text(6, 6))):
-        model.attention_backend = "naive"
+        model.attention_backend = "eager"
         expected = torch.cat(read(model, sentences, row=row))
-        for backend in ("rows", "flex", "plain"):
+        for backend in ("rows", "flex", "sdpa"):
             model.attention_backend = backend  # type: ignore[assignment]
             try:
                 equal(torch.cat(read(model, sentences, row=row)), expected)
                 able += 1
             except UsageError as error:
-                assert backend == "plain", error
+                assert backend == "sdpa", error
     assert able >= 4
     model.attention_backend = "varlen"
     with pytest.raises(UsageError, match="'varlen'"):

@@ -86,11 +86,11 @@ def test_parameters_are_counted(spec: MixReader) -> None:
 
 MIXING = Mixing(lstm=BiLSTM(hidden=4), attention=4, dropout=0.0)
 HEADS: dict[str, TaskHead] = {
-    "classification": Classification(classes=3, mix=MIXING),
-    "regression": Regression(mix=MIXING),
-    "tagging": Tagging(classes=3, mix=MIXING),
-    "span": Span(mix=MIXING),
-    "choice": Choice(mix=Mixing(lstm=BiLSTM(hidden=4), attention=None, dropout=0.0)),
+    "classification": Classification(classes=3, scalar_mix=MIXING),
+    "regression": Regression(scalar_mix=MIXING),
+    "tagging": Tagging(classes=3, scalar_mix=MIXING),
+    "span": Span(scalar_mix=MIXING),
+    "choice": Choice(scalar_mix=Mixing(lstm=BiLSTM(hidden=4), attention=None, dropout=0.0)),
 }
 
 
@@ -112,7 +112,7 @@ def test_both_ways_are_mixed_as_elmo_does(head: str, tmp_path: Path) -> None:
     """The layers of the model from the left and of that from the right, each turned to its token, side by side."""
     body = copy.deepcopy(model_of("gpt2-small")).eval()
     spec = HEADS[head]
-    model = adapt(body, replace(spec, mix=replace(MIXING, ways="both")), seed=1).eval()  # type: ignore[type-var]
+    model = adapt(body, replace(spec, scalar_mix=replace(MIXING, ways="both")), seed=1).eval()  # type: ignore[type-var]
     reader = model.head
     assert isinstance(reader, ScalarMixHead) and reader.backwards is not None
     batch = lay(model.model.spec, text(6, 3, 8))
@@ -132,4 +132,4 @@ def test_both_ways_are_mixed_as_elmo_does(head: str, tmp_path: Path) -> None:
 
 def test_two_ways_are_those_of_decoders() -> None:
     with pytest.raises(UsageError, match="'encoder'"):
-        adapt(copy.deepcopy(model_of("bert-base")), Regression(mix=Mixing(ways="both")))
+        adapt(copy.deepcopy(model_of("bert-base")), Regression(scalar_mix=Mixing(ways="both")))

@@ -33,10 +33,10 @@ def test_a_cell_of_every_method_that_has_stages(
     monkeypatch.setattr(stages, "GROUPS", (("cola", "sst2"),))
     monkeypatch.setattr(stages, "SOURCES", {"cola": "sst2", "sst2": "cola"})
     monkeypatch.setattr(stages, "DOMAIN", {**stages.DOMAIN, "train.batch_tokens": 256, "data.max_length": 32})
-    monkeypatch.setattr(transfer, "TASKS", {"cola": {}, "sst2": {"task.labels": 50}})
+    monkeypatch.setattr(transfer, "TASKS", {"cola": {}, "sst2": {"task.train_examples": 50}})
     out = tmp_path / "cells.json"
     words = f"--base {base} --data {tmp_path} --out {out} --seeds 0 --steps 2 --batch 8 --scratch {tmp_path}"
-    more = f"--tasks cola,sst2 --methods {','.join(STAGED)} --set data.max_length=16 --set task.most=6"
+    more = f"--tasks cola,sst2 --methods {','.join(STAGED)} --set data.max_length=16 --set task.max_eval_examples=6"
     monkeypatch.setattr(sys, "argv", ["transfer.py", *words.split(), *more.split()])
     transfer.main()
     said = capsys.readouterr()

@@ -31,7 +31,7 @@ def run(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_a_dry_run_shows_all_and_touches_nothing(base: Path, table: Path, tmp_path: Path, capsys: Capture) -> None:
-    given = ["finetune", str(base), f"--train={table}", "--seeds=2", "--labels=20,all", "--dry-run"]
+    given = ["finetune", str(base), f"--train={table}", "--seeds=2", "--train-examples=20,all", "--dry-run"]
     assert main(given) == 0
     said = capsys.readouterr()
     tree = yaml.safe_load(said.out)

@@ -23,7 +23,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name, (kind, style) in MADE.items():
         folder = tmp_path_factory.mktemp(name)
         data = make(folder, kind, style)
-        sets = [f"--set={path}={value}" for path, value in {**shrunk(name), **FAST, "data.short": "null"}.items()]
+        sets = [
+            f"--set={path}={value}" for path, value in {**shrunk(name), **FAST, "data.length_schedule": "null"}.items()
+        ]
         out = ["--steps=2", f"--out={folder / 'run'}", "--quiet"]
         assert main(["pretrain", name, f"--data={data}", *out, *sets]) == 0
         made[name] = str(folder / "run")

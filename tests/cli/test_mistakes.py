@@ -70,8 +70,8 @@ MEANT = [
     # settings
     ([*LEARN, "--set=train.lrr=1"], 2, ["lrr", "'lr'"]),
     ([*LEARN, "--set=lr=1"], 2, ["'lr'", "'train.lr'"]),
-    ([*LEARN, "--set=train.attention_backend=nave"], 2, ["'nave'", "'naive'"]),
-    (["finetune", BASE, TABLE, "--out=o", "--set=tune.dcay=1"], 2, ["dcay", "'decay'"]),
+    ([*LEARN, "--set=train.attention_backend=egar"], 2, ["'egar'", "'eager'"]),
+    (["finetune", BASE, TABLE, "--out=o", "--set=tune.layer_dcay=1"], 2, ["dcay", "'layer_decay'"]),
     (["show", "bert-base", "--set=depht=3"], 2, ["'depht'", "'depth'"]),
     # columns and fields
     (["finetune", BASE, TABLE, "--label=lable", "--out=o"], None, ["'lable'", "'label'"]),
@@ -147,7 +147,7 @@ WRONG = [
     ([*LEARN, "--steps=1", "--set=train.seed=-1"], 2, ["seed", "-1", "0 to"]),
     (["finetune", BASE, TABLE, "--seeds=100000000", "--out=o"], 2, ["seeds", "1,000"]),
     # what goes wrong after the run has begun leaves nothing of it
-    (["finetune", BASE, TABLE, "--labels=100000", "--out=o"], 3, ["100000"]),
+    (["finetune", BASE, TABLE, "--train-examples=100000", "--out=o"], 3, ["100000"]),
     (["finetune", BASE, TABLE, "--set=data.max_length=99999", "--out=o"], 2, ["99999", "512"]),
     (["finetune", BASE, TABLE, "--forgetting=absent", "--out=o"], 3, ["absent:"]),
     (["finetune", "no tokenizer", TABLE, "--out=o"], 4, ["no tokenizer:"]),

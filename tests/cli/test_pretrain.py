@@ -14,7 +14,7 @@ from tests.runs.small import FAST, make, shrunk
 
 Capture = pytest.CaptureFixture[str]
 
-SETS = {**shrunk("bert-tiny"), **FAST, "data.short": "null"}
+SETS = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": "null"}
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from pretune.data.layout import lay_out
 from pretune.data.sequences import Sequences
 from pretune.models.families import FAMILIES
 from pretune.models.model import build
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 from pretune.training.loss_module import ModelWithLoss
 from tests.contracts.tiny import rough, text, tiny
 
@@ -143,7 +143,7 @@ def test_the_body_is_shared_and_the_model_is_as_it_was() -> None:
 
 
 def test_mean_reads_all_of_a_sequence() -> None:
-    model = adapt(rough(build(tiny("bert"))), Classification(classes=3, reading=Reading(at="mean"))).eval()
+    model = adapt(rough(build(tiny("bert"))), Classification(classes=3, pooling=PoolingConfig(mode="mean"))).eval()
     batch = laid(model, sequences("classification"), ROWS)
     states = batch.split(model.states(batch))
     for said, one in zip(answers(model, batch), states, strict=True):
@@ -152,7 +152,7 @@ def test_mean_reads_all_of_a_sequence() -> None:
 
 def test_the_language_loss_beside(tmp_path: Path) -> None:
     """GPT's auxiliary loss: two terms, the head over the vocabulary kept and saved."""
-    model = adapt(rough(build(tiny("gpt"))), Classification(classes=3, language=0.5)).eval()
+    model = adapt(rough(build(tiny("gpt"))), Classification(classes=3, lm_loss_weight=0.5)).eval()
     found = replace(sequences("classification"), targets=sequences("generation").targets)
     batch = laid(model, found, ROWS)
     loss = model.spec.loss(model, batch)
@@ -165,7 +165,7 @@ def test_the_language_loss_beside(tmp_path: Path) -> None:
     assert again.spec == model.spec and again.model.head is not None
     assert torch.equal(torch.cat(answers(again, batch)), torch.cat(answers(model, batch)))
     with pytest.raises(UsageError):
-        adapt(build(tiny("electra")), Classification(classes=3, language=0.5))
+        adapt(build(tiny("electra")), Classification(classes=3, lm_loss_weight=0.5))
 
 
 def test_right_answers_are_counted() -> None:

@@ -28,7 +28,9 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
     "text": {', "builtin:docs"': ""},
     "tokenizers": {"vocab=8000)  #": f"vocab={VOCAB['unigram']})  #"},
     "models": {'resolve("electra-small")': 'resolve("electra-small", {"width": 32, "depth": 1, "heads": 2})'},
-    "finetune": {'method="lora", out': 'method="lora", steps=2, changes={"task.labels": 40, "task.most": 20}, out'},
+    "finetune": {
+        'method="lora", out': 'method="lora", steps=2, changes={"task.train_examples": 40, "task.max_eval_examples": 20}, out'
+    },
     "evaluation": {'"blimp,boolq"': '"mr,boolq"', "limit=500": "limit=8"},
     "tasks": {"predict(model, encoder, parts.dev)": "predict(model, encoder, dev)", "task, parts.dev,": "task, dev,"},
     "embeddings": {'out="runs/vectors"': 'out="runs/vectors", steps=2', "batch=128, epochs=2": "batch=4, epochs=1"},

@@ -72,7 +72,7 @@ class TestKilled:
     def test_a_checkpoint_holds_what_is_trained_and_knows_its_base(
         self, runs: Nursery, base: Path, table: Path, tmp_path: Path
     ) -> None:
-        mine, out, more = tmp_path / "base", tmp_path / "run", ("--method=lora", "--set=train.keep=2")
+        mine, out, more = tmp_path / "base", tmp_path / "run", ("--method=lora", "--set=train.max_checkpoints=2")
         shutil.copytree(base, mine)
         runs.run(command(mine, table, out, *more), ["killed_after_saving", 7], code=-signal.SIGKILL)
         held = sum(path.stat().st_size for path in (out / "checkpoints" / steps_of(out)[-1]).iterdir())

@@ -97,11 +97,11 @@ METHODS: dict[str, tuple[str, ...]] = {
     "lora": ("--method=lora",),
     "gradual": ("--method=gradual", GRADUAL),
     "plateau": ("--method=gradual", PLATEAU),
-    "first": ("--method=first", "--set=tune.trained.layers=1"),
+    "first": ("--method=first", "--set=tune.trainable_layers.layers=1"),
     "lora+gradual": ("--method=lora+gradual",),
-    "decay": ("--method=full", "--set=tune.decay=0.5"),
+    "decay": ("--method=full", "--set=tune.layer_decay=0.5"),
     "adam": ("--method=full", "--lr=0.01"),
-    "probed": ("--set=tune.head=probe", '--set=tune.reading={"kind": "reading", "at": "mean"}'),
+    "probed": ("--set=tune.head=probe", '--set=tune.pooling={"mode": "mean"}'),
     **{
         name: (f"--method={name}",)
         for name in (
@@ -202,7 +202,7 @@ def test_of_every_kind(runs: Nursery, base: Path, tmp_path: Path, kind: str) -> 
         given = ("--task=cola,sst2", f"--data={tmp_path}")
     if kind == "written":
         model = tasked.make_base(tmp_path / "writer", "t5-small", kind="unigram", style="sentinels", dropout=0)
-        given = (*given, "--set=data.new_tokens=4")
+        given = (*given, "--set=data.max_new_tokens=4")
     dropout = {"tune__dropout": None} if kind == "written" else {}
     alone, both = tmp_path / "a" / "run", tmp_path / "b" / "run"
     runs.run(command(model, alone, *given, "--lr=0.05", **dropout))
@@ -228,7 +228,13 @@ def test_rates_labels_and_baselines(
 ) -> None:
     """All trials of a command, one of them from random weights, while the first rank alone fits the rest."""
     out, names = tmp_path / "run", ("majority", *more, "random")
-    given = (f"--train={table}", "--steps=2", "--lr=0.3,0.03", "--labels=10,all", f"--baselines={','.join(names)}")
+    given = (
+        f"--train={table}",
+        "--steps=2",
+        "--lr=0.3,0.03",
+        "--train-examples=10,all",
+        f"--baselines={','.join(names)}",
+    )
     children = runs.ranks(command(base, out, *given), hook=["only_rank", 1, "writes_nothing", str(out)])
     ended(children, 0, 0)
     found = scores(out)

@@ -150,7 +150,7 @@ def _runs(root: Path) -> Campaign:
 
     tuned = root / "runs" / "task"
     tuned.mkdir()
-    SavedTask(name="films", kind_of="classification", labels=("bad", "good"), metrics=("accuracy",), scale=(0.0, 1.0),
+    SavedTask(name="films", task_kind="classification", labels=("bad", "good"), metrics=("accuracy",), scale=(0.0, 1.0),
          max_length=20, stride=5).write(tuned)  # fmt: skip
 
     facts = TrainState(phases=[0, 3], held={"loss": 1.0}, meter={"flops": 1.0}).to_dict()

@@ -243,7 +243,7 @@ class TestChanged:
         assert re.search(r"\bmodel\..*\bhidden\b.*\b48\b.*\b40\b", child.line)
 
     def test_what_changes_nothing_may_change(self, runs: Nursery, straight: Path, copy: Path) -> None:
-        finished(runs, copy, "--set=train.checkpoint_every=3", "--set=train.keep=4")
+        finished(runs, copy, "--set=train.checkpoint_every=3", "--set=train.max_checkpoints=4")
         assert same(copy, straight)
         assert len(steps_of(copy)) == 4
 

@@ -88,7 +88,7 @@ class TestFlops:
     def test_forward_is_what_torch_counts(self, name: str) -> None:
         """The naive backend multiplies the masked half of causal scores too: that half is added before comparing."""
         model, batch, tokens = tiny(name)
-        model.attention_backend = "naive"
+        model.attention_backend = "eager"
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(batch)
         expected = tokens * flops_per_token(model.spec, **lengths(name), training=False)
@@ -304,7 +304,7 @@ class TestTwoStreams:
     def test_forward_is_what_torch_counts(self, every: int) -> None:
         """Besides: keys of all distances once, scores of those that no key is at, and queries where there are none."""
         model, batch = self.ordered(every)
-        model.attention_backend = "naive"
+        model.attention_backend = "eager"
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(batch)
         S, W, N = self.LENGTH, 64, self.LENGTH * self.ROWS
@@ -315,7 +315,7 @@ class TestTwoStreams:
     def test_without_an_order_there_is_one(self) -> None:
         model, batch = self.ordered(6)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model.attention_backend = "naive"
+            model.attention_backend = "eager"
             model(dataclasses.replace(batch, order=None))
         S, W, N = self.LENGTH, 64, self.LENGTH * self.ROWS
         expected = N * flops_per_token(model.spec, length=S, targets=1 / 6, training=False)

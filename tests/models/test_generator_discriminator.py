@@ -129,8 +129,8 @@ def test_what_does_not_belong_together(tmp_path: Path) -> None:
 def test_flops_of_the_detector() -> None:
     """It runs at every position, whatever the share of targets."""
     model = build_pair(tiny()).eval()
-    model.attention_backend = "naive"
-    assert model.generator.attention_backend == "naive"
+    model.attention_backend = "eager"
+    assert model.generator.attention_backend == "eager"
     with FlopCounterMode(display=False) as counter:
         model.detect(pt.batch([[3] * 16] * 4))
     each = flops_per_token(model.spec.discriminator, length=16, targets=0.0, training=False)

@@ -48,11 +48,11 @@ class Case:
     @property
     def backends(self) -> list[str]:
         """Those that can compute it."""
-        able = ["rows", "naive", "flex"]
+        able = ["rows", "eager", "flex"]
         whole = len({*self.lengths, self.row or max(self.lengths)}) == 1 and len({*(self.source or (1,))}) == 1
         bare = self.bias is None and self.prefix is None and self.view is None
         if whole and bare and self.window is None:
-            able.append("plain")
+            able.append("sdpa")
         if bare:
             able.append("varlen")
         if self.prefix is None and self.view is None:
@@ -191,7 +191,7 @@ SLOW += ("view-both", "view-left", "view-right", "view-prefix-of-nothing", "view
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"), on("rows", "naive", "plain") + [pair for pair in on("flex") if pair[0] not in SLOW]
+    ("name", "backend"), on("rows", "eager", "sdpa") + [pair for pair in on("flex") if pair[0] not in SLOW]
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_forward(name: str, backend: str) -> None:
@@ -202,7 +202,7 @@ def test_forward(name: str, backend: str) -> None:
     torch.testing.assert_close(found.double()[inputs.real], expected[inputs.real], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "backend"), on("rows", "naive", "plain"))
+@pytest.mark.parametrize(("name", "backend"), on("rows", "eager", "sdpa"))
 def test_gradient(name: str, backend: str) -> None:
     inputs = Inputs(CASES[name])
     expected = inputs.gradients(inputs.truth())
@@ -221,14 +221,14 @@ def test_cases_hold_what_they_should() -> None:
     assert not (batch.source.sequence < 0).any() and (batch.sequence < 0).any()
     packed = CASES["cross"].batch()
     assert packed.source is not None and packed.source.length != packed.length
-    assert packed.rows < len(MIXED) and {"plain", "varlen"} < set(CASES["causal-whole"].backends)
+    assert packed.rows < len(MIXED) and {"sdpa", "varlen"} < set(CASES["causal-whole"].backends)
 
 
 def test_weights_are_told() -> None:
     inputs = Inputs(CASES["grouped-alibi"])
     view = MaskSpec(causal=True, bias=inputs.bias)
     q, k, v = inputs.leaves[:3]
-    made = build_context(inputs.queries, inputs.keys, view, "naive", q.dtype)
+    made = build_context(inputs.queries, inputs.keys, view, "eager", q.dtype)
     out, weights = attend(q, k, v, made, scale=SCALE, dropout=0.0)
     assert weights is not None
     rows, length = inputs.queries.rows, inputs.queries.length
@@ -237,7 +237,7 @@ def test_weights_are_told() -> None:
     torch.testing.assert_close((weights @ values).transpose(1, 2).flatten(0, 1), out, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["rows", "plain", "naive"])
+@pytest.mark.parametrize("backend", ["rows", "sdpa", "eager"])
 def test_dropout_drops_and_keeps_the_mean(backend: Any) -> None:
     inputs = Inputs(CASES["full-whole"])
     q, k, v = (leaf.detach() for leaf in inputs.leaves[:3])
@@ -273,27 +273,27 @@ GPU = {**CPU, "device": "cuda", "half": True}
     ("given", "expected"),
     [
         (CPU, "rows"),
-        ({**CPU, "whole": True}, "plain"),
-        ({**CPU, "whole": True, "dropout": 0.1}, "plain"),
-        ({**CPU, "whole": True, "window": MIN_SPARSE_LENGTH}, "plain"),
+        ({**CPU, "whole": True}, "sdpa"),
+        ({**CPU, "whole": True, "dropout": 0.1}, "sdpa"),
+        ({**CPU, "whole": True, "window": MIN_SPARSE_LENGTH}, "sdpa"),
         ({**CPU, "whole": True, "window": MIN_SPARSE_LENGTH - 1}, "rows"),
         ({**CPU, "whole": True, "bias": True}, "rows"),
         ({**CPU, "whole": True, "prefix": True}, "rows"),
         ({**CPU, "whole": True, "view": True}, "rows"),
-        ({**CPU, "whole": True, "weights": True}, "naive"),
+        ({**CPU, "whole": True, "weights": True}, "eager"),
         ({**CPU, "ahead": 3}, "rows"),
-        ({**CPU, "ahead": 3, "whole": True, "window": MIN_SPARSE_LENGTH + 3}, "plain"),
+        ({**CPU, "ahead": 3, "whole": True, "window": MIN_SPARSE_LENGTH + 3}, "sdpa"),
         ({**CPU, "ahead": 3, "whole": True, "window": MIN_SPARSE_LENGTH + 2}, "rows"),
         ({**GPU, "ahead": 3}, "flex"),
         ({**GPU, "ahead": 3, "dropout": 0.1}, "rows"),
-        ({**GPU, "ahead": 3, "whole": True}, "plain"),
+        ({**GPU, "ahead": 3, "whole": True}, "sdpa"),
         (GPU, "varlen"),
         ({**GPU, "length": MIN_SPARSE_LENGTH - 1}, "tiles"),
         ({**GPU, "half": False}, "rows"),
         ({**GPU, "dropout": 0.1}, "tiles"),
         ({**GPU, "dropout": 0.1, "head": 256}, "rows"),
         ({**GPU, "window": 128}, "varlen"),
-        ({**GPU, "whole": True}, "plain"),
+        ({**GPU, "whole": True}, "sdpa"),
         ({**GPU, "whole": True, "window": 128}, "varlen"),
         ({**GPU, "bias": True}, "tiles"),
         ({**GPU, "bias": True, "whole": True}, "tiles"),
@@ -305,8 +305,8 @@ GPU = {**CPU, "device": "cuda", "half": True}
         ({**GPU, "bias": True, "dropout": 0.1}, "tiles"),
         ({**GPU, "prefix": True, "dropout": 0.1}, "rows"),
         ({**GPU, "bias": True, "length": MIN_SPARSE_LENGTH - 1}, "tiles"),
-        ({**GPU, "weights": True}, "naive"),
-        ({**GPU, "weights": True, "bias": True, "dropout": 0.1}, "naive"),
+        ({**GPU, "weights": True}, "eager"),
+        ({**GPU, "weights": True, "bias": True, "dropout": 0.1}, "eager"),
     ],
 )
 def test_pick(given: dict[str, Any], expected: str) -> None:
@@ -335,14 +335,14 @@ def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
         }
         chosen = choose_backend(**facts)
         assert find_unsupported(chosen, **facts) is None
-        assert (chosen == "naive") == weights
+        assert (chosen == "eager") == weights
         if chosen in ("varlen", "flex"):
             assert dropout == 0 and device == "cuda"
         if chosen == "tiles":
             assert half and device == "cuda" and head <= MAX_TILE_HEAD_WIDTH and not prefix and not view and not ahead
         if chosen == "varlen":
             assert half and not bias and not prefix and not view and not ahead
-        if chosen == "plain":
+        if chosen == "sdpa":
             assert whole and not bias and not prefix and not view and (window is None or window >= length)
 
 
@@ -373,19 +373,19 @@ def test_a_forced_backend_is_used(family: str, seen: list[str]) -> None:
     expected = model(batch).logits
     assert set(seen) == {"rows"}
     layers = 6 if model.spec.is_encoder_decoder else 2
-    for backend in ("naive", "flex", "rows"):
+    for backend in ("eager", "flex", "rows"):
         seen.clear()
         model.attention_backend = backend
         torch.testing.assert_close(model(batch).logits, expected, rtol=0, atol=1e-5)
         assert seen == [backend] * layers
     seen.clear()
     model(batch, attention=True)
-    assert seen == ["naive"] * layers
+    assert seen == ["eager"] * layers
 
 
 @pytest.mark.parametrize(
     ("backend", "family"),
-    [("plain", "t5"), ("plain", "mpt"), ("plain", "mistral"), ("varlen", "t5"), ("varlen", "mpt")],
+    [("sdpa", "t5"), ("sdpa", "mpt"), ("sdpa", "mistral"), ("varlen", "t5"), ("varlen", "mpt")],
 )
 def test_a_forced_backend_never_computes_something_else(backend: Any, family: str) -> None:
     """One that cannot do what is asked is refused in one line, not left to give other numbers."""
@@ -398,14 +398,14 @@ def test_a_forced_backend_never_computes_something_else(backend: Any, family: st
 
 def test_a_forced_backend_never_mixes_sequences() -> None:
     model = build("gpt2", **SMALL).eval()
-    model.attention_backend = "plain"
-    with pytest.raises(UsageError, match="plain"):
+    model.attention_backend = "sdpa"
+    with pytest.raises(UsageError, match="sdpa"):
         model(pt.batch([[1, 2, 3, 4], [5, 6]], row=6))
-    with pytest.raises(UsageError, match="plain"):
+    with pytest.raises(UsageError, match="sdpa"):
         model(pt.batch([[1, 2, 3, 4]], prefix=[2]))
 
 
-@pytest.mark.parametrize("backend", ["plain", "varlen"])
+@pytest.mark.parametrize("backend", ["sdpa", "varlen"])
 def test_a_forced_backend_never_forgets_a_view(backend: Any) -> None:
     model = build("bert", **SMALL).eval()
     model.attention_backend = backend

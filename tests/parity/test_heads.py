@@ -276,11 +276,11 @@ def test_bad_labels_are_refused(key: str, value: Any, says: str, tmp_path: Path)
 def test_a_head_of_no_class_leaves_the_body_readable(tmp_path: Path) -> None:
     """Mean pooling is in no class: the body is a BertModel to others, and the head is there for us."""
     from pretune.adaptation.heads.classification import Classification
-    from pretune.nn.pooling import Reading
+    from pretune.nn.pooling import PoolingConfig
 
     reference = built(case("x", tf.BertModel, tf.BertConfig, BERT))
     reference.save_pretrained(tmp_path / "a")
-    model = adapt(pt.load(tmp_path / "a"), Classification(classes=3, reading=Reading(at="mean"))).eval()
+    model = adapt(pt.load(tmp_path / "a"), Classification(classes=3, pooling=PoolingConfig(mode="mean"))).eval()
     pt.save(model, tmp_path / "b")
     body = tf.AutoModel.from_pretrained(tmp_path / "b", attn_implementation="eager").eval()
     ids = torch.tensor(tokens_of(2))

@@ -34,7 +34,7 @@ def pretrained(where: Path, *, finished: bool = True, samples: bool = True, card
         "objective": {"kind": "masked", "rate": 0.15},
         "data": {"path": str(data), "max_length": 128, "short": [0.9, 32]},
         "train": {**TRAIN, "batch_tokens": 1024, "start": None},
-        "found": {"device": "cpu", "precision": "fp32", "torch": "2.0", "threads": 1},
+        "environment": {"device": "cpu", "precision": "fp32", "torch": "2.0", "threads": 1},
     }
     write(where / "run.json", tree)
     told: list[dict[str, Any]] = []

@@ -23,7 +23,7 @@ from tests.runs.small import FAST, Prepared, shrunk
 STEPS, TRIGGERED = 10, 4
 SGD = {"kind": "asgd", "lr": 0.5, "weight_decay": 0.0, "nonmonotone_interval": 2}
 CHANGES = {
-    **shrunk("bert-tiny"), **FAST, "data.short": None, "train.optimizer": SGD, "train.schedule": {"kind": "constant"},
+    **shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.optimizer": SGD, "train.schedule": {"kind": "constant"},
     "train.eval_every": 1, "train.checkpoint_every": 3,
 }  # fmt: skip
 Passed = dict[int, dict[str, torch.Tensor]]
@@ -99,7 +99,7 @@ def test_the_average_is_what_is_evaluated_and_saved(
     assert any(not torch.equal(model[name], passed[STEPS][name]) for name in model)
     # A run of no steps from the averaged weights has their validation loss.
     again = pt.pretrain(
-        data=data, objective="masked", steps=1, out=tmp_path / "b", device="cpu", start=out,
+        data=data, objective="masked", steps=1, out=tmp_path / "b", device="cpu", init_from=out,
         changes={key: value for key, value in CHANGES.items() if not key.startswith("model.")},
     )  # fmt: skip
     first = next(line["held_out"] for line in read_metrics(again.path) if "held_out" in line)

@@ -58,14 +58,14 @@ class TestPaths:
             "train.optimizer": "lamb",
             "train.clip": "null",
             "train.compile": "false",
-            "data.short": "null",
+            "data.length_schedule": "null",
             "objective.masking.rate": "0.3",
             "model.width": "64",
             "model.encoder.blocks.0.dropout": "0",
         }
         found = build_pretrain_config("bert-tiny", data=data, changes=changes, device="cpu")
         assert found.train.lr == found.train.optimizer.lr == 3e-4 and isinstance(found.train.optimizer, Lamb)
-        assert found.train.clip is None and found.train.compile is False and found.data.short is None
+        assert found.train.clip is None and found.train.compile is False and found.data.length_schedule is None
         assert isinstance(found.objective, NextSentence) and found.objective.masking.rate == 0.3
         assert found.model.width == 64 and found.model.last_stack.blocks[0].dropout == 0
 
@@ -81,11 +81,11 @@ class TestPaths:
             ({"train.lr": "fast"}, "'fast'"),
             ({"train.lr": "-1"}, "train: optimizer: lr -1.0 must be at least 0"),
             ({"train.precision": "fp8"}, "train: precision: 'fp8' is not allowed"),
-            ({"train.keep": "1"}, "train.keep 1 must be at least 2"),
+            ({"train.max_checkpoints": "1"}, "train.max_checkpoints must be >= 2, got 1"),
             ({"train.schedule": "cosin"}, "did you mean 'cosine'?"),
-            ({"train.lr": "1e-3", "train.optimizer.lr": "2e-3"}, "are one, found 1e-3 and 2e-3; keep one"),
-            ({"train.steps": "5", "train.tokens": "9"}, "a run has one length, found steps and tokens; keep one"),
-            ({"train.steps": "0"}, "train.steps 0 must be greater than 0"),
+            ({"train.lr": "1e-3", "train.optimizer.lr": "2e-3"}, "1e-3 and 2e-3; keep one"),
+            ({"train.steps": "5", "train.tokens": "9"}, "steps and tokens; keep one"),
+            ({"train.steps": "0"}, "train.steps must be > 0, got 0"),
             ({"data.max_length": "1"}, "data.max_length 1 must be at least 2"),
             ({"model.heads": "3"}, "3"),
         ],
@@ -164,7 +164,7 @@ class TestLengths:
 class TestFiles:
     def test_a_whole_tree_is_what_it_says(self, data: Path, tmp_path: Path) -> None:
         first = build_pretrain_config("bert-tiny", data=data, steps=30, device="cpu")
-        (tmp_path / "run.json").write_text(json.dumps({**first.to_dict(), "found": {"device": "tpu"}}))
+        (tmp_path / "run.json").write_text(json.dumps({**first.to_dict(), "environment": {"device": "tpu"}}))
         assert (
             build_pretrain_config(settings=tmp_path / "run.json")
             == build_pretrain_config(settings=tmp_path)

@@ -19,7 +19,7 @@ from pretune.training.metrics_log import read_metrics
 from tests.runs.small import FAST, Prepared, make, shrunk
 from tests.runs.test_objectives import MODELS, PAIRS, STYLES, WHAT
 
-BERT = {**shrunk("bert-tiny"), **FAST, "data.short": None, "train.eval_tokens": None}
+BERT = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.eval_tokens": None}
 THREADS = torch.get_num_threads()
 
 
@@ -77,7 +77,7 @@ def test_every_objective_has_an_estimate(name: str, shape: str, prepared: Prepar
     assert paper is not None
     usual = ("unigram", "sentinels") if name in ("span_corruption", "mixture") else paper.tokenizer[:2]
     given = prepared(*STYLES.get(name, usual), WHAT.get(name, "stories"))
-    changes = {**shrunk(MODELS[shape]), **FAST, "data.short": None, "data.samples": "documents"}
+    changes = {**shrunk(MODELS[shape]), **FAST, "data.length_schedule": None, "data.samples": "documents"}
     settings = build_pretrain_config(MODELS[shape], data=given, objective=name, budget=1.0, changes=changes)
     tokenizer = Tokenizer.load(given / "tokenizer")
     assert estimate_steps_on_cores(settings, tokenizer, 2) == 2 * estimate_steps_on_cores(settings, tokenizer, 1) > 0

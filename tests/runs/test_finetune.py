@@ -19,7 +19,7 @@ from pretune.runs.finetune.build_config import (
     LAST_RATE,
     build_finetune_config,
     compute_default_rate,
-    parse_label_counts,
+    parse_example_counts,
     parse_method,
     read_base_spec,
 )
@@ -31,7 +31,7 @@ from pretune.training.distributed import Ranks
 from tests.runs import tasked
 
 MORE = ("first", "gradual", "ulmfit", "random", "adapter", "prefix", "lora", "qlora", "ia3", "bitfit")
-QUICK = {"train.judge": 40, "train.log_every": 5}
+QUICK = {"train.eval_examples": 40, "train.log_every": 5}
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ class TestOne:
 def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FinetunedRun:
     return finetune(
         base, train=table, out=tmp_path_factory.mktemp("grid") / "run", method="lora", lr=[1e-5, 1e-2],
-        seeds=2, labels=[20, None], steps=6, baselines="majority", changes=QUICK,
+        seeds=2, train_examples=[20, None], steps=6, baselines="majority", changes=QUICK,
     )  # fmt: skip
 
 
@@ -243,10 +243,13 @@ class TestWishes:
 
     def test_names_of_methods(self, base: Path) -> None:
         found = build_finetune_config(base, task="sst2", method="ulmfit")
-        assert found.tune.decay == pytest.approx(1 / 2.6) and type(found.train.schedule).__name__ == "SlantedTriangular"
+        assert (
+            found.tune.layer_decay == pytest.approx(1 / 2.6)
+            and type(found.train.schedule).__name__ == "SlantedTriangular"
+        )
         both = build_finetune_config(base, task="sst2", method="lora+gradual", changes={"method.rank": "2"})
         assert type(both.method).__name__ == "Lora" and both.method.rank == 2  # type: ignore[union-attr]
-        assert type(both.tune.trained).__name__ == "Gradual"
+        assert type(both.tune.trainable_layers).__name__ == "Gradual"
 
     def test_mixed_layers_are_frozen_unless_something_trains_them(self, base: Path) -> None:
         kinds = {
@@ -254,7 +257,7 @@ class TestWishes:
             for name in ("mix", "mix+lora", "mix+last", "mix+full")
         }
         assert [type(one.method).__name__ for one in kinds.values()] == ["Frozen", "Lora", "Full", "Full"]
-        assert all(one.tune.mix is not None for one in kinds.values())
+        assert all(one.tune.scalar_mix is not None for one in kinds.values())
         assert kinds["mix"].train.lr == kinds["mix+lora"].train.lr == 1e-3
         assert kinds["mix+full"].train.lr == build_finetune_config(base, task="sst2").train.lr
 
@@ -308,9 +311,9 @@ class TestWishes:
             build_finetune_config(base)
 
     def test_numbers_of_labels(self) -> None:
-        assert parse_label_counts("50,all") == (50, None)
-        with pytest.raises(UsageError, match="--labels 'many'"):
-            parse_label_counts("many")
+        assert parse_example_counts("50,all") == (50, None)
+        with pytest.raises(UsageError, match="--train-examples 'many'"):
+            parse_example_counts("many")
 
 
 class TestRefused:
@@ -353,4 +356,4 @@ class TestRefused:
 
     def test_more_labels_than_there_are(self, base: Path, table: Path, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"\b5000\b.*\b96\b"):
-            finetune(base, train=table, out=tmp_path / "run", labels=[5000])
+            finetune(base, train=table, out=tmp_path / "run", train_examples=[5000])

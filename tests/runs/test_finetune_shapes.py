@@ -31,13 +31,13 @@ from pretune.tasks.loading import TaskSplits
 from pretune.tasks.task import Task
 from tests.runs import tasked
 
-QUICK: dict[str, Any] = {"train.judge": 20, "data.max_length": 32}
+QUICK: dict[str, Any] = {"train.eval_examples": 20, "data.max_length": 32}
 
 
 def test_a_decoder_with_its_language_loss_beside_the_task(tmp_path: Path) -> None:
     base = tasked.make_base(tmp_path, "gpt2-small", kind="bpe", style="endoftext")
     table = tasked.classes(tmp_path / "own.jsonl", 60)
-    changes = {**QUICK, "tune.language": 0.5}
+    changes = {**QUICK, "tune.lm_loss_weight": 0.5}
     run = finetune(base, train=table, out=tmp_path / "run", steps=10, baselines="none", changes=changes)
     assert run.score is not None and run.predict(["the lovely sea"])[0]["label"] in ("bad", "good")
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
@@ -75,7 +75,7 @@ def test_passages_some_of_which_have_no_answer(tmp_path: Path, family: str) -> N
         (folder / f"{split}.json").write_text(json.dumps({"version": "v2.0", "data": pages}))
     more = {"kind": "unigram", "style": "sentinels"} if family == "t5-small" else {}
     base = tasked.make_base(tmp_path, family, **more)
-    changes = {**QUICK, "data.new_tokens": 4, "data.stride": 8}
+    changes = {**QUICK, "data.max_new_tokens": 4, "data.stride": 8}
     run = finetune(base, task="squad2", data=tmp_path, out=tmp_path / "run", steps=3, changes=changes)
     assert (run.saved_task.threshold is None) == (family == "t5-small")
     assert [row["name"] for row in run.scores["baselines"]] == ["first_words", "near_words"]
@@ -111,7 +111,7 @@ def test_several_tasks_at_once_in_words(tmp_path: Path) -> None:
     """One model, one head, each task scored by its own metric beside its own baselines."""
     two_tasks(tmp_path)
     base = tasked.make_base(tmp_path, "t5-small", kind="unigram", style="sentinels")
-    changes = {**QUICK, "data.new_tokens": 4, "tune.temperature": 5}
+    changes = {**QUICK, "data.max_new_tokens": 4, "tune.temperature": 5}
     run = finetune(base, task="cola,sst2", data=tmp_path, out=tmp_path / "run", steps=4, changes=changes)
     assert run.scores["metric"] == "average" and set(run.scores["result"]["scores"]) == {"average", "cola", "sst2"}
     simple = {row["name"]: row["scores"] for row in run.scores["baselines"]}
@@ -206,11 +206,11 @@ KEPT = {"name": "own", "max_length": 32, "stride": 8}
 )
 def test_an_input_that_is_not_enough_is_refused(kind: Any, given: Any, value: str) -> None:
     with pytest.raises(DataError, match=f"input 3.*{value}"):
-        build_example(given, SavedTask(kind_of=kind, **KEPT), "input 3")  # type: ignore[arg-type]
+        build_example(given, SavedTask(task_kind=kind, **KEPT), "input 3")  # type: ignore[arg-type]
 
 
 def test_inputs_in_the_fields_that_people_use() -> None:
-    kept = SavedTask(kind_of="pair", **KEPT)  # type: ignore[arg-type]
+    kept = SavedTask(task_kind="pair", **KEPT)  # type: ignore[arg-type]
     wanted = ("a", "b")
     for given in (("a", "b"), {"premise": "a", "hypothesis": "b"}, {"text": "a", "pair": "b"}):
         found = build_example(given, kept, "")

@@ -13,7 +13,7 @@ from tests.runs import tasked
 
 DATA = Path(os.environ.get("PRETUNE_DATA") or ROOT.parent / "shared/data")
 TRAINED = [name for name in TASKS if TASKS.get(name).kind not in ("pairs", "cloze", "retrieval")]
-FEW = {"task.most": 24, "task.labels": 24, "data.max_length": 48}
+FEW = {"task.max_eval_examples": 24, "task.train_examples": 24, "data.max_length": 48}
 
 
 def there(name: str) -> bool:
@@ -37,7 +37,7 @@ def test_a_task_by_its_name(name: str, encoder: Path, writer: Path, tmp_path: Pa
         pytest.skip(f"no files of '{name}' in {DATA}")
     task = TASKS.get(name)
     base = writer if task.kind == "generation" else encoder
-    more = {"data.new_tokens": 4} if task.kind == "generation" else {}
+    more = {"data.max_new_tokens": 4} if task.kind == "generation" else {}
     found = finetune(base, task=name, data=DATA, out=tmp_path / "run", steps=3, changes={**FEW, **more}, force=True)
     result = found.scores["result"]
     assert -1 <= result["score"] <= 1 and result["examples"] <= 24

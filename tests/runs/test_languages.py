@@ -60,7 +60,7 @@ def test_every_size_s_training_can_be_had() -> None:
 def test_epochs_and_licences_stand_in_log_and_card(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes: dict[str, Any] = {**shrunk("bert-multilingual"), **FAST, "data.short": None}
+    changes: dict[str, Any] = {**shrunk("bert-multilingual"), **FAST, "data.length_schedule": None}
     run = pt.pretrain(
         "bert-multilingual", data=data, out=tmp_path / "run", objective="masked", epochs=2, changes=changes
     )
@@ -76,6 +76,6 @@ def test_epochs_and_licences_stand_in_log_and_card(
 
 
 def test_without_mixing_all_are_read_alike(data: Path, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {**shrunk("bert-tiny"), **FAST, "data.short": None}
+    changes: dict[str, Any] = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None}
     run = pt.pretrain("bert-tiny", data=data, out=tmp_path / "run", objective="masked", epochs=1, changes=changes)
     assert set(run.summary["epochs"].values()) == {1.0}

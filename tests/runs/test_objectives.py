@@ -33,7 +33,13 @@ def test_two_steps(name: str, shape: str, prepared: Prepared, tmp_path: Path) ->
     assert paper is not None
     usual = ("unigram", "sentinels") if name in ("span_corruption", "mixture") else paper.tokenizer[:2]
     data = prepared(*STYLES.get(name, usual), WHAT.get(name, "stories"))
-    changes = {**shrunk(model), **FAST, "data.short": None, "data.samples": "documents", "train.samples_every": 1}
+    changes = {
+        **shrunk(model),
+        **FAST,
+        "data.length_schedule": None,
+        "data.samples": "documents",
+        "train.samples_every": 1,
+    }
     run = pt.pretrain(model, data=data, objective=name, out=tmp_path / "run", steps=2, changes=changes)
     assert run.summary["steps"] == 2 and run.summary["skipped"] == 0 and run.loss is not None
     assert json.loads((tmp_path / "run/run.json").read_text())["objective"]["kind"] == name

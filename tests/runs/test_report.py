@@ -10,10 +10,12 @@ from tests.runs.small import FAST, Prepared, shrunk
 
 
 def test_pre_training_and_fine_tuning(prepared: Prepared, tmp_path: Path) -> None:
-    changes = {**shrunk("bert-tiny"), **FAST, "data.short": None, "train.samples_every": 2}
+    changes = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.samples_every": 2}
     base = pretrain("bert-tiny", data=prepared(), out=tmp_path / "base", objective="masked", steps=4, changes=changes)
     table = tasked.classes(tmp_path / "own.csv")
-    fine = finetune(base, train=table, out=tmp_path / "fine", steps=4, labels=(40, None), baselines="majority,svm")
+    fine = finetune(
+        base, train=table, out=tmp_path / "fine", steps=4, train_examples=(40, None), baselines="majority,svm"
+    )
     page = report([base, fine], tmp_path / "report.html").read_text()
     counts = [page.count(part) for part in ("<svg", "<table", 'class="sample"')]
     assert counts == [7, 9, 3]  # nothing is missing: charts, tables, samples

@@ -24,7 +24,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def pretrained(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    changes = {**shrunk("bert-tiny"), **FAST, "data.short": None, "train.checkpoint_every": 2}
+    changes = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.checkpoint_every": 2}
     out = tmp_path_factory.mktemp("runs") / "pretrained"
     return pt.pretrain("bert-tiny", data=prepared(), objective="masked", steps=4, out=out, changes=changes).path
 

@@ -27,7 +27,7 @@ from pretune.training.metrics_log import read_metrics
 from tests.data.texts import blocks, stories
 from tests.runs.small import FAST, Prepared, make, shrunk
 
-BERT = {**shrunk("bert-tiny"), **FAST, "data.short": None}
+BERT = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None}
 
 
 def run(data: Path | None, out: Path, name: str | None = "bert-tiny", **wishes: Any) -> PretrainedRun:
@@ -132,7 +132,7 @@ class TestLengths:
         assert found["tokens"] == pytest.approx(tokens / 2, abs=256)  # whole steps
 
     def test_short_sequences_first(self, data: Path, tmp_path: Path) -> None:
-        short = {"data.short": (0.5, 8), "data.max_length": 64}
+        short = {"data.length_schedule": (0.5, 8), "data.max_length": 64}
         run(data, tmp_path / "a", objective="masked", steps=6, changes=short)
         run(None, tmp_path / "b", None, settings=tmp_path / "a/run.json")
         assert same(tmp_path / "a", tmp_path / "b")
@@ -142,7 +142,7 @@ class TestLengths:
         self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Once, in the log and in the metrics; a run that was stopped there and went on has it once, too."""
-        changes = {"data.short": (0.5, 8), "data.max_length": 64, "train.checkpoint_every": 1}
+        changes = {"data.length_schedule": (0.5, 8), "data.max_length": 64, "train.checkpoint_every": 1}
         run(data, tmp_path / "a", objective="masked", steps=6, changes=changes)
         logged = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 3: ") and "64" in line]
         events = [line for line in read_metrics(tmp_path / "a") if "event" in line]
@@ -163,7 +163,9 @@ class TestLengths:
         self, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clockwork: Clockwork
     ) -> None:
         """It ends in time, its rate comes down to nothing, and it can be repeated bit for bit, also after a stop."""
-        found = run(data, tmp_path / "a", budget="60s", changes={"data.short": (0.5, 16), "train.log_every": 1})
+        found = run(
+            data, tmp_path / "a", budget="60s", changes={"data.length_schedule": (0.5, 16), "train.log_every": 1}
+        )
         assert found.summary["elapsed"] < clockwork.spent <= 60 and found.summary["steps"] > 20
         told = json.loads((tmp_path / "a/run.json").read_text())
         rates = [line["rate"] for line in read_metrics(tmp_path / "a") if "rate" in line]
@@ -217,11 +219,18 @@ class TestLengths:
 class TestStarting:
     def test_from_a_run_with_another_objective(self, data: Path, tmp_path: Path) -> None:
         run(data, tmp_path / "a")  # next_sentence
-        run(data, tmp_path / "b", None, start=tmp_path / "a", objective="masked", changes=FAST | {"data.short": None})
+        run(
+            data,
+            tmp_path / "b",
+            None,
+            init_from=tmp_path / "a",
+            objective="masked",
+            changes=FAST | {"data.length_schedule": None},
+        )
         told = json.loads((tmp_path / "b/run.json").read_text())
-        assert told["train"]["start"] == str(tmp_path / "a") and told["model"]["pooler"] is None
-        frozen = {**FAST, "data.short": None, "train.lr": 1e-12}
-        run(data, tmp_path / "c", "bert", start=tmp_path / "a", objective="masked", changes=frozen)
+        assert told["train"]["init_from"] == str(tmp_path / "a") and told["model"]["pooler"] is None
+        frozen = {**FAST, "data.length_schedule": None, "train.lr": 1e-12}
+        run(data, tmp_path / "c", "bert", init_from=tmp_path / "a", objective="masked", changes=frozen)
         old, new = pt.load(tmp_path / "a"), pt.load(tmp_path / "c")
         for name, tensor in new.named_parameters():
             torch.testing.assert_close(tensor, dict(old.named_parameters())[name], rtol=0, atol=1e-9)
@@ -232,12 +241,12 @@ class TestStarting:
         self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         run(data, tmp_path / "a", objective="masked")
-        still = {**FAST, "data.short": None, "train.lr": 1e-12}
-        run(data, tmp_path / "b", None, start=tmp_path / "a", objective="replaced_token", changes=still)
+        still = {**FAST, "data.length_schedule": None, "train.lr": 1e-12}
+        run(data, tmp_path / "b", None, init_from=tmp_path / "a", objective="replaced_token", changes=still)
         assert re.search(f"{tmp_path / 'a'}: .*generator", capsys.readouterr().err)
         body, pair = pt.load(tmp_path / "a"), pt.load(tmp_path / "b")
         torch.testing.assert_close(pair.tokens.weight, body.tokens.weight, rtol=0, atol=1e-9)
-        run(data, tmp_path / "c", None, start=tmp_path / "b", objective="replaced_token", changes=still)
+        run(data, tmp_path / "c", None, init_from=tmp_path / "b", objective="replaced_token", changes=still)
         inner = [pt.load(tmp_path / name / "generator") for name in "bc"]
         torch.testing.assert_close(inner[1].head.bias, inner[0].head.bias, rtol=0, atol=1e-9)
 
@@ -249,7 +258,12 @@ class TestStarting:
         for file in (data / "tokenizer").iterdir():
             (tmp_path / "hf" / file.name).write_bytes(file.read_bytes())
         found = run(
-            data, tmp_path / "a", None, start=tmp_path / "hf", objective="masked", changes={**FAST, "data.short": None}
+            data,
+            tmp_path / "a",
+            None,
+            init_from=tmp_path / "hf",
+            objective="masked",
+            changes={**FAST, "data.length_schedule": None},
         )
         assert found.load().spec.width == 32
 
@@ -264,15 +278,17 @@ class TestStarting:
         run(data, tmp_path / "a", objective="masked")
         other = make(tmp_path / "other", "wordpiece", "cls-sep", count=30)
         out = tmp_path / "b"
-        assert "tokenizer.json" in refused(CheckpointError, other, out, None, start=tmp_path / "a")
+        assert "tokenizer.json" in refused(CheckpointError, other, out, None, init_from=tmp_path / "a")
         large = prepared("unigram", "sentinels")
         sizes = [Tokenizer.load(folder / "tokenizer").vocab for folder in (data, large)]
-        assert re.search(f"{sizes[0]}.*{sizes[1]}", refused(CheckpointError, large, out, None, start=tmp_path / "a"))
-        assert "'gpt2'" in refused(UsageError, data, out, "gpt2", start=tmp_path / "a")
-        changed = {**FAST, "model.width": 64, "data.short": None}
-        told = refused(CheckpointError, data, out, None, start=tmp_path / "a", objective="masked", changes=changed)
+        assert re.search(
+            f"{sizes[0]}.*{sizes[1]}", refused(CheckpointError, large, out, None, init_from=tmp_path / "a")
+        )
+        assert "'gpt2'" in refused(UsageError, data, out, "gpt2", init_from=tmp_path / "a")
+        changed = {**FAST, "model.width": 64, "data.length_schedule": None}
+        told = refused(CheckpointError, data, out, None, init_from=tmp_path / "a", objective="masked", changes=changed)
         assert re.search(r"\[.*\b32\b.*\].*\[.*\b64\b.*\]", told)
-        assert str(tmp_path / "nowhere") in refused(CheckpointError, data, out, None, start=tmp_path / "nowhere")
+        assert str(tmp_path / "nowhere") in refused(CheckpointError, data, out, None, init_from=tmp_path / "nowhere")
 
 
 class TestData:
@@ -417,7 +433,7 @@ class TestWhatIsWritten:
     def test_samples_on_request_change_nothing(
         self, name: str, kind: str, style: str, prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        changes = {**shrunk(name), **FAST, "data.short": None}
+        changes = {**shrunk(name), **FAST, "data.length_schedule": None}
         run(prepared(kind, style), tmp_path / "a", name, changes={**changes, "train.samples_every": 0})
         assert " → " not in capsys.readouterr().err
         run(prepared(kind, style), tmp_path / "b", name, changes={**changes, "train.samples_every": 2})

@@ -188,7 +188,13 @@ class TestPrompts:
     def test_of_ones_own(
         self, name: str, objective: str, kind: str, style: str, text: str, prepared: Prepared, tmp_path: Path
     ) -> None:
-        changes = {**shrunk(name), **FAST, "data.short": None, "train.prompts": [text], "train.samples_every": 2}
+        changes = {
+            **shrunk(name),
+            **FAST,
+            "data.length_schedule": None,
+            "train.prompts": [text],
+            "train.samples_every": 2,
+        }
         run(prepared(kind, style), tmp_path / "run", name, objective=objective, changes=changes)
         found = told(tmp_path / "run")
         assert [step for step, _ in found] == [2, 4] and all(one.startswith(f"{text} → ") for _, one in found)

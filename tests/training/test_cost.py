@@ -20,7 +20,15 @@ from pretune.models.catalog import resolve
 from pretune.models.cost import flops_per_token
 from pretune.training import cost_meter, energy
 from pretune.training.batch_stats import BatchStats
-from pretune.training.cost import CostMeter, Energy, Tariff, Totals, build_flops_counter, compute_cost, find_peak_flops
+from pretune.training.cost import (
+    CostMeter,
+    CostRates,
+    Energy,
+    Totals,
+    build_flops_counter,
+    compute_cost,
+    find_peak_flops,
+)
 from pretune.training.energy import AssumedPower, Board, Rapl, find_device
 
 CPU = torch.device("cpu")
@@ -269,7 +277,9 @@ class TestCost:
     )
 
     def test_ranks_add_up(self) -> None:
-        found = compute_cost(self.totals, CPU, Tariff(grid=100, hour=2.0, kwh=0.5))
+        found = compute_cost(
+            self.totals, CPU, CostRates(grid_g_per_kwh=100, dollars_per_device_hour=2.0, dollars_per_kwh=0.5)
+        )
         assert (found.devices, found.seconds, found.flops) == (2, 3600, 1.2e16)
         assert found.kwh == 2.0 and len(found.energy) == 2
         assert found.co2e_kg == 0.2 and found.dollars == 2 * 2.0 + 2.0 * 0.5
@@ -278,18 +288,18 @@ class TestCost:
         assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["kwh"] == 2.0
 
     def test_labels_and_what_is_assumed(self) -> None:
-        found = compute_cost(self.totals[:1], CPU, Tariff())
+        found = compute_cost(self.totals[:1], CPU, CostRates())
         assert found.energy_label == "measured"
         measured = replace(self.totals[0], energy=(Energy(what="processor", how="", measured=True, joules=1.0),))
-        assert len(found.left_out) == len(compute_cost([measured], CPU, Tariff()).left_out) + 1
+        assert len(found.left_out) == len(compute_cost([measured], CPU, CostRates()).left_out) + 1
         assert found.grid_g_per_kwh == 475
         assert (found.price_label, found.dollars_per_device_hour, found.dollars_per_kwh) == ("assumed", 0, 0.3)
-        assert compute_cost([Totals()], CPU, Tariff()).energy_label == "estimated"
+        assert compute_cost([Totals()], CPU, CostRates()).energy_label == "estimated"
 
     def test_a_device_we_know(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
         assert find_peak_flops("cuda", torch.bfloat16) == 989e12 and find_peak_flops("cuda", None) == 67e12
-        found = compute_cost(self.totals[:1], "cuda", Tariff(), precision=torch.bfloat16)
+        found = compute_cost(self.totals[:1], "cuda", CostRates(), precision=torch.bfloat16)
         assert found.device == "NVIDIA H200"
         assert found.mfu == pytest.approx(5e15 / (3600 * 989e12))
         assert found.dollars == pytest.approx(3.80) and found.dollars_per_kwh == 0  # it is in the rent

@@ -185,7 +185,7 @@ def trained(folder: Any, model: str, objective: str, data: Any, **changes: Any) 
 
     small = {"model.width": 128, "model.depth": 2, "model.heads": 2, "data.max_length": 64}
     settings = {"train.log_every": 1, "train.batch_tokens": 1024, "train.eval_tokens": 0, "train.lr": 1e-3}
-    out = folder / f"{model}-{changes.get('train.graphs')}-{changes.get('train.compile')}"
+    out = folder / f"{model}-{changes.get('train.cuda_graphs')}-{changes.get('train.compile')}"
     pt.pretrain(model, data=data, objective=objective, steps=12, out=out, changes={**small, **settings, **changes})
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [row["loss"] for row in rows if "norm" in row]
@@ -220,7 +220,7 @@ def test_on_a_gpu_losses_are_those_of_single_kernels(
     tokenizer = pt.train_tokenizer(kind, [text], vocab=600, style=form)
     data = pt.prepare([text], tokenizer=tokenizer, out=tmp_path / "data")
     found = {
-        graphs: trained(tmp_path, model, objective, data, **{"train.graphs": graphs, "train.compile": compiled})
+        graphs: trained(tmp_path, model, objective, data, **{"train.cuda_graphs": graphs, "train.compile": compiled})
         for graphs in (False, True)
     }
     assert None not in recordings

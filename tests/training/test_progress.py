@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pretune.core import log
-from pretune.training.cost import Energy, Tariff, Totals, compute_cost
+from pretune.training.cost import CostRates, Energy, Totals, compute_cost
 from pretune.training.progress import Progress
 from pretune.training.summary import RunSummary, show_summary
 from tests.conftest import Screen
@@ -168,7 +168,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -
 
 def summary(**changes: Any) -> RunSummary:
     energy = (Energy(what="gpu", how="NVML energy counter", measured=True, joules=3.6e4),)
-    paid = compute_cost([Totals(seconds=120.0, flops=3.2e17, energy=energy)], "cpu", Tariff())
+    paid = compute_cost([Totals(seconds=120.0, flops=3.2e17, energy=energy)], "cpu", CostRates())
     given: dict[str, Any] = {"loss": 3.14159, "held_out": 3.2, "waiting": 0.6, "saving": 1.2, "evaluating": 6.0}
     return RunSummary(title="tiny", steps=1200, tokens=78_643_200, seconds=120.0, cost=paid, **given | changes)
 
@@ -200,7 +200,7 @@ def test_the_table_at_the_end(capsys: Capture) -> None:
 def test_the_table_on_a_terminal_and_with_a_known_device(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    paid = compute_cost([Totals(seconds=120.0, flops=5.2e16)], "cuda", Tariff(), precision=torch.bfloat16)
+    paid = compute_cost([Totals(seconds=120.0, flops=5.2e16)], "cuda", CostRates(), precision=torch.bfloat16)
     bare = RunSummary(title="tiny", steps=1, tokens=5, seconds=120.0, cost=paid)
     show_summary(bare)
     drawn = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())

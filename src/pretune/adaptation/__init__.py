@@ -17,11 +17,11 @@ METHODS: Registry[Any] = Registry(
 """Name -> spec: a frozen value with defaults, and `rate`, its default peak learning rate."""
 
 METHOD_PRESETS: dict[str, str] = {
-    "first": "Freeze the embeddings and the lower half of the blocks",
-    "last": "Train only the last block and the head",
-    "extra": "Train two new blocks on top of the frozen model, and the head",
+    "freeze-first": "Freeze the embeddings and the lower half of the blocks",
+    "last-only": "Train only the last block and the head",
+    "extra-layers": "Train two new blocks on top of the frozen model, and the head",
     "ulmfit": "Gradual unfreezing, discriminative and slanted triangular learning rates (Howard and Ruder, 2018)",
-    "mix": "Train a BiLSTM over a scalar mix of all layers of the frozen model, as in ELMo (Peters et al., 2018)",
-    "random": "Train all weights from random initialization: the same model without pre-training",
+    "scalar-mix": "Train a BiLSTM over a scalar mix of all layers of the frozen model, as in ELMo (Peters et al., 2018)",
+    "from-scratch": "Train all weights from random initialization: the same model without pre-training",
 }
 """Further names that `--method` accepts; each stands for settings of a fine-tuning run (`pretune.runs.finetune`)."""

@@ -133,4 +133,4 @@ def _uses_vocabulary_head(head: TaskHead) -> bool:
     """Return True if a task needs the vocabulary head."""
     if isinstance(head, Several):
         return any(map(_uses_vocabulary_head, head.heads))
-    return isinstance(head, Generation) or (isinstance(head, Classification) and head.language > 0)
+    return isinstance(head, Generation) or (isinstance(head, Classification) and head.lm_loss_weight > 0)

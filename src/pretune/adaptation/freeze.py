@@ -100,7 +100,7 @@ def freeze(model: nn.Module, strategy: FreezeStrategy) -> tuple[str, ...]:
     if not trained_names:
         raise UsageError(
             "no trainable parameters left: freeze less, or add a head (a model that generates its answers has none: "
-            "--set tune.text=false)"
+            "--set tune.text_to_text=false)"
         )
     return tuple(trained_names)
 

@@ -26,6 +26,7 @@ from pretune.core import config, io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError
 from pretune.core.hub import resolve_path
+from pretune.core.migration import migrate_specs
 from pretune.models import tensor_files
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
@@ -40,7 +41,7 @@ AnyHead = SingleHead | Several
 PROBLEM_TYPES = {"single_label_classification": "classification", "regression": "regression"}
 
 
-@config.spec
+@config.spec(tagged=False)
 class _SavedHead:
     """A head as stored in a directory."""
 
@@ -220,12 +221,12 @@ def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
         return None
     spec, tensors = model.model.spec, _get_tensors(model.head)
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
-    if getattr(model.spec, "mix", None) is not None:
+    if getattr(model.spec, "scalar_mix", None) is not None:
         return None
     if layout is None or spec.parts or checkpoint.describe_checkpoint(spec)[0]["model_type"] != layout.model_type:
         return None
     kind = "classification" if isinstance(model.spec, Regression) else config.get_kind(model.spec)
-    reading = getattr(model.spec, "reading", None)
+    reading = getattr(model.spec, "pooling", None)
     narrow = spec.table != spec.width and spec.decoder is not None  # NOTE: such a class reads the projected states
     fitting = [(name, task) for name, task in layout.task_heads.items() if (task.kind, task.pooling) == (kind, reading)]
     if not fitting or narrow:
@@ -262,7 +263,7 @@ def _parse_head_config(hf_config: Mapping[str, Any], task: HeadLayout, rows: int
     if task.kind == "span":
         return Span()
     if task.kind == "choice":
-        return Choice(reading=task.pooling, dropout=drop)
+        return Choice(pooling=task.pooling, dropout=drop)
     if task.kind == "tagging":
         return Tagging(classes=len(names), labels=labels, dropout=drop)
     problem = hf_config.get("problem_type")
@@ -273,8 +274,8 @@ def _parse_head_config(hf_config: Mapping[str, Any], task: HeadLayout, rows: int
             raise make_unsupported_error(
                 "problem_type", f"{problem} with {len(names)} labels", ["regression with one label"]
             )
-        return Regression(reading=task.pooling, dropout=drop)
-    return Classification(classes=len(names), labels=labels, reading=task.pooling, dropout=drop)
+        return Regression(pooling=task.pooling, dropout=drop)
+    return Classification(classes=len(names), labels=labels, pooling=task.pooling, dropout=drop)
 
 
 def _count_outputs(folder: Path, task: HeadLayout | None, tensors: Mapping[str, TensorInfo]) -> int:
@@ -316,7 +317,7 @@ def _make_default_labels(count: int) -> tuple[str, ...]:
 
 
 def _parse_head(data: Any) -> AnyHead:
-    return config.from_dict(_SavedHead, {"kind": config.get_kind(_SavedHead), "head": data}, location=HEAD_KEY).head
+    return config.from_dict(_SavedHead, {"head": migrate_specs(data)}, location=HEAD_KEY).head
 
 
 def _load_head_weights(

@@ -19,7 +19,7 @@ SETTING_PATHS = {
     ),
     "finetune": (
         "data.max_length", "method.rank", "train.batch", "train.eval_every", "train.lr", "train.patience",
-        "train.schedule.warmup", "train.seed", "tune.decay",
+        "train.schedule.warmup", "train.seed", "tune.layer_decay",
     ),
     "show": ("depth", "heads", "vocab", "width"),
 }  # fmt: skip

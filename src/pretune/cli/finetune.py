@@ -76,16 +76,17 @@ def finetune(
             "--method",
             metavar="NAME",
             autocompletion=complete_methods,
-            help="Fine-tuning method: full, frozen, first, last, extra, gradual, ulmfit, mix, random, adapter, prefix, "
-            "prompt, lora, qlora, ia3, bitfit; combine with +: lora+gradual.",
+            help="Fine-tuning method: full, frozen, freeze-first, last-only, extra-layers, gradual, ulmfit, scalar-mix, "
+            "from-scratch, adapter, prefix, prompt, lora, qlora, ia3, bitfit; combine with +: lora+gradual.",
         ),
     ] = None,
     seeds: Annotated[
         int | None,
         typer.Option("--seeds", metavar="N", help="Number of seeds; reports mean and 95% confidence interval."),
     ] = None,
-    labels: Annotated[
-        str, typer.Option("--labels", metavar="N,...", help="Training set sizes, for a learning curve: 50,200,all.")
+    train_examples: Annotated[
+        str,
+        typer.Option("--train-examples", metavar="N,...", help="Training set sizes, for a learning curve: 50,200,all."),
     ] = "",
     lr: Annotated[
         str | None,
@@ -133,7 +134,7 @@ def finetune(
             "--set",
             metavar="PATH=VALUE",
             autocompletion=paths("finetune"),
-            help="Change a setting: method.rank=16, tune.decay=0.9, data.max_length=256. Repeatable.",
+            help="Change a setting: method.rank=16, tune.layer_decay=0.9, data.max_length=256. Repeatable.",
         ),
     ] = None,
     device: Annotated[
@@ -167,7 +168,7 @@ def finetune(
         from pretune.runs.build_config import resolve_device
         from pretune.runs.finetune.build_config import (
             build_finetune_config,
-            parse_label_counts,
+            parse_example_counts,
             parse_numbers,
             read_tree,
         )
@@ -185,7 +186,7 @@ def finetune(
             model, task, out or Path(), as_json=as_json, train=train, dev=dev, data=data, resume=resume, device=device,
             epochs=epochs, steps=steps, lr=parse_numbers(lr, "--lr")[0] if lr else None,
             invalid_options={"--test": test, "--text": text, "--pair": pair, "--label": label, "--method": method,
-                             "--seeds": seeds, "--labels": labels, "--config": config, "--dry-run": dry_run,
+                             "--seeds": seeds, "--train-examples": train_examples, "--config": config, "--dry-run": dry_run,
                              "--forgetting": forgetting, "--csv": as_csv, "--vectors": vectors, "--force": force},
             changes=parse_assignments(settings or []),
         )  # fmt: skip
@@ -197,8 +198,8 @@ def finetune(
         "force": force or None, "changes": parse_assignments(settings or []),
     }  # fmt: skip
     rates = parse_numbers(lr, "--lr") if lr else ()
-    counts = parse_label_counts(labels) if labels else ()
-    plan: dict[str, Any] = {"seeds": seeds, "labels": counts, "baselines": baselines}
+    counts = parse_example_counts(train_examples) if train_examples else ()
+    plan: dict[str, Any] = {"seeds": seeds, "train_examples": counts, "baselines": baselines}
     plan |= {"forgetting": forgetting, "vectors": vectors}
     if dry_run:
         target = resolve_device(device)  # a run rejects an unknown device too
@@ -228,7 +229,7 @@ def _hint_next(run: "FinetunedRun", test: Path | None) -> None:
     if test is not None:
         hint("predict", run, "--input", test)
         hint_other(f"report {quote(run)} --out {quote(page)}")
-    elif task.pair is None and task.kind_of in ("classification", "regression", "tagging") and not task.members:
+    elif task.pair is None and task.task_kind in ("classification", "regression", "tagging") and not task.members:
         hint("predict", run, "--input", "-", stdin="A new text.")
         hint_other(f"predict {quote(run)} --input NEW.csv  ({new}, or lines of text)")
     else:

@@ -111,7 +111,7 @@ def pretrain(
     options: dict[str, Any] = {
         "data": data,
         "objective": objective,
-        "start": start,
+        "init_from": start,
         "changes": parse_assignments(settings or []),
         "settings": config,
         "device": device,

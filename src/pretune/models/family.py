@@ -7,7 +7,7 @@ from typing import Any
 from pretune.models.generator_discriminator import Pair
 from pretune.models.hf.config import Layout
 from pretune.models.spec import Model
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Family:
     layout: Layout | None = None  # None: saved in the native format only
     shape: str = field(default="")  # encoder, decoder or encoder-decoder
     build_pretraining_spec: Callable[[Model], Pair] | None = None  # adds the generator of a discriminator
-    pooling: Reading | None = None  # for sequence classification; None: the default of its shape
-    choice_pooling: Reading | None = None  # for multiple choice; None: the same as `pooling`
+    pooling: PoolingConfig | None = None  # for sequence classification; None: the default of its shape
+    choice_pooling: PoolingConfig | None = None  # for multiple choice; None: the same as `pooling`
     adds_task_tokens: bool = False  # fine-tuning adds start, delimiter and extract tokens
 
     def get_training(self, size: str | None = None) -> PaperDefaults | None:

@@ -15,8 +15,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from pretune.core.types import Batch
 
-Backend = Literal["rows", "tiles", "varlen", "flex", "plain", "naive"]
-BACKENDS: tuple[Backend, ...] = ("rows", "tiles", "varlen", "flex", "plain", "naive")
+Backend = Literal["rows", "tiles", "varlen", "flex", "sdpa", "eager"]
+BACKENDS: tuple[Backend, ...] = ("rows", "tiles", "varlen", "flex", "sdpa", "eager")
 MAX_TILE_HEAD_WIDTH = 128
 """Heads that fit the tiles."""
 MAX_BIAS_LENGTH = 2048
@@ -125,15 +125,15 @@ def choose_backend(**requirements: Unpack[BackendRequirements]) -> Backend:
         and requirements["dropout"] == 0
     )
     if requirements["weights"]:
-        return "naive"
+        return "eager"
     if find_unsupported("tiles", **requirements) is None and (
-        requirements["bias"] or (find_unsupported("plain", **requirements) is not None and not fast)
+        requirements["bias"] or (find_unsupported("sdpa", **requirements) is not None and not fast)
     ):
         return "tiles"
     if requirements["bias"] or requirements["prefix"] or requirements["view"]:
         return "flex" if fast else "rows"
-    if find_unsupported("plain", **requirements) is None:
-        return "plain"
+    if find_unsupported("sdpa", **requirements) is None:
+        return "sdpa"
     if requirements["ahead"]:
         return "flex" if fast else "rows"
     return "varlen" if fast and requirements["half"] else "rows"
@@ -146,13 +146,13 @@ def find_unsupported(backend: Backend, **requirements: Unpack[BackendRequirement
     )
     half = requirements["device"] == "cuda" and requirements["half"]
     missing = {
-        "attention weights": requirements["weights"] and backend != "naive",
+        "attention weights": requirements["weights"] and backend != "eager",
         "attention dropout": requirements["dropout"] > 0 and backend in ("varlen", "flex"),
         "learned keys": requirements["ahead"] > 0 and backend in ("varlen", "tiles"),
-        "a position bias": requirements["bias"] and backend in ("plain", "varlen"),
-        "a prefix": requirements["prefix"] and backend in ("plain", "varlen", "tiles"),
-        "a view of each sequence's own": requirements["view"] and backend in ("plain", "varlen", "tiles"),
-        "several sequences in a row, or a window": backend == "plain" and (near or not requirements["whole"]),
+        "a position bias": requirements["bias"] and backend in ("sdpa", "varlen"),
+        "a prefix": requirements["prefix"] and backend in ("sdpa", "varlen", "tiles"),
+        "a view of each sequence's own": requirements["view"] and backend in ("sdpa", "varlen", "tiles"),
+        "several sequences in a row, or a window": backend == "sdpa" and (near or not requirements["whole"]),
         "a device other than CUDA in half precision": backend in ("varlen", "tiles") and not half,
         f"heads wider than {MAX_TILE_HEAD_WIDTH}": requirements["head"] > MAX_TILE_HEAD_WIDTH and backend == "tiles",
         f"a bias over rows longer than {MAX_BIAS_LENGTH}": requirements["bias"]
@@ -174,7 +174,7 @@ def build_context(
         prefix_length=mask_spec.prefix_length,
         lengths=(queries.length, keys.length),
     )
-    if backend == "plain":
+    if backend == "sdpa":
         masked = mask_spec.prefix_length and mask_spec.causal
         return (
             replace(made, mask=_build_mask(queries, keys, mask_spec, _compute_distance(queries, keys)))
@@ -203,7 +203,7 @@ def build_context(
         and not _has_mask_kinds(queries, keys)
     )
     mask = None if alike else _build_mask(queries, keys, mask_spec, distance)
-    if backend == "naive" or bias is None:
+    if backend == "eager" or bias is None:
         return replace(made, mask=mask, bias=bias)
     bias = bias.to(dtype)
     return replace(made, mask=bias if mask is None else bias.masked_fill(~mask, float("-inf")))

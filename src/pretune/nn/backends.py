@@ -138,8 +138,8 @@ _COMPILED: dict[str, Any] = {}  # flex is slow unless compiled; made on first us
 
 _TABLE: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionContext, float, float], AttentionResult]] = {
     "rows": _attend_rows,
-    "plain": _attend_sdpa,
-    "naive": _attend_eager,
+    "sdpa": _attend_sdpa,
+    "eager": _attend_eager,
     "varlen": _attend_varlen,
     "tiles": _attend_tiles,
     "flex": _attend_flex,

@@ -19,14 +19,14 @@ PoolingMode = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted"]
 state n times."""
 
 
-@spec
-class Reading:
+@spec(kind="pooling")
+class PoolingConfig:
     """The state of one token, or the mean or maximum of all, through a dense layer or straight to the classes.
 
     `layer`: `own` is a new dense layer, with dropout before it; `pooler` the one that the model was pre-trained with.
     """
 
-    at: PoolingMode = "first"
+    mode: PoolingMode = "first"
     layer: Literal["own", "pooler"] | None = None
     activation: ActivationName = "tanh"  # after the layer
     bias: bool = True  # of the classes
@@ -39,7 +39,7 @@ class Reading:
     @property
     def modes(self) -> tuple[PoolingMode, ...]:
         """All poolings."""
-        return (self.at, *self.concat)
+        return (self.mode, *self.concat)
 
 
 def pool_states(states: Tensor, batch: Batch, mode: PoolingMode) -> Tensor:

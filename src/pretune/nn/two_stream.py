@@ -225,7 +225,7 @@ class TwoStreamStack(nn.Module):
         return SegmentMemory(self.spec.depth, length)
 
     def _build_context(self, batch: Batch, flags: OutputFlags, memory: int) -> RelativeContext:
-        if flags.backend not in (None, "rows", "naive"):
+        if flags.backend not in (None, "rows", "eager"):
             raise UsageError(f"attention_backend '{flags.backend}' cannot do two streams; leave it open, or use 'rows'")
         table = encode_distances(batch.length, self.width, batch.tokens.device, memory).to(self.query.dtype)
         apart = None
@@ -233,7 +233,7 @@ class TwoStreamStack(nn.Module):
             segments = batch.segments.view(batch.rows, 1, -1)
             seen = F.pad(segments, (memory, 0))  # the memory is of segment 0, as in the reference
             apart = segments[..., :, None] != seen[..., None, :]
-        told = flags.attention or flags.backend == "naive"
+        told = flags.attention or flags.backend == "eager"
         return RelativeContext(
             rows=batch.rows, distances=self.embed.dropout(table), is_other_segment=apart, return_weights=told
         )
@@ -241,7 +241,7 @@ class TwoStreamStack(nn.Module):
 
 def build_stream_masks(batch: Batch, memory: int = 0) -> tuple[StreamMask, StreamMask | None]:
     """Whom content and queries may see; the `memory` before a row is seen by all of it."""
-    mask = build_context(batch, batch, MaskSpec(causal=False), "naive", torch.float32).mask
+    mask = build_context(batch, batch, MaskSpec(causal=False), "eager", torch.float32).mask
     if batch.order is None:
         return StreamMask(mask=_pad_memory(mask, memory)), None
     order = batch.order.view(batch.rows, 1, -1)

@@ -53,7 +53,7 @@ def build_pretraining_rows(tree: Facts, summary: Facts) -> Rows:
 
 def format_lengths(data: Facts) -> str:
     """Format the sequence length, after the shorter length of the first phase."""
-    short, longest = data.get("short"), data["max_length"]
+    short, longest = data.get("length_schedule"), data["max_length"]
     if longest is None:
         return "not stated"
     return f"{longest:,}" if short is None or short[1] >= longest else f"{short[1]:,} then {longest:,}"

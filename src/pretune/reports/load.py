@@ -19,7 +19,15 @@ from pretune.core.io.strict_json import MAX_BYTES
 from pretune.data.prepare.prepared_data import CardFile
 from pretune.training.metrics_log import METRICS_FILE as METRICS
 from pretune.training.metrics_log import read_metrics
-from pretune.training.records import CostFile, PredictionLine, ResultsFile, RunFile, ScoresFile, TrialRecord
+from pretune.training.records import (
+    CostFile,
+    PredictionLine,
+    ResultsFile,
+    RunFile,
+    ScoresFile,
+    TrialRecord,
+    read_run_record,
+)
 
 Facts = Mapping[str, Any]
 RUN, COST, SCORES, TRIAL = "run.json", "cost.json", "scores.json", "trial.json"
@@ -125,7 +133,7 @@ def load_directory(path: str | os.PathLike[str]) -> list[RunRecord | ComparisonR
 
 def read_run(directory: Path) -> RunRecord:
     """Load a run; damaged files raise, missing ones are allowed."""
-    tree = read_record(RunFile, directory / RUN, CheckpointError)
+    tree = read_run_record(RunFile, directory / RUN, CheckpointError)
     is_finetuned = "base" in tree
     _check_settings(
         tree,

@@ -39,7 +39,7 @@ def list_properties(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _list_pretraining(run: RunRecord) -> Iterator[tuple[str, str]]:
     tree = run.config
-    yield "stage", "pre-training" + (f" from {tree['train']['start']}" if tree["train"].get("start") else "")
+    yield "stage", "pre-training" + (f" from {tree['train']['init_from']}" if tree["train"].get("init_from") else "")
     yield "family", str(tree["model"].get("family", ""))
     yield "size", format_size(tree["model"])
     yield "objective", format_objective(tree["objective"])
@@ -71,7 +71,7 @@ def _list_embedding(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def _list_machine(tree: Facts) -> Iterator[tuple[str, str]]:
-    machine = tree.get("found")
+    machine = tree.get("environment")
     if machine:
         threads = format_count(machine["threads"], "threads")
         yield "machine", f"{machine['device']}, {machine['precision']}, torch {machine['torch']}, {threads}"

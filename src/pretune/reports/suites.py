@@ -39,7 +39,7 @@ def _describe_setting(run: RunRecord) -> Setting:
     tree: Mapping[str, Any] = run.config
     base = str(tree["base"]["path"])
     weights = ", random weights" if tree["base"].get("weights") == "random" else ""
-    limit = (tree.get("task") or {}).get("labels")
+    limit = (tree.get("task") or {}).get("train_examples")
     return (
         f"{Path(base).name or base}{weights}",
         str(tree["method"]["kind"]),

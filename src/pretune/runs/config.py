@@ -1,6 +1,6 @@
-"""The settings of a run as one tree: `model`, `objective`, `data` and `train`.
+"""Config of a pre-training run: one tree with the sections `model`, `objective`, `data` and `train`.
 
-`--set train.lr=3e-4` changes one, `run.json` holds them all, and a run is repeated from that file.
+`--set train.lr=3e-4` changes one value; `run.json` stores the whole tree, and `--config run.json` repeats the run.
 """
 
 import hashlib
@@ -15,12 +15,13 @@ from pretune.core.config.read import format_value
 from pretune.core.config.specs import parse_annotation, to_plain
 from pretune.core.config.text import parse_value
 from pretune.core.errors import UsageError, suggest
+from pretune.core.migration import refuse_old_settings
 from pretune.models.spec import Model
 from pretune.nn.attention_mask import Backend
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import Objective
 from pretune.runs.training_data import DataConfig
-from pretune.training.cost import Tariff
+from pretune.training.cost import CostRates
 from pretune.training.distributed import Parallel
 from pretune.training.optim import AdamW, Optim
 from pretune.training.schedules import LinearSchedule, Schedule
@@ -31,67 +32,67 @@ SECTIONS = ("model", "objective", "data", "train")
 
 @spec(tagged=False)
 class TrainConfig:
-    """How a run learns. Of `steps`, `tokens`, `epochs` and `budget` (seconds) one says how long it is."""
+    """Training settings. One of `steps`, `tokens`, `epochs` and `budget` (seconds) is the length of the run."""
 
     steps: int | None = None
     tokens: int | None = None
     epochs: float | None = None
     budget: float | None = None
-    start: str | None = None  # a directory whose weights it goes on from (`--from`)
+    init_from: str | None = None  # directory of the initial weights (`--from`)
     lr: float
-    optimizer: Optim = AdamW()  # its `lr` is the one above
+    optimizer: Optim = AdamW()  # its `lr` equals `lr` above
     schedule: Schedule = LinearSchedule()
-    batch_tokens: int = 65_536  # per step, over all ranks and micro-batches
-    micro_tokens: int | None = None  # per rank at a time; found where it is not given
+    batch_tokens: int = 65_536  # per optimizer step, over all ranks and micro-batches
+    micro_tokens: int | None = None  # per rank and micro-batch; None: what fits into memory
     clip: float | None = 1.0
     seed: int = 0
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    residual: Literal["auto", "fp32", "bf16"] = "auto"  # the stream between layers; auto: as the precision
+    residual_precision: Literal["auto", "fp32", "bf16"] = "auto"  # of the residual stream; auto: as `precision`
     compile: bool | None = None  # None: on CUDA
-    graphs: bool | None = None  # a step's kernels started as one; None: on CUDA, where it takes half its memory at most
+    cuda_graphs: bool | None = None  # None: on CUDA, where a graph takes at most half of the memory
     attention_backend: Backend | None = None
-    recompute: bool = False  # activations, to save memory
-    deterministic: bool = False  # on CUDA; a CPU is anyway
+    activation_checkpointing: bool = False
+    deterministic: bool = False  # on CUDA; runs on a CPU always are
     parallel: Parallel = "ddp"
-    workers: int | None = None  # processes that make batches; None: 0 on a CPU, else by its cores
-    eval_every: int = 0  # 0: ten times in a run
-    eval_tokens: int | None = None  # held-out tokens that are read each time; None: 500,000, on a CPU 50,000, or fewer
-    checkpoint_every: int = 0  # 0: every five minutes
-    keep: int = 2
+    workers: int | None = None  # data loader processes; None: 0 on a CPU, else by its cores
+    eval_every: int = 0  # steps; 0: ten times in a run
+    eval_tokens: int | None = None  # validation tokens per evaluation; None: at most 500,000, on a CPU 50,000
+    checkpoint_every: int = 0  # steps; 0: every five minutes
+    max_checkpoints: int = 2
     log_every: int = 10
-    samples_every: int | None = None  # steps between looks at what the model says; 0: none; None: a few in a run
-    prompts: tuple[str, ...] = ()  # what it is asked then; none: held-out text
+    samples_every: int | None = None  # steps between text samples; 0: none; None: a few in a run
+    prompts: tuple[str, ...] = ()  # of text samples; empty: validation text
     trackers: tuple[str, ...] = ()  # tensorboard, wandb
-    tariff: Tariff = Tariff()
+    cost_rates: CostRates = CostRates()
 
     def __post_init__(self) -> None:
-        given = [name for name in ("steps", "tokens", "epochs", "budget") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise UsageError(f"a run has one length, found {' and '.join(given)}; keep one")
+        lengths = [name for name in ("steps", "tokens", "epochs", "budget") if getattr(self, name) is not None]
+        if len(lengths) > 1:
+            raise UsageError(f"a run has one length, got {' and '.join(lengths)}; keep one")
         for name in ("steps", "tokens", "epochs", "budget", "lr", "batch_tokens", "micro_tokens"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise UsageError(f"train.{name} {value} must be greater than 0")
+                raise UsageError(f"train.{name} must be > 0, got {value}")
         for name in ("workers", "eval_every", "checkpoint_every", "log_every", "samples_every", "eval_tokens"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise UsageError(f"train.{name} {value} must be 0 or more")
-        if self.keep < 2:
-            raise UsageError(f"train.keep {self.keep} must be at least 2")
+                raise UsageError(f"train.{name} must be >= 0, got {value}")
+        if self.max_checkpoints < 2:
+            raise UsageError(f"train.max_checkpoints must be >= 2, got {self.max_checkpoints}")
         if not 0 <= self.seed < 2**63:
-            raise UsageError(f"train.seed {self.seed} must be from 0 to 2**63 - 1")
+            raise UsageError(f"train.seed must be from 0 to 2**63 - 1, got {self.seed}")
 
 
 MUTABLE_ON_RESUME = frozenset(
-    {"workers", "eval_every", "eval_tokens", "checkpoint_every", "keep", "log_every", "parallel", "micro_tokens"}
-    | {"samples_every", "prompts", "trackers", "tariff", "graphs"}
+    {"workers", "eval_every", "eval_tokens", "checkpoint_every", "max_checkpoints", "log_every", "parallel"}
+    | {"micro_tokens", "samples_every", "prompts", "trackers", "cost_rates", "cuda_graphs"}
 )
-"""What may change when a run is resumed: none of it changes what is learnt (but for rounding). Data may have moved."""
+"""Fields of `train` that may change on resume: the weights do not depend on them, except for rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainConfig:
-    """The tree, typed."""
+    """The config of a pre-training run."""
 
     model: Model
     objective: Objective
@@ -99,15 +100,15 @@ class PretrainConfig:
     train: TrainConfig
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the plain form, as run.json stores it."""
         return {name: config.to_dict(getattr(self, name)) for name in SECTIONS}
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], source: str = "run.json") -> "PretrainConfig":
-        """From JSON."""
+        """Return the config of a plain form in the current format; `source` names it in errors."""
         for name in SECTIONS:
             if not isinstance(tree.get(name), Mapping):
-                raise UsageError(f"{source}: the section '{name}' is missing; it has: {', '.join(SECTIONS)}")
+                raise UsageError(f"{source}: the section '{name}' is missing (expected: {', '.join(SECTIONS)})")
         return cls(
             model=config.from_dict(Model, tree["model"], location="model"),
             objective=read_objective(tree["objective"]),
@@ -116,11 +117,11 @@ class PretrainConfig:
         )
 
     def replace(self, changes: Mapping[str, Any]) -> "PretrainConfig":
-        """With values at some paths replaced: `train.lr`, `objective.rate`, `model.depth`."""
+        """Return the config with the values at some paths replaced: `train.lr`, `objective.rate`, `model.depth`."""
         return replace(self, **apply_changes({name: getattr(self, name) for name in SECTIONS}, changes))
 
     def diff_all(self, other: "PretrainConfig") -> dict[str, tuple[Any, Any]]:
-        """The paths at which two runs differ."""
+        """Return the paths at which two configs differ, with both values."""
         return {
             f"{name}.{path}": pair
             for name in SECTIONS
@@ -128,13 +129,13 @@ class PretrainConfig:
         }
 
     def diff(self, other: "PretrainConfig") -> dict[str, tuple[Any, Any]]:
-        """The paths at which two runs differ in what is learnt."""
-        harmless = {"data.path", *(f"train.{name}" for name in MUTABLE_ON_RESUME)}
-        found = self.diff_all(other)
-        return {path: pair for path, pair in found.items() if ".".join(path.split(".")[:2]) not in harmless}
+        """Return the differences that change the weights: those that a resumed run may not have."""
+        mutable = {"data.path", *(f"train.{name}" for name in MUTABLE_ON_RESUME)}
+        differences = self.diff_all(other)
+        return {path: pair for path, pair in differences.items() if ".".join(path.split(".")[:2]) not in mutable}
 
     def sha256(self) -> str:
-        """A hash of all that changes what is learnt."""
+        """Return a hash of all settings that the weights depend on."""
         tree = self.to_dict()
         tree["train"] = {name: value for name, value in tree["train"].items() if name not in MUTABLE_ON_RESUME}
         tree["data"] = {name: value for name, value in tree["data"].items() if name != "path"}
@@ -142,23 +143,24 @@ class PretrainConfig:
 
 
 def apply_changes(sections: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some sections that changes touch, changed. One of them is `train`, whose rate has two names."""
+    """Return the sections that `changes` touch, changed; `train.lr` and `train.optimizer.lr` stay equal."""
+    refuse_old_settings(changes)
     inner: dict[str, dict[str, Any]] = {}
     for path, value in changes.items():
         section, _, rest = path.partition(".")
         if section not in sections or not rest:
             known = [f"{name}.{path}" for name, part in sections.items() for path in config.list_paths(part)]
-            ends = [one for one in known if one.endswith(f".{path}")]
-            hint = f"; did you mean '{min(ends, key=len)}'?" if ends else suggest(path, known)
-            raise UsageError(f"unknown setting '{path}'{hint}; it starts with {' or '.join(sections)}")
+            endings = [name for name in known if name.endswith(f".{path}")]
+            hint = f"; did you mean '{min(endings, key=len)}'?" if endings else suggest(path, known)
+            raise UsageError(f"unknown setting '{path}'{hint} (sections: {', '.join(sections)})")
         inner.setdefault(section, {})[rest] = value
     if "train" in inner:
         inner["train"] |= _resolve_rate(inner["train"], sections["train"])
-    return {name: replace_in_section(name, sections[name], some) for name, some in inner.items()}
+    return {name: replace_in_section(name, sections[name], values) for name, values in inner.items()}
 
 
 def replace_in_section(section: str, part: T, changes: Mapping[str, Any]) -> T:
-    """A section with values at some of its paths replaced; errors name whole paths."""
+    """Return a section with the values at some of its paths replaced; errors name whole paths."""
     try:
         return config.replace(part, changes)
     except UsageError as error:
@@ -166,36 +168,38 @@ def replace_in_section(section: str, part: T, changes: Mapping[str, Any]) -> T:
 
 
 def _resolve_rate(changes: Mapping[str, Any], train: Any) -> dict[str, Any]:
-    """The rate under both of its names: as given, else the default of another optimizer, else the one of `train`."""
+    """Return the learning rate under both names: as set, else the default of a new optimizer, else that of `train`."""
     rates = find_rates(changes)
     if len({str(rate) for rate in rates}) > 1:
-        raise UsageError(f"train.lr and train.optimizer.lr are one, found {' and '.join(map(str, rates))}; keep one")
+        raise UsageError(
+            f"train.lr and train.optimizer.lr are the same setting, got {' and '.join(map(str, rates))}; keep one"
+        )
     name = read_optimizer(changes).get("kind")
-    other = (
+    new_class = (
         parse_annotation(Optim).specs.get(name)
         if isinstance(name, str) and name != config.get_kind(train.optimizer)
         else None
     )
-    rate = rates[0] if rates else train.lr if other is None else other().lr
+    rate = rates[0] if rates else train.lr if new_class is None else new_class().lr
     return {"lr": rate, "optimizer.lr": rate}
 
 
 def find_rates(changes: Mapping[str, Any]) -> list[Any]:
-    """Every learning rate that changes of the section `train` give, by either name or inside an optimizer."""
+    """Return every learning rate in changes of the section `train`: under either name, or inside an optimizer."""
     rates = [changes[name] for name in ("lr", "optimizer.lr") if name in changes]
     optimizer = read_optimizer(changes)
     return [*rates, optimizer["lr"]] if "lr" in optimizer else rates
 
 
 def read_optimizer(changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The optimizer that changes of the section `train` give, as plain data; empty where they give none."""
+    """Return the optimizer in changes of the section `train`, as plain data; empty where there is none."""
     value = changes.get("optimizer")
     value = parse_value(Optim, value, "train.optimizer") if isinstance(value, str) else to_plain(value)
     return value if isinstance(value, Mapping) else {}
 
 
 def refuse_conflicts(options: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse a path that an option and `changes` give different values; options that are None were not given."""
+    """Refuse a path that has different values in `options` and `changes`; options that are None were not set."""
     for path, value in options.items():
         if value is not None and path in changes and str(changes[path]) != str(value):
             raise UsageError(
@@ -204,14 +208,14 @@ def refuse_conflicts(options: Mapping[str, Any], changes: Mapping[str, Any]) -> 
 
 
 def refuse_unused(settings: PretrainConfig, changes: Mapping[str, Any]) -> PretrainConfig:
-    """Return the settings, unless they lack one of the changes: then name it in a UsageError.
+    """Return the config, or raise a UsageError that names the first change it does not have.
 
-    What the rest of a run decides (special tokens, heads that the objective does not train) cannot be set.
+    Values that follow from the rest of a run (special tokens, heads that the objective does not train) cannot be set.
     """
-    for path, (wanted, now) in settings.replace(changes).diff_all(settings).items():
+    for path, (value, actual) in settings.replace(changes).diff_all(settings).items():
         raise UsageError(
-            f"'{path}' cannot be {_format_value(wanted)}: the model, the objective and the data make it {_format_value(now)}; leave "
-            "it out"
+            f"'{path}' cannot be {_format_value(value)}: the model, the objective and the data set it to "
+            f"{_format_value(actual)}; leave it out"
         )
     return settings
 
@@ -221,9 +225,9 @@ def _format_value(value: Any) -> str:
 
 
 def read_objective(tree: Mapping[str, Any] | str) -> Objective:
-    """An objective from its name, or from JSON with its name as `kind`."""
-    given = {"kind": tree} if isinstance(tree, str) else dict(tree)
-    name = given.get("kind")
+    """Return an objective from its name, or from its plain form with the name as `kind`."""
+    plain = {"kind": tree} if isinstance(tree, str) else dict(tree)
+    name = plain.get("kind")
     if not isinstance(name, str):
         raise UsageError(f"objective: 'kind' must be one of {', '.join(OBJECTIVES.list_names())}")
-    return config.from_dict(OBJECTIVES.get(name), given, location="objective")
+    return config.from_dict(OBJECTIVES.get(name), plain, location="objective")

@@ -10,6 +10,7 @@ from pretune.core import config, io
 from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.hub import resolve_path
+from pretune.core.migration import migrate_run
 from pretune.data.prepare import PreparedData
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
@@ -37,21 +38,21 @@ def build_default_config(
     *,
     data: str | Path,
     objective: str | None = None,
-    start: str | Path | None = None,
+    init_from: str | Path | None = None,
     device: str = "cpu",
     length: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> PretrainConfig:
     """Build the settings for pre-training a model on data. `length` holds one of steps, tokens, epochs and budget.
 
-    `start` is a directory of weights to initialize from, which also gives the model. Changes are paths in the settings
+    `init_from` is a directory of initial weights, which also gives the model. Changes are paths in the settings
     (`train.lr`, `data.max_length`, `objective.rate`, `model.depth`) or settings of the family (`model.width`).
     """
     overrides, all_overrides = dict(changes or {}), dict(changes or {})
     prepared_data = PreparedData.open(data)
     tokenizer = Tokenizer.load(prepared_data.tokenizer)
     model = _build_model_spec(
-        name, tokenizer, start, {path: overrides.pop(path) for path in [*overrides] if path.startswith("model.")}
+        name, tokenizer, init_from, {path: overrides.pop(path) for path in [*overrides] if path.startswith("model.")}
     )
     paper = _find_paper_training(name, model)
     if paper is None:
@@ -74,7 +75,7 @@ def build_default_config(
     )
     if lengths and not length:
         lengths = {"train.epochs": None, **lengths}
-    begin = {"train.start": None if start is None else str(start)}
+    begin = {"train.init_from": None if init_from is None else str(init_from)}
     settings = fit_schedule(settings.replace({**begin, **lengths, **overrides}), prepared_data.tokens, overrides)
     knobs = {
         path for path in all_overrides if path.startswith("model.") and path.split(".")[1] not in get_fields(Model)
@@ -187,7 +188,7 @@ def _build_data_config(data: PreparedData, paper: PaperDefaults, model: Model) -
         "path": str(data),
         "samples": paper.samples,
         "max_length": lengths[-1],
-        "short": short,
+        "length_schedule": short,
         "mixing": dict(paper.mixing) if several and paper.mixing else None,
     }
     return config.from_dict(DataConfig, tree, location="data")
@@ -226,4 +227,5 @@ def _build_train_config(paper: PaperDefaults, model: Model, device: str, length:
 def read_run_config(run: str | Path) -> PretrainConfig:
     """Read the settings of an existing run."""
     file = Path(run) / RUN_FILE if Path(run).is_dir() else Path(run)
-    return PretrainConfig.from_dict(io.read_json(file, CheckpointError), source=str(file))
+    tree = migrate_run(io.read_json(file, CheckpointError), CheckpointError, str(file))
+    return PretrainConfig.from_dict(tree, source=str(file))

@@ -19,7 +19,6 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from torch import nn
 
 from pretune.adaptation.io import load
-from pretune.core import config
 from pretune.core.errors import CheckpointError, DataError, UsageError, suggest
 from pretune.core.hub import is_hub, resolve_path
 from pretune.evaluation.cloze import evaluate_cloze, read_blanks
@@ -39,7 +38,7 @@ from pretune.runs.finetune.saved_task import TASK_FILE, SavedTask
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.text.corpora import open_corpus
-from pretune.training.records import RunFile
+from pretune.training.records import RunFile, read_run_record
 
 FILE_TASKS = ("minimal_pairs", "bias_pairs", "cloze", "scored_pairs", "triplets")
 """Tasks whose data is the user's file, passed as `data`."""
@@ -210,7 +209,7 @@ class _Evaluation:
             or not (Path(self.model_or_path) / RUN_FILE).is_file()
         ):
             return None
-        tree = config.read_record(RunFile, Path(self.model_or_path) / RUN_FILE, CheckpointError)
+        tree = read_run_record(RunFile, Path(self.model_or_path) / RUN_FILE, CheckpointError)
         return (tree.get("data") or {}).get("max_length") if "objective" in tree else None
 
     @property

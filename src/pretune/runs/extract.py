@@ -37,7 +37,7 @@ def load_extractive_run(path: str | os.PathLike[str], *, device: str | None = No
         if not names:
             return None
         run = run.select_task(names[0])
-    return run if run.saved_task.kind_of == "span" and not run.load_predictor().encoder.is_generative else None
+    return run if run.saved_task.task_kind == "span" and not run.load_predictor().encoder.is_generative else None
 
 
 def extract_answers(

@@ -23,8 +23,8 @@ def build_initial_model(spec: trained_model.AnySpec, settings: PretrainConfig, r
     """Build the model of the settings; a resumed run restores its weights later."""
     train = settings.train
     model: Any = trained_model.build_any(spec, seed=train.seed, device=ranks.device)
-    if train.start is not None and not resume:
-        load_initial_weights(model, resolve_path(train.start))
+    if train.init_from is not None and not resume:
+        load_initial_weights(model, resolve_path(train.init_from))
     return configure_model(model, train, ranks)
 
 
@@ -34,10 +34,10 @@ def configure_model(model: Any, train: TrainConfig, ranks: Ranks) -> Any:
     if ranks.device.type == "cuda" and train.deterministic:
         enable_determinism()
         model.attention_backend = model.attention_backend or "rows"
-    narrow = resolve_precision(train, ranks) if train.residual != "fp32" else None
+    narrow = resolve_precision(train, ranks) if train.residual_precision != "fp32" else None
     for part in model.modules():
         if hasattr(part, "activation_checkpointing"):
-            part.activation_checkpointing = train.recompute
+            part.activation_checkpointing = train.activation_checkpointing
         if hasattr(part, "residual_dtype"):
             part.residual_dtype = narrow
     return model

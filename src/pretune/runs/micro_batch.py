@@ -59,12 +59,12 @@ def build_cuda_graph(
 ) -> CudaGraphRunner | None:
     """Return a CUDA graph runner where graphs are supported and fit into memory."""
     able = ranks.device.type == "cuda" and ranks.world == 1 and train.parallel == "ddp" and micro == 1
-    if not able or train.recompute or train.deterministic or train.graphs is False:
+    if not able or train.activation_checkpointing or train.deterministic or train.cuda_graphs is False:
         return None
     row = shape.length + (shape.source or 0)
     memory = estimate_memory(model, tokens=shape.rows * row, length=row, training=True, precision="bf16").total
     fits = memory < GRAPH_MEMORY_SHARE * torch.cuda.get_device_properties(ranks.device).total_memory
-    return CudaGraphRunner(loss_module) if fits or train.graphs else None
+    return CudaGraphRunner(loss_module) if fits or train.cuda_graphs else None
 
 
 def count_workers(train: TrainConfig, ranks: Ranks) -> int:

@@ -41,7 +41,7 @@ def build_card(
 
 
 def _format_header(name: str, settings: PretrainConfig, data: Mapping[str, Any]) -> Iterator[str]:
-    family, objective, start = settings.model.family, get_kind(settings.objective), settings.train.start
+    family, objective, start = settings.model.family, get_kind(settings.objective), settings.train.init_from
     yield from ("---", "library_name: pretune", f"tags: [{family}, {objective}]")
     languages = [language for language in data.get("languages", {}) if language.isalpha() and len(language) in (2, 3)]
     if languages:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import log
+from pretune.core.migration import refuse_old_arguments
 from pretune.runs.build_config import build_pretrain_config, resolve_device
 from pretune.runs.clock_history import load_clock_history
 from pretune.runs.output_dir import build_resume_command, check_output_dir
@@ -30,7 +31,7 @@ def pretrain(
     *,
     out: str | os.PathLike[str],
     resume: bool = False,
-    start: str | os.PathLike[str] | None = None,
+    init_from: str | os.PathLike[str] | None = None,
     changes: Mapping[str, Any] | None = None,
     device: str | None = None,
     started_at: float | None = None,
@@ -38,14 +39,15 @@ def pretrain(
 ) -> PretrainedRun:
     """Pre-train a model and save it to `out`, a directory that `pt.load` and transformers can load.
 
-    `start` initializes from the weights of a directory. `resume` continues an unfinished run in `out`. `changes` are
+    `init_from` is a directory of initial weights. `resume` continues an unfinished run in `out`. `changes` are
     paths and values, as for `--set`. Other arguments are those of `build_pretrain_config`: data, objective, the length
     of the run (steps, tokens, epochs or budget), or settings: a tree, or a file with one. A budget counts from
     `started_at`, a time of `time.monotonic`, by default now.
     """
     started_at = time.monotonic() if started_at is None else started_at
     run_dir = Path(out)
-    overrides |= {"start": start, "changes": changes, "device": device}
+    refuse_old_arguments(overrides)
+    overrides |= {"init_from": init_from, "changes": changes, "device": device}
     stop = GracefulShutdown(f"resume with `{build_resume_command('pretrain', run_dir)}`", has_checkpoint=resume)
     with stop.handle_signals():
         settings = (

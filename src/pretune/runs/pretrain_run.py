@@ -13,6 +13,7 @@ import torch
 from pretune.core import io, log
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.format import format_count, join_names
+from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION
 from pretune.models import trained_model
 from pretune.runs.config import PretrainConfig, TrainConfig
 from pretune.runs.data_phases import DataPhases, compute_eval_interval
@@ -101,7 +102,9 @@ class PretrainRun:
                 if not resume:
                     check_no_run(self.run_dir)
                 store = CheckpointManager(
-                    self.run_dir / CHECKPOINTS_DIR, max_checkpoints=self.settings.train.keep, on_warning=log.warn
+                    self.run_dir / CHECKPOINTS_DIR,
+                    max_checkpoints=self.settings.train.max_checkpoints,
+                    on_warning=log.warn,
                 )
                 store.remove_unfinished(lock)
             return self._train(stack, store, resume)
@@ -167,7 +170,7 @@ class PretrainRun:
                 budget=None if state.planned else train.budget,
                 every=train.log_every,
                 trackers=train.trackers,
-                tariff=train.tariff,
+                cost_rates=train.cost_rates,
                 settings=self.settings.to_dict(),
             )
         )
@@ -208,7 +211,10 @@ class PretrainRun:
         state = loop.state
         state.micro = self._count_micro_batches(len(state.phases) - 1, state)
         if not resume and self.ranks.is_first:
-            io.write_json(self.run_dir / RUN_FILE, {**self.settings.to_dict(), "found": self._describe_environment()})
+            io.write_json(
+                self.run_dir / RUN_FILE,
+                {FORMAT_KEY: FORMAT_VERSION, **self.settings.to_dict(), "environment": self._describe_environment()},
+            )
             log.info(explain_rate(self.settings))
             if shares := self.data_phases.compute_shares():
                 log.info(f"sampling shares: {join_names([f'{name} {value:.1%}' for name, value in shares.items()])}")

@@ -248,11 +248,11 @@ class QuickstartRun:
             model.tokens.weight[torch.from_numpy(ids).long()] = rows / rows.std() * 0.1
         model.assets.files = tokenizer.build_files()
         checkpoint.save(model, start := self.run_dir / "start")
-        changes: Facts = {"data.max_length": self.plan.length, "data.short": None, "train.batch_tokens": 2048}
+        changes: Facts = {"data.max_length": self.plan.length, "data.length_schedule": None, "train.batch_tokens": 2048}
         changes |= {"train.lr": 1e-3, "train.compile": False}
         budget, epochs = (limit, None) if self.device == "cpu" else (None, 10.0)  # NOTE: after more it overfits
         pretrain(
-            start=start, data=self.run_dir / "data", objective="masked", budget=budget, epochs=epochs, changes=changes,
+            init_from=start, data=self.run_dir / "data", objective="masked", budget=budget, epochs=epochs, changes=changes,
             out=self.run_dir / "pretrain", device=self.device,
         )  # fmt: skip
 
@@ -296,8 +296,8 @@ class QuickstartRun:
         out, texts = self.run_dir / "tuned" / f"{key}-{labels}-{seed}", self.run_dir / "texts"
         train = self.write_table(f"train-{labels}-{seed}", self.draw(labels, seed))
         changes = {
-            "tune.reading": {"kind": "reading", "at": "mean"}, "tune.head": "probe", "train.batch": self.plan.batch,
-            "data.max_length": self.plan.length, "train.seed": seed, "train.keep": 0,
+            "tune.pooling": {"mode": "mean"}, "tune.head": "probe", "train.batch": self.plan.batch,
+            "data.max_length": self.plan.length, "train.seed": seed, "train.max_checkpoints": 0,
             "train.eval_every": steps,  # once, at the end: dev selects nothing
         }  # fmt: skip
         finetune(

@@ -1,10 +1,11 @@
-"""A run that goes on: what it was begun with, and that nothing has changed since."""
+"""Config of a resumed pre-training run: the stored one, checked against overrides and data."""
 
 from pathlib import Path
 from typing import Any
 
 from pretune.core import config, io
 from pretune.core.errors import CheckpointError
+from pretune.core.migration import migrate_run
 from pretune.data.prepare import PreparedData
 from pretune.runs.build_config import build_pretrain_config
 from pretune.runs.config import PretrainConfig
@@ -15,30 +16,27 @@ from pretune.training.records import ResumeFile
 
 
 def load_resumed_config(run_dir: Path, model: str | None, **overrides: Any) -> PretrainConfig:
-    """The settings of the run that is there; only what does not change what is learnt may be changed.
+    """Return the config of the run in a directory, with overrides that do not change the weights.
 
-    Wishes are those of `build_pretrain_config`: some, or all that the run was begun with; without a length it is as long as it was to
-    be. The first that differs is refused.
+    `overrides` are arguments of `build_pretrain_config`: some, or all that the run was started with. Without a length the
+    run keeps its own. The first setting that differs is a CheckpointError, as are other data or another tokenizer.
     """
-    if not (run_dir / RUN_FILE).is_file():
-        raise CheckpointError(
-            f"{run_dir}: there is no run to resume ({RUN_FILE} is missing); start it without --resume"
-        )
-    tree = io.read_json(run_dir / RUN_FILE, CheckpointError)
-    stored, found = (
-        PretrainConfig.from_dict(tree, source=str(run_dir / RUN_FILE)),
-        config.check_record(ResumeFile, tree, CheckpointError, str(run_dir / RUN_FILE)).get("found", {}),
-    )
+    file = run_dir / RUN_FILE
+    if not file.is_file():
+        raise CheckpointError(f"{run_dir}: no run to resume ({RUN_FILE} is missing); start it without --resume")
+    tree = migrate_run(io.read_json(file, CheckpointError), CheckpointError, str(file))
+    stored = PretrainConfig.from_dict(tree, source=str(file))
+    environment = config.check_record(ResumeFile, tree, CheckpointError, str(file)).get("environment", {})
     if model is None and overrides.get("settings") is None:
-        wished = build_pretrain_config(**{**overrides, "settings": stored})
+        resumed = build_pretrain_config(**{**overrides, "settings": stored})
     else:
         if overrides.get("settings") is None and not any(_has_length(name, overrides) for name in LENGTHS):
             overrides |= {name: value for name in LENGTHS if (value := getattr(stored.train, name)) is not None}
-        wished = build_pretrain_config(model, **overrides)
-    for path, (new, old) in wished.diff(stored).items():
-        raise CheckpointError(f"{run_dir}: {path} was {old} and cannot become {new} in a run that goes on")
-    _check_data(wished.data.path, found)
-    return wished
+        resumed = build_pretrain_config(model, **overrides)
+    for path, (new, old) in resumed.diff(stored).items():
+        raise CheckpointError(f"{run_dir}: {path} was {old} and cannot become {new} in a resumed run")
+    _check_data(resumed.data.path, environment)
+    return resumed
 
 
 def _has_length(name: str, overrides: dict[str, Any]) -> bool:
@@ -47,8 +45,10 @@ def _has_length(name: str, overrides: dict[str, Any]) -> bool:
 
 def _check_data(path: str, fingerprints: dict[str, Any]) -> None:
     data = PreparedData.open(path)
-    now = {"tokenizer": Tokenizer.load(data.tokenizer).sha256, "data": data.fingerprint}
-    told = {"tokenizer": "its tokenizer is not the one", "data": "its tokens are not those"}
-    for name, value in now.items():
+    current = {"tokenizer": Tokenizer.load(data.tokenizer).sha256, "data": data.fingerprint}
+    nouns = {"tokenizer": "the tokenizer", "data": "the data"}
+    for name, value in current.items():
         if fingerprints.get(name, value) != value:
-            raise CheckpointError(f"{path}: {told[name]} that the run began with; prepare it as it was, or start anew")
+            raise CheckpointError(
+                f"{path}: {nouns[name]} changed since the run started; prepare it again as it was, or start a new run"
+            )

@@ -47,7 +47,7 @@ class DataConfig:
     path: str
     samples: SampleKind = "documents"
     max_length: int = 512  # including special tokens
-    short: tuple[float, int] | None = None  # (share, length): first share of the run, on shorter sequences
+    length_schedule: tuple[float, int] | None = None  # (share, length): first share of the run, on shorter sequences
     mixing: Mixing | None = None
 
     def __post_init__(self) -> None:
@@ -57,9 +57,9 @@ class DataConfig:
     @property
     def schedule(self) -> LengthSchedule:
         """Phases of the run."""
-        if self.short is None or self.short[1] >= self.max_length:
+        if self.length_schedule is None or self.length_schedule[1] >= self.max_length:
             return LengthSchedule(phases=(Phase(share=1.0, length=self.max_length),))
-        share, length = self.short
+        share, length = self.length_schedule
         return LengthSchedule(
             phases=(Phase(share=share, length=length), Phase(share=1 - share, length=self.max_length))
         )

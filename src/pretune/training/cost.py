@@ -4,7 +4,7 @@
     with meter:
         meter.add(dataloader.stats)            # after every step
         meter.compute_totals()                 # for a checkpoint: a resumed run continues from there
-    write_json(run / "cost.json", compute_cost([meter.compute_totals()], device, Tariff()).to_dict())
+    write_json(run / "cost.json", compute_cost([meter.compute_totals()], device, CostRates()).to_dict())
 
 Model FLOPs of useful tokens only, as counted by `models/compute_cost.py`. Steps lost in a crash after the last
 checkpoint are not in the totals.
@@ -22,22 +22,31 @@ from pretune.training.cost_meter import CostMeter, Energy, Totals, merge_energy
 from pretune.training.energy import find_device
 from pretune.training.flops import build_flops_counter
 
-__all__ = ["Cost", "Energy", "CostMeter", "Tariff", "Totals", "compute_cost", "build_flops_counter", "find_peak_flops"]
+__all__ = [
+    "Cost",
+    "Energy",
+    "CostMeter",
+    "CostRates",
+    "Totals",
+    "compute_cost",
+    "build_flops_counter",
+    "find_peak_flops",
+]
 
 _JOULES_PER_KWH = 3.6e6  # joules
 
 
 @spec(tagged=False)
-class Tariff:
+class CostRates:
     """Emissions per kilowatt-hour, and prices of a kilowatt-hour and a device hour; None: from the table of devices.
 
     The default grid is the world average (475 g in 2018 by the IEA; 473 g in 2024 by Ember); countries lie between 20
     and 800. The rent of a device includes its electricity.
     """
 
-    grid: float = 1000 * CO2_KG_PER_KWH  # g of CO2e per kWh
-    hour: float | None = None  # dollars, for each device
-    kwh: float | None = None  # dollars
+    grid_g_per_kwh: float = 1000 * CO2_KG_PER_KWH  # of CO2e
+    dollars_per_device_hour: float | None = None
+    dollars_per_kwh: float | None = None
 
 
 @spec
@@ -77,7 +86,7 @@ def find_peak_flops(device: torch.device | str, precision: torch.dtype | None) -
 
 
 def compute_cost(
-    totals: Sequence[Totals], device: torch.device | str, tariff: Tariff, *, precision: torch.dtype | None = None
+    totals: Sequence[Totals], device: torch.device | str, cost_rates: CostRates, *, precision: torch.dtype | None = None
 ) -> Cost:
     """Compute the cost of a run from the totals of its ranks, which all use the same kind of device."""
     torch_device = torch.device(device)
@@ -85,7 +94,7 @@ def compute_cost(
     rate, table = find_peak_flops(torch_device, precision), _find_device(torch_device)
     energy = merge_energy(part for total in totals for part in total.energy)
     kwh = sum(part.joules for part in energy) / _JOULES_PER_KWH
-    hour, per_kwh = _resolve_prices(tariff, table)
+    hour, per_kwh = _resolve_prices(cost_rates, table)
     return Cost(
         device=torch.cuda.get_device_name(torch_device) if torch_device.type == "cuda" else torch_device.type,
         devices=len(totals),
@@ -97,12 +106,14 @@ def compute_cost(
         energy=energy,
         energy_label=_format_label(energy),
         left_out=_list_excluded(energy),
-        co2e_kg=kwh * tariff.grid / 1000,
-        grid_g_per_kwh=tariff.grid,
+        co2e_kg=kwh * cost_rates.grid_g_per_kwh / 1000,
+        grid_g_per_kwh=cost_rates.grid_g_per_kwh,
         dollars=seconds / 3600 * len(totals) * hour + kwh * per_kwh,
         dollars_per_device_hour=hour,
         dollars_per_kwh=per_kwh,
-        price_label="assumed" if tariff.hour is None and tariff.kwh is None else "given",
+        price_label="assumed"
+        if cost_rates.dollars_per_device_hour is None and cost_rates.dollars_per_kwh is None
+        else "given",
     )
 
 
@@ -110,11 +121,13 @@ def _find_device(device: torch.device) -> Device | None:
     return find_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
-def _resolve_prices(tariff: Tariff, device: Device | None) -> tuple[float, float]:
+def _resolve_prices(cost_rates: CostRates, device: Device | None) -> tuple[float, float]:
     """Return dollars per hour and per kWh: the rent of the table, or the electricity of an owned device."""
     rent = device.dollars_per_hour if device and not device.is_owned else 0.0
-    hour = rent if tariff.hour is None else tariff.hour
-    return hour, (0.0 if hour else DOLLARS_PER_KWH) if tariff.kwh is None else tariff.kwh
+    hour = rent if cost_rates.dollars_per_device_hour is None else cost_rates.dollars_per_device_hour
+    return hour, (
+        0.0 if hour else DOLLARS_PER_KWH
+    ) if cost_rates.dollars_per_kwh is None else cost_rates.dollars_per_kwh
 
 
 def _format_label(energy: Sequence[Energy]) -> str:

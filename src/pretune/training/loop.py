@@ -123,7 +123,7 @@ class Loop:
                 if self.ranks.world > 1 or batches[0].rows == 1:
                     raise ResourceError(
                         f"out of memory with micro-batches of {batches[0].rows} x {batches[0].length} tokens; "
-                        "lower train.batch_tokens or data.max_length, or set train.recompute=true"
+                        "lower train.batch_tokens or data.max_length, or set train.activation_checkpointing=true"
                     ) from None
             # NOTE: outside the handler, whose traceback holds the activations.
             self.optimizer.zero_grad(set_to_none=True)

@@ -4,11 +4,22 @@ Further keys of a file are allowed. Settings (run.json, task.json) are parsed co
 what a report shows of them.
 """
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+import os
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
 
-from pretune.core.config import Amount, Bounds, Count, Number
+from pretune.core import io
+from pretune.core.config import Amount, Bounds, Count, Number, check_record
+from pretune.core.errors import PretuneError
+from pretune.core.migration import migrate_run
 
+T = TypeVar("T")
 Positive = Annotated[int, Bounds(1, 2**60)]
+
+
+def read_run_record(cls: type[T], path: str | os.PathLike[str], error: type[PretuneError]) -> T:
+    """Read a run.json of any format as a record; any fault is raised as `error`, with the file and the field."""
+    file = os.fspath(path)
+    return check_record(cls, migrate_run(io.read_json(file, error), error, file), error, file)
 
 
 class EnergyRecord(TypedDict):
@@ -157,8 +168,10 @@ class HeadlineFile(TypedDict, total=False):
 class ResumeFile(TypedDict, total=False):
     """run.json, as far as a resumed run compares it."""
 
-    found: dict[str, Any]
-    before: dict[str, Number]
+    environment: dict[str, Any]
+    initial_scores: dict[str, Number]  # of an embedding run, before training
+    embedding: Any
+    loss: Any
 
 
 class LossRecord(TypedDict):
@@ -242,7 +255,7 @@ class DataRecord(TypedDict, total=False):
 
     path: str | None
     max_length: Count | None  # None in a fine-tuned run: the limit of model and task
-    short: tuple[Number, Count] | None
+    length_schedule: tuple[Number, Count] | None
 
 
 class TrainRecord(TypedDict, total=False):
@@ -254,7 +267,7 @@ class TrainRecord(TypedDict, total=False):
     schedule: KindRecord
     batch: Count
     batch_tokens: Count
-    start: str | None
+    init_from: str | None
 
 
 class BaseModelRecord(TypedDict):
@@ -277,7 +290,7 @@ class TaskRecord(TypedDict, total=False):
     """Task of a fine-tuned run."""
 
     name: str | None
-    labels: Count | None
+    train_examples: Count | None
 
 
 class RunFile(TypedDict, total=False):
@@ -287,7 +300,7 @@ class RunFile(TypedDict, total=False):
     objective: KindRecord
     data: DataRecord | None
     train: TrainRecord
-    found: Machine | None
+    environment: Machine | None
     base: BaseModelRecord
     method: KindRecord
     loss: KindRecord
@@ -362,7 +375,7 @@ class MetricsLine(TypedDict):
 class StateFile(TypedDict):
     """state.json of a checkpoint."""
 
-    format: Literal[1]
+    format: Literal[2]
     step: Count
     score: Number | None
     groups: list[str]

@@ -14,7 +14,7 @@ from pretune.core import config, log
 from pretune.models.spec import Model
 from pretune.training.async_metrics import StepMetrics
 from pretune.training.batch_stats import BatchStats
-from pretune.training.cost import CostMeter, Tariff, Totals, build_flops_counter, compute_cost, find_peak_flops
+from pretune.training.cost import CostMeter, CostRates, Totals, build_flops_counter, compute_cost, find_peak_flops
 from pretune.training.loop import Loop
 from pretune.training.metrics_log import MetricsLog
 from pretune.training.optim import AveragedDescent
@@ -45,11 +45,11 @@ class RunLogger:
         budget: float | None,
         every: int = 10,
         trackers: Sequence[str] = (),
-        tariff: Tariff = Tariff(),  # noqa: B008 (a frozen value)
+        cost_rates: CostRates = CostRates(),  # noqa: B008 (a frozen value)
         settings: Mapping[str, Any] | None = None,
         overhead: OverheadEstimator | None = None,
     ) -> None:
-        self.directory, self.title, self.every, self.tariff = directory, title, every, tariff
+        self.directory, self.title, self.every, self.cost_rates = directory, title, every, cost_rates
         self.loss: float | None = None
         self._loop, self._counted_step = loop, loop.state.step
         self._is_resumed, self._tracker_names, self._settings = is_resumed, trackers, settings
@@ -175,7 +175,10 @@ class RunLogger:
         """Show and return the summary of the run; all ranks are assumed to use the same energy."""
         state = loop.state
         cost = compute_cost(
-            [self._meter.compute_totals()] * loop.ranks.world, loop.ranks.device, self.tariff, precision=loop.precision
+            [self._meter.compute_totals()] * loop.ranks.world,
+            loop.ranks.device,
+            self.cost_rates,
+            precision=loop.precision,
         )
         summary = RunSummary(
             title=self.title,

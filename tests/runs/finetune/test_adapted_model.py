@@ -58,7 +58,7 @@ def test_parts_that_are_trained(base: Path, table: Path, method: str, trained: l
 
 @pytest.mark.parametrize(("method", "factor"), [("ulmfit", 1 / 2.6), ("full", 0.5), ("lora", 0.5)])
 def test_every_part_learns_slower_than_the_one_above(base: Path, table: Path, method: str, factor: float) -> None:
-    found = begun(base, table, method, **({} if method == "ulmfit" else {"tune.decay": factor}))
+    found = begun(base, table, method, **({} if method == "ulmfit" else {"tune.layer_decay": factor}))
     rates = {group.part: group.lr_factor for group in found.groups}
     expected = {part: factor**above for above, part in enumerate(reversed(PARTS)) if part in rates}
     assert rates == pytest.approx(expected) and len(rates) == (3 if method == "lora" else 4)
@@ -88,7 +88,7 @@ def test_parts_are_opened_from_above(base: Path, table: Path, method: str) -> No
 
 
 def test_when_they_are_opened_can_be_said(base: Path, table: Path) -> None:
-    told = {"tune.trained": {"kind": "gradual", "when": {"kind": "plateau", "patience": 3}}}
+    told = {"tune.trainable_layers": {"kind": "gradual", "when": {"kind": "plateau", "patience": 3}}}
     (hook,) = begun(base, table, "lora", **told).unfreezing
     assert hook.spec.when == Plateau(patience=3)
     (hook,) = begun(base, table, "gradual", **{"method.when": {"kind": "epochs", "every": 0.5}}).unfreezing
@@ -105,10 +105,10 @@ def test_a_run_tells_them_how_long_it_is(base: Path, table: Path, tmp_path: Path
 
 
 def test_what_a_head_lacks_cannot_be_set(base: Path, table: Path) -> None:
-    with pytest.raises(UsageError, match=r"tune\.reading.*'span'"):
+    with pytest.raises(UsageError, match=r"tune\.pooling.*'span'"):
         squad = Task(name="own", kind="span", metrics=("squad",), splits={})
         build_adapted_model(
-            build_finetune_config(base, train=table, changes={"tune.reading": {"kind": "reading", "at": "mean"}}),
+            build_finetune_config(base, train=table, changes={"tune.pooling": {"mode": "mean"}}),
             squad,
             CPU,
             steps_per_epoch=1.0,
@@ -146,7 +146,7 @@ def test_of_two_ways_a_mix_reads_both(prepared: Prepared, tmp_path: Path, capsys
     wish: dict[str, Any] = {"objective": "bidirectional", "steps": 2, "changes": small}
     base = pt.pretrain("gpt2-small", data=data, out=tmp_path / "base", **wish)
     table = tasked.classes(tmp_path / "own.csv", 40)
-    quick = {"train.judge": 8, "data.max_length": 32, "tune.mix.lstm.hidden": 8}
+    quick = {"train.eval_examples": 8, "data.max_length": 32, "tune.scalar_mix.lstm.hidden": 8}
     mixed: dict[str, Any] = {"method": "mix", "steps": 2, "baselines": "none", "changes": quick}
     run = finetune(base, train=table, out=tmp_path / "run", **mixed)
     reader, right = pt.load(run).head, pt.load(base.path / "backward").state_dict()
@@ -157,7 +157,7 @@ def test_of_two_ways_a_mix_reads_both(prepared: Prepared, tmp_path: Path, capsys
     finetune(base, train=table, out=tmp_path / "left", method="frozen", steps=1, baselines="none")
     assert "`mix`" in capsys.readouterr().err
     with pytest.raises(UsageError, match=r"tune\.mix\.ways .*backward/"):
-        mixed["changes"] = {**quick, "tune.mix.ways": "both"}
+        mixed["changes"] = {**quick, "tune.scalar_mix.ways": "both"}
         finetune(base.path / "backward", train=table, out=tmp_path / "no", **mixed)
 
 

@@ -39,7 +39,7 @@ def folder(home: Path, *splits: str, count: int = 60) -> Path:
 def divided(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[FinetunedRun, Path]:
     """A run on a task of which there is one split, and that by heart."""
     home = folder(tmp_path_factory.mktemp("one"), "dev")
-    changes: dict[str, Any] = {"task.split": SEED, "train.log_every": 50}
+    changes: dict[str, Any] = {"task.split_seed": SEED, "train.log_every": 50}
     out = home / "run"
     return finetune(base, task="qnli", data=home, out=out, lr=3e-3, epochs=2, baselines="none", changes=changes), home
 

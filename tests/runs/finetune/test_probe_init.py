@@ -12,19 +12,19 @@ from pretune.adaptation.heads.base import SequenceHead
 from pretune.adaptation.heads.classification import Classification
 from pretune.core.errors import UsageError
 from pretune.models.hf import checkpoint
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 from pretune.runs.finetune.probe_init import center_dropout, fit_head
 from pretune.runs.finetune.sweep import finetune
 from pretune.tasks.decode.logits import compute_logits
 from pretune.tasks.encode import Items, TaskEncoder
 from pretune.tasks.user_table import build_user_task
 
-MEAN = Reading(at="mean")
+MEAN = PoolingConfig(mode="mean")
 
 
-def opened(base: Path, table: Path, classes: int = 2, reading: Reading = MEAN) -> tuple[ModelWithHead, Items]:
+def opened(base: Path, table: Path, classes: int = 2, reading: PoolingConfig = MEAN) -> tuple[ModelWithHead, Items]:
     task = build_user_task({"train": str(table)}, text="text", label="label")
-    model = adapt(checkpoint.load(base), Classification(classes=classes, reading=reading, dropout=0.0), seed=0)
+    model = adapt(checkpoint.load(base), Classification(classes=classes, pooling=reading, dropout=0.0), seed=0)
     items = TaskEncoder.from_task(task, model).encode([*task.read("train")], training=True)
     return model, items
 
@@ -51,10 +51,12 @@ def test_classes_without_examples_keep_their_weights(base: Path, table: Path) ->
     assert torch.equal(after[2:], before[2:]) and not torch.equal(after[:2], before[:2])
 
 
-@pytest.mark.parametrize("reading", [Reading(at="mean", layer="own"), Reading(at="last", bias=False)])
-def test_a_head_with_a_layer_of_its_own_or_without_a_bias_is_refused(base: Path, table: Path, reading: Reading) -> None:
+@pytest.mark.parametrize("reading", [PoolingConfig(mode="mean", layer="own"), PoolingConfig(mode="last", bias=False)])
+def test_a_head_with_a_layer_of_its_own_or_without_a_bias_is_refused(
+    base: Path, table: Path, reading: PoolingConfig
+) -> None:
     model, items = opened(base, table, reading=reading)
-    with pytest.raises(UsageError, match=r"tune\.head .*tune\.reading="):
+    with pytest.raises(UsageError, match=r"tune\.head .*tune\.pooling="):
         fit_head(model, items, seed=0)
 
 
@@ -89,7 +91,7 @@ def test_dropout_puts_the_mean_in_the_place_of_what_it_drops(base: Path, table: 
 
 def test_a_run_begins_there(base: Path, table: Path, tmp_path: Path) -> None:
     """One step at a rate of next to nothing: what is right was right before."""
-    wish = {"tune.reading": {"kind": "reading", "at": "mean"}, "train.seed": 1}
+    wish = {"tune.pooling": {"mode": "mean"}, "train.seed": 1}
     scores = {
         head: finetune(
             base,

@@ -40,7 +40,7 @@ def test_shares_add_up(tmp_path: Path, kind: str, fixed: bool, device: str) -> N
     made = tasked.scores if kind == "scores" else tasked.tags if kind == "tags" else tasked.classes
     table = made(tmp_path / ("own.conll" if kind == "tags" else "own.csv"), 17)
     changes = {"train.batch": 4, "train.precision": "fp32", **({} if kind == "written" else {"tune.dropout": 0})}
-    changes |= {"tune.reading": {"kind": "reading", "at": "mean"}} if kind == "mean" else {}
+    changes |= {"tune.pooling": {"mode": "mean"}} if kind == "mean" else {}
     tuning = build_finetune_config(base, train=table, changes=changes, **more)
     opened = open_task(tuning.task)
     begun = build_adapted_model(tuning, opened.task, Ranks(torch.device(device)), steps_per_epoch=1.0)

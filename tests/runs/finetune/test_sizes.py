@@ -31,7 +31,14 @@ def run(base: Path, train: Path, out: Path, **wishes: Any) -> dict[str, Any]:
     return pt.finetune(base, train=train, out=out, steps=1, baselines="none", **wishes).scores
 
 
-@pytest.mark.parametrize("wish", [{"labels": (20,)}, {"changes": {"task.labels": 20}}, {"changes": {"task.each": 20}}])
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"train_examples": (20,)},
+        {"changes": {"task.train_examples": 20}},
+        {"changes": {"task.max_examples_per_task": 20}},
+    ],
+)
 def test_what_is_written_is_what_was_used(base: Path, table: Path, tmp_path: Path, wish: Any, capsys: Capture) -> None:
     scores = run(base, table, tmp_path / "run", **wish)
     assert scores["examples"] == {"train": 20, "dev": 10, "test": 10}
@@ -45,7 +52,7 @@ def test_what_is_written_is_what_was_used(base: Path, table: Path, tmp_path: Pat
 
 
 def test_the_largest_number_of_a_curve_counts(base: Path, table: Path, tmp_path: Path) -> None:
-    scores = run(base, table, tmp_path / "run", labels=(10, 30), changes={"task.most": 6})
+    scores = run(base, table, tmp_path / "run", train_examples=(10, 30), changes={"task.max_eval_examples": 6})
     assert scores["examples"] == {"train": 30, "dev": 6, "test": 6}
     assert scores["pool"] == {"train": 80, "dev": 10, "test": 10}
     before = {name: value for name, value in scores.items() if name != "pool"}  # as runs were written before
@@ -54,14 +61,16 @@ def test_the_largest_number_of_a_curve_counts(base: Path, table: Path, tmp_path:
 
 
 def test_a_dry_run_states_what_is_used(base: Path, table: Path, capsys: Capture) -> None:
-    given = ["--quiet", "finetune", str(base), f"--train={table}", "--labels=20", "--dry-run"]
+    given = ["--quiet", "finetune", str(base), f"--train={table}", "--train-examples=20", "--dry-run"]
     assert main(given) == 0 and "20 of 80" in capsys.readouterr().out
     assert main([*given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["forecast"]
     assert (found["examples"]["train"], found["pool"]["train"]) == (20, 80)
 
 
-@pytest.mark.parametrize("more", [["--labels=4"], ["--labels=4,all"], ["--set", "task.labels=4"]])
+@pytest.mark.parametrize(
+    "more", [["--train-examples=4"], ["--train-examples=4,all"], ["--set", "task.train_examples=4"]]
+)
 def test_fewer_than_a_handful_is_refused(base: Path, table: Path, tmp_path: Path, more: list[str]) -> None:
     given = ["--quiet", "finetune", str(base), f"--train={table}", "--steps=1", "--baselines=none", *more]
     out = f"--out={tmp_path / 'run'}"
@@ -77,18 +86,26 @@ def test_a_class_without_examples_is_refused(base: Path, tmp_path: Path) -> None
     rows = [(f"the {word} sea {at}", word) for at in range(10) for word in tasked.WORDS[:8]]
     table = tasked.table(tmp_path / "own.csv", ("text", "label"), rows)
     with pytest.raises(DataError, match=r"\b8\b.*\b2\b") as fault:
-        run(base, table, tmp_path / "run", labels=(6,))
+        run(base, table, tmp_path / "run", train_examples=(6,))
     assert "--force" in str(fault.value)
-    assert run(base, table, tmp_path / "run", labels=(6,), force=True)["examples"]["train"] == 6
-    assert run(base, table, tmp_path / "more", labels=(8,))["examples"]["train"] == 8
+    assert run(base, table, tmp_path / "run", train_examples=(6,), force=True)["examples"]["train"] == 6
+    assert run(base, table, tmp_path / "more", train_examples=(8,))["examples"]["train"] == 8
 
 
 @pytest.mark.parametrize("counts", ["10,all", "10", "all"])
 def test_two_statements_of_the_examples_are_refused(base: Path, table: Path, tmp_path: Path, counts: str) -> None:
-    given = ["--quiet", "finetune", str(base), f"--train={table}", "--set", "task.labels=20", f"--labels={counts}"]
+    given = [
+        "--quiet",
+        "finetune",
+        str(base),
+        f"--train={table}",
+        "--set",
+        "task.train_examples=20",
+        f"--train-examples={counts}",
+    ]
     assert main([*given, f"--out={tmp_path / 'run'}"]) == 2 and not (tmp_path / "run").exists()
     assert main([*given, "--dry-run"]) == 2
-    given[-1] = "--labels=20"
+    given[-1] = "--train-examples=20"
     assert main([*given, "--dry-run"]) == 0
 
 

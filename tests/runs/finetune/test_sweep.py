@@ -27,14 +27,16 @@ def trial(run: FinetunedRun, name: str) -> dict[str, Any]:
 def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FinetunedRun:
     out = tmp_path_factory.mktemp("grid") / "run"
     return finetune(
-        base, train=table, out=out, method="lora", lr=[1e-3, 1e-2], seeds=2, labels=[20, None], epochs=1,
+        base, train=table, out=out, method="lora", lr=[1e-3, 1e-2], seeds=2, train_examples=[20, None], epochs=1,
         baselines="none", changes=QUICK,
     )  # fmt: skip
 
 
 def test_what_was_forecast_is_what_was_done(grid: FinetunedRun, base: Path, table: Path) -> None:
     tuning = build_finetune_config(base, train=table, method="lora", epochs=1, changes=QUICK)
-    told = estimate_finetune(tuning, build_plan(tuning, [1e-3, 1e-2], seeds=2, labels=[20, None], baselines="none"))
+    told = estimate_finetune(
+        tuning, build_plan(tuning, [1e-3, 1e-2], seeds=2, train_examples=[20, None], baselines="none")
+    )
     trials = grid.scores["trials"]
     assert told["trials"] == len(trials) == 5
     assert told["steps"] == sum(one["steps"] for one in trials) == 3 * 3 + 2 * 1
@@ -116,10 +118,15 @@ def test_all_baselines_are_run_when_all_are_asked_for(base: Path, table: Path, t
 def test_a_run_without_checkpoints_leaves_the_same_model(base: Path, table: Path, tmp_path: Path) -> None:
     for name, keep in (("with", 2), ("without", 0)):
         finetune(
-            base, train=table, out=tmp_path / name, steps=2, baselines="none", changes={**QUICK, "train.keep": keep}
+            base,
+            train=table,
+            out=tmp_path / name,
+            steps=2,
+            baselines="none",
+            changes={**QUICK, "train.max_checkpoints": keep},
         )
     assert (tmp_path / "with/checkpoints").is_dir() and not (tmp_path / "without/checkpoints").exists()
     both = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("with", "without")]
     assert both[0] == both[1]
-    with pytest.raises(UsageError, match=r"train\.keep 1"):
-        build_finetune_config(base, train=table, changes={"train.keep": 1})
+    with pytest.raises(UsageError, match=r"train\.max_checkpoints.*1"):
+        build_finetune_config(base, train=table, changes={"train.max_checkpoints": 1})

@@ -120,7 +120,7 @@ def test_pairs_are_read_as_pairs_everywhere(
     train = tasked.table(tmp_path / "pairs.csv", (*columns, "label"), rows)
     test = tasked.table(tmp_path / "test.tsv", ("premise", "hypothesis", "label"), rows)
     found = run(base, train, tmp_path / "run")
-    assert (found["kind_of"], found["type"]) == ("pair", "classification")
+    assert (found["task_kind"], found["type"]) == ("pair", "classification")
     assert (found["text"], found["pair"]) == columns
     predictions = (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()
     assert all("pair" in json.loads(line) for line in predictions)

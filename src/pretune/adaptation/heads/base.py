@@ -20,15 +20,15 @@ from pretune.models.init import initialise
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.nn.feedforward import ACTIVATIONS
-from pretune.nn.pooling import Reading, pool_states
+from pretune.nn.pooling import PoolingConfig, pool_states
 
 Head = TypeVar("Head")
 
 DEFAULT_POOLING = {
-    "encoder": Reading(at="first", layer="own"),
+    "encoder": PoolingConfig(mode="first", layer="own"),
     "decoder": LAST_TOKEN,
-    "encoder-decoder": Reading(at="last", layer="own"),
-    "two-stream": Reading(at="last", layer="own"),
+    "encoder-decoder": PoolingConfig(mode="last", layer="own"),
+    "two-stream": PoolingConfig(mode="last", layer="own"),
 }
 """Pooling of a model whose family does not define one."""
 
@@ -66,7 +66,7 @@ class SequenceHead(nn.Module):
     mean input of a head with fitted weights, whose bias is relative to that mean.
     """
 
-    def __init__(self, reading: Reading, width: int, classes: int, dropout: float) -> None:
+    def __init__(self, reading: PoolingConfig, width: int, classes: int, dropout: float) -> None:
         super().__init__()
         self.places = reading.modes
         width *= len(self.places)
@@ -106,7 +106,7 @@ class TokenHead(nn.Module):
         return out
 
 
-def resolve_pooling(spec: Model, *, is_choice: bool = False) -> Reading:
+def resolve_pooling(spec: Model, *, is_choice: bool = False) -> PoolingConfig:
     """Return the pooling of the model's family, or the default pooling of its shape."""
     family = FAMILIES.get(spec.family) if spec.family in FAMILIES else None
     pooling = family and ((family.choice_pooling if is_choice else None) or family.pooling)
@@ -124,13 +124,13 @@ def use_stored_pooling(head: Head, model: LanguageModel) -> Head:
 
     A normalization and dense layers that may follow there are ignored: a linear layer learns its own scale.
     """
-    if getattr(head, "reading", False) is not None or model.spec.is_encoder_decoder:
+    if getattr(head, "pooling", False) is not None or model.spec.is_encoder_decoder:
         return head
     places = [("first" if name == "cls" else name) for name in read_pooling(model) or ()]
     if not places:
         return head
-    pooling = config.from_dict(Reading, {"at": places[0], "concat": places[1:]}, location="pooling")
-    return replace(head, reading=pooling)  # type: ignore[type-var]
+    pooling = config.from_dict(PoolingConfig, {"mode": places[0], "concat": places[1:]}, location="pooling")
+    return replace(head, pooling=pooling)  # type: ignore[type-var]
 
 
 def init_head(model: LanguageModel, head: nn.Module, seed: int) -> nn.Module:
@@ -141,7 +141,9 @@ def init_head(model: LanguageModel, head: nn.Module, seed: int) -> nn.Module:
     return head.to(like.device, like.dtype)
 
 
-def build_sequence_head(model: LanguageModel, reading: Reading, classes: int, dropout: float, seed: int) -> nn.Module:
+def build_sequence_head(
+    model: LanguageModel, reading: PoolingConfig, classes: int, dropout: float, seed: int
+) -> nn.Module:
     """Build a head for sequences; its dense layer starts from the model's pooler if that is its pooling."""
     with torch.device("meta"):
         head = SequenceHead(reading, model.spec.width, classes, dropout)

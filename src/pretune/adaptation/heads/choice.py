@@ -26,7 +26,7 @@ from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.ragged import Ints
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 
 SAME_GROUP = -1
 """Label of a sequence that belongs to the same group as the previous one."""
@@ -36,17 +36,17 @@ SAME_GROUP = -1
 class Choice:
     """A score per sequence; cross-entropy over the sequences of a group."""
 
-    reading: Reading | None = None  # None: as in the family's paper
+    pooling: PoolingConfig | None = None  # None: as in the family's paper
     dropout: float = 0.1
-    mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `reading`
+    scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `pooling`
 
     def resolve(self, spec: Model) -> Self:
-        return self if self.reading else replace(self, reading=resolve_pooling(spec, is_choice=True))
+        return self if self.pooling else replace(self, pooling=resolve_pooling(spec, is_choice=True))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        if self.mix is not None:
-            return self.mix.build(model, 1, tagging=False, seed=seed)
-        reading = self.reading or resolve_pooling(model.spec, is_choice=True)
+        if self.scalar_mix is not None:
+            return self.scalar_mix.build(model, 1, tagging=False, seed=seed)
+        reading = self.pooling or resolve_pooling(model.spec, is_choice=True)
         return build_sequence_head(model, reading, 1, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:

@@ -29,7 +29,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 
 
 @spec
@@ -38,39 +38,41 @@ class Classification:
 
     classes: int
     labels: tuple[str, ...] = ()  # names of the classes, in order
-    reading: Reading | None = None  # None: as in the family's paper
+    pooling: PoolingConfig | None = None  # None: as in the family's paper
     dropout: float = 0.1
-    mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `reading`
-    language: float = 0.0  # weight of the auxiliary language modeling loss; 0.5 in GPT's paper
+    scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `pooling`
+    lm_loss_weight: float = 0.0  # weight of the auxiliary language modeling loss; 0.5 in GPT's paper
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.labels)
-        if self.mix is not None and self.language:
-            raise UsageError("a scalar mix freezes the model, so there is no language modeling loss; set language to 0")
+        if self.scalar_mix is not None and self.lm_loss_weight:
+            raise UsageError(
+                "a scalar mix freezes the model, so there is no language modeling loss; set lm_loss_weight to 0"
+            )
 
     def resolve(self, spec: Model) -> Self:
-        if self.language and spec.head is None:
-            raise UsageError("a language modeling loss needs a model with a vocabulary head; set language to 0")
-        return self if self.reading else replace(self, reading=resolve_pooling(spec))
+        if self.lm_loss_weight and spec.head is None:
+            raise UsageError("a language modeling loss needs a model with a vocabulary head; set lm_loss_weight to 0")
+        return self if self.pooling else replace(self, pooling=resolve_pooling(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        reading = self.reading or resolve_pooling(model.spec)
-        if self.mix is not None:
-            return self.mix.build(model, self.classes, tagging=False, seed=seed)
+        reading = self.pooling or resolve_pooling(model.spec)
+        if self.scalar_mix is not None:
+            return self.scalar_mix.build(model, self.classes, tagging=False, seed=seed)
         return build_sequence_head(model, reading, self.classes, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         counts = {"loss": count_labels(get_labels(batch))}
-        if self.language:
+        if self.lm_loss_weight:
             counts["language"] = count_labels(_get_targets(batch))
         return counts
 
     def loss(self, model: HeadedModel, batch: Batch) -> Loss:
         labels, states = get_labels(batch), model.states(batch)
         task_loss = cross_entropy(model.head(states, batch), labels)
-        if not self.language:
+        if not self.lm_loss_weight:
             return task_loss
-        lm_loss = replace(model.model.loss(states, batch), weight=self.language)
+        lm_loss = replace(model.model.loss(states, batch), weight=self.lm_loss_weight)
         return Loss.from_parts({"loss": task_loss, "language": lm_loss})
 
 
@@ -83,5 +85,5 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Loss:
 
 def _get_targets(batch: Batch) -> Tensor:
     if batch.targets is None:
-        raise UsageError("a language modeling loss needs a batch with targets; set language to 0")
+        raise UsageError("a language modeling loss needs a batch with targets; set lm_loss_weight to 0")
     return batch.targets.labels

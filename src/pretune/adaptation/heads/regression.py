@@ -17,24 +17,24 @@ from pretune.core.config import spec
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 
 
 @spec
 class Regression:
     """One number per sequence; squared error."""
 
-    reading: Reading | None = None  # None: as in the family's paper
+    pooling: PoolingConfig | None = None  # None: as in the family's paper
     dropout: float = 0.1
-    mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `reading`
+    scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `pooling`
 
     def resolve(self, spec: Model) -> Self:
-        return self if self.reading else replace(self, reading=resolve_pooling(spec))
+        return self if self.pooling else replace(self, pooling=resolve_pooling(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        if self.mix is not None:
-            return self.mix.build(model, 1, tagging=False, seed=seed)
-        return build_sequence_head(model, self.reading or resolve_pooling(model.spec), 1, self.dropout, seed)
+        if self.scalar_mix is not None:
+            return self.scalar_mix.build(model, 1, tagging=False, seed=seed)
+        return build_sequence_head(model, self.pooling or resolve_pooling(model.spec), 1, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"loss": count_labels(get_labels(batch))}

@@ -32,14 +32,14 @@ class Span:
     """Start and end of an answer among the tokens of a sequence; cross-entropy over its positions."""
 
     dropout: float = 0.0
-    mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
+    scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
 
     def resolve(self, spec: Model) -> Self:
         return self
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        if self.mix is not None:
-            return self.mix.build(model, 2, tagging=True, seed=seed)
+        if self.scalar_mix is not None:
+            return self.scalar_mix.build(model, 2, tagging=True, seed=seed)
         return build_token_head(model, 2, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:

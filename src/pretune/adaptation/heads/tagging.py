@@ -30,7 +30,7 @@ class Tagging:
     classes: int
     labels: tuple[str, ...] = ()  # names of the tags, in order
     dropout: float = 0.1
-    mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
+    scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.labels)
@@ -39,8 +39,8 @@ class Tagging:
         return self
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        if self.mix is not None:
-            return self.mix.build(model, self.classes, tagging=True, seed=seed)
+        if self.scalar_mix is not None:
+            return self.scalar_mix.build(model, self.classes, tagging=True, seed=seed)
         return build_token_head(model, self.classes, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -49,7 +49,7 @@ class Tagging:
     def loss(self, model: HeadedModel, batch: Batch) -> Loss:
         targets = get_targets(batch)
         states = model.states(batch)
-        if self.mix is not None:
+        if self.scalar_mix is not None:
             return cross_entropy(model.head(states, batch).index_select(0, targets.index), targets.labels)
         return cross_entropy(model.head(states.index_select(0, targets.index)), targets.labels)
 

@@ -99,9 +99,9 @@ def _build_head_spec(head_class: HeadLayout, rows: int) -> TaskHead:
     if head_class.kind == "tagging":
         return Tagging(classes=rows)
     return (
-        Regression(reading=head_class.pooling)
+        Regression(pooling=head_class.pooling)
         if rows == 1
-        else Classification(classes=rows, reading=head_class.pooling)
+        else Classification(classes=rows, pooling=head_class.pooling)
     )
 
 

@@ -16,7 +16,7 @@ from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.norm import LayerNorm
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 from pretune.nn.positions import Learned
 from pretune.nn.stack import Stack
 
@@ -121,7 +121,7 @@ def _build_rules(slot: str) -> tuple[Rule, ...]:
     return (*make_rules(table), Rule("head.bias", "final_logits_bias", RowPacking()))
 
 
-LAST_TOKEN = Reading(at="last", layer="own")
+LAST_TOKEN = PoolingConfig(mode="last", layer="own")
 """The decoder's last state through a dense layer; encoder and decoder get the same text (section 3.1)."""
 
 

@@ -15,7 +15,7 @@ from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model
 from pretune.nn.embeddings import Factor
 from pretune.nn.heads import Detector
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 
 
 def build_spec(
@@ -70,7 +70,7 @@ def _build_template() -> Model:
     return replace(build_spec(**SMALL_SETTINGS, generator=True), detector=Detector())
 
 
-FIRST_TOKEN = Reading(at="first", layer="own", activation="gelu")
+FIRST_TOKEN = PoolingConfig(mode="first", layer="own", activation="gelu")
 """[CLS] through a new dense layer of the head, with the activation of the body."""
 # NOTE: the multiple-choice class reads these from its config; only the paper's values are supported.
 SUMMARY_KEYS = (

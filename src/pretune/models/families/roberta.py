@@ -21,7 +21,7 @@ from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.heads import Transform
 from pretune.nn.norm import LayerNorm
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 from pretune.nn.positions import Learned
 from pretune.nn.stack import Stack
 
@@ -58,7 +58,7 @@ def build_spec(
 
 
 MASKED_OBJECTIVE = {"kind": "masked"}
-FIRST_TOKEN = Reading(at="first", layer="own")
+FIRST_TOKEN = PoolingConfig(mode="first", layer="own")
 """<s> through a new dense layer of the head: the pooler was not pre-trained."""
 
 

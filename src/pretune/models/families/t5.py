@@ -17,7 +17,7 @@ from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.norm import RMSNorm
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 from pretune.nn.positions import RelativeBias
 from pretune.nn.stack import Stack
 
@@ -200,7 +200,7 @@ def _build_rules(spec: Model) -> tuple[Rule, ...]:
     return make_rules(table)
 
 
-LAST_TOKEN = Reading(at="last", layer="own")
+LAST_TOKEN = PoolingConfig(mode="last", layer="own")
 """The decoder's last state through a dense layer, as in BART; the paper itself uses text-to-text for all tasks."""
 
 

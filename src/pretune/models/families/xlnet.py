@@ -17,7 +17,7 @@ from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.norm import LayerNorm
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 from pretune.nn.relative_attention import RelativeAttention
 from pretune.nn.two_stream import TwoStream, TwoStreamBlock
 
@@ -108,7 +108,7 @@ DROPOUTS = (
 LAYER = "transformer.layer.{i}"
 ATTENTION = f"{LAYER}.rel_attn"
 
-LAST_TOKEN = Reading(at="last", layer="own")
+LAST_TOKEN = PoolingConfig(mode="last", layer="own")
 """<cls>, the last token, through a dense layer."""
 SUMMARY_NAMES = {"dense": "sequence_summary.summary", "out": "logits_proj"}
 SUMMARY_KEYS = (

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pretune.models.hf.weights import Rule, make_rules
 from pretune.models.tensor_files import TensorInfo
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 
 HEAD_KEY = "pretune_head"
 """Config key of a head that no class of `transformers` has."""
@@ -32,12 +32,12 @@ class HeadLayout:
 
     kind: str  # classification (regression too), tagging, span or choice
     rules: tuple[Rule, ...]
-    pooling: Reading | None = None
+    pooling: PoolingConfig | None = None
     prefix: str | None = None  # of the body's tensors, if it differs from the family's
     keys: tuple[CheckedKey, ...] = field(default=())
 
 
-def define_head(kind: str, table: Mapping[str, str], pooling: Reading | None = None, **fields: Any) -> HeadLayout:
+def define_head(kind: str, table: Mapping[str, str], pooling: PoolingConfig | None = None, **fields: Any) -> HeadLayout:
     """Return a head layout with rules from a table: `out` is the classifier, `dense` the layer before it."""
     return HeadLayout(
         kind, make_rules({f"{ours}.{{p}}": f"{theirs}.{{p}}" for ours, theirs in table.items()}), pooling, **fields
@@ -61,7 +61,7 @@ def define_score_head(name: str) -> dict[str, HeadLayout]:
     return {f"{name}ForSequenceClassification": define_head("classification", {"out": "score"}, LAST_TOKEN)}
 
 
-LAST_TOKEN = Reading(at="last", bias=False)
+LAST_TOKEN = PoolingConfig(mode="last", bias=False)
 """Last-token pooling of decoders (Radford et al., 2018)."""
 
 

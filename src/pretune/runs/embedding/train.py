@@ -23,6 +23,7 @@ from pretune.core import config, io, log
 from pretune.core.config import spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.format import format_count
+from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION
 from pretune.evaluation.similarity import compute_cosines, triplet_accuracy
 from pretune.inference import sentence_modules
 from pretune.inference.embed import Embedder
@@ -48,7 +49,7 @@ from pretune.training.loop import Loop
 from pretune.training.loss_module import ModelWithLoss
 from pretune.training.optim import build_parameter_groups
 from pretune.training.optim.adamw import AdamW
-from pretune.training.records import ResumeFile
+from pretune.training.records import ResumeFile, read_run_record
 from pretune.training.run_logger import RunLogger
 from pretune.training.schedules import LinearSchedule
 from pretune.training.train_state import TrainState
@@ -184,7 +185,7 @@ class EmbeddingRun:
             )
         self.steps = settings.steps or max(1, round(self.stream.steps_per_epoch * settings.epochs))
         self.fingerprints = {
-            "config": hashlib.sha256(repr((settings, self.loss, self.encoder.config)).encode()).hexdigest(),
+            "config": hash_specs(settings, self.loss, self.encoder.config),
             "data": hashlib.sha256(repr((dataset.texts, dataset.gold)).encode("utf-8", "surrogatepass")).hexdigest(),
             "tokenizer": ready.tokenizer.sha256,
         }
@@ -214,11 +215,7 @@ class EmbeddingRun:
         )
         if resume and latest is None:
             raise CheckpointError(f"{self.run_dir / CHECKPOINTS_DIR}: no checkpoint yet; start again without --resume")
-        initial_scores = (
-            config.read_record(ResumeFile, self.run_dir / RUN_FILE, CheckpointError).get("before", {})
-            if latest
-            else self._evaluate()
-        )
+        initial_scores = self._read_initial_scores() if latest else self._evaluate()
         state = TrainState() if latest is None else restore_checkpoint(latest, self.model, optimizer)
         self.ranks.broadcast_tensors(self.model.parameters())
         schedule = LinearSchedule(warmup=train_config.warmup)
@@ -242,7 +239,7 @@ class EmbeddingRun:
             precision=torch.bfloat16 if self.ranks.device.type == "cuda" else None,
             start_time=time.monotonic() - state.elapsed,
         )
-        tree = {"embedding": config.to_dict(train_config), "loss": config.to_dict(self.loss), "before": initial_scores}
+        tree = {**self._describe_settings(), "initial_scores": initial_scores}
         logger = stack.enter_context(
             RunLogger(
                 self.run_dir,
@@ -259,7 +256,7 @@ class EmbeddingRun:
         loop.hooks = [DivergenceGuard(logger.warn), logger, saver, self.shutdown]
         self.shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
         if latest is None and self.ranks.is_first:
-            io.write_json(self.run_dir / RUN_FILE, tree)
+            io.write_json(self.run_dir / RUN_FILE, {FORMAT_KEY: FORMAT_VERSION, **tree})
         if latest is not None:
             saver.last_step, saver.last_time = state.step, state.elapsed
         saver.save(loop, wait=True)
@@ -269,6 +266,18 @@ class EmbeddingRun:
         self.shutdown.disarm()
         state.elapsed = time.monotonic() - loop.start_time
         return self._finish(logger.summarize(loop), initial_scores)
+
+    def _describe_settings(self) -> dict[str, Any]:
+        return {"embedding": config.to_dict(self.settings), "loss": config.to_dict(self.loss)}
+
+    def _read_initial_scores(self) -> dict[str, float]:
+        """Return the scores before training from the run.json of a resumed run, whose settings must be the same."""
+        file = self.run_dir / RUN_FILE
+        tree = read_run_record(ResumeFile, file, CheckpointError)
+        for name, settings in self._describe_settings().items():
+            if tree.get(name, settings) != settings:
+                raise CheckpointError(f"{file}: the settings in '{name}' differ from those of the resumed run")
+        return tree.get("initial_scores", {})
 
     def _evaluate(self) -> dict[str, float]:
         """Return the scores on dev, computed on rank 0 and broadcast."""
@@ -322,3 +331,9 @@ def _add_max_length(length: int | None, files: dict[str, bytes]) -> dict[str, by
         name: json.dumps({**json.loads(files[name]), "model_max_length": length}, indent=2, allow_nan=False).encode()
         + b"\n"
     }
+
+
+def hash_specs(*specs: object) -> str:
+    """Return a hash of the plain forms of specs."""
+    plain = [config.to_dict(spec) for spec in specs]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, allow_nan=False).encode()).hexdigest()

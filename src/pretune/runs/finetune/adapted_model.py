@@ -65,21 +65,21 @@ def build_adapted_model(tuning: FinetuneConfig, task: Task, ranks: Ranks, *, ste
     tune = tuning.tune
     if should_add_tokens(tuning, body, task):
         body = add_task_tokens(body, seed=seed)
-    if right is not None and tune.mix is not None:
-        tune = replace(tune, mix=replace(tune.mix, ways="both"))
+    if right is not None and tune.scalar_mix is not None:
+        tune = replace(tune, scalar_mix=replace(tune.scalar_mix, ways="both"))
     model = adapt(body, build_task_head(task, body, body.tokenizer, tune), seed=seed).to(ranks.device)
     for module in model.modules():
         if isinstance(module, ScalarMixHead) and module.backwards is not None:
             if right is None:
-                raise UsageError(f"tune.mix.ways 'both': {tuning.base.path} has no {BACKWARD}/; leave it out")
+                raise UsageError(f"tune.scalar_mix.ways 'both': {tuning.base.path} has no {BACKWARD}/; leave it out")
             state = right.state_dict()
             module.backwards.load_state_dict({name: state[name] for name in module.backwards.state_dict()})
     methods.apply_method(model, tuning.method, seed=seed)
     configure_model(model, tuning.train.to_train_config(), ranks)
-    gradual = tuning.tune.trained if isinstance(tuning.tune.trained, Gradual) else None
-    if gradual is None and not isinstance(tuning.tune.trained, Full):
-        freeze(model, tuning.tune.trained)
-    decay = None if tuning.tune.decay is None else Decay(factor=tuning.tune.decay)
+    gradual = tuning.tune.trainable_layers if isinstance(tuning.tune.trainable_layers, Gradual) else None
+    if gradual is None and not isinstance(tuning.tune.trainable_layers, Full):
+        freeze(model, tuning.tune.trainable_layers)
+    decay = None if tuning.tune.layer_decay is None else Decay(factor=tuning.tune.layer_decay)
     groups = build_parameter_groups(model, lr_factor=decay)
     hooks: list[Any] = [*methods.build_hooks(model, tuning.method, epoch=steps_per_epoch)]
     if gradual is not None:
@@ -95,7 +95,7 @@ def should_add_tokens(tuning: FinetuneConfig, body: LanguageModel, task: Task) -
     family = FAMILIES.get(body.spec.family) if body.spec.family in FAMILIES else None
     if family is None or not family.adds_task_tokens or not isinstance(tuning.method, Full | Gradual):
         return False
-    if not isinstance(tuning.tune.trained, Full | Gradual):
+    if not isinstance(tuning.tune.trainable_layers, Full | Gradual):
         return False
     return not isinstance(build_task_head(task, body, body.tokenizer, tuning.tune), Generation)
 
@@ -107,7 +107,7 @@ def has_backward_model(base: BaseConfig) -> bool:
 
 def load_backward_model(tuning: FinetuneConfig) -> LanguageModel | None:
     """That model, where its layers are mixed with the other's."""
-    if tuning.tune.mix is None or not has_backward_model(tuning.base):
+    if tuning.tune.scalar_mix is None or not has_backward_model(tuning.base):
         return None
     found = checkpoint.load(resolve_path(tuning.base.path) / BACKWARD)
     return found if tuning.base.weights == "pretrained" else build(found.spec, seed=tuning.train.seed + 1)
@@ -137,8 +137,8 @@ def load_base_model(base: BaseConfig, *, seed: int) -> LanguageModel:
         fresh = build(model.spec, seed=seed)
         fresh.assets = model.assets
         model = fresh
-    if base.extra:
-        model = add_blocks(model, base.extra, seed=seed)
+    if base.extra_layers:
+        model = add_blocks(model, base.extra_layers, seed=seed)
     return model.train()
 
 
@@ -148,9 +148,13 @@ def build_task_head(
     """The head that a task needs on a model, with what is wished for of it; several tasks write, or have one each."""
     if several := find_member_tasks(task):
         return _build_heads(several, model, tokenizer, tune)
-    silent = tune.text is None and (tune.mix is not None or tune.reading is not None)  # such a head cannot write
-    head = build_head(task, model, tokenizer, text_to_text=False if silent else tune.text, lm_loss_weight=tune.language)
-    for name in ("dropout", "reading", "mix"):
+    silent = tune.text_to_text is None and (
+        tune.scalar_mix is not None or tune.pooling is not None
+    )  # such a head cannot write
+    head = build_head(
+        task, model, tokenizer, text_to_text=False if silent else tune.text_to_text, lm_loss_weight=tune.lm_loss_weight
+    )
+    for name in ("dropout", "pooling", "scalar_mix"):
         value = getattr(tune, name)
         if value is not None and not hasattr(head, name):
             raise UsageError(f"tune.{name}: the head '{config.get_kind(head)}' has none; leave it out")
@@ -164,13 +168,15 @@ def _build_heads(
 ) -> TaskHead:
     """One that writes all answers, where the model can and all tasks have templates; else a head for each."""
     without = [task.name for task in tasks if task.template is None and task.kind != "generation"]
-    if tune.text and without:
-        raise UsageError(f"task '{without[0]}' has no template, so its answers cannot be written; leave tune.text out")
+    if tune.text_to_text and without:
+        raise UsageError(
+            f"task '{without[0]}' has no template, so its answers cannot be written; leave tune.text_to_text out"
+        )
     spec = model.spec if isinstance(model, LanguageModel) else model
     able = spec.shape != "encoder" and spec.head is not None and not without
-    if tune.text or (tune.text is None and able and tune.mix is None and tune.reading is None):
+    if tune.text_to_text or (tune.text_to_text is None and able and tune.scalar_mix is None and tune.pooling is None):
         return Generation().resolve(spec)
-    made: list[Any] = [build_task_head(task, model, tokenizer, replace(tune, text=False)) for task in tasks]
+    made: list[Any] = [build_task_head(task, model, tokenizer, replace(tune, text_to_text=False)) for task in tasks]
     return Several(tuple(made)).resolve(spec)
 
 
@@ -187,7 +193,7 @@ def build_encoder(tuning: FinetuneConfig, task: Task, model: ModelWithHead, trai
         stride=tuning.data.stride,
         slots=methods.count_slots(tuning.method),
         scale=scale,
-        new_tokens=tuning.data.new_tokens,
+        new_tokens=tuning.data.max_new_tokens,
         examples=train,
     )
     encoder = made(max_length=tuning.data.max_length)

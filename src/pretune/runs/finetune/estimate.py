@@ -33,11 +33,11 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     """Labels, lengths, what is cut off, and the cost on this machine's device and on each that we know, of all trials;
     evaluation left out."""
     opened = open_task(tuning.task)
-    check_sizes(opened, tuning.task, plan.labels)
-    train = opened.select_train(plan.max_labels, tuning.task.split)
+    check_sizes(opened, tuning.task, plan.train_examples)
+    train = opened.select_train(plan.max_train_examples, tuning.task.split_seed)
     begun = build_adapted_model(tuning, opened.task, Ranks(torch.device("cpu")), steps_per_epoch=1.0)
     reader = TaskEncoders.from_model(tuning, opened, begun.model, train)
-    some = sample_subset(train, SAMPLE_EXAMPLES, tuning.task.split) if len(train) > SAMPLE_EXAMPLES else train
+    some = sample_subset(train, SAMPLE_EXAMPLES, tuning.task.split_seed) if len(train) > SAMPLE_EXAMPLES else train
     started = time.perf_counter()
     items = reader.encode(some)
     counts, stream = sum_counts(items), reader.build_stream(items, tuning)
@@ -94,4 +94,4 @@ def _count_labels(task_data: TaskData, train: list[Example]) -> dict[str, dict[s
 
 def _sort_label_counts(plan: SweepPlan, train_size: int) -> list[int]:
     """Labels of the trials, the largest number first."""
-    return sorted((train_size if count is None else count for count in plan.labels), reverse=True)
+    return sorted((train_size if count is None else count for count in plan.train_examples), reverse=True)

@@ -38,7 +38,7 @@ from pretune.tasks.table_reader import open_table
 from pretune.tasks.task import Task, get_task_type
 from pretune.tasks.user_table import build_user_task
 from pretune.tasks.user_types import is_squad
-from pretune.training.records import HeadlineFile
+from pretune.training.records import HeadlineFile, read_run_record
 
 SCORES_FILE = "scores.json"
 
@@ -92,7 +92,7 @@ class FinetunedRun(os.PathLike[str]):
         """The same for one of the tasks that were learnt together, each with a head of its own or all in words."""
         if not self.saved_task.members and "," in self.saved_task.name:
             found = replace(self.saved_task, members=tuple(TaskMember(name=name, max_length=self.saved_task.max_length,
-                            new_tokens=self.saved_task.new_tokens) for name in self.saved_task.name.split(",")))  # fmt: skip
+                            max_new_tokens=self.saved_task.max_new_tokens) for name in self.saved_task.name.split(",")))  # fmt: skip
             return replace(self, saved_task=found.select(task)[1], _predictor=None)
         if self.saved_task.members:
             head, kept = self.saved_task.select(task)
@@ -148,9 +148,9 @@ class Predictor:
             get_tokenizer(model),
             max_length=saved_task.max_length,
             stride=saved_task.stride,
-            slots=saved_task.slots,
+            slots=saved_task.virtual_tokens,
             scale=saved_task.scale,
-            new_tokens=saved_task.new_tokens,
+            new_tokens=saved_task.max_new_tokens,
         )
         half = torch.bfloat16 if device.startswith("cuda") and torch.cuda.is_bf16_supported() else None
         return cls(task, model, encoder, saved_task.threshold, half)
@@ -261,9 +261,9 @@ def build_table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], 
     known = match_columns(file, kept.text, kept.pair)
     usual = {"text": wanted.text or known[0], "pair": wanted.pair or known[1], "label": wanted.label}
     text, pair, label = ({**usual, **roles}[role] for role in ("text", "pair", "label"))
-    name, type_ = Path(file).name, get_task_type(kept.kind_of)
-    paired: bool | None = kept.kind_of == "pair" or kept.pair is not None
-    if kept.kind_of == "regression" and wanted.name is not None:
+    name, type_ = Path(file).name, get_task_type(kept.task_kind)
+    paired: bool | None = kept.task_kind == "pair" or kept.pair is not None
+    if kept.task_kind == "regression" and wanted.name is not None:
         paired = None  # a published task of scores has pairs where the table has
     return build_user_task(
         {"test": file}, text, label, pair, name=name, labels=kept.labels, type=type_, has_pair=paired
@@ -287,7 +287,7 @@ class _RunFile(TypedDict):
 
 def _read_task_config(run: Path) -> TaskConfig:
     return config.from_dict(
-        TaskConfig, config.read_record(_RunFile, run / RUN_FILE, CheckpointError)["task"], location="task"
+        TaskConfig, read_run_record(_RunFile, run / RUN_FILE, CheckpointError)["task"], location="task"
     )
 
 
@@ -305,7 +305,7 @@ def _open_divided_task(run: Path, task: Task, data: str | os.PathLike[str] | Non
     if task.name not in (wanted.name or "").split(","):
         return None
     place = None if data is None else os.fspath(data)
-    return open_task(replace(wanted, name=task.name, data=place, labels=None, most=None))
+    return open_task(replace(wanted, name=task.name, data=place, train_examples=None, max_eval_examples=None))
 
 
 def _relabel(example: Example, task: Task, run_task: Task) -> Example:

@@ -30,10 +30,10 @@ def build_example(raw_input: Any, saved_task: SavedTask, source: str) -> Example
         )
     words = _read_list(raw_input, "words", source) or _read_list(raw_input, "tokens", source)
     columns = saved_task.text, saved_task.pair
-    if columns == (None, None) and saved_task.kind_of in ("pair", "regression"):
+    if columns == (None, None) and saved_task.task_kind in ("pair", "regression"):
         columns = find_pair_columns(map(str, raw_input)) or columns
     text = _read_field(raw_input, columns[0], FIELD_NAMES["text"], source)
-    if saved_task.kind_of == "tagging":
+    if saved_task.task_kind == "tagging":
         words = words or tuple((text or "").split())
         text = text if text is not None else " ".join(words)
     if text is None:
@@ -43,11 +43,11 @@ def build_example(raw_input: Any, saved_task: SavedTask, source: str) -> Example
             "(`pretune predict --text COL`, --text 1 where the file has no header)"
         )
     pair = _read_field(raw_input, columns[1], FIELD_NAMES["pair"], source)
-    if pair is None and (saved_task.pair is not None or saved_task.kind_of in ("pair", "span")):
-        what = saved_task.pair or ("context" if saved_task.kind_of == "span" else "pair")
+    if pair is None and (saved_task.pair is not None or saved_task.task_kind in ("pair", "span")):
+        what = saved_task.pair or ("context" if saved_task.task_kind == "span" else "pair")
         raise DataError(f"{source}: this task reads two texts; give the second as '{what}', or after a tab")
-    choices = read_choices(raw_input, source) if saved_task.kind_of == "choice" else ()
-    if saved_task.kind_of == "choice" and len(choices) < 2:
+    choices = read_choices(raw_input, source) if saved_task.task_kind == "choice" else ()
+    if saved_task.task_kind == "choice" and len(choices) < 2:
         raise DataError(f"{source}: this task chooses among options; give at least two as the list 'choices'")
     facts = {str(name): str(value) for name, value in raw_input.items() if isinstance(value, str)}
     return Example(text=text, pair=pair, words=words, choices=choices, id=str(raw_input.get("id", "")), facts=facts)

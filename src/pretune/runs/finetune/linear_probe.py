@@ -46,7 +46,9 @@ def predict_with_probe(
 ) -> list[Prediction]:
     """What a linear model over the base's features says of examples, learnt from others."""
     body = load_base_model(tuning.base, seed=tuning.train.seed)
-    model = adapt(body, build_task_head(task, body, body.tokenizer, AdaptationConfig(text=False))).eval().to(device)
+    model = (
+        adapt(body, build_task_head(task, body, body.tokenizer, AdaptationConfig(text_to_text=False))).eval().to(device)
+    )
     encoder = build_encoder(replace(tuning, method=Full()), task, model, [*train])  # without slots for a prompt
     x, z = (_compute_features(model, encoder, some) for some in (train, test))
     mean, std = x.mean(0), x.std(0) + 1e-6

@@ -3,7 +3,7 @@
 Paper: Kumar et al. (2022), "Fine-tuning can distort pretrained features", where it is called LP-FT. A head that was
 drawn sends noise into the body in its first steps; one that was fitted does not. It is worth most with few labels.
 
-    pretune finetune runs/small --train train.csv --set tune.head=probe --set 'tune.reading={"at": "mean"}'
+    pretune finetune runs/small --train train.csv --set tune.head=probe --set 'tune.pooling={"mode": "mean"}'
 """
 
 import numpy as np
@@ -48,7 +48,7 @@ def fit_head(model: ModelWithHead, items: Items, *, seed: int, precision: torch.
     if not isinstance(head, SequenceHead) or not plain or not isinstance(model.spec, Classification) or y is None:
         raise UsageError(
             f"tune.head 'probe' is for classes that are read straight from states, with a bias; this is the head "
-            f'\'{config.get_kind(model.spec)}\'; set tune.reading={{"at": "mean"}}, or tune.head=drawn'
+            f'\'{config.get_kind(model.spec)}\'; set tune.pooling={{"mode": "mean"}}, or tune.head=random'
         )
     if len(np.unique(y)) < 2:
         return None

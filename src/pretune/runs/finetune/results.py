@@ -44,7 +44,7 @@ def write_results(
     rate = max(best, key=get_dev_score)["lr"]
     chosen = [one for one in best if one["lr"] == rate]
     rows, absent = run_all_baselines(
-        task_data, task_data.select_train(plan.max_labels, tuning.task.split), plan, model_baselines
+        task_data, task_data.select_train(plan.max_train_examples, tuning.task.split_seed), plan, model_baselines
     )
     scores = {
         "task": task_data.task.name,
@@ -235,7 +235,7 @@ def compute_learning_curve(
     found: list[Facts] = []
     for count in counts if len(counts) > 1 else []:
         some = [one for one in trials if one["labels"] == count and one["lr"] == rate]
-        rows, _ = run_simple_baselines(task_data, task_data.select_train(count, tuning.task.split), plan.baselines)
+        rows, _ = run_simple_baselines(task_data, task_data.select_train(count, tuning.task.split_seed), plan.baselines)
         beneath = {row.name: _score_baseline(task_data, row) for row in rows}
         found.append({"labels": count, **compute_result(task_data, some), "baselines": beneath})
     return found

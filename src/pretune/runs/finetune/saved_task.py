@@ -1,4 +1,4 @@
-"""What a run remembers of its task, so that new text is read as the old was: `build_task.json`."""
+"""Task settings stored with a fine-tuned run (task.json), so that inference encodes inputs as training did."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from pretune.core import config, io
 from pretune.core.config import spec
 from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_task
 from pretune.tasks import TASKS
 from pretune.tasks.task import Kind, Task, Type, get_task_type
 from pretune.tasks.template import Template
@@ -15,80 +16,87 @@ TASK_FILE = "task.json"
 
 @spec(tagged=False)
 class TaskMember:
-    """One of several tasks, each with a head of its own."""
+    """One task of a run with several tasks and a head for each."""
 
     name: str
     scale: tuple[float, float] | None = None
     max_length: int
-    new_tokens: int | None = None
+    max_new_tokens: int | None = None
 
 
 @spec(tagged=False)
 class SavedTask:
-    """A task, the columns of its files, and how its examples become sequences."""
+    """A task, the columns of its files, and the encoding of its examples."""
 
     name: str
-    kind_of: Kind
-    type: Type | None = None  # as `--type` names it; None in runs before it was stated, and of several tasks with heads
+    task_kind: Kind
+    type: Type | None = None  # as `--type` names it; None in old runs, and of several tasks with a head each
     labels: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     scale: tuple[float, float] | None = None
     template: Template | None = None
-    text: str | None = None  # the columns of one's own files
+    text: str | None = None  # columns of the user's files
     pair: str | None = None
     max_length: int
     stride: int
-    new_tokens: int | None = None
-    slots: int = 0
-    threshold: float | None = None  # above which no answer is given
-    members: tuple[TaskMember, ...] = ()  # tasks that were learnt together, in the order of their heads
+    max_new_tokens: int | None = None
+    virtual_tokens: int = 0
+    threshold: float | None = None  # above which the question has no answer
+    members: tuple[TaskMember, ...] = ()  # tasks trained together, in the order of their heads
 
     def write(self, run: Path) -> None:
-        """Into a run's directory."""
-        io.write_json(run / TASK_FILE, config.to_dict(self))
+        """Write task.json into the directory of a run."""
+        io.write_json(run / TASK_FILE, {FORMAT_KEY: FORMAT_VERSION, **config.to_dict(self)})
 
     @classmethod
     def read(cls, run: Path) -> "SavedTask":
-        """From a run's directory."""
-        if not (run / TASK_FILE).is_file():
-            raise CheckpointError(f"{run}: has no {TASK_FILE}: not a fine-tuned run; make one with `pretune finetune`")
-        return config.read_spec(cls, run / TASK_FILE, CheckpointError)
+        """Read task.json from the directory of a run, of any format."""
+        file = run / TASK_FILE
+        if not file.is_file():
+            raise CheckpointError(f"{run}: no {TASK_FILE}: not a fine-tuned run; make one with `pretune finetune`")
+        tree = migrate_task(io.read_json(file, CheckpointError), CheckpointError, str(file))
+        try:
+            return config.from_dict(cls, tree, location=str(file))
+        except UsageError as error:
+            raise CheckpointError(str(error)) from None
 
     def select(self, name: str | None) -> tuple[int, "SavedTask"]:
-        """The number of a task among those learnt together, and what is known of it alone."""
+        """Return the index of a task among those trained together, and its own settings."""
         names = [member.name for member in self.members]
         if name not in names:
-            found = "none was given" if name is None else f"found '{name[:40]}'"
-            raise UsageError(f"this run learnt several tasks ({', '.join(names)}); say which with --task, {found}")
-        number = names.index(name)
-        member, task = self.members[number], TASKS.get(name)
-        return number, replace(
+            value = "got none" if name is None else f"got '{name[:40]}'"
+            raise UsageError(
+                f"this run was trained on several tasks: choose one with --task ({', '.join(names)}), {value}"
+            )
+        index = names.index(name)
+        member, task = self.members[index], TASKS.get(name)
+        return index, replace(
             self,
             name=name,
-            kind_of=task.kind,
+            task_kind=task.kind,
             type=get_task_type(task.kind),
             labels=task.labels,
             metrics=task.metrics,
             template=task.template,
             scale=member.scale,
             max_length=member.max_length,
-            new_tokens=member.new_tokens,
+            max_new_tokens=member.max_new_tokens,
             members=(),
         )
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of the tasks that were learnt."""
+        """The kinds of the tasks that the run was trained on."""
         names = self.name.split(",") if "," in self.name else []
-        return frozenset(TASKS.get(name).kind for name in names if name in TASKS) or frozenset({self.kind_of})
+        return frozenset(TASKS.get(name).kind for name in names if name in TASKS) or frozenset({self.task_kind})
 
     def build_task(self) -> Task:
-        """The task: ours by its name, or what is known of one's own."""
+        """Return the task: the built-in one of this name, or one with the stored settings."""
         if self.name in TASKS and TASKS.get(self.name).labels == self.labels:
             return TASKS.get(self.name)
         return Task(
             name=self.name,
-            kind=self.kind_of,
+            kind=self.task_kind,
             metrics=self.metrics,
             splits={},
             labels=self.labels,

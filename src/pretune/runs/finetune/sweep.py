@@ -22,6 +22,7 @@ from pretune.adaptation import methods
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.core.format import join_names
+from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_run
 from pretune.evaluation.baselines.run import COSINE, PROBE, RANDOM, BaselineResult, parse_baselines
 from pretune.evaluation.baselines.table import MAX_TRAIN_EXAMPLES
 from pretune.evaluation.similarity import compute_cosines
@@ -67,7 +68,7 @@ def finetune(
     resume: bool = False,
     lr: float | Sequence[float] | None = None,
     seeds: int | None = None,
-    labels: Sequence[int | None] = (),
+    train_examples: Sequence[int | None] = (),
     baselines: str | None = None,
     forgetting: str | os.PathLike[str] | None = None,
     vectors: str | os.PathLike[str] | None = None,
@@ -76,8 +77,8 @@ def finetune(
 ) -> FinetunedRun:
     """Adapt a model to a task and leave it in `out`, with its scores, those of baselines, and what it cost.
 
-    Several rates in `lr` are compared on dev. `seeds` runs give a mean and an interval. `labels` are numbers of
-    training examples, None for all: with several, a curve. `forgetting` is prepared data (`pretune prepare`);
+    Several rates in `lr` are compared on dev. `seeds` runs give a mean and an interval. `train_examples` are numbers of
+    training examples, None for all: with several, a learning curve. `forgetting` is prepared data (`pretune prepare`);
     `vectors` a file of word vectors (`pretune vectors`) for the baseline of that name.
     Other wishes are those of `build_finetune_config`: a task by name, or train, dev and test files with their columns; method; epochs
     or steps; settings and changes.
@@ -85,7 +86,7 @@ def finetune(
     where = Path(out)
     rates: Sequence[float] = () if lr is None else (lr,) if isinstance(lr, int | float) else lr
     stop = GracefulShutdown(f"go on with `{build_resume_command('finetune', where)}`", has_checkpoint=resume)
-    tries: Facts = {"seeds": seeds, "labels": labels, "baselines": baselines}
+    tries: Facts = {"seeds": seeds, "train_examples": train_examples, "baselines": baselines}
     tries |= {"forgetting": forgetting, "vectors": vectors}
     with stop.handle_signals():
         if resume:
@@ -102,7 +103,7 @@ def finetune(
         if tuning.task.name is not None:  # before its files are read
             build_task_head(find_trainable_task(tuning.task.name), read_base_spec(tuning.base.path), None, tuning.tune)
         opened = open_task(tuning.task)
-        check_sizes(opened, tuning.task, plan.labels)
+        check_sizes(opened, tuning.task, plan.train_examples)
         with init_distributed(resolve_device(device)) as many:
             if tuning.train.batch < many.world:
                 raise UsageError(
@@ -118,7 +119,7 @@ def build_plan(
     rates: Sequence[float] = (),
     *,
     seeds: int | None = None,
-    labels: Sequence[int | None] = (),
+    train_examples: Sequence[int | None] = (),
     baselines: str | None = None,
     forgetting: str | os.PathLike[str] | None = None,
     vectors: str | os.PathLike[str] | None = None,
@@ -127,21 +128,26 @@ def build_plan(
     """What a run tries: what is wished for, or what the run that is repeated had tried (`before`)."""
     first = tuning.train.seed
     found = SweepPlan(
-        rates=(tuning.train.lr,), seeds=(first,), labels=(tuning.task.labels,), baselines=parse_baselines("default")
+        rates=(tuning.train.lr,),
+        seeds=(first,),
+        train_examples=(tuning.task.train_examples,),
+        baselines=parse_baselines("default"),
     )
     if stored_plan is not None:
         found = config.from_dict(SweepPlan, stored_plan, location="plan")
     if seeds is not None and not 1 <= seeds <= MAX_SEEDS:
         raise UsageError(f"--seeds {seeds} must be at least 1, and at most {MAX_SEEDS:,}")
-    limit = tuning.task.labels
-    if limit is not None and labels and tuple(labels) != (limit,):
-        shown = ",".join("all" if count is None else str(count) for count in labels)
-        raise UsageError(f"--labels {shown} and task.labels={limit} both state the training examples; keep one of them")
+    limit = tuning.task.train_examples
+    if limit is not None and train_examples and tuple(train_examples) != (limit,):
+        shown = ",".join("all" if count is None else str(count) for count in train_examples)
+        raise UsageError(
+            f"--train-examples {shown} and task.train_examples={limit} both state the training examples; keep one of them"
+        )
     made = replace(
         found,
         rates=tuple(rates) or found.rates,
         seeds=found.seeds if seeds is None else tuple(range(first, first + seeds)),
-        labels=tuple(labels) or found.labels,
+        train_examples=tuple(train_examples) or found.train_examples,
         baselines=found.baselines if baselines is None else parse_baselines(baselines),
         forgetting=found.forgetting if forgetting is None else os.fspath(forgetting),
         vectors=found.vectors if vectors is None else os.fspath(vectors),
@@ -188,7 +194,7 @@ def load_resumed_config(
         raise CheckpointError(
             f"{run_dir}: there is no run to resume ({RUN_FILE} is missing); start it without --resume"
         )
-    tree = io.read_json(run_dir / RUN_FILE, CheckpointError)
+    tree = migrate_run(io.read_json(run_dir / RUN_FILE, CheckpointError), CheckpointError, str(run_dir / RUN_FILE))
     stored, plan = (
         FinetuneConfig.from_dict(tree, source=str(run_dir / RUN_FILE)),
         config.from_dict(SweepPlan, tree.get("plan"), location="plan"),
@@ -226,11 +232,11 @@ class FinetuneSweep:
         """From the beginning, or from where it was."""
         for note in self.task_data.parts.notes:
             log.info(note)
-        if self.tuning.tune.mix is None and has_backward_model(self.tuning.base):
+        if self.tuning.tune.scalar_mix is None and has_backward_model(self.tuning.base):
             log.info(f"{self.tuning.base.path}: of its two models the one from the left is adapted; `mix` reads both")
         if len(self.plan.rates) == 1:
             log.info(explain_rate(self.tuning))
-        train = self.task_data.select_train(self.plan.max_labels, self.tuning.task.split)
+        train = self.task_data.select_train(self.plan.max_train_examples, self.tuning.task.split_seed)
         counts = count_labels(self.task_data.task, train)
         shown = join_names([f"{name} {count:,.6g}" for name, count in counts.items()])
         log.info(
@@ -243,7 +249,10 @@ class FinetuneSweep:
                 io.sweep(self.run_dir)
                 if not resume:
                     check_no_finetune_run(self.run_dir)
-                    io.write_json(self.run_dir / RUN_FILE, {**self.tuning.to_dict(), "plan": config.to_dict(self.plan)})
+                    io.write_json(
+                        self.run_dir / RUN_FILE,
+                        {FORMAT_KEY: FORMAT_VERSION, **self.tuning.to_dict(), "plan": config.to_dict(self.plan)},
+                    )
             for tuning in self.plan.list_rate_trials(self.tuning):
                 self._run_trial(tuning, lock, resume)
             best = max(self.trials, key=get_dev_score)
@@ -276,7 +285,7 @@ class FinetuneSweep:
             found = trial.run(lock if where == self.run_dir else None, resume=resume)
             full = [one for one in self.trials if one["labels"] == found["labels"]]
             if self.ranks.is_first:
-                if tuning.task.labels == self.plan.max_labels and get_dev_score(found) > max(
+                if tuning.task.train_examples == self.plan.max_train_examples and get_dev_score(found) > max(
                     map(get_dev_score, full), default=-1e9
                 ):
                     self._save_model(trial, found)
@@ -287,7 +296,7 @@ class FinetuneSweep:
 
     def _estimate_remaining_work(self) -> RemainingWork:
         """What follows the trial that is next: other trials, among them that of random weights, and baselines."""
-        train = self.task_data.select_train(self.plan.max_labels, self.tuning.task.split)
+        train = self.task_data.select_train(self.plan.max_train_examples, self.tuning.task.split_seed)
         names = [name for name in self.plan.baselines if name != RANDOM]
         trials = self.plan.trial_count - len(self.trials) - 1 + (RANDOM in self.plan.baselines)
         return RemainingWork(
@@ -330,8 +339,8 @@ class FinetuneSweep:
 
     def _run_random_weights(self, resume: bool) -> BaselineResult:
         """The same model from random weights, trained whole on the same examples: a baseline."""
-        wish: dict[str, Any] = {"task.labels": self.plan.max_labels, "train.seed": self.plan.seeds[0]}
-        wish |= {"tune.trained": {"kind": "full"}, "tune.decay": None}
+        wish: dict[str, Any] = {"task.train_examples": self.plan.max_train_examples, "train.seed": self.plan.seeds[0]}
+        wish |= {"tune.trainable_layers": {"kind": "full"}, "tune.layer_decay": None}
         tuning = build_finetune_config(settings=self.tuning, method="full+random", changes=wish)
         where = self.run_dir / TRIALS_DIR / RANDOM
         found = self._load_finished_trial(where, resume)
@@ -363,12 +372,12 @@ def build_saved_task(trial: FinetuneTrial, threshold: float | None) -> SavedTask
     rules, columns = encoder.rules, get_columns(task)
     members = [
         TaskMember(name=one.task.name, scale=one.rules.scale, max_length=one.rules.max_length,
-               new_tokens=one.rules.new_tokens or None)
+               max_new_tokens=one.rules.new_tokens or None)
         for one in (trial.encoders.encoders if trial.encoders.has_separate_heads else ())
     ]  # fmt: skip
     return SavedTask(
         name=task.name,
-        kind_of=task.kind,
+        task_kind=task.kind,
         type=None if members else get_task_type(task.kind),
         labels=task.labels,
         metrics=task.metrics,
@@ -378,8 +387,8 @@ def build_saved_task(trial: FinetuneTrial, threshold: float | None) -> SavedTask
         pair=wanted.pair or columns[1],
         max_length=rules.max_length,
         stride=rules.stride,
-        new_tokens=rules.new_tokens or None,
-        slots=encoder.slots,
+        max_new_tokens=rules.new_tokens or None,
+        virtual_tokens=encoder.slots,
         threshold=threshold,
         members=tuple(members),
     )

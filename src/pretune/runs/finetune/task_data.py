@@ -83,10 +83,13 @@ def open_task(task_config: TaskConfig) -> TaskData:
 def _limit_train(member: TaskData, task_config: TaskConfig) -> TaskData:
     """A task with as many training examples as each may have."""
     size = len(member.parts.train)
-    if task_config.each is None or task_config.each >= size:
+    if task_config.max_examples_per_task is None or task_config.max_examples_per_task >= size:
         return member
-    train = member.select_train(task_config.each, task_config.split)
-    notes = (*member.parts.notes, f"{len(train)} of {size} training examples, stratified, seed {task_config.split}")
+    train = member.select_train(task_config.max_examples_per_task, task_config.split_seed)
+    notes = (
+        *member.parts.notes,
+        f"{len(train)} of {size} training examples, stratified, seed {task_config.split_seed}",
+    )
     return replace(member, parts=replace(member.parts, train=train, notes=notes))
 
 
@@ -119,16 +122,16 @@ def _open_single(task_config: TaskConfig) -> TaskData:
     there = task.find_available(task_config.data)
     if set(there) == {"train"}:
         whole = list(there["train"].read())
-        train, dev, test = divide(whole, SPLIT_SHARES, task_config.split, task.group_field)
+        train, dev, test = divide(whole, SPLIT_SHARES, task_config.split_seed, task.group_field)
         notes.append(
-            f"one split only: {format_count(len(whole), 'examples')} divided 80/10/10, stratified, seed {task_config.split}"
+            f"one split only: {format_count(len(whole), 'examples')} divided 80/10/10, stratified, seed {task_config.split_seed}"
         )
         parts = TaskSplits(train=train, dev=dev, test=test)
     else:
-        parts = load_task(task, task_config.data, task_config.split)
+        parts = load_task(task, task_config.data, task_config.split_seed)
     parts = replace(parts, split_sizes={split: len(getattr(parts, split)) for split in SPLITS})
-    if task_config.most is not None:
-        parts = _limit_eval(task, parts, task_config.most, task_config.split)
+    if task_config.max_eval_examples is not None:
+        parts = _limit_eval(task, parts, task_config.max_eval_examples, task_config.split_seed)
     few = _find_size_problems(task, parts) if task_config.name is None else ()
     opened = TaskData(task=task, parts=replace(parts, notes=(*notes, *parts.notes, *_find_repeats(parts), *few)))
     if not has_answers(task, parts.train) or not has_answers(task, parts.dev):
@@ -155,7 +158,7 @@ def _describe_type(task: Task, task_config: TaskConfig) -> str:
 def check_sizes(task_data: TaskData, task_config: TaskConfig, counts: Sequence[int | None]) -> None:
     """Refuse numbers of training examples that are too small to learn from, unless the run is forced."""
     for count in () if task_config.force else counts:
-        check_size(task_data, task_data.select_train(count, task_config.split))
+        check_size(task_data, task_data.select_train(count, task_config.split_seed))
 
 
 def check_size(task_data: TaskData, train: Sequence[Example]) -> None:

@@ -60,7 +60,7 @@ class TaskEncoders:
         for encoder, mine in zip(self.encoders, index_by_member(self.task_data, examples), strict=True):
             if not mine:
                 raise DataError(
-                    f"task '{encoder.task.name}': none of {len(examples)} labels is of it; raise task.labels"
+                    f"task '{encoder.task.name}': none of {len(examples)} labels is of it; raise task.train_examples"
                 )
             parts.append(encoder.encode([examples[at] for at in mine]))
         return tuple(parts)

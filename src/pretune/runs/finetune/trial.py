@@ -82,7 +82,7 @@ class FinetuneTrial:
             shutdown,
         )
         self.task, fit = task_data.task, tuning.train
-        self.train_examples = task_data.select_train(tuning.task.labels, tuning.task.split)
+        self.train_examples = task_data.select_train(tuning.task.train_examples, tuning.task.split_seed)
         self.precision = resolve_precision(fit.to_train_config(), ranks)
         if ranks.device.type == "cuda":
             gc.collect()  # NOTE: a trial before may be held by cycles, which Python has no reason to look for
@@ -92,12 +92,12 @@ class FinetuneTrial:
         self.model = self.adapted_model.model
         self.encoders = TaskEncoders.from_model(tuning, task_data, self.model, self.train_examples)
         known = {} if encoded_items is None else encoded_items  # of trials before, by the number of labels
-        if tuning.task.labels not in known:
-            known[tuning.task.labels] = self.encoders.encode(self.train_examples)
+        if tuning.task.train_examples not in known:
+            known[tuning.task.train_examples] = self.encoders.encode(self.train_examples)
         self.notes = self.encoders.find_unknown_tokens(self.train_examples)
         for note in self.notes if len(known) == 1 and encoded_items is not None and ranks.is_first else ():
             log.warn(note)
-        self.items = known[tuning.task.labels]
+        self.items = known[tuning.task.train_examples]
         if tuning.tune.head == "probe":
             fitted = lambda: fit_head(self.model, self.items[0], seed=fit.seed, precision=self.precision)  # noqa: E731
             center_dropout(self.model, ranks.broadcast_object(run_on_rank_zero(ranks, fitted)))
@@ -126,7 +126,7 @@ class FinetuneTrial:
         tokenizer, lone = get_tokenizer(self.model), Ranks(ranks.device)
         self.forgetting_meter = None
         if forgetting is not None:
-            plain = load_base_model(replace(tuning.base, extra=0), seed=fit.seed)
+            plain = load_base_model(replace(tuning.base, extra_layers=0), seed=fit.seed)
             self.forgetting_meter = ForgettingMeter(
                 self.adapted_model.body, plain, forgetting, lone, self.precision, tuning.method
             )
@@ -150,9 +150,11 @@ class FinetuneTrial:
             store = None
             if self.ranks.is_first:
                 held = lock or stack.enter_context(RunLock(self.run_dir, on_warning=log.warn))
-                if self.tuning.train.keep:
+                if self.tuning.train.max_checkpoints:
                     store = CheckpointManager(
-                        self.run_dir / CHECKPOINTS_DIR, max_checkpoints=self.tuning.train.keep, on_warning=log.warn
+                        self.run_dir / CHECKPOINTS_DIR,
+                        max_checkpoints=self.tuning.train.max_checkpoints,
+                        on_warning=log.warn,
                     )
                     store.remove_unfinished(held)
             facts: Facts = self.ranks.broadcast_object(self._train(stack, store, resume))
@@ -272,21 +274,23 @@ class FinetuneTrial:
             budget=None,
             every=fit.log_every,
             trackers=fit.trackers,
-            tariff=fit.tariff,
+            cost_rates=fit.cost_rates,
             settings=self.tuning.to_dict(),
             overhead=self.outlook,
         )
 
     def _limit_eval_examples(self) -> int:
         """Examples of dev that choices are made on, at most."""
-        return self.tuning.train.judge or (GENERATION_EVAL_EXAMPLES if self.encoders.is_generative else EVAL_EXAMPLES)
+        return self.tuning.train.eval_examples or (
+            GENERATION_EVAL_EXAMPLES if self.encoders.is_generative else EVAL_EXAMPLES
+        )
 
     def _evaluate(self) -> dict[str, float]:
         """The score on dev, or on as much of it as choices are made on."""
         dev = self.task_data.parts.dev
         most = self._limit_eval_examples()
         groups = self.task_data.find_groups(dev)
-        some = sample_subset(dev, most, self.tuning.task.split, groups) if len(dev) > most else dev
+        some = sample_subset(dev, most, self.tuning.task.split_seed, groups) if len(dev) > most else dev
         return compute_scores(self.task_data, some, self._predict(some))
 
     def _predict(self, examples: Sequence[Example]) -> list[Prediction]:

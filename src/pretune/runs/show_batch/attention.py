@@ -88,7 +88,7 @@ def _build_self_mask(name: str, batch: Batch, *, causal: bool) -> _AttentionMask
 
 def _build_mask(queries: Batch, keys: Batch, *, causal: bool = False) -> Tensor:
     return _expand_mask(
-        build_context(queries, keys, MaskSpec(causal=causal), "naive", torch.float32).mask, queries, keys
+        build_context(queries, keys, MaskSpec(causal=causal), "eager", torch.float32).mask, queries, keys
     )
 
 

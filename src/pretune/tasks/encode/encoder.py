@@ -90,7 +90,7 @@ class TaskEncoder:
             stride=stride,
             new_tokens=_resolve_new_tokens(task, spec.max_length, new_tokens) if is_generative else 0,
             scale=scale,
-            has_lm_loss=isinstance(model.spec, Classification) and model.spec.language > 0,
+            has_lm_loss=isinstance(model.spec, Classification) and model.spec.lm_loss_weight > 0,
         )
         encoder = cls(rules, model.spec, slots)
         max_default = min(

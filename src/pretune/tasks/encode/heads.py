@@ -50,7 +50,7 @@ def build_head(
 
 def _build_head_by_kind(task: Task, lm_loss_weight: float) -> TaskHead:
     if task.kind in ("classification", "pair"):
-        return Classification(classes=len(task.labels), labels=task.labels, language=lm_loss_weight)
+        return Classification(classes=len(task.labels), labels=task.labels, lm_loss_weight=lm_loss_weight)
     if lm_loss_weight:
         raise UsageError(f"a language modeling loss needs a classification task; '{task.name}' is {task.kind}")
     match task.kind:

@@ -15,12 +15,12 @@ from pretune.core import config, io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, suggest
 from pretune.core.io.strict_json import MAX_BYTES
+from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_state
 from pretune.models import tensor_files
 from pretune.training.checkpoints.snapshot import TensorSnapshot
 from pretune.training.records import StateFile
 
 STATE_FILE = "state.json"
-FORMAT_VERSION = 1
 OLD_SUFFIX = ".old"
 """Suffix of a checkpoint while another one of the same step replaces it."""
 
@@ -39,6 +39,7 @@ class Checkpoint:
     facts: dict[str, Any]
     groups: tuple[str, ...]
     tied_names: dict[str, dict[str, str]]
+    format_version: int = FORMAT_VERSION  # of the file
 
     def load_tensors(self, group: str) -> dict[str, Tensor]:
         """Load the tensors of a group to the CPU; tied names share one tensor."""
@@ -110,7 +111,7 @@ def describe_state(step: int, snapshot: TensorSnapshot, facts: Mapping[str, Any]
             raise ValueError(f"invalid group name {group!r}: use lowercase letters, digits and underscores")
     finite_score = None if score is None or not math.isfinite(score) else float(score)
     state = {
-        "format": FORMAT_VERSION,
+        FORMAT_KEY: FORMAT_VERSION,
         "step": step,
         "score": finite_score,
         "groups": sorted(snapshot.groups),
@@ -168,17 +169,21 @@ def read_score(folder: Path) -> float:
 
 def _parse_state(folder: Path, state: dict[str, Any]) -> Checkpoint:
     path = folder / STATE_FILE
-    if state.get("format") != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path}: format {format_value(state.get('format'))} is not supported; this version reads {FORMAT_VERSION}"
-        )
+    version = state.get(FORMAT_KEY, 1)
+    state = migrate_state(state, CheckpointError, str(path))
     record = config.check_record(StateFile, state, CheckpointError, str(path))
     for group in record["groups"]:
         if not _GROUP_PATTERN.fullmatch(group):
             raise CheckpointError(f"{path}: {format_value(group)} is not a valid group name; {_REMEDY}")
     groups, step, score = tuple(record["groups"]), record["step"], record["score"]
     return Checkpoint(
-        folder=folder, step=step, score=score, facts=record["facts"], groups=groups, tied_names=record["tied"]
+        folder=folder,
+        step=step,
+        score=score,
+        facts=record["facts"],
+        groups=groups,
+        tied_names=record["tied"],
+        format_version=version,
     )
 
 

@@ -1,7 +1,7 @@
 """Config keys and tensor names of BERT-like encoders."""
 
 from pretune.models.hf.config import FixedKey, Key
-from pretune.nn.pooling import Reading
+from pretune.nn.pooling import PoolingConfig
 
 ENCODER_KEYS = (
     Key("hidden_size", ("width",), 768),
@@ -42,7 +42,7 @@ ENCODER_NAMES = {
 }
 """Parameter -> tensor, without the prefix of the body."""
 
-POOLER = Reading(at="first", layer="pooler")
+POOLER = PoolingConfig(mode="first", layer="pooler")
 """[CLS] through the pre-trained pooler (Devlin et al., 2019, section 3.2)."""
 
 LARGE_SETTINGS = {"width": 1024, "depth": 24, "heads": 16}
