@@ -14,7 +14,9 @@ from pretune.text.styles import STYLES
 from pretune.text.templates import STRATEGIES, SpecialPart, Strategy, TextPart, TokenTemplate, pad_left, truncate
 from tests.text.tokenizers import trained
 
-MARKS = {mark.text: 1000 + i for i, mark in enumerate(mark for style in STYLES.values() for mark in style.marks)}
+MARKS = {
+    mark.text: 1000 + i for i, mark in enumerate(mark for style in STYLES.values() for mark in style.special_tokens)
+}
 
 
 def template(style: str) -> TokenTemplate:
@@ -57,10 +59,10 @@ class TestApply:
     def test_a_template_is_plain_data(self) -> None:
         made = template("cls-last")
         assert from_dict(TokenTemplate, to_dict(made)) == made
-        assert dataclasses.asdict(made)["single"][0] == {"which": "a", "segment": 0}
+        assert dataclasses.asdict(made)["single"][0] == {"text": "a", "segment": 0}
 
     @pytest.mark.parametrize(
-        "pair", [(), (TextPart(which="a"),), (TextPart(which="b"), TextPart(which="a")), (TextPart(which="a"),) * 2]
+        "pair", [(), (TextPart(text="a"),), (TextPart(text="b"), TextPart(text="a")), (TextPart(text="a"),) * 2]
     )
     def test_texts_must_be_there_once(self, pair: tuple[SpecialPart | TextPart, ...]) -> None:
         with pytest.raises(UsageError, match="'pair'"):
@@ -171,5 +173,5 @@ class TestPadLeft:
 @pytest.mark.parametrize("style", STYLES)
 def test_a_tokenizer_has_the_template_of_its_style(style: str) -> None:
     tokenizer = trained("bpe", style)
-    ids = {mark.text: tokenizer.raw.token_to_id(mark.text) for mark in STYLES[style].marks}
+    ids = {mark.text: tokenizer.raw.token_to_id(mark.text) for mark in STYLES[style].special_tokens}
     assert tokenizer.template == TokenTemplate.from_layouts(STYLES[style].single, STYLES[style].pair, ids)

@@ -128,7 +128,9 @@ def find_family(special: Collection[str]) -> tuple[str, list[str]]:
     from pretune.text.styles import STYLES
 
     matches = [
-        (len(style.marks), name) for name, style in STYLES.items() if {m.text for m in style.marks} <= {*special}
+        (len(style.special_tokens), name)
+        for name, style in STYLES.items()
+        if {m.text for m in style.special_tokens} <= {*special}
     ]
     style = max(matches, default=(0, ""))[1]
     family = find_style_family(style) or FAMILIES.list_names()[0]

@@ -4,7 +4,7 @@ A message is ONE line and states, in this order: the problem, its location (file
 values, the fix. It starts in lower case, quotes the offending value, and ends without a full stop:
 
     unknown family 'brt'; did you mean 'bert'? (`pretune list families` shows all)
-        runs/a/MANIFEST.json: 'model.safetensors' has 120 bytes, the manifest says 4096; copy the directory again
+    runs/a/MANIFEST.json: 'model.safetensors' has 120 bytes, the manifest says 4096; copy the directory again
 
 Raise an error where the value is used. Anything that is not a `PretuneError` is a bug and is reported as one.
 """

@@ -1,7 +1,7 @@
 """Models on the Hugging Face hub: `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION`.
 
-        resolve_path("hf:google/electra-small-discriminator")    # its directory in the cache of huggingface_hub
-        resolve_path("runs/books")                               # a path is returned unchanged
+    resolve_path("hf:google/electra-small-discriminator")    # its directory in the cache of huggingface_hub
+    resolve_path("runs/books")                               # a path is returned unchanged
 
 Only configs, tokenizers and safetensors are downloaded, never pickles. Without a network, a model that was downloaded
 before is read from the cache. The library is the optional extra `hub` and is imported only here.

@@ -3,7 +3,7 @@
 Listing and describing import nothing heavy, so the command line lists entries without loading torch:
 
     FAMILIES: Registry[Family] = Registry("family", {"bert": "pretune.models.families.bert:BERT"})
-        FAMILIES.list_names()       # ['bert']
+    FAMILIES.list_names()       # ['bert']
     FAMILIES.describe("bert")   # the first line of the entry's docstring, read from the source
     FAMILIES.get("bert")        # imports the module
 

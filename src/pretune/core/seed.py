@@ -2,9 +2,9 @@
 
 Workers hold no random state, so they can be killed, moved or multiplied without changing the draws:
 
-        rng = make_generator(seed, epoch, sample)       # the same three numbers give the same draws on any machine
+    rng = make_generator(seed, epoch, sample)       # the same three numbers give the same draws on any machine
     keys = mix_array((seed, epoch), samples)        # mix(seed, epoch, sample) for a whole array at once
-        extend_mix(keys, positions)                     # mix(seed, epoch, sample, position) for arrays of both
+    extend_mix(keys, positions)                     # mix(seed, epoch, sample, position) for arrays of both
 
 The hash is a chain of SplitMix64 steps (Steele, Lea and Flood, 2014), as in java.util.SplittableRandom. For fixed
 leading parts it is a bijection of the last part, so the samples of an epoch never share a key.

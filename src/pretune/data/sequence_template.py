@@ -89,7 +89,7 @@ class SequenceTemplate:
 def _to_layout(parts: tuple[SpecialPart | TextPart, ...], end: int | None) -> tuple[tuple[int, int], ...]:
     """One layout of a template, closed by `end` where it is open."""
     texts = {"a": A, "b": B}
-    laid = tuple((part.token if isinstance(part, SpecialPart) else texts[part.which], part.segment) for part in parts)
+    laid = tuple((part.token if isinstance(part, SpecialPart) else texts[part.text], part.segment) for part in parts)
     last, segment = laid[-1]
     return laid if end is None or last >= 0 else (*laid, (end, segment))
 

@@ -2,7 +2,7 @@
 
     Paris is the capital of France.
     Question: Which city is it about?
-        Answer: ____                             scored by the task's metric: exact match and F1, ROUGE, BLEU
+    Answer: ____                             scored by the task's metric: exact match and F1, ROUGE, BLEU
 
 A decoder continues the prompt. An encoder-decoder fills a blank at its end, as in pre-training, or with `text_to_text`
 generates the answer of the task's template. An answer is the first line that has a word.

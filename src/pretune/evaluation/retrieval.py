@@ -1,7 +1,7 @@
 """Zero-shot retrieval by embeddings, with BM25 as baseline: nDCG@10, reciprocal rank and recall.
 
-        evaluate_retrieval("runs/small", "cranfield", data="data")        # {"ndcg": …, "mrr": …, "recall": …}
-        evaluate_retrieval("bm25", "cranfield", data="data")
+    evaluate_retrieval("runs/small", "cranfield", data="data")        # {"ndcg": …, "mrr": …, "recall": …}
+    evaluate_retrieval("bm25", "cranfield", data="data")
 
 Hits are scored against relevance judgements: `query -> document -> gain`, from a task or from a trec_eval file.
 """

@@ -1,6 +1,6 @@
 """Zero-shot semantic similarity: the cosine of two embeddings against human scores.
 
-        evaluate_similarity("runs/small", "sts12-16", data="data")        # {"spearman": …, "pearson": …, "groups": …}
+    evaluate_similarity("runs/small", "sts12-16", data="data")        # {"spearman": …, "pearson": …, "groups": …}
 
 Spearman's correlation is the headline (Reimers et al., 2016). A task of several sets is scored over all pairs and
 set by set.

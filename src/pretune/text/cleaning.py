@@ -1,10 +1,10 @@
-"""Cleaning: filters in order, then exact and near duplicates, with a count of everything they do.
+"""Cleaning: filters in order, then exact and near duplicates, with counts of each step.
 
-    cleaned = clean(corpus.documents(), ["nfc", "controls", "spaces", "short_pages=20"], near=0.8)
+    cleaned = clean(corpus.read_documents(), ["nfc", "controls", "spaces", "short_pages=20"], near_threshold=0.8)
     for document in cleaned: ...
     cleaned.counts      # {'nfc': {'kept': 100, 'changed': 2, 'dropped': 0}, …, 'near_duplicates': {'kept': 91, …}}
 
-A filter is a pure function (text) -> text, or None to drop it; `CLEANERS` names ours, and any other function will do.
+A filter is a pure function (text) -> text, or None to drop it; `CLEANERS` lists ours, and any other function works.
 """
 
 import functools
@@ -22,7 +22,7 @@ from pretune.text.language import guess_language
 from pretune.text.neardup import NearDuplicates
 
 Filter = Callable[[str], str | None]
-"""(text) -> the text, a changed one, or None when it should be dropped."""
+"""(text) -> the text, a changed one, or None to drop it."""
 
 CLEANERS: Registry[Filter] = Registry(
     "cleaner",
@@ -52,7 +52,7 @@ PRESETS = {
         *("lorem_ipsum", "curly_braces", "few_sentences", "symbols", "repeated_lines"),
     ),
 }
-"""Lists of cleaners that go together: for text that is one already, and for pages of the web as C4 had them."""
+"""Lists of cleaners: for clean text, and for web pages as in C4."""
 
 
 def clean(
@@ -63,48 +63,52 @@ def clean(
     near_threshold: float | None = None,
     count_languages: bool = False,
 ) -> "CleanedDocuments":
-    """Documents run through filters (names of `CLEANERS` or `PRESETS`, "name=value", functions), duplicates dropped.
+    """Filter documents (names of `CLEANERS` or `PRESETS`, "name=value", or functions) and drop duplicates.
 
-    `exact`: texts equal but for white space and Unicode form; about 100 bytes of memory a document. `near`: the Jaccard
-    similarity from which on texts count as equal (`neardup`), None for no such search. `tag`: count the languages of
-    what is left. A piece of a very long document is treated as a document.
+    `exact`: drop texts that are equal up to white space and Unicode form; about 100 bytes of memory per document.
+    `near_threshold`: the Jaccard similarity from which texts count as duplicates (`neardup`), None to disable.
+    `count_languages`: count the languages of the result. A piece of a very long document is treated as a document.
     """
-    named = [pair for given in filters for pair in resolve_filters(given)]
-    return CleanedDocuments(documents, named, exact, near_threshold, count_languages)
+    named_filters = [pair for item in filters for pair in resolve_filters(item)]
+    return CleanedDocuments(documents, named_filters, exact, near_threshold, count_languages)
 
 
 def resolve_filters(cleaner: str | Filter) -> list[tuple[str, Filter]]:
-    """The filters that a name, a preset, a "name=value" or a function stands for, each with its name for the counts."""
+    """Return the filters of a name, a preset, a "name=value" or a function, each with its name for the counts."""
     if not isinstance(cleaner, str):
         return [(getattr(cleaner, "__name__", repr(cleaner)), cleaner)]
     if cleaner in PRESETS:
         return [(name, CLEANERS.get(name)) for name in PRESETS[cleaner]]
     name, equals, value = cleaner.partition("=")
     if name not in CLEANERS:
-        known = [*PRESETS, *CLEANERS]
-        raise UsageError(f"unknown cleaner '{name[:60]}'{suggest(name, known)} (known: {', '.join(known)})")
+        names = [*PRESETS, *CLEANERS]
+        raise UsageError(f"unknown cleaner '{name[:60]}'{suggest(name, names)} (allowed: {', '.join(names)})")
     function = CLEANERS.get(name)
     if not equals:
         return [(cleaner, function)]
-    options = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    options = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
     if not options:
-        raise UsageError(f"the cleaner '{name}' has no option, found '{cleaner}'")
+        raise UsageError(f"the cleaner '{name}' has no option, got '{cleaner}'")
     try:
-        typed = type(options[0].default)(value)
+        option = type(options[0].default)(value)
     except ValueError:
-        kind = {int: "a whole number", float: "a number"}[type(options[0].default)]
-        raise UsageError(f"the option of the cleaner '{name}' is {kind}, found '{value}'") from None
-    return [(cleaner, functools.partial(function, **{options[0].name: typed}))]
+        kind = {int: "an integer", float: "a number"}[type(options[0].default)]
+        raise UsageError(f"the option of the cleaner '{name}' must be {kind}, got '{value}'") from None
+    return [(cleaner, functools.partial(function, **{options[0].name: option}))]
 
 
 def hash_content(text: str) -> bytes:
-    """A 128-bit hash (BLAKE2b) of a text, the same whatever its white space and Unicode form."""
+    """Return a 128-bit hash (BLAKE2b) of a text, independent of white space and Unicode form."""
     normal = " ".join((nfc(text) or "").split())
     return hashlib.blake2b(normal.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class CleanedDocuments(Iterator[Document]):
-    """The documents that are left, to be run through once; `counts` and `languages` are complete at the end."""
+    """Iterator over cleaned documents, single pass; `counts` and `languages` are complete at the end."""
 
     def __init__(
         self,
@@ -127,16 +131,18 @@ class CleanedDocuments(Iterator[Document]):
         return next(self._iterator)
 
     def _iter_cleaned(self, documents: Iterable[Document]) -> Iterator[Document]:
-        waiting: Document | None = None  # a piece that goes on, if a later piece is kept
+        waiting: Document | None = None  # a piece to be continued if a later piece is kept
         for document in documents:
             sides = self._clean_sides(document)
             if sides is not None:
                 if waiting is not None:
                     yield waiting
-                kept = document if sides == document.sides else replace(document, text=sides[0], pair=(*sides, None)[1])
-                waiting = kept if kept.is_continued else None
-                if not kept.is_continued:
-                    yield kept
+                cleaned_document = (
+                    document if sides == document.sides else replace(document, text=sides[0], pair=(*sides, None)[1])
+                )
+                waiting = cleaned_document if cleaned_document.is_continued else None
+                if not cleaned_document.is_continued:
+                    yield cleaned_document
             elif not document.is_continued and waiting is not None:
                 yield replace(waiting, is_continued=False)
                 waiting = None
@@ -144,7 +150,7 @@ class CleanedDocuments(Iterator[Document]):
             yield replace(waiting, is_continued=False)
 
     def _clean_sides(self, document: Document) -> tuple[str, ...] | None:
-        """What the filters leave of a text, or of two sides; None when they drop one, or the duplicates both."""
+        """Return the filtered text or two sides; None if a filter drops one, or for a duplicate."""
         sides: list[str] = []
         for text in document.sides:
             for name, function in self._filters:
@@ -153,15 +159,15 @@ class CleanedDocuments(Iterator[Document]):
                     return None
                 text = result
             sides.append(text)
-        whole = "\0".join(sides)
+        full_text = "\0".join(sides)
         if self._content_keys is not None:
-            key = hash_content(whole)
+            key = hash_content(full_text)
             if not self._count("exact_duplicates", key not in self._content_keys):
                 return None
             self._content_keys.add(key)
         if self._near_duplicates is not None:
-            near = self._near_duplicates.add(self._near_duplicates.compute_signature(whole))
-            if not self._count("near_duplicates", not near):
+            is_duplicate = self._near_duplicates.add(self._near_duplicates.compute_signature(full_text))
+            if not self._count("near_duplicates", not is_duplicate):
                 return None
         if self._count_languages:
             self.languages.update(guess_language(text) for text in sides)

@@ -1,9 +1,8 @@
-"""What language a text is in: a guess, from its script and its commonest words. For tags and counts, not for judging.
+"""Language identification by script and frequent words: a guess for tags and counts, not for evaluation.
 
-A script that one language of our table has to itself decides at once (Greek, Thai, Hangul, kana). For Latin, Cyrillic
-and Arabic letters the little words decide, which make up a third of running text. One long sentence is mostly enough; a
-few words are "und", and a language that is not in the table is "und" or taken for its neighbour. Measured in
-tests/text/test_language.py.
+A script used by one language of the table decides at once (Greek, Thai, Hangul, kana). For Latin, Cyrillic and Arabic
+letters, function words decide, a third of running text. One long sentence is mostly enough; a few words are "und", and
+a language not in the table is "und" or confused with a related one. Accuracy: tests/text/test_language.py.
 """
 
 import re
@@ -12,10 +11,10 @@ from collections import Counter
 from functools import cache
 
 UNKNOWN = "und"
-"""What ISO 639 calls an undetermined language."""
+"""ISO 639 code of an undetermined language."""
 
-_SAMPLE_CHARACTERS = 5_000  # characters looked at
-_MIN_KNOWN_SHARE = 0.06  # the share of words that must be known
+_SAMPLE_CHARACTERS = 5_000  # characters used
+_MIN_KNOWN_SHARE = 0.06  # minimum share of known words
 _SCRIPTS = {
     "latin": "A-Za-zÀ-ɏḀ-ỿ",
     "cyrillic": "Ѐ-ӿ",
@@ -156,7 +155,7 @@ _WORDS = {
 
 @cache
 def _get_weights(script: str) -> dict[str, list[tuple[str, float]]]:
-    """Every known word with its languages; a word that several share says less."""
+    """Return the weights of known words by language; words shared by several languages weigh less."""
     owners: dict[str, list[str]] = {}
     for lang, words in _WORDS[script].items():
         for word in words.split():
@@ -165,7 +164,7 @@ def _get_weights(script: str) -> dict[str, list[tuple[str, float]]]:
 
 
 def guess_language(text: str) -> str:
-    """The ISO 639-1 code of the language a text seems to be in, or `UNKNOWN`.
+    """Return the likely ISO 639-1 code of a text, or `UNKNOWN`.
 
     >>> guess_language("Der Mensch ist frei geboren, und überall liegt er in Ketten.")
     'de'
@@ -175,7 +174,7 @@ def guess_language(text: str) -> str:
     if not letters:
         return UNKNOWN
     script = max(letters, key=lambda name: letters[name])
-    if script in ("han", "ja"):  # Japanese mixes both
+    if script in ("han", "ja"):  # Japanese uses both
         return "ja" if letters.get("ja", 0) > 0.05 * letters.get("han", 0) else "zh"
     if script not in _WORDS:
         return script
@@ -183,22 +182,22 @@ def guess_language(text: str) -> str:
 
 
 def _count_scripts(sample: str) -> dict[str, int]:
-    """How many letters of each script there are; what is not Latin is looked for only where there is some."""
-    others = "".join(_NOT_LATIN.findall(sample))
+    """Count the letters of each script."""
+    non_latin = "".join(_NOT_LATIN.findall(sample))
     counts = {"latin": sum(map(len, _LETTERS["latin"].findall(sample)))}
-    if others:
+    if non_latin:
         counts |= {
-            name: sum(map(len, letters.findall(others))) for name, letters in _LETTERS.items() if name != "latin"
+            name: sum(map(len, letters.findall(non_latin))) for name, letters in _LETTERS.items() if name != "latin"
         }
     return {name: count for name, count in counts.items() if count}
 
 
 def _guess_by_words(sample: str, script: str) -> str:
     words = _LETTERS[script].findall(unicodedata.normalize("NFC", sample).lower())
-    known, score = _get_weights(script), dict[str, float]()
+    weights, score = _get_weights(script), dict[str, float]()
     for word, count in Counter(words).items():
-        for lang, weight in known.get(word, ()):
+        for lang, weight in weights.get(word, ()):
             score[lang] = score.get(lang, 0.0) + weight * count
-    best, *others = sorted(score.items(), key=lambda pair: -pair[1]) or [(UNKNOWN, 0.0)]
-    sure = best[1] >= max(1.5, _MIN_KNOWN_SHARE * len(words)) and (not others or best[1] > 1.2 * others[0][1])
+    best, *runners_up = sorted(score.items(), key=lambda pair: -pair[1]) or [(UNKNOWN, 0.0)]
+    sure = best[1] >= max(1.5, _MIN_KNOWN_SHARE * len(words)) and (not runners_up or best[1] > 1.2 * runners_up[0][1])
     return best[0] if sure else UNKNOWN

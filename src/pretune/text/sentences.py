@@ -1,12 +1,12 @@
-"""Sentences: where each of them starts. Rules, for languages written with spaces and without.
+"""Rule-based sentence splitting, for languages written with and without spaces.
 
     >>> text = 'Dr. Smith paid $3.50. "Why?" he asked. 我去。你呢？'
     >>> starts = split_sentences(text)
     >>> [text[start:end] for start, end in zip(starts, [*starts[1:], None])]
     ['Dr. Smith paid $3.50. ', '"Why?" he asked. ', '我去。', '你呢？']
 
-One regular expression finds every place where a sentence may end; the words on both sides decide. Good enough for
-next-sentence and sentence-order objectives and for sentence permutation: docs/results.md has the numbers.
+One regular expression finds every candidate; the words on both sides decide. Good enough for next-sentence and
+sentence-order objectives and for sentence permutation: docs/results.md has the numbers.
 """
 
 import re
@@ -28,7 +28,7 @@ SPLITTERS: Registry[Splitter] = Registry(
 )
 
 _EMOTICON = r"[:;=]['-]?[)(DP\]]+(?![\w/])"  # :-)
-# NOTE: the pattern begins with one set of characters, which the engine looks for much faster than for alternatives.
+# NOTE: the pattern starts with one character set, which the engine searches much faster than alternatives.
 _END = re.compile(
     rf"""
     [.!?…‥؟۔।॥։።။។。！？｡\n:;=]
@@ -45,88 +45,88 @@ _END = re.compile(
 _WORD = re.compile(r"[^\W_][\w'’-]*")
 _INITIALS = re.compile(r"[^\W\d_](?:\.[^\W\d_])*")
 _OPENERS = " \t\"'“‘„«‹([{¿¡*_#•–—-"
-_CONTINUERS = frozenset(",;:)]}”’%/+=.!?…")  # after one of these a sentence goes on
+_CONTINUERS = frozenset(",;:)]}”’%/+=.!?…")  # no sentence ends before these
 _QUOTE_CONTINUERS = frozenset("とっなのはがをにで，、：；")  # 「そうだ。」と言った
 _SHORT_WORDS = {*"as at be by do go he if in is it me my of on or so to up us we".split()}  # noqa: SIM905
 _INTERJECTIONS = {*"ah alas bah eh ha hark lo nay no o oh well what why yes".split()}  # noqa: SIM905
 _LINE = re.compile(r"\S[^\n]*")
 _NAIVE = re.compile(r"(?<=[.!?])\s+")
 _BULLETS = ("- ", "* ", "• ", "– ")
-_MAX_LINE_WIDTH = 120  # a text whose lines are longer is not wrapped by hand
+_MAX_LINE_WIDTH = 120  # texts with longer lines are not hard-wrapped
 
 
 def split_sentences(text: str, lang: str = "en", splitter: str = "rules") -> list[int]:
-    """The offsets (characters) at which sentences start: 0 first, unless there is no text; spaces end a sentence."""
+    """Return the character offsets at which sentences start; the first is 0 unless the text is empty."""
     return SPLITTERS.get(splitter)(text, lang)
 
 
 def split_lines(text: str, lang: str = "en") -> list[int]:
-    """One sentence per line that is not empty, for text that is already split."""
-    starts = [found.start() for found in _LINE.finditer(text)]
+    """Split at lines that are not empty, for text that is already split."""
+    starts = [match.start() for match in _LINE.finditer(text)]
     return [0, *starts[1:]] if text else []
 
 
 def split_naive(text: str, lang: str = "en") -> list[int]:
-    """After every full stop, exclamation or question mark that a space follows: what to compare with."""
-    return [0, *(found.end() for found in _NAIVE.finditer(text) if found.end() < len(text))] if text else []
+    """Split after every full stop, exclamation or question mark followed by a space: a baseline."""
+    return [0, *(match.end() for match in _NAIVE.finditer(text) if match.end() < len(text))] if text else []
 
 
 def split_rules(text: str, lang: str = "en") -> list[int]:
-    """By punctuation, abbreviations, initials, numbers, quotes and lines."""
+    """Split by punctuation, abbreviations, initials, numbers, quotes and lines."""
     if not text:
         return []
     words, starts, lines = get_abbreviations(lang), [0], None
     first = len(text) - len(text.lstrip())
-    for found in _END.finditer(text):
-        kind, end = found.lastgroup, found.end()
+    for match in _END.finditer(text):
+        kind, end = match.lastgroup, match.end()
         if end == len(text):
             break
         if end <= first:
             continue
         if kind == "wide":
-            ends: bool | None = not found["wide"] or text[end] not in _QUOTE_CONTINUERS
+            ends: bool | None = not match["wide"] or text[end] not in _QUOTE_CONTINUERS
         elif kind == "face":
             ends = not text[end].islower()
         else:
             ends = None
-            if text.find("\n", found.start(), end) >= 0:
+            if text.find("\n", match.start(), end) >= 0:
                 lines = lines or _LineBreaks(text)
-                ends = lines.ends_sentence(found.start(), end)
+                ends = lines.ends_sentence(match.start(), end)
             if ends is None:
-                ends = kind == "space" and _is_sentence_end(text, found, starts[-1], words)
+                ends = kind == "space" and _is_sentence_end(text, match, starts[-1], words)
         if ends:
             starts.append(end)
     return starts
 
 
 def _is_sentence_end(text: str, match: re.Match[str], start: int, words: Abbreviations) -> bool:
-    """Whether a sentence that began at `start` ends with this punctuation, given the words before and after it."""
-    at, after = match.start(), match.end()
-    following = text[after]
+    """Return whether a sentence that started at `start` ends with this punctuation, given the surrounding words."""
+    position, end = match.start(), match.end()
+    following = text[end]
     if following in _CONTINUERS:
         return False
-    stop, close = text[at : match.start("close")], match["close"]
-    if following in "»›" and (after + 1 == len(text) or text[after + 1].isspace()):
+    stop, close = text[position : match.start("close")], match["close"]
+    if following in "»›" and (end + 1 == len(text) or text[end + 1].isspace()):
         return False  # French closes with it; German opens with it
-    lower = following.islower() and not text.startswith(("http", "www."), after)
+    lower = following.islower() and not text.startswith(("http", "www."), end)
     if stop != ".":
         if "!" in stop or "?" in stop:
             if not lower:
                 return True
             # "Why?" he asked. "Ah! what a hand." But on the web: "are you sure? i am."
-            whole = text[max(start, at - 9) : at].strip(_OPENERS).lower()
-            return words.loose and not close and whole not in _INTERJECTIONS
+            first_words = text[max(start, position - 9) : position].strip(_OPENERS).lower()
+            return words.loose and not close and first_words not in _INTERJECTIONS
         return not lower or stop[0] not in ".…‥"
     if close:
         return not lower
-    before = text[max(start, at - 40) : at].split()
-    if not before:
+    previous_words = text[max(start, position - 40) : position].split()
+    if not previous_words:
         return True
-    word = before[-1].lstrip("\"'“‘«([{-–—")
+    word = previous_words[-1].lstrip("\"'“‘«([{-–—")
     low = word.lower()
-    if low in words.never and not (len(word) == 1 and word.isupper()):
+    if low in words.non_final and not (len(word) == 1 and word.isupper()):
         return False
-    next_at = after
+    next_at = end
     while next_at < len(text) and text[next_at] in _OPENERS:
         next_at += 1
     next_word = _WORD.match(text, next_at)
@@ -134,11 +134,11 @@ def _is_sentence_end(text: str, match: re.Match[str], start: int, words: Abbrevi
     starter = follower[:1].isupper() and follower.lower().replace("’", "'") in words.starters
     if follower[:1].isdigit() and low in words.numbers:
         return False
-    if low in words.often or word in words.often or _INITIALS.fullmatch(word):
-        return starter and not (len(word) == 1 and len(before) < 2)
+    if low in words.ambiguous or word in words.ambiguous or _INITIALS.fullmatch(word):
+        return starter and not (len(word) == 1 and len(previous_words) < 2)
     if word.isdigit() or len(word) == 1:
-        ahead = text[max(start, at - 40) : at - len(word)].rstrip(_OPENERS)
-        if len(word) <= 3 and (not ahead or ahead[-1] in ":;"):
+        prefix = text[max(start, position - 40) : position - len(word)].rstrip(_OPENERS)
+        if len(word) <= 3 and (not prefix or prefix[-1] in ":;"):
             return False  # 1. The number of an item
         if words.ordinals and len(word) <= 2 and not starter:
             return False  # am 3. Oktober
@@ -148,7 +148,7 @@ def _is_sentence_end(text: str, match: re.Match[str], start: int, words: Abbrevi
 
 
 class _LineBreaks:
-    """What a newline means in a text: the end of a paragraph, or only of a line that was full."""
+    """Meaning of newlines in a text: the end of a paragraph, or only of a wrapped line."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -158,7 +158,7 @@ class _LineBreaks:
         self.is_caseless = sum(line.lstrip()[0].islower() for line in lines) > 0.8 * len(lines)
 
     def ends_sentence(self, start: int, end: int) -> bool | None:
-        """Whether the newlines in [at, end) end a sentence; None when the punctuation must decide."""
+        """Return whether the newlines in [start, end) end a sentence; None if the punctuation decides."""
         if self.text.count("\n", start, end) > 1 or self.text[end : end + 2] in _BULLETS:
             return True
         if 40 <= self.width <= _MAX_LINE_WIDTH:

@@ -1,7 +1,7 @@
-"""What tokenizers can be made: the kinds (how text becomes pieces) and the styles (special tokens and layouts).
+"""Tokenizer kinds (text to pieces) and styles (special tokens and templates), as data.
 
-Both are data. A kind and a style are chosen apart, so a byte-level vocabulary with [CLS] and [MASK] is one of the
-combinations; each kind names the style it mostly goes with. Styles are called by what they look like:
+Kind and style are independent, so a byte-level vocabulary with [CLS] and [MASK] is possible; each kind has a default
+style. Styles are named after their special tokens:
 
 | style            | as in                        | one text         | two texts                  |
 |------------------|------------------------------|------------------|----------------------------|
@@ -13,7 +13,7 @@ combinations; each kind names the style it mostly goes with. Styles are called b
 | `cls-last`       | XLNet                        | `a <sep> <cls>`  | `a <sep> b <sep> <cls>`    |
 | `plain`          | ELMo, ULMFiT                 | `a`              | `a b`                      |
 
-Layouts are written as words: a token, or `$A` and `$B` for the texts, with `:1` for a segment other than 0.
+Templates are written as words: a token, or `$A` and `$B` for the texts, with `:1` for a segment other than 0.
 """
 
 from collections.abc import Mapping
@@ -25,44 +25,44 @@ from pretune.core.errors import UsageError, suggest
 
 @spec
 class SpecialToken:
-    """One special token: how it is spelled, what it is for, and whether its id comes after all pieces."""
+    """A special token: its spelling, its roles, and whether its id comes after all pieces."""
 
     text: str
     roles: tuple[str, ...] = ()
     last: bool = False
-    strip: bool = False  # takes the space before it along, so that "a <mask>" is what the model predicts " b" for
+    strip: bool = False  # absorbs the preceding space, so that "a <mask>" stands for "a b"
 
 
 @spec
 class TokenizerStyle:
-    """The special tokens of a vocabulary, and how they are laid around texts."""
+    """Special tokens of a vocabulary, and their template around texts."""
 
     about: str
-    marks: tuple[SpecialToken, ...]
+    special_tokens: tuple[SpecialToken, ...]
     single: str
     pair: str
     sentinels: int = 0  # <extra_id_0> … at the very end, the first with the highest id
     padding: Literal["right", "left"] = "right"
     pad_segment: int = 0
-    quotes: bool = False  # `` and '' become "
+    quotes: bool = False  # normalize `` and '' to "
 
 
 @spec
 class TokenizerKind:
-    """How text becomes pieces: the steps before the model, by their names in `pretune.text.tokenizer.pipeline`."""
+    """Pipeline from text to pieces, by the names of steps in `pretune.text.tokenizer.pipeline`."""
 
     about: str
-    style: str  # the one it mostly goes with
+    style: str  # default style
     normalise: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
-    bytes: bool = False  # a piece for every byte is in its vocabulary
-    unknown: bool = False  # its model needs a token for text without pieces
+    bytes: bool = False  # has a piece for every byte
+    unknown: bool = False  # needs an unknown token
 
 
 KINDS: Mapping[str, TokenizerKind] = {
     "wordpiece": TokenizerKind(
-        about="whole words and ##parts of them, joined by frequency; punctuation stands alone",
+        about="words and ##pieces merged by frequency; punctuation is separate",
         style="cls-sep",
         normalise=("controls",),
         split=("whitespace", "punctuation", "ideographs"),
@@ -70,14 +70,14 @@ KINDS: Mapping[str, TokenizerKind] = {
         unknown=True,
     ),
     "bpe": TokenizerKind(
-        about="byte pairs: every text has exact pieces, and nothing is normalised",
+        about="byte-level BPE: lossless, no normalization",
         style="endoftext",
         split=("bytes",),
         decode=("bytes",),
         bytes=True,
     ),
     "unigram": TokenizerKind(
-        about="pieces with probabilities, the likeliest segmentation, spaces as ▁, rare characters as bytes",
+        about="unigram language model, spaces as ▁, rare characters as bytes",
         style="sentinels",
         normalise=("compatible", "spaces"),
         split=("metaspace",),
@@ -86,14 +86,14 @@ KINDS: Mapping[str, TokenizerKind] = {
         unknown=True,
     ),
     "characters": TokenizerKind(
-        about="one token per character, rare ones as their UTF-8 bytes; nothing is normalised",
+        about="one token per character, rare ones as UTF-8 bytes; no normalization",
         style="plain",
         split=("runs",),
         decode=("byte_tokens", "fuse"),
         bytes=True,
     ),
     "words": TokenizerKind(
-        about="whole words and single marks of punctuation",
+        about="words and punctuation characters",
         style="plain",
         normalise=("controls",),
         split=("whitespace", "punctuation", "ideographs"),
@@ -104,7 +104,7 @@ KINDS: Mapping[str, TokenizerKind] = {
 STYLES: Mapping[str, TokenizerStyle] = {
     "cls-sep": TokenizerStyle(
         about="[CLS] and [SEP] around texts, [MASK]; two segments",
-        marks=(
+        special_tokens=(
             SpecialToken(text="[PAD]", roles=("pad",)),
             SpecialToken(text="[UNK]", roles=("unk",)),
             SpecialToken(text="[CLS]", roles=("cls",)),
@@ -116,7 +116,7 @@ STYLES: Mapping[str, TokenizerStyle] = {
     ),
     "cls-sep-pieces": TokenizerStyle(
         about="[CLS] and [SEP] around texts, [MASK], <pad> and <unk>; two segments",
-        marks=(
+        special_tokens=(
             SpecialToken(text="<pad>", roles=("pad",)),
             SpecialToken(text="<unk>", roles=("unk",)),
             SpecialToken(text="[CLS]", roles=("cls", "bos")),
@@ -129,7 +129,7 @@ STYLES: Mapping[str, TokenizerStyle] = {
     ),
     "s-mask": TokenizerStyle(
         about="<s> and </s> around texts, <mask>; one segment",
-        marks=(
+        special_tokens=(
             SpecialToken(text="<s>", roles=("bos", "cls")),
             SpecialToken(text="<pad>", roles=("pad",)),
             SpecialToken(text="</s>", roles=("eos", "sep")),
@@ -141,13 +141,13 @@ STYLES: Mapping[str, TokenizerStyle] = {
     ),
     "endoftext": TokenizerStyle(
         about="<|endoftext|> between documents, nothing around texts",
-        marks=(SpecialToken(text="<|endoftext|>", roles=("bos", "eos"), last=True),),
+        special_tokens=(SpecialToken(text="<|endoftext|>", roles=("bos", "eos"), last=True),),
         single="$A",
         pair="$A $B",
     ),
     "sentinels": TokenizerStyle(
-        about="</s> after texts, <extra_id_0> … <extra_id_99> for what was taken out",
-        marks=(
+        about="</s> after texts, <extra_id_0> … <extra_id_99> for masked spans",
+        special_tokens=(
             SpecialToken(text="<pad>", roles=("pad",)),
             SpecialToken(text="</s>", roles=("eos",)),
             SpecialToken(text="<unk>", roles=("unk",)),
@@ -157,8 +157,8 @@ STYLES: Mapping[str, TokenizerStyle] = {
         sentinels=100,
     ),
     "cls-last": TokenizerStyle(
-        about="<sep> after texts and <cls> last of all, <mask>; three segments, padding to the left",
-        marks=(
+        about="<sep> after texts and <cls> at the end, <mask>; three segments, padding to the left",
+        special_tokens=(
             SpecialToken(text="<unk>", roles=("unk",)),
             SpecialToken(text="<s>", roles=("bos",)),
             SpecialToken(text="</s>", roles=("eos",)),
@@ -176,8 +176,8 @@ STYLES: Mapping[str, TokenizerStyle] = {
         quotes=True,
     ),
     "plain": TokenizerStyle(
-        about="<s> and </s> are there, but nothing is laid around texts",
-        marks=(
+        about="nothing around texts; <s> and </s> are available",
+        special_tokens=(
             SpecialToken(text="<pad>", roles=("pad",)),
             SpecialToken(text="<unk>", roles=("unk",)),
             SpecialToken(text="<s>", roles=("bos",)),
@@ -192,14 +192,14 @@ SENTINEL = "<extra_id_{}>"
 
 
 def get_tokenizer_kind(name: str) -> TokenizerKind:
-    """The kind of a name, or an error that lists them."""
+    """Return the kind with a name; raise a UsageError that lists all."""
     if name not in KINDS:
-        raise UsageError(f"unknown kind of tokenizer '{name[:60]}'{suggest(name, KINDS)} (known: {', '.join(KINDS)})")
+        raise UsageError(f"unknown tokenizer kind '{name[:60]}'{suggest(name, KINDS)} (allowed: {', '.join(KINDS)})")
     return KINDS[name]
 
 
 def get_tokenizer_style(name: str) -> TokenizerStyle:
-    """The style of a name, or an error that lists them."""
+    """Return the style with a name; raise a UsageError that lists all."""
     if name not in STYLES:
-        raise UsageError(f"unknown tokenizer style '{name[:60]}'{suggest(name, STYLES)} (known: {', '.join(STYLES)})")
+        raise UsageError(f"unknown tokenizer style '{name[:60]}'{suggest(name, STYLES)} (allowed: {', '.join(STYLES)})")
     return STYLES[name]

@@ -1,6 +1,6 @@
 """Simple baselines without pre-training.
 
-        table = compare(train, labels, test, gold, names=DEFAULT_BASELINES)        # texts, or pairs of texts
+    table = compare(train, labels, test, gold, names=DEFAULT_BASELINES)        # texts, or pairs of texts
     print(table)
 
 Each is a spec whose `fit(texts, labels, seed=0)` returns a function from texts to predicted labels. A text is a string

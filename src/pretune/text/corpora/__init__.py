@@ -1,13 +1,13 @@
 """Corpora: text of any kind as a stream of documents, in bounded memory.
 
     corpus = open_corpus(["books/", "news.jsonl.gz", "wiki/*.txt.xz", "builtin:docs"])
-    for document in corpus.documents():
-        document.text, document.source, document.where       # where: "books/a.txt:120"
+    for document in corpus.read_documents():
+        document.text, document.source, document.location    # location: "books/a.txt:120"
     corpus.counts                                             # {'binary_files': 2, 'empty_documents': 1}
 
-Files are recognised by content (`sniffing`), decompressed (`streams`) and decoded (`decoding`) a chunk at a time, then
-cut into documents (`splitting`, `tables`). Opening checks what can be checked; a fault met later stops with the file
-and the byte or line.
+Formats are detected by content (`format_detection`); files are decompressed (`streams`) and decoded (`decoding`) in
+chunks, then split into documents (`splitting`, `tables`). Opening validates as much as possible; a later error names
+the file and the byte or line.
 """
 
 from pretune.text.corpora.corpus import Corpus, CorpusPart, CorpusSource, open_corpus

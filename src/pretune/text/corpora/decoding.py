@@ -1,8 +1,8 @@
-"""Bytes to text: which encoding, where it is broken, and one kind of newline.
+"""Decoding of bytes into text: encoding detection, errors with their position, uniform newlines.
 
-UTF-8 unless the first bytes say otherwise: a byte order mark, or the zeros that UTF-16 and UTF-32 are full of. Other
-zeros in the first 8 KiB mean that a file is binary. Encodings without a sign of their own (Latin-1, GBK, Shift-JIS) are
-not guessed: a wrong guess would go unnoticed, while invalid UTF-8 is an error that names its byte.
+UTF-8 unless the first bytes indicate otherwise: a byte order mark, or the zeros typical of UTF-16 and UTF-32. Other
+zeros in the first 8 KiB mean that a file is binary. Encodings without a signature (Latin-1, GBK, Shift-JIS) are not
+guessed: a wrong guess would go unnoticed, while invalid UTF-8 is an error with its position.
 """
 
 import codecs
@@ -17,12 +17,12 @@ from typing import Literal
 from pretune.core.errors import DataError
 
 Errors = Literal["strict", "replace"]
-"""What to do with bytes that are not text: stop, or put U+FFFD and count `replaced_characters`."""
+"""Handling of invalid bytes: stop, or insert U+FFFD and count `replaced_characters`."""
 
 HEAD_BYTES = 8 * 2**10
-"""How many first bytes decide between text and binary."""
+"""Number of leading bytes that decide between text and binary."""
 
-_BYTE_ORDER_MARKS = [  # NOTE: in this order, for the mark of UTF-16-LE begins that of UTF-32-LE
+_BYTE_ORDER_MARKS = [  # NOTE: in this order: the mark of UTF-16-LE is a prefix of that of UTF-32-LE
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -52,9 +52,9 @@ _BINARY_SIGNATURES = (
 
 
 def detect_encoding(head: bytes) -> tuple[str, int] | None:
-    """The encoding that a file's first bytes show, with the length of the mark to skip; None when they are no text.
+    """Return the encoding of a file's first bytes and the length of its byte order mark; None if they are not text.
 
-    >>> detect_encoding("naïve".encode()), detect_encoding("naïve".encode("utf-16-le")), detect_encoding(b"\\x00\\x01\\x02\\x03")
+    >>> detect_encoding("naïve".encode()), detect_encoding("naïve".encode("utf-16-le")), detect_encoding(b"\\0\\1")
     (('utf-8', 0), ('utf-16-le', 0), None)
     """
     for mark, encoding in _BYTE_ORDER_MARKS:
@@ -66,13 +66,13 @@ def detect_encoding(head: bytes) -> tuple[str, int] | None:
     if b"\0" not in head:
         return "utf-8", 0
     if len(head.translate(None, _ASCII)) < len(head) // 4:
-        return None  # text with stray zeros; read as UTF-16 it would be Chinese
-    found = [(share, encoding) for encoding in _DECODERS if (share := _score_encoding(head, encoding)) > 0]
-    return (max(found)[1], 0) if found else None
+        return None  # text with stray zeros, which would decode as Chinese in UTF-16
+    candidates = [(share, encoding) for encoding in _DECODERS if (share := _score_encoding(head, encoding)) > 0]
+    return (max(candidates)[1], 0) if candidates else None
 
 
 def _score_encoding(head: bytes, encoding: str) -> float:
-    """How much of `head` is ASCII when read in an encoding; 0 where it cannot be text in that encoding."""
+    """Return the share of ASCII when `head` is decoded; 0 if it cannot be text in the encoding."""
     try:
         text, _ = _DECODERS[encoding](head, "strict", False)
     except UnicodeDecodeError:
@@ -83,16 +83,16 @@ def _score_encoding(head: bytes, encoding: str) -> float:
 
 
 def _is_coherent(text: str) -> bool:
-    """Whether letters are mostly of the same script as the letter before them; in numbers read as text they are not."""
+    """Return whether adjacent letters are mostly of the same script; binary data decoded as text are not."""
     scripts = [_get_script(c) if c.isalpha() else "" for c in text]
-    changes = [one != other for one, other in itertools.pairwise(scripts) if one and other]
+    changes = [left != right for left, right in itertools.pairwise(scripts) if left and right]
     return sum(changes) <= 1 + len(changes) // 4
 
 
 def _get_script(letter: str) -> str:
-    """The script of a letter, which its name begins with; those that East Asian languages mix are one."""
+    """Return the script of a letter, the start of its name; scripts that East Asian languages mix are one."""
     if "\u3400" <= letter < "\u4e00":
-        return "rare CJK"  # what ASCII becomes when two bytes are read as one character
+        return "rare CJK"  # pairs of ASCII bytes decoded as one character
     name = unicodedata.name(letter, "").partition(" ")[0]
     return "CJK" if name in _EAST_ASIAN else name
 
@@ -106,29 +106,29 @@ def decode(
     skip: int = 0,
     offset: int = 0,
 ) -> Iterator[str]:
-    """Chunks of bytes to chunks of text with "\\n" for every newline; a chunk may end within a character or a CRLF.
+    """Decode chunks of bytes into text with "\\n" for every newline; a chunk may end within a character or a CRLF.
 
-    `skip` is the length of the byte order mark, `offset` where in the file the first chunk lies.
+    `skip` is the length of the byte order mark, `offset` the file position of the first chunk.
     """
     decoder, pending, carriage = _DECODERS[encoding], b"", False
     for chunk in _append_none(data):
         final = chunk is None
         block = pending + chunk if chunk else pending
         if skip:
-            marked = min(skip, len(block))
-            block, offset, skip = block[marked:], offset + marked, skip - marked
+            bom_bytes = min(skip, len(block))
+            block, offset, skip = block[bom_bytes:], offset + bom_bytes, skip - bom_bytes
         try:
-            text, used = decoder(block, "strict", final)
+            text, consumed_bytes = decoder(block, "strict", final)
         except UnicodeDecodeError as fault:
             if errors == "strict":
                 raise _make_decode_error(fault, encoding, name, offset) from None
-            text, used = decoder(block, "replace", final)
+            text, consumed_bytes = decoder(block, "replace", final)
             if counts is not None:
                 counts["replaced_characters"] += text.count("\ufffd") - _count_replacement_characters(
-                    block[:used], encoding
+                    block[:consumed_bytes], encoding
                 )
-        pending = block[used:]
-        offset += used
+        pending = block[consumed_bytes:]
+        offset += consumed_bytes
         if carriage:
             text = "\r" + text
         carriage = text.endswith("\r") and not final
@@ -146,27 +146,27 @@ def _append_none(data: Iterable[bytes]) -> Iterator[bytes | None]:
 
 
 def _count_replacement_characters(block: bytes, encoding: str) -> int:
-    """How often the replacement character stands in the bytes themselves."""
+    """Count replacement characters in the original bytes."""
     width, sign = _UNIT_BYTES[encoding], "\ufffd".encode(encoding)
     if width == 1:
         return block.count(sign)
-    return sum(block[at : at + width] == sign for at in range(0, len(block), width))
+    return sum(block[i : i + width] == sign for i in range(0, len(block), width))
 
 
 def _make_decode_error(fault: UnicodeDecodeError, encoding: str, name: str, offset: int) -> DataError:
-    found = fault.object[fault.start : fault.end].hex(" ")[:11]
+    hex_bytes = fault.object[fault.start : fault.end].hex(" ")[:11]
     likely = _guess_single_byte(fault.object[fault.start :])
     return DataError(
-        f"{name}: byte {offset + fault.start} (hex {found}) is not valid {encoding.upper()}: {fault.reason}; "
+        f"{name}: byte {offset + fault.start} (hex {hex_bytes}) is not valid {encoding.upper()}: {fault.reason}; "
         f"convert it to UTF-8 (from {likely}: `iconv -f {likely} -t utf-8 {shlex.quote(name)} > NEW`); of a corpus, "
-        "`pretune prepare --errors replace` puts U+FFFD in its place"
+        "`pretune prepare --errors replace` inserts U+FFFD"
     )
 
 
 def _guess_single_byte(data: bytes) -> str:
-    """The encoding of one byte per character that bytes may be in.
+    """Guess the single-byte encoding of bytes.
 
-    Latin-1 has control characters, which no text has, where Windows has quotation marks, dashes and the euro sign.
+    Latin-1 has control characters, which text lacks, where Windows-1252 has quotation marks, dashes and the euro sign.
 
     >>> _guess_single_byte("na\u00efve".encode("latin1")), _guess_single_byte("\u201cna\u00efve\u201d".encode("cp1252"))
     ('latin1', 'cp1252')

@@ -1,6 +1,6 @@
-"""From what was typed to the files it means: files, folders (walked in sorted order) and globs.
+"""File discovery: files, folders (walked in sorted order) and globs.
 
-What is named must be readable text. Inside a folder or a glob, what cannot be read as text is skipped and counted.
+Named files must be readable text. Inside a folder or a glob, unreadable and binary files are skipped and counted.
 """
 
 import glob
@@ -18,11 +18,11 @@ from pretune.text.corpora.format_detection import detect_format
 from pretune.text.corpora.formats import DocumentBoundary
 from pretune.text.corpora.items import FULL_SPAN, CorpusFile
 
-_KERNEL_FOLDERS = ("/proc/", "/sys/")  # folders of files without a content of their own
+_KERNEL_FOLDERS = ("/proc/", "/sys/")  # virtual file systems
 
 
 class FileFinder:
-    """Finds the files of every input; `inodes` and `skip_counts` go on from one input to the next."""
+    """Finder of the files of all inputs; `inodes` and `skip_counts` persist between inputs."""
 
     def __init__(self, by: DocumentBoundary, field: str | None, errors: Errors) -> None:
         self.by, self.field, self.errors = by, field, errors
@@ -30,18 +30,18 @@ class FileFinder:
         self.skip_counts: Counter[str] = Counter()
 
     def find_files(self, pattern: str) -> tuple[Literal["file", "folder", "glob"], list[CorpusFile]]:
-        """The kind of an input ("file", "folder" or "glob") and its files, at least one."""
-        path = os.path.expanduser(pattern)  # noqa: PTH111  # which keeps 'a//b/' as it was typed
+        """Return the kind of an input ("file", "folder" or "glob") and its files, at least one."""
+        path = os.path.expanduser(pattern)  # noqa: PTH111  # keeps 'a//b/' as typed
         if _is_folder(path):
             return "folder", self._find_all(pattern, _walk(path, self.skip_counts))
         if glob.has_magic(path) and not os.path.lexists(path):
-            found = sorted(glob.glob(path, recursive=True))
-            if not found:
+            matches = sorted(glob.glob(path, recursive=True))
+            if not matches:
                 raise DataError(f"'{pattern}': no file matches")
-            walked = (
-                file for match in found for file in (_walk(match, self.skip_counts) if _is_folder(match) else [match])
+            paths = (
+                file for match in matches for file in (_walk(match, self.skip_counts) if _is_folder(match) else [match])
             )
-            return "glob", self._find_all(pattern, walked)
+            return "glob", self._find_all(pattern, paths)
         return "file", [self._find_named(path)]
 
     def _find_named(self, path: str) -> CorpusFile:
@@ -51,13 +51,13 @@ class FileFinder:
         except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
             raise DataError(f"{name}: {_explain_fault(path, fault)}") from None
         if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"{name}: a {get_file_type(path)}, not a file; save what it gives to a file first")
+            raise DataError(f"{name}: a {get_file_type(path)}, not a file; save its output to a file first")
         if self._is_repeated(status):
-            raise UsageError(f"{name}: the file is given twice, which would repeat its text; leave one away")
+            raise UsageError(f"{name}: the file is listed twice, which would repeat its text; remove one")
         return self._make_file(path, name, status)
 
     def _find_all(self, pattern: str, paths: Iterator[str]) -> list[CorpusFile]:
-        before = self.skip_counts.copy()
+        previous_counts = self.skip_counts.copy()
         files: list[CorpusFile] = []
         for path in paths:
             try:
@@ -75,41 +75,43 @@ class FileFinder:
             except UnfitError as fault:
                 self.skip_counts[fault.reason] += 1
         if not files:
-            why = ", ".join(
-                f"{count} {reason.replace('_', ' ')}" for reason, count in (self.skip_counts - before).items()
+            reasons = ", ".join(
+                f"{count} {reason.replace('_', ' ')}" for reason, count in (self.skip_counts - previous_counts).items()
             )
             raise DataError(
-                f"'{pattern}': no text in it ({'skipped: ' + why if why else 'there are no files'}); give files of text, "
+                f"'{pattern}': no text files ({'skipped: ' + reasons if reasons else 'no files'}); pass text files "
                 "such as .txt, .jsonl or .csv"
             )
         return files
 
     def _make_file(self, path: str, name: str, status: os.stat_result) -> CorpusFile:
-        if os.path.realpath(path).startswith(_KERNEL_FOLDERS):  # NOTE: looks regular, and may block or never end
-            raise UnfitError("special_files", f"{name}: made by the kernel as it is read; save it to a file first")
-        if not status.st_size:  # and is not read, for the same reason
-            raise UnfitError("empty_files", f"{name}: the file is empty; leave it out")
+        if os.path.realpath(path).startswith(
+            _KERNEL_FOLDERS
+        ):  # NOTE: such files look regular, but may block or never end
+            raise UnfitError("special_files", f"{name}: a virtual file of the kernel; save it to a file first")
+        if not status.st_size:  # not read, for the same reason
+            raise UnfitError("empty_files", f"{name}: the file is empty; remove it")
         form = detect_format(path, name, self.by, self.field, self.errors)
         file = CorpusFile(path, name, status.st_size, status.st_mtime_ns, form)
         if file.format.kind != "text" and next(file.read_documents(0, FULL_SPAN, self.errors, Counter()), None) is None:
-            raise UnfitError("empty_files", f"{name}: no row has text in the field '{file.format.field}'")
+            raise UnfitError("empty_files", f"{name}: no text in any row of the field '{file.format.field}'")
         return file
 
     def _is_repeated(self, status: os.stat_result) -> bool:
         key = (status.st_dev, status.st_ino)
-        again = key in self.inodes and status.st_ino != 0  # some file systems have no numbers
+        is_known = key in self.inodes and status.st_ino != 0  # some file systems have no numbers
         self.inodes.add(key)
-        return again
+        return is_known
 
 
 def format_path(path: str) -> str:
-    """A path as it can be printed and hashed: names on Unix are bytes, and need not be UTF-8."""
+    """Return a path that can be printed and hashed: names on Unix are bytes and need not be UTF-8."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
-    """The files below a folder, depth first, entries in the order of their names; links are followed, but no loops."""
-    stack, seen = [folder], set[tuple[int, int]]()
+def _walk(folder: str, skip_counts: Counter[str]) -> Iterator[str]:
+    """Yield the files below a folder, depth first, sorted by name; links are followed, except loops."""
+    stack, visited_inodes = [folder], set[tuple[int, int]]()
     while stack:
         path = stack.pop()
         if not _is_folder(path):
@@ -119,19 +121,19 @@ def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
             status = Path(path).stat()
             names = sorted(os.listdir(path))  # noqa: PTH208  # names, not paths
         except OSError:
-            skipped["unreadable_folders"] += 1
+            skip_counts["unreadable_folders"] += 1
             continue
-        if (status.st_dev, status.st_ino) in seen:
-            skipped["repeated_folders"] += 1
+        if (status.st_dev, status.st_ino) in visited_inodes:
+            skip_counts["repeated_folders"] += 1
             continue
-        seen.add((status.st_dev, status.st_ino))
+        visited_inodes.add((status.st_dev, status.st_ino))
         visible = [name for name in names if not name.startswith(".")]
-        skipped["hidden_files"] += len(names) - len(visible)
+        skip_counts["hidden_files"] += len(names) - len(visible)
         stack += [os.path.join(path, name) for name in reversed(visible)]  # noqa: PTH118
 
 
 def _is_folder(path: str) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises where a name is too long or a link points to itself
+    return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises for long names and link loops
 
 
 def _explain_fault(path: str, fault: OSError | ValueError) -> str:

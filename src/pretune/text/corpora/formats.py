@@ -1,30 +1,30 @@
-"""What a file is: the outcome of looking at it, and everything a reader has to know."""
+"""Result of format detection: the settings of a reader."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 DocumentBoundary = Literal["auto", "file", "block", "line", "field"]
-"""What makes a document; `auto` decides by content."""
+"""Unit of a document; `auto` decides by content."""
 
 MAX_ROW_CHARACTERS = 64 * 2**20
-"""The most characters of one row of a table: rows are parsed whole, so this bounds the memory."""
+"""Maximum length of a table row in characters: rows are parsed as a whole, so this bounds the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelimitedFormat:
-    """How the rows of a CSV or TSV file are written."""
+    """Delimiter, quoting and header of a CSV or TSV file."""
 
     delimiter: str
-    has_quotes: bool  # fields may stand in double quotes, and then hold delimiters and newlines
+    has_quotes: bool  # quoted fields may contain delimiters and newlines
     header: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFormat:
-    """How to read one file."""
+    """Format of a file."""
 
     kind: Literal["text", "jsonl", "csv", "parquet"]
-    unit: DocumentBoundary  # not "auto" any more
+    unit: DocumentBoundary  # never "auto"
     compression: str = ""
     encoding: str = "utf-8"
     bom_bytes: int = 0  # bytes of the byte order mark

@@ -1,11 +1,10 @@
-"""Data sets of the Hugging Face Hub, streamed: `hf:name/config:split:column`, behind the extra `hub`.
+"""Datasets of the Hugging Face Hub, streamed: `hf:name/config:split:column`; needs the extra `hub`.
 
-    hf:roneneldan/TinyStories                               the split `train`, the column found as in any table
+    hf:roneneldan/TinyStories                               the split `train`, the text column chosen as in any table
     hf:Salesforce/wikitext/wikitext-103-raw-v1:train:text
-    hf:wikitext/wikitext-2-raw-v1:validation                a name without owner: tried when `owner/name` is not there
+    hf:wikitext/wikitext-2-raw-v1:validation                a name without owner: tried if `owner/name` does not exist
 
-The content is not hashed: it is not here. The identity of such a source is its name with the version and sizes that the
-Hub states.
+The content is not hashed. The identity of such a source is its name with the version and sizes that the Hub reports.
 """
 
 from collections import Counter
@@ -27,18 +26,18 @@ PREFIX = "hf:"
 
 @dataclass(frozen=True, slots=True)
 class HubDataset:
-    """A data set, as the Hub knows it, and the column to read."""
+    """A dataset of the Hub, and the column to read."""
 
-    name: str  # as it was typed
+    name: str  # as typed
     path: str
     config: str | None
     split: str
     column: str
-    facts: tuple[str, ...]  # version and sizes, as the Hub states them
+    facts: tuple[str, ...]  # version and sizes, as reported by the Hub
 
     @property
     def bytes(self) -> None:
-        """Nobody knows before all of it has come."""
+        """Size on disk: unknown."""
 
     def read_documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
         return make_documents(self._read_texts(), source, f"{self.name}:row ", counts)
@@ -58,16 +57,16 @@ class HubDataset:
             for number, row in enumerate(_load(self.path, self.config, self.split), 1):
                 text = row.get(self.column)
                 if text is not None and not isinstance(text, str):
-                    raise DataError(f"{self.name}:row {number}: column '{self.column}' holds no text")
+                    raise DataError(f"{self.name}:row {number}: column '{self.column}' does not hold text")
                 yield text or "", number
         except PretuneError:
             raise
-        except Exception as fault:  # the network, in all its forms
+        except Exception as fault:  # any network error
             raise DataError(f"{self.name}: reading stopped after row {number}: {_format_fault(fault)}") from fault
 
 
 def parse_address(address: str) -> tuple[list[tuple[str, str | None]], str, str | None]:
-    """The data sets a name may mean, as (path, config) to be tried in turn, then the split and the column.
+    """Return the candidate datasets as (path, config) in order, then the split and the column.
 
     >>> parse_address("hf:owner/name/config:train:text")
     ([('owner/name', 'config')], 'train', 'text')
@@ -90,34 +89,32 @@ def parse_address(address: str) -> tuple[list[tuple[str, str | None]], str, str 
 
 
 def open_hub_dataset(address: str, field: str | None) -> HubDataset:
-    """Find a data set and its column; nothing but its description is loaded."""
+    """Find a dataset and its column; only its description is loaded."""
     options, split, column = parse_address(address)
     faults: list[str] = []
     for path, config in options:
         try:
-            found = _load(path, config, split)
+            dataset = _load(path, config, split)
         except PretuneError:
             raise
-        except Exception as fault:  # the library has dozens of kinds, and the network more
+        except Exception as fault:  # the library and the network have dozens of error types
             faults.append(f"'{path}'{f' ({config})' if config else ''}: {_format_fault(fault)}")
             continue
         return HubDataset(
-            address, path, config, split, _choose_column(found, column or field, address), _get_facts(found, split)
+            address, path, config, split, _choose_column(dataset, column or field, address), _get_facts(dataset, split)
         )
-    raise DataError(f"{address}: cannot be opened; {'; '.join(faults)}")
+    raise DataError(f"{address}: cannot open the dataset; {'; '.join(faults)}")
 
 
 def _load(path: str, config: str | None, split: str) -> Iterable[Mapping[str, Any]]:
-    if Path(path).exists():  # the library would read that, whatever it is
-        raise UsageError(
-            f"'{PREFIX}{path}': '{path}' is here, and would be read instead of the Hub's; leave {PREFIX} out"
-        )
+    if Path(path).exists():  # the library would read the local path
+        raise UsageError(f"'{PREFIX}{path}': the local path '{path}' would be read instead; omit {PREFIX} to read it")
     try:
         import datasets
     except ImportError:
-        raise UsageError(f"'{PREFIX}{path}': the Hub needs the extra 'hub': pip install 'pretune[hub]'") from None
-    found: Iterable[Mapping[str, Any]] = datasets.load_dataset(path, name=config, split=split, streaming=True)
-    return found
+        raise UsageError(f"'{PREFIX}{path}': needs the extra 'hub': pip install 'pretune[hub]'") from None
+    dataset: Iterable[Mapping[str, Any]] = datasets.load_dataset(path, name=config, split=split, streaming=True)
+    return dataset
 
 
 def _choose_column(dataset: Iterable[Mapping[str, Any]], column: str | None, address: str) -> str:
@@ -126,16 +123,16 @@ def _choose_column(dataset: Iterable[Mapping[str, Any]], column: str | None, add
         columns = {name: getattr(kind, "dtype", None) in ("string", "large_string") for name, kind in features.items()}
     else:
         columns = {name: isinstance(value, str) for name, value in next(iter(dataset), {}).items()}
-    chosen = choose_field(columns, column, address)
-    if not columns[chosen]:
-        raise DataError(f"{address}: column '{chosen}' does not hold text")
-    return chosen
+    text_column = choose_field(columns, column, address)
+    if not columns[text_column]:
+        raise DataError(f"{address}: column '{text_column}' does not hold text")
+    return text_column
 
 
 def _get_facts(dataset: Any, split: str) -> tuple[str, ...]:
     info = getattr(dataset, "info", None)
-    known = (getattr(info, "splits", None) or {}).get(split)
-    return str(getattr(info, "version", None)), str(getattr(known, "num_examples", None))
+    split_info = (getattr(info, "splits", None) or {}).get(split)
+    return str(getattr(info, "version", None)), str(getattr(split_info, "num_examples", None))
 
 
 def _format_fault(fault: Exception) -> str:

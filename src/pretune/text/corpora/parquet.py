@@ -1,15 +1,15 @@
-"""Documents out of Parquet: one per row, from one column; behind the extra `parquet`."""
+"""Documents from Parquet: one per row, from one column; needs the extra `parquet`."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from pretune.core.errors import DataError, UsageError
 
-_BATCH_ROWS = 256  # rows held at a time
+_BATCH_ROWS = 256  # rows in memory
 
 
 def read_parquet(path: str, field: str, name: str, start: int, stop: int | None, row: int) -> Iterator[tuple[str, int]]:
-    """(text, row) of every row of the row groups from `start` to before `stop`; `row` is the number of the first."""
+    """Yield (text, row) of the row groups from `start` to before `stop`; `row` is the number of the first row."""
     pyarrow = _import_pyarrow(name)
     try:
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
@@ -23,7 +23,7 @@ def read_parquet(path: str, field: str, name: str, start: int, stop: int | None,
 
 
 def list_parquet_columns(path: str, name: str) -> dict[str, bool]:
-    """The columns of a file, each with whether it holds text."""
+    """Return the columns of a file, each with whether it holds text."""
     pyarrow = _import_pyarrow(name)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
@@ -33,7 +33,7 @@ def list_parquet_columns(path: str, name: str) -> dict[str, bool]:
 
 
 def plan_parquet_spans(path: str, name: str, n_bytes: int) -> list[tuple[int, int | None, int]]:
-    """Stretches of whole row groups (first group, group to stop before, number of the first row)."""
+    """Return ranges of row groups (first group, group to stop before, number of the first row)."""
     pyarrow = _import_pyarrow(name)
     with pyarrow.parquet.ParquetFile(path) as file:
         groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]

@@ -1,7 +1,7 @@
-"""Sizes and modification times of the files of a corpus: proof that none has changed since it was opened.
+"""Sizes and modification times of the files of a corpus, to detect changes since it was opened.
 
-snapshot = Snapshot(corpus)
-with snapshot.guard():      # hash, then read; a DataError where a file has changed in between
+snapshot = FileSnapshot(corpus.list_stamps())
+with snapshot.guard():      # hash, then read; raises a DataError if a file changed in between
     ...
 """
 
@@ -17,34 +17,38 @@ Stamp = tuple[str, int, int]
 
 
 def stamp_file(path: str | os.PathLike[str]) -> Stamp:
-    """Return the stamp of a file as it is now."""
+    """Return the current stamp of a file."""
     status = Path(path).stat()
     return os.fspath(path), status.st_size, status.st_mtime_ns
 
 
 class FileSnapshot:
-    """The stamps of some files, to be compared with later ones."""
+    """Stamps of files, to compare with later ones."""
 
     def __init__(self, stamps: Iterable[Stamp]) -> None:
         self._stamps = list(stamps)
 
     def check(self) -> None:
-        """Raise a DataError for the first file that has changed or is gone."""
-        for before in self._stamps:
-            path, size, _ = before
+        """Raise a DataError for the first file that changed or is missing."""
+        for stamp in self._stamps:
+            path, size, _ = stamp
             try:
-                now = stamp_file(path)
+                current_stamp = stamp_file(path)
             except OSError as fault:
-                raise DataError(f"{path}: was there at first and cannot be read now: {fault.strerror}") from None
-            if now != before:
-                found = "its modification time" if now[1] == size else f"its size from {size:,} to {now[1]:,} bytes"
+                raise DataError(f"{path}: can no longer be read: {fault.strerror}") from None
+            if current_stamp != stamp:
+                change = (
+                    "its modification time"
+                    if current_stamp[1] == size
+                    else f"its size from {size:,} to {current_stamp[1]:,} bytes"
+                )
                 raise DataError(
-                    f"{path}: changed while it was read ({found}); run the command again when it is complete"
+                    f"{path}: changed while it was read ({change}); run the command again when the file is complete"
                 )
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Check at the end of a block, and when it fails: a changed file may be the reason."""
+        """Check at the end of a block and when it fails, since a changed file may be the reason."""
         try:
             yield
         except (DataError, OSError):

@@ -1,7 +1,7 @@
-"""A stream of text into documents at newlines, in bounded memory: one per file, per block or per line.
+"""Splitting of a text stream into documents at newlines, in bounded memory: per file, per block or per line.
 
-A block ends at an empty line, one with nothing in it. A line of spaces does not end it: WikiText and the UDHR put such
-lines between the paragraphs of one document.
+A block ends at an empty line. A line of spaces does not end it: WikiText and the UDHR have such lines between the
+paragraphs of one document.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,35 +9,34 @@ from collections.abc import Iterable, Iterator
 from pretune.text.corpora.document import MAX_CHARACTERS, find_cut
 
 SEPARATORS = {"file": "", "block": "\n\n", "line": "\n"}
-"""What ends a document, for each way to cut plain text."""
+"""End of a document, for each unit of plain text."""
 
 
 def split_documents(
     chunks: Iterable[str], separator: str, line: int = 1, max_characters: int = MAX_CHARACTERS
 ) -> Iterator[tuple[str, int, bool]]:
-    """Documents as (text, line it starts on, whether it goes on in the next one); texts may be empty or blank.
+    """Yield documents as (text, first line, whether it continues in the next one); texts may be empty or blank.
 
     >>> list(split_documents(["one\\ntwo", "\\n\\nthree"], "\\n\\n"))
     [('one\\ntwo', 1, False), ('three', 4, False)]
 
-    The result does not depend on how the text is cut into chunks. `line` is the number of the first line.
+    The result does not depend on the chunks. `line` is the number of the first line.
     """
-    parts: list[str] = []  # the document that is open
+    parts: list[str] = []  # of the current document
     size = 0
-    start = line  # the line it starts on
-    held = 0  # newlines after it: they are part of it only if more of it follows
+    start = line  # its first line
+    pending_newlines = 0  # part of it only if more of it follows
     for chunk in chunks:
         body = chunk.rstrip("\n")
         if not body:
-            held += len(chunk)
+            pending_newlines += len(chunk)
             continue
-        after = len(chunk) - len(body)
-        if held:
-            line += max(
-                0, held - max_characters
-            )  # NOTE: megabytes of newlines are cut short, or they would fill the memory
-            body = "\n" * min(held, max_characters) + body
-        held = after
+        trailing_newlines = len(chunk) - len(body)
+        if pending_newlines:
+            # NOTE: megabytes of newlines are truncated, or they would fill the memory.
+            line += max(0, pending_newlines - max_characters)
+            body = "\n" * min(pending_newlines, max_characters) + body
+        pending_newlines = trailing_newlines
         texts = body.split(separator) if separator else [body]
         last = len(texts) - 1
         for index, text in enumerate(texts):
@@ -46,23 +45,23 @@ def split_documents(
                     parts.append(text)
                     size += len(text)
             else:
-                whole = text
+                document = text
                 if separator != "\n":
-                    whole = text.lstrip("\n")
-                start = line + len(text) - len(whole)
-                if index < last and len(whole) <= max_characters:  # the common case: all of a document at once
-                    if whole or separator == "\n":
-                        yield whole, start, False
+                    document = text.lstrip("\n")
+                start = line + len(text) - len(document)
+                if index < last and len(document) <= max_characters:  # common case: a complete document
+                    if document or separator == "\n":
+                        yield document, start, False
                     line += 1 if separator == "\n" else text.count("\n") + 2
                     continue
-                parts, size = [whole], len(whole)
+                parts, size = [document], len(document)
             line += text.count("\n")
             while size > max_characters:
-                joined = "".join(parts)
-                at = find_cut(joined, max_characters)
-                yield joined[:at], start, True
-                start += joined.count("\n", 0, at)
-                parts, size = [joined[at:]], size - at
+                full_text = "".join(parts)
+                cut = find_cut(full_text, max_characters)
+                yield full_text[:cut], start, True
+                start += full_text.count("\n", 0, cut)
+                parts, size = [full_text[cut:]], size - cut
             if index < last:
                 line += len(separator)
                 yield "".join(parts), start, False

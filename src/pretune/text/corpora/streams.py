@@ -1,7 +1,7 @@
-"""The bytes of a file in chunks, decompressed: plain, gzip, xz, zstd or bzip2, recognised by their first bytes.
+"""Bytes of a file in chunks, decompressed: plain, gzip, xz, zstd or bzip2, detected by magic bytes.
 
-Memory stays bounded whatever the file claims: an archive that expands a millionfold is read a chunk at a time, and one
-that asks for an absurd dictionary is refused. A truncated or damaged stream is an error, never a short text.
+Memory is bounded for any file: an archive that expands a millionfold is read in chunks, and one with a huge dictionary
+is rejected. A truncated or damaged stream is an error, never a short text.
 """
 
 import bz2
@@ -17,16 +17,16 @@ from pretune.core.errors import DataError, UsageError, suggest_file
 from pretune.core.io import open_regular
 
 CHUNK_BYTES = 2**20
-"""How many bytes are read, and handed on, at a time."""
+"""Number of bytes read and yielded at a time."""
 
 _MAX_XZ_MEMORY = 2**28  # `xz -9` needs 65 MiB
-_MAX_ZSTD_WINDOW = 2**27  # what `zstd` itself accepts without `--long`
-_ZSTD_INPUT_BYTES = 2048  # 3 bytes of zstd can stand for 128 KiB: what is fed at once bounds what comes out at once
+_MAX_ZSTD_WINDOW = 2**27  # the limit of `zstd` without `--long`
+_ZSTD_INPUT_BYTES = 2048  # 3 bytes of zstd can expand to 128 KiB: small inputs bound the output
 _BZIP2_SIGNATURE = re.compile(rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)")
 
 
 class _DamagedStreamError(Exception):
-    """What an optional library says of a bad stream."""
+    """Error of an optional library for a damaged stream."""
 
 
 class _Readable(Protocol):
@@ -34,7 +34,7 @@ class _Readable(Protocol):
 
 
 def detect_compression(head: bytes) -> str:
-    """What a file with these first bytes (10 are enough) is compressed with; "" for nothing.
+    """Return the compression of a file by its first bytes (10 are enough); "" for none.
 
     >>> detect_compression(gzip.compress(b"text")), detect_compression(b"BZh9 is how bzip2 begins")
     ('gzip', '')
@@ -49,7 +49,7 @@ def detect_compression(head: bytes) -> str:
 
 
 def read_chunks(path: str, name: str, compression: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-    """The bytes of a file, decompressed, at most `CHUNK_BYTES` at a time; `start` and `stop` are for plain files."""
+    """Yield the decompressed bytes of a file, at most `CHUNK_BYTES` at a time; `start` and `stop` need a plain file."""
     try:
         with open_regular(path) as file:
             match compression:
@@ -64,12 +64,12 @@ def read_chunks(path: str, name: str, compression: str, start: int = 0, stop: in
                 case _:
                     yield from _read_zstd(file, name)
     except EOFError as fault:
-        raise DataError(f"{name}: the {compression} data end too early; copy or make the file again") from fault
+        raise DataError(f"{name}: truncated {compression} data; copy or create the file again") from fault
     except (zlib.error, lzma.LZMAError, gzip.BadGzipFile, _DamagedStreamError) as fault:
-        raise DataError(f"{name}: damaged {compression} data ({fault}); copy or make the file again") from fault
+        raise DataError(f"{name}: damaged {compression} data ({fault}); copy or create the file again") from fault
     except OSError as fault:
-        if fault.strerror is None:  # bz2 has no error of its own
-            raise DataError(f"{name}: damaged {compression} data ({fault}); copy or make the file again") from fault
+        if fault.strerror is None:  # bz2 has no error class
+            raise DataError(f"{name}: damaged {compression} data ({fault}); copy or create the file again") from fault
         hint = suggest_file(name) if isinstance(fault, FileNotFoundError) else ""
         raise DataError(f"{name}: cannot be read: {fault.strerror}{hint}") from fault
 
@@ -88,19 +88,19 @@ def _read_all(file: _Readable) -> Iterator[bytes]:
 
 
 def _read_xz(file: io.FileIO) -> Iterator[bytes]:
-    stream, begun = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY), False
+    stream, in_stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY), False
     data = file.read(CHUNK_BYTES)
-    while data or begun:
+    while data or in_stream:
         if not data and stream.needs_input:
             raise EOFError
         out = stream.decompress(data, CHUNK_BYTES)
-        begun = not stream.eof
+        in_stream = not stream.eof
         if out:
             yield out
-        if stream.eof:  # several streams may follow each other, with zeros between them
+        if stream.eof:  # several streams may be concatenated, with zeros between them
             data = (stream.unused_data or file.read(CHUNK_BYTES)).lstrip(b"\0")
-            while not data and (more := file.read(CHUNK_BYTES)):
-                data = more.lstrip(b"\0")
+            while not data and (block := file.read(CHUNK_BYTES)):
+                data = block.lstrip(b"\0")
             stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY)
         else:
             data = file.read(CHUNK_BYTES) if stream.needs_input else b""
@@ -111,32 +111,30 @@ def _read_zstd(file: io.FileIO, name: str) -> Iterator[bytes]:
         import zstandard
     except ImportError:
         raise UsageError(f"{name}: reading zstd needs the extra 'zstd': pip install 'pretune[zstd]'") from None
-    machine = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
-    stream, begun, ready, size = machine.decompressobj(), False, list[bytes](), 0
-    for sip in (
-        block[at : at + _ZSTD_INPUT_BYTES]
-        for block in _read_all(file)
-        for at in range(0, len(block), _ZSTD_INPUT_BYTES)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
+    stream, in_stream, ready, size = decompressor.decompressobj(), False, list[bytes](), 0
+    for piece in (
+        block[i : i + _ZSTD_INPUT_BYTES] for block in _read_all(file) for i in range(0, len(block), _ZSTD_INPUT_BYTES)
     ):
-        data = sip
-        while data:  # several frames may follow each other
+        data = piece
+        while data:  # several frames may be concatenated
             try:
                 out = stream.decompress(data)
             except zstandard.ZstdError as fault:
                 raise _DamagedStreamError(fault) from fault
-            data, begun = b"", not stream.eof
+            data, in_stream = b"", not stream.eof
             if stream.eof:
-                data, stream = stream.unused_data, machine.decompressobj()
+                data, stream = stream.unused_data, decompressor.decompressobj()
             ready.append(out)
             size += len(out)
         if size >= CHUNK_BYTES:
             yield from _split_chunks(b"".join(ready))
             ready, size = [], 0
-    if begun:
+    if in_stream:
         raise EOFError
     yield from _split_chunks(b"".join(ready))
 
 
 def _split_chunks(data: bytes) -> Iterator[bytes]:
-    for at in range(0, len(data), CHUNK_BYTES):
-        yield data[at : at + CHUNK_BYTES]
+    for i in range(0, len(data), CHUNK_BYTES):
+        yield data[i : i + CHUNK_BYTES]

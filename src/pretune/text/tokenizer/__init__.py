@@ -1,12 +1,12 @@
 """Tokenizers: one wrapper for all, five kinds to train, files that transformers reads.
 
     tokenizer = Tokenizer.load("runs/small")                     # any directory with a tokenizer.json
-    tokenizer = train("unigram", texts, vocab=8000)              # the special tokens and layouts of a style
-    found = tokenizer.encode_batch(texts, literal=True)          # flat ids, offsets, word starts, character starts
+    tokenizer = train("unigram", texts, vocab=8000)              # with the special tokens and templates of a style
+    tokens= tokenizer.encode_batch(texts, literal=True)          # flat ids, offsets, word starts, character starts
 
-Read in this order: `wrapper` (what others use), `encode` and `cache` (why it is fast), `build_files` and `roles` (what is
-read and written), `training` with `pipeline`, `sample`, `counting` and `unigram` (how one is made). The kinds and
-styles are data: `pretune.text.styles`. Layouts and truncation: `pretune.text.templates`.
+Reading order: `tokenizer` (the interface), `encode` and `cache` (speed), `files` and `roles` (input and output),
+`training` with `pipeline`, `sample`, `counting` and `unigram` (training). Kinds and styles are data:
+`pretune.text.styles`. Templates and truncation: `pretune.text.templates`.
 """
 
 from pretune.text.tokenizer.encode import TokenizedTexts

@@ -1,4 +1,4 @@
-"""From texts to flat arrays of tokens: long texts in pieces, each the fastest way that gives the library's ids."""
+"""Tokenization of texts into flat arrays: long texts in pieces, cached or by the library, with the same ids."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,41 +12,41 @@ from pretune.text.tokenizer.cache import UnitCache, encode_directly, is_separabl
 from pretune.text.tokenizer.units import split_pieces
 
 BATCH_CHARACTERS = 2**21
-"""So many characters are worked on at a time, which bounds the memory."""
+"""Characters per batch, which bounds the memory."""
 PIECE_CHARACTERS = 2**16
-"""Longer texts are cut into such pieces where that changes no token."""
+"""Longer texts are split into such pieces if that changes no token."""
 TRIAL_CHARACTERS = 2**17
-"""After so many characters it pays to find out whether units may be looked up."""
+"""Number of characters after which testing for a cache pays off."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedTexts:
-    """The tokens of D texts end to end, T in all, without special tokens around them.
+    """Tokens of D texts, T in all, without special tokens around them.
 
-    A *word* is what the tokenizer's pre-tokenizer gives: what no piece crosses. So punctuation is a word of its own for
-    WordPiece and byte-level BPE, and belongs to its word where only white space divides (unigram, characters). Without
-    a pre-tokenizer a word starts where white space does. A special token spelled out in a text is a word of its own.
+    A *word* is a unit of the pre-tokenizer, which no piece crosses. So punctuation is a separate word for WordPiece and
+    byte-level BPE, and part of a word if only white space separates words (unigram, characters). Without a
+    pre-tokenizer a word starts at white space. A special token in a text is a word of its own.
     """
 
     ids: NDArray[np.uint32]  # [T]
     offsets: NDArray[np.int64]  # [D + 1] text i is ids[offsets[i]:offsets[i + 1]]
     word_start: NDArray[np.bool_]  # [T] the first token of a word
-    starts: NDArray[np.int32]  # [T] the character of its text at which a token starts, white space before it left out
+    starts: NDArray[np.int32]  # [T] character of the text at which a token starts, without white space before it
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, text: int) -> NDArray[np.uint32]:
-        """The ids of one text."""
+        """Return the ids of one text."""
         if not 0 <= text < len(self):
             raise IndexError(f"text {text} of {len(self)}")
         return self.ids[self.offsets[text] : self.offsets[text + 1]]
 
     def find_tokens(self, text: int, characters: ArrayLike) -> NDArray[np.int64]:
-        """The tokens of a text, counted from 0, that start at the given characters of it, or else first after them.
+        """Return the tokens of a text, counted from 0, that start at or first after the given characters.
 
-        This turns the starts of sentences into token positions. A space may be a token of its own: give the character
-        at which the white space before a sentence starts. Behind the last token it is their number.
+        This maps sentence starts to token positions. A space may be a token of its own: pass the character at which the
+        white space before a sentence starts. After the last token it is the number of tokens.
         """
         starts = self.starts[self.offsets[text] : self.offsets[text + 1]]
         return np.searchsorted(starts, np.asarray(characters), "left").astype(np.int64)
@@ -54,43 +54,43 @@ class TokenizedTexts:
 
 @dataclass(slots=True)
 class _EncodingBatch:
-    """Pieces of texts to be worked on together, all the same way."""
+    """Pieces of texts that are encoded together in the same way."""
 
-    has_special_tokens: bool  # a special token is spelled out in them
+    has_special_tokens: bool  # the texts contain special tokens
     texts: list[str] = field(default_factory=list)
-    owners: list[int] = field(default_factory=list)  # which text a piece is of
-    shifts: list[int] = field(default_factory=list)  # at which character of it
+    owners: list[int] = field(default_factory=list)  # text of each piece
+    shifts: list[int] = field(default_factory=list)  # position of each piece in its text
     size: int = 0
 
 
 class TokenizerEncoder:
-    """One way of reading texts; with `literal` special tokens spelled out are text."""
+    """Encoder of texts; with `literal`, special tokens in a text are treated as text."""
 
     def __init__(self, raw: Raw, literal: bool) -> None:
         self.raw = raw
-        added = [token for token in raw.get_added_tokens_decoder().values() if not (literal and token.special)]
-        names = sorted((token.content for token in added), key=len, reverse=True)
+        added_tokens = [token for token in raw.get_added_tokens_decoder().values() if not (literal and token.special)]
+        names = sorted((token.content for token in added_tokens), key=len, reverse=True)
         self.special_pattern = re.compile("|".join(map(re.escape, names))) if names else None
         self.wordless = raw.pre_tokenizer is None
         self.seen_characters = 0
         self.cache: UnitCache | None = None
-        # Tokens that are looked for in normalised text cannot be seen from outside.
-        self.is_undecided = raw.normalizer is None or not any(token.normalized for token in added)
+        # Tokens that are matched in normalized text cannot be detected beforehand.
+        self.is_undecided = raw.normalizer is None or not any(token.normalized for token in added_tokens)
 
     def encode(self, texts: Sequence[str]) -> TokenizedTexts:
-        """The tokens of texts."""
+        """Tokenize texts."""
         self._decide(sum(map(len, texts)))
         counts = np.zeros(len(texts), np.int64)
         ids, word_start, starts = [np.zeros(0, np.uint32)], [np.zeros(0, np.bool_)], [np.zeros(0, np.int32)]
         for run in self._iter_batches(texts):
             if self.cache is None or run.has_special_tokens:
-                found = encode_directly(self.raw, run.texts, self.wordless)
+                tokens = encode_directly(self.raw, run.texts, self.wordless)
             else:
-                found = self.cache.encode(run.texts)
-            np.add.at(counts, run.owners, found.counts)
-            ids.append(found.ids)
-            word_start.append(found.word_start)
-            starts.append(found.starts + np.repeat(np.array(run.shifts, np.int32), found.counts))
+                tokens = self.cache.encode(run.texts)
+            np.add.at(counts, run.owners, tokens.counts)
+            ids.append(tokens.ids)
+            word_start.append(tokens.word_start)
+            starts.append(tokens.starts + np.repeat(np.array(run.shifts, np.int32), tokens.counts))
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return TokenizedTexts(np.concatenate(ids), offsets, np.concatenate(word_start), np.concatenate(starts))
 
@@ -103,17 +103,19 @@ class TokenizerEncoder:
     def _iter_batches(self, texts: Sequence[str]) -> Iterator[_EncodingBatch]:
         run = _EncodingBatch(False)
         for owner, text in enumerate(texts):
-            spelled = self.special_pattern is not None and self.special_pattern.search(text) is not None
+            has_special_tokens = self.special_pattern is not None and self.special_pattern.search(text) is not None
             shift = 0
             for piece in (
                 [text]
-                if spelled or self.cache is None or len(text) <= PIECE_CHARACTERS
+                if has_special_tokens or self.cache is None or len(text) <= PIECE_CHARACTERS
                 else split_pieces(text, PIECE_CHARACTERS)
             ):
-                if run.texts and (spelled != run.has_special_tokens or run.size + len(piece) > BATCH_CHARACTERS):
+                if run.texts and (
+                    has_special_tokens != run.has_special_tokens or run.size + len(piece) > BATCH_CHARACTERS
+                ):
                     yield run
-                    run = _EncodingBatch(spelled)
-                run.has_special_tokens = spelled
+                    run = _EncodingBatch(has_special_tokens)
+                run.has_special_tokens = has_special_tokens
                 run.texts.append(piece)
                 run.owners.append(owner)
                 run.shifts.append(shift)

@@ -1,4 +1,4 @@
-"""What the library says when it fails, as errors of ours."""
+"""Translation of exceptions of the `tokenizers` library."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from pretune.core.errors import PretuneError
 
 @contextlib.contextmanager
 def translate_errors(error: type[PretuneError], message: str) -> Iterator[None]:
-    """Turn the library's exceptions into one line: `what` failed, and why."""
+    """Raise exceptions of the library as `error` with a one-line message."""
     try:
         yield
     except (PretuneError, MemoryError, TypeError):
         raise
     except BaseException as fault:
-        # NOTE: the library raises bare Exception, and where it panics something that is not even one.
+        # NOTE: the library raises bare Exception, and its panics are not even Exceptions.
         if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
             raise
         words = " ".join(str(fault).split())[:200] or type(fault).__name__

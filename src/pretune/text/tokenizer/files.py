@@ -1,7 +1,7 @@
-"""The files of a tokenizer, as `AutoTokenizer` of transformers reads them, and the way back.
+"""Files of a tokenizer, as read by `AutoTokenizer` of transformers.
 
-`tokenizer.json` is the tokenizer; `tokenizer_config.json` and `special_tokens_map.json` say which special token is for
-what, on which side to pad, and that no class of a particular model is needed to read it.
+`tokenizer.json` is the tokenizer; `tokenizer_config.json` and `special_tokens_map.json` hold the roles of special
+tokens and the padding side, and declare a generic tokenizer class.
 """
 
 import json
@@ -27,13 +27,13 @@ MAX_BYTES = 256 * 2**20
 
 
 def build_files(tokenizer: "Tokenizer") -> dict[str, bytes]:
-    """The files by their names."""
+    """Return the content of the files by name."""
     tokens: dict[str, Any] = {f"{role}_token": tokenizer.get_token(i) for role, i in tokenizer.special.items()}
     mask = tokenizer.special.get("mask")
-    added = tokenizer.raw.get_added_tokens_decoder().get(mask) if mask is not None else None
-    if added is not None and added.lstrip:  # a plain string would be read as one that leaves the space alone
+    mask_token = tokenizer.raw.get_added_tokens_decoder().get(mask) if mask is not None else None
+    if mask_token is not None and mask_token.lstrip:  # a plain string would lose `lstrip`
         names = ("content", "lstrip", "normalized", "rstrip", "single_word")
-        tokens["mask_token"] = {name: getattr(added, name) for name in names}
+        tokens["mask_token"] = {name: getattr(mask_token, name) for name in names}
     extra = [tokenizer.get_token(i) for i in tokenizer.sentinels]
     segments = any(part.segment for part in (*tokenizer.template.single, *tokenizer.template.pair))
     config: dict[str, Any] = {
@@ -59,36 +59,36 @@ def _to_json(data: object) -> bytes:
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, Any]]:
-    """The library's tokenizer of a directory or a `tokenizer.json`, and what the files beside it say."""
-    given = resolve_path(path)
-    file = given / TOKENIZER_FILE if given.is_dir() else given
-    if given.is_dir() and not file.is_file():
+    """Read the tokenizer of a directory or a `tokenizer.json`, and the settings in its config files."""
+    folder = resolve_path(path)
+    file = folder / TOKENIZER_FILE if folder.is_dir() else folder
+    if folder.is_dir() and not file.is_file():
         raise CheckpointError(
-            f"{given}: no {TOKENIZER_FILE} here; give the directory of a tokenizer or of a model with one"
+            f"{folder}: no {TOKENIZER_FILE}; pass the directory of a tokenizer or of a model with one"
         )
-    said: dict[str, Any] = {}
-    for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):  # the later counts
-        beside = file.with_name(name)
-        if beside.is_file():
-            said |= io.read_json(beside, CheckpointError)
-    return parse_tokenizer(read_bytes(file), str(file)), said
+    config: dict[str, Any] = {}
+    for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):  # the later file wins
+        config_file = file.with_name(name)
+        if config_file.is_file():
+            config |= io.read_json(config_file, CheckpointError)
+    return parse_tokenizer(read_bytes(file), str(file)), config
 
 
 def read_bytes(file: Path) -> bytes:
-    """Return the content of a `tokenizer.json`."""
+    """Read the content of a `tokenizer.json`."""
     try:
         if not file.is_file():
-            remedy = suggest_file(file) or "; make one with `pretune tokenizer`"
-            what = "not a regular file" if file.exists() else f"no such file or directory{remedy}"
-            raise CheckpointError(f"{file}: {what}")
+            remedy = suggest_file(file) or "; create one with `pretune tokenizer`"
+            problem = "not a regular file" if file.exists() else f"no such file or directory{remedy}"
+            raise CheckpointError(f"{file}: {problem}")
         return io.read_bounded(file, CheckpointError, MAX_BYTES)
     except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
         raise CheckpointError(f"{file}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from fault
 
 
 def parse_tokenizer(data: bytes, location: str) -> Raw:
-    """The library's tokenizer from its JSON, with the padding and truncation that some files ask for switched off."""
-    with translate_errors(CheckpointError, f"{location}: not a readable tokenizer"):
+    """Build the library's tokenizer from its JSON, with padding and truncation disabled."""
+    with translate_errors(CheckpointError, f"{location}: invalid tokenizer"):
         raw = Raw.from_buffer(data)
         raw.no_padding()
         raw.no_truncation()
@@ -96,17 +96,17 @@ def parse_tokenizer(data: bytes, location: str) -> Raw:
 
 
 def extract_template(raw: Raw) -> TokenTemplate:
-    """The layouts that a tokenizer's post-processor makes, found by trying it, whatever class it is of."""
+    """Return the templates of a tokenizer's post-processor, found by applying it, whatever its class."""
 
-    def layout(pair: bool) -> tuple[SpecialPart | TextPart, ...]:
-        done = raw.post_process(_make_token(), _make_token() if pair else None)
-        facts = zip(done.ids, done.type_ids, done.sequence_ids, strict=True)
+    def extract_layout(pair: bool) -> tuple[SpecialPart | TextPart, ...]:
+        encoding = raw.post_process(_make_token(), _make_token() if pair else None)
+        facts = zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True)
         return tuple(
-            SpecialPart(token=i, segment=segment) if which is None else TextPart(which="ab"[which], segment=segment)  # type: ignore[arg-type]
-            for i, segment, which in facts
+            SpecialPart(token=i, segment=segment) if side is None else TextPart(text="ab"[side], segment=segment)  # type: ignore[arg-type]
+            for i, segment, side in facts
         )
 
-    return TokenTemplate(single=layout(False), pair=layout(True))
+    return TokenTemplate(single=extract_layout(False), pair=extract_layout(True))
 
 
 def _make_token() -> Any:
@@ -116,6 +116,6 @@ def _make_token() -> Any:
 
 
 def read_number(config: Mapping[str, Any], name: str, max_value: int) -> int | None:
-    """A whole number of 1 to `most` that the files give, or None."""
+    """Return an integer from 1 to `max_value` of the config, or None."""
     value = config.get(name)
     return value if type(value) is int and 0 < value <= max_value else None

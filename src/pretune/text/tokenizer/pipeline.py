@@ -1,4 +1,4 @@
-"""What stands before and after a model: the steps that `pretune.text.styles` names, as parts of the library."""
+"""Normalizers, pre-tokenizers and decoders of the library, by the names used in `pretune.text.styles`."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,13 +12,13 @@ from pretune.text.styles import TokenizerKind, TokenizerStyle
 _IDEOGRAPHS = "[一-鿿㐀-䶿豈-﫿\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]"
 
 NORMALISERS: Mapping[str, Callable[[], list[Normalizer]]] = {
-    # Control and format characters go, but for those that are white space.
+    # Remove control and format characters except white space.
     "controls": lambda: [normalizers.Replace(Regex(r"[\p{Cc}\p{Cf}\p{Co}\x{fffd}&&[^\t\n\r]]"), "")],
-    # The rules of the SentencePiece "nmt_nfkc" set, from the parts that the library has of them.
+    # SentencePiece's "nmt_nfkc" rules, from the parts that the library has.
     "compatible": lambda: [normalizers.Nmt(), normalizers.NFKC()],
     "spaces": lambda: [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip(left=False)],
     "quotes": lambda: [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')],
-    # NOTE: not the library's StripAccents, which also takes the vowels of Indic scripts (Mc).
+    # NOTE: not the library's StripAccents, which also removes the vowels of Indic scripts (Mc).
     "accents": lambda: [normalizers.NFD(), normalizers.Replace(Regex(r"\p{Mn}"), "")],
     "lowercase": lambda: [normalizers.Lowercase()],
 }
@@ -28,8 +28,8 @@ SPLITTERS: Mapping[str, Callable[[], PreTokenizer]] = {
     "punctuation": lambda: pre_tokenizers.Punctuation("isolated"),
     "ideographs": lambda: pre_tokenizers.Split(Regex(_IDEOGRAPHS), "isolated"),
     "bytes": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
-    # NOTE: not "first", which fails where the normaliser changes the first character. After a special token inside a
-    # text a word starts anew, with or without a space, as in the released vocabularies.
+    # NOTE: not "first", which fails if the normalizer changes the first character. After a special token inside a text
+    # a new word starts, with or without a space, as in the released vocabularies.
     "metaspace": lambda: pre_tokenizers.Metaspace(prepend_scheme="always"),
     "runs": lambda: pre_tokenizers.Split(Regex(r"\s*\S+|\s+"), "isolated"),
 }
@@ -46,21 +46,22 @@ DECODERS: Mapping[str, Callable[[], Decoder]] = {
 
 
 def build_normaliser(kind: TokenizerKind, style: TokenizerStyle, lowercase: bool, accents: bool) -> Normalizer | None:
-    """All normalisation in its order, or None; `accents` says whether they are kept."""
+    """Build the normalizer, or None; `accents` keeps accents."""
     names = [*(["quotes"] if style.quotes and kind.normalise else []), *kind.normalise]
     extra = [*([] if accents else ["accents"]), *(["lowercase"] if lowercase else [])]
-    at = names.index("spaces") if "spaces" in names else len(names)  # spaces last: what goes may leave some
-    steps = [step for name in [*names[:at], *extra, *names[at:]] for step in NORMALISERS[name]()]
+    # Spaces last: the other steps may leave some.
+    position = names.index("spaces") if "spaces" in names else len(names)
+    steps = [step for name in [*names[:position], *extra, *names[position:]] for step in NORMALISERS[name]()]
     return normalizers.Sequence(steps) if steps else None
 
 
 def build_splitter(kind: TokenizerKind) -> PreTokenizer:
-    """The pre-tokenizer: what it gives are the words that no piece crosses."""
+    """Build the pre-tokenizer; no piece crosses the words it returns."""
     parts = [SPLITTERS[name]() for name in kind.split]
     return parts[0] if len(parts) == 1 else pre_tokenizers.Sequence(parts)
 
 
 def build_decoder(kind: TokenizerKind) -> Decoder | None:
-    """The way back; without one, tokens are joined by spaces."""
+    """Build the decoder; without one, tokens are joined by spaces."""
     parts = [DECODERS[name]() for name in kind.decode]
     return (parts[0] if len(parts) == 1 else decoders.Sequence(parts)) if parts else None

@@ -1,4 +1,4 @@
-"""Which token is for what: found in the files beside a tokenizer, or else from how its special tokens are spelled."""
+"""Roles of special tokens, from the config files of a tokenizer or from their spellings."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ _SENTINEL = re.compile(r"<extra_id_([0-9]{1,6})>")
 
 
 class Roles(NamedTuple):
-    """The ids of the special tokens by what they are for, and the sentinels in their order."""
+    """Ids of the special tokens by role, and the sentinels in order."""
 
     special: dict[str, int]
     sentinels: tuple[int, ...]
@@ -29,10 +29,10 @@ class Roles(NamedTuple):
 def find_roles(
     vocabulary: Mapping[str, int], added_tokens: Iterable[str], config: Mapping[str, Any], template: TokenTemplate
 ) -> Roles:
-    """The roles that `said` (the files beside a tokenizer) gives, then those of the `marked` tokens' spellings.
+    """Find the roles given in `config`, or else by the spellings of the added tokens.
 
-    What the template puts first and last is the beginning and the end where nothing else is known of them. A role whose
-    token is not in the vocabulary is left out.
+    The first and last token of the template are bos and eos if nothing else is known. A role whose token is not in the
+    vocabulary is omitted.
     """
     added_tokens = list(added_tokens)
     special: dict[str, int] = {}
@@ -40,23 +40,25 @@ def find_roles(
         token = get_token_text(config.get(f"{role}_token"))
         if token in vocabulary:
             special[role] = vocabulary[token]
-    if not special:  # NOTE: where files say something, a role they leave out is meant to be absent
+    if not special:  # NOTE: if the config has roles, a missing role is intended
         for role, spellings in _SPELLINGS.items():
-            found = next((token for token in spellings if token in added_tokens and token in vocabulary), None)
-            if found is not None:
-                special[role] = vocabulary[found]
+            spelling = next((token for token in spellings if token in added_tokens and token in vocabulary), None)
+            if spelling is not None:
+                special[role] = vocabulary[spelling]
         first, last = template.single[0], template.single[-1]
         if isinstance(first, SpecialPart) and not {"cls", "bos"} & {*special}:
             special["bos"] = first.token
         if isinstance(last, SpecialPart) and not {"sep", "eos", "cls"} & {*special}:
             special["eos"] = last.token
-    likely = [token for token in vocabulary if token.startswith("<extra_id_")]
-    numbered = [(int(match[1]), vocabulary[token]) for token in likely if (match := _SENTINEL.fullmatch(token))]
-    return Roles(special, tuple(i for _, i in sorted(numbered)))
+    candidates = [token for token in vocabulary if token.startswith("<extra_id_")]
+    numbered_sentinels = [
+        (int(match[1]), vocabulary[token]) for token in candidates if (match := _SENTINEL.fullmatch(token))
+    ]
+    return Roles(special, tuple(i for _, i in sorted(numbered_sentinels)))
 
 
 def get_token_text(value: object) -> str:
-    """A token as the files write it: a string, or an object with its content."""
+    """Return the text of a token in a config file: a string, or an object with its content."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else ""

@@ -1,7 +1,7 @@
-"""A sample of a corpus that fits into memory: the same blocks for the same corpus, whatever the machine.
+"""Sample of a corpus that fits into memory: the same blocks for the same corpus on any machine.
 
-Texts are cut into blocks, and each block draws a number that depends on the seed and its place alone. The blocks with
-the smallest numbers stay, as many as the limit allows; one pass finds them, and never holds more than the limit.
+Texts are split into blocks, and each block draws a number that depends only on the seed and its position. The blocks
+with the smallest numbers stay, up to the limit; one pass finds them and never holds more than the limit.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from pretune.text.tokenizer.units import replace_surrogates, split_pieces
 
 BLOCK_CHARACTERS = 8192
 MAX_WORD_LENGTH = 512
-"""Longer words are cut: they are data in disguise, and pairs of their parts would be counted for hours."""
+"""Longer words are split: they are data rather than words, and counting pairs of their parts would take hours."""
 
 
 class TextSample:
@@ -21,21 +21,21 @@ class TextSample:
     def __init__(
         self, texts: Iterable[str], limit: int, seed: int = 0, progress: Callable[[int], None] | None = None
     ) -> None:
-        """`tell` hears how many bytes have been read so far, and once more at the end."""
+        """Read texts and sample blocks; `progress` is called with the number of bytes read so far."""
         self.total_bytes = self.sample_bytes = 0
-        heap: list[tuple[int, int, bytes]] = []  # the largest number first, hence the minus
-        bar = 2**64
-        for place, block in enumerate(_iter_blocks(texts)):
+        heap: list[tuple[int, int, bytes]] = []  # negative keys: the largest is popped first
+        threshold = 2**64
+        for position, block in enumerate(_iter_blocks(texts)):
             data = block.encode()
             self.total_bytes += len(data)
-            key = mix(seed, place)
-            if key < bar:
-                heapq.heappush(heap, (-key, place, data))
+            key = mix(seed, position)
+            if key < threshold:
+                heapq.heappush(heap, (-key, position, data))
                 self.sample_bytes += len(data)
                 while self.sample_bytes > limit:
-                    out, _, gone = heapq.heappop(heap)
-                    self.sample_bytes -= len(gone)
-                    bar = min(bar, -out)
+                    negative_key, _, dropped_block = heapq.heappop(heap)
+                    self.sample_bytes -= len(dropped_block)
+                    threshold = min(threshold, -negative_key)
             if progress is not None:
                 progress(self.total_bytes)
         if progress is not None:

@@ -1,4 +1,4 @@
-"""The tokenizer that the rest of the package sees: text to ids and back, special tokens by role, the template."""
+"""Tokenizer of this package: text to ids and back, special tokens by role, the template."""
 
 import functools
 import hashlib
@@ -24,11 +24,11 @@ from pretune.text.tokenizer.errors import translate_errors
 from pretune.text.tokenizer.units import replace_surrogates
 
 MAX_VOCAB = 2**24
-"""Ids are below this; a larger one in a file is a fault or an attack, for somebody would make a table of that size."""
+"""Upper bound of ids; a larger one in a file is an error or an attack, as tables of that size would be allocated."""
 
 
 class Tokenizer:
-    """Any tokenizer of the `tokenizers` library, trained here or found in a directory.
+    """Any tokenizer of the `tokenizers` library, trained here or loaded from a directory.
 
         tokenizer = Tokenizer.load("runs/small")
         model(tokenizer(["One text.", "Another."]))                 # a batch, with [CLS] … [SEP] around each text
@@ -36,26 +36,30 @@ class Tokenizer:
         tokenizer.encode_batch(["One text.", "Another."])           # flat arrays, without special tokens
         tokenizer.special["mask"], tokenizer.sentinels              # ids by role
 
-    Padding and truncation that a file asks for are switched off: they belong to a batch, not to a text.
+    Padding and truncation of the file are disabled: they belong to a batch, not to a text.
     """
 
     def __init__(self, raw: Raw, config: Mapping[str, Any] | None = None) -> None:
-        """`said` is what the files beside a tokenizer say, in their words."""
+        """Wrap a tokenizer; `config` holds the entries of its config files."""
         config = dict(config or {})
         raw.no_padding()
         raw.no_truncation()
         vocabulary = raw.get_vocab(with_added_tokens=True)
-        added = raw.get_added_tokens_decoder()
+        added_tokens = raw.get_added_tokens_decoder()
         self.raw = raw
         self.vocab: int = max(vocabulary.values(), default=-1) + 1
-        if self.vocab > MAX_VOCAB:  # NOTE: said before the library writes its JSON, which tries every number up to it
-            raise UsageError(f"a token has the id {self.vocab - 1}, at most {MAX_VOCAB - 1} is allowed")
+        if self.vocab > MAX_VOCAB:  # NOTE: checked before `to_str`, which loops over all ids
+            raise UsageError(f"token id {self.vocab - 1} exceeds the maximum of {MAX_VOCAB - 1}")
         self.template: TokenTemplate = files.extract_template(raw)
-        found = roles.find_roles(vocabulary, [token.content for token in added.values()], config, self.template)
-        self.special: Mapping[str, int] = MappingProxyType(found.special)
-        self.sentinels: tuple[int, ...] = found.sentinels
-        marked = {i for i, token in added.items() if token.special}
-        self.special_ids: frozenset[int] = frozenset({*marked, *found.special.values(), *found.sentinels})
+        token_roles = roles.find_roles(
+            vocabulary, [token.content for token in added_tokens.values()], config, self.template
+        )
+        self.special: Mapping[str, int] = MappingProxyType(token_roles.special)
+        self.sentinels: tuple[int, ...] = token_roles.sentinels
+        special_ids = {i for i, token in added_tokens.items() if token.special}
+        self.special_ids: frozenset[int] = frozenset(
+            {*special_ids, *token_roles.special.values(), *token_roles.sentinels}
+        )
         self.padding: Literal["right", "left"] = "left" if config.get("padding_side") == "left" else "right"
         self.pad_segment: int = files.read_number(config, "pad_token_type_id", 255) or 0
         self.length: int | None = files.read_number(config, "model_max_length", 10**9)
@@ -65,37 +69,37 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
-        """Read a directory that has a `tokenizer.json`, or such a file."""
-        raw, said = files.read_tokenizer(path)
-        what = f"{os.fspath(path)}: a tokenizer that cannot be used"
+        """Load a directory that has a `tokenizer.json`, or such a file."""
+        raw, config = files.read_tokenizer(path)
+        message = f"{os.fspath(path)}: unusable tokenizer"
         try:
-            with translate_errors(CheckpointError, what):
-                return cls(raw, said)
+            with translate_errors(CheckpointError, message):
+                return cls(raw, config)
         except UsageError as error:
-            raise CheckpointError(f"{what}: {error}") from None
+            raise CheckpointError(f"{message}: {error}") from None
 
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the files that `AutoTokenizer` reads, all of them or none."""
+        """Write the files that `AutoTokenizer` reads, atomically."""
         with io.atomic_directory(directory, overwrite=overwrite) as folder:
             for name, content in self.build_files().items():
                 io.atomic_write(folder / name, content)
 
     def build_files(self) -> dict[str, bytes]:
-        """What `save` writes, by name."""
+        """Return the files that `save` writes, by name."""
         return files.build_files(self)
 
     def with_tokens(self, tokens: Mapping[str, str]) -> "Tokenizer":
         """Return a copy with new special tokens, role -> spelling; their ids come after all others."""
         raw = files.parse_tokenizer(self.raw.to_str().encode(), "tokenizer")
         raw.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in tokens.values()])
-        known = {role: self.get_token(i) for role, i in self.special.items()} | dict(tokens)
-        return Tokenizer(raw, {**self._config, **{f"{role}_token": text for role, text in known.items()}})
+        role_tokens = {role: self.get_token(i) for role, i in self.special.items()} | dict(tokens)
+        return Tokenizer(raw, {**self._config, **{f"{role}_token": text for role, text in role_tokens.items()}})
 
     def encode_batch(self, texts: Sequence[str], *, literal: bool = False) -> TokenizedTexts:
-        """The tokens of texts as flat arrays, without special tokens around them.
+        """Tokenize texts into flat arrays, without special tokens around them.
 
-        A special token spelled out in a text ("[MASK]") is that token; with `literal` it is text like any other, as it
-        should be in a corpus that somebody else wrote. Lone surrogates are read as U+FFFD.
+        A special token in a text ("[MASK]") becomes that token; with `literal` it is treated as text, as in an
+        untrusted corpus. Lone surrogates are read as U+FFFD.
         """
         check_list(texts)
         for text in texts:
@@ -123,11 +127,11 @@ class Tokenizer:
             UsageError: what is not text, or two lists of different lengths.
         """
         inputs = _pair_texts(texts, pairs)
-        templated = [self._apply_template(text, pair, max_length) for text, pair in inputs]
-        has_segments = any(sequence.segments.any() for sequence in templated)
+        framed_tokens = [self._apply_template(text, pair, max_length) for text, pair in inputs]
+        has_segments = any(sequence.segments.any() for sequence in framed_tokens)
         return Batch.from_sequences(
-            [sequence.ids.tolist() for sequence in templated],
-            segments=[sequence.segments.tolist() for sequence in templated] if has_segments else None,
+            [sequence.ids.tolist() for sequence in framed_tokens],
+            segments=[sequence.segments.tolist() for sequence in framed_tokens] if has_segments else None,
             labels=labels,
         )
 
@@ -149,7 +153,7 @@ class Tokenizer:
         check_type(text)
         with self._lock:
             raw = self._get_encoder(literal).raw
-        with translate_errors(DataError, "this tokenizer has no tokens for a text"):
+        with translate_errors(DataError, "the tokenizer cannot encode a text"):
             return raw.encode(replace_surrogates(text), add_special_tokens=False).ids
 
     def _apply_template(self, text: str, pair: str | None, max_length: int | None) -> TemplatedTokens:
@@ -160,21 +164,21 @@ class Tokenizer:
         return self.template.fit(first, second, length=max_length).sequences[0]
 
     def decode(self, ids: ArrayLike, *, special: bool = True) -> str:
-        """The text of ids, without the special tokens if `special` is false.
+        """Decode ids to text; with `special=False` without special tokens.
 
-        An id past the vocabulary gives nothing: the vocabulary of a model may be larger than that of its tokenizer.
+        Ids beyond the vocabulary are ignored: the vocabulary of a model may be larger than that of its tokenizer.
         """
-        found = np.asarray(ids)
-        if found.size and (found.dtype.kind not in "iu" or found.min() < 0):
-            raise UsageError("ids must be whole numbers of 0 or more")
-        return self.raw.decode(found[found < self.vocab].tolist(), skip_special_tokens=not special)
+        array = np.asarray(ids)
+        if array.size and (array.dtype.kind not in "iu" or array.min() < 0):
+            raise UsageError("ids must be integers >= 0")
+        return self.raw.decode(array[array < self.vocab].tolist(), skip_special_tokens=not special)
 
     def get_token(self, i: int) -> str:
-        """The spelling of a token in the vocabulary ("##ing", "Ġthe", "▁the")."""
-        found = self.raw.id_to_token(i) if 0 <= i < self.vocab else None
-        if found is None:
-            raise UsageError(f"no token has the id {i}; the vocabulary has {self.vocab}")
-        return found
+        """Return the spelling of a token in the vocabulary ("##ing", "Ġthe", "▁the")."""
+        token = self.raw.id_to_token(i) if 0 <= i < self.vocab else None
+        if token is None:
+            raise UsageError(f"no token has the id {i}; the vocabulary size is {self.vocab}")
+        return token
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token by its spelling, or None."""
@@ -202,7 +206,7 @@ class Tokenizer:
     def _get_encoder(self, literal: bool) -> TokenizerEncoder:
         if literal not in self._encoders:
             raw = self.raw
-            if literal:  # NOTE: a property of the library's object, so a second one is needed
+            if literal:  # NOTE: a setting of the library's object, so a second object is needed
                 raw = files.parse_tokenizer(self.raw.to_str().encode(), "tokenizer")
                 raw.encode_special_tokens = True
             self._encoders[literal] = TokenizerEncoder(raw, literal)

@@ -1,15 +1,15 @@
-"""The unigram trainer (Kudo, 2018, "Subword Regularization"): a vocabulary of pieces, each with a log-probability.
+"""Unigram trainer (Kudo, 2018, "Subword Regularization"): a vocabulary of pieces with log-probabilities.
 
 Start from far too many pieces (the substrings that cover most text), then repeat: re-estimate their probabilities by
-EM over all segmentations of all words, and drop the quarter whose loss costs the least likelihood.
+EM over all segmentations of all words, and drop the quarter whose removal costs the least likelihood.
 
-Ours and not the library's, for two reasons: on 50 MB of Wikipedia and 8,000 pieces the library's takes 330 s, this one
-a fraction of it; and the library's adds floats in the order of a hash table that is seeded anew in every process, so
-no two runs give the same file. Here everything is vectorised over the distinct words and adds up in a fixed order.
+Our own trainer, for two reasons: on 50 MB of Wikipedia and 8,000 pieces the library's takes 330 s, this one a fraction
+of it; and the library's adds floats in the order of a hash table that is seeded per process, so no two runs give the
+same file. Here everything is vectorised over the distinct words and summed in a fixed order.
 
-A piece holds one Unicode script: letters never share one with digits or punctuation ("nation" and "." are two pieces,
-"3.14" may be one), as SentencePiece has it by default (`split_by_unicode_script`, `split_by_number`). Training alone
-sees to it: the encoder has no other pieces to choose from.
+A piece holds one Unicode script: letters are never mixed with digits or punctuation ("nation" and "." are two pieces,
+"3.14" may be one), as in SentencePiece by default (`split_by_unicode_script`, `split_by_number`). Only training
+enforces it: the encoder has no other pieces to choose from.
 """
 
 import unicodedata
@@ -24,15 +24,15 @@ from pretune.text.tokenizer import seeds
 from pretune.text.tokenizer.lattice import Floats, Ints, Lattice
 
 MAX_WORD_LENGTH = 32
-"""Longer words are cut: a product of so many probabilities of 1e-9 is still a float64."""
+"""Longer words are split: a product of this many probabilities of 1e-9 is still a float64."""
 MAX_CHARACTERS = 2_000_000
-"""How many characters of distinct words are looked at, the most frequent words first: some 400 MB of memory at most."""
+"""Maximum number of characters of distinct words, the most frequent first: at most about 400 MB of memory."""
 SEED_FACTOR = 10
-"""The pieces at the start are so many times the size asked for."""
+"""Ratio of seed pieces to the requested vocabulary."""
 KEEP_SHARE = 0.75
 EM_ROUNDS = 2
 _MIN_PROBABILITY = 1e-9
-_SCRIPTS = pre_tokenizers.UnicodeScripts()  # Hiragana, Katakana and Han count as one
+_SCRIPTS = pre_tokenizers.UnicodeScripts()  # treats Hiragana, Katakana and Han as one
 _SPACE = "▁"
 _JOINERS = "\u200c\u200d"
 
@@ -40,71 +40,76 @@ _JOINERS = "\u200c\u200d"
 def train_unigram(
     words: Mapping[str, int], size: int, alphabet: Sequence[str], min_count: int = 2
 ) -> list[tuple[str, float]]:
-    """The best `size` pieces for words with their counts, the likeliest first, the whole alphabet among them.
+    """Return the best `size` pieces for words with their counts, the likeliest first, including the entire alphabet.
 
-    Words are cut at characters outside the alphabet; substrings seen less than `least` times are never pieces.
+    Words are split at characters outside the alphabet; substrings with fewer than `min_count` occurrences are excluded.
     """
     letters = sorted(alphabet)
-    counted = select_words(words, set(letters))
-    if not counted:
+    word_counts = select_words(words, set(letters))
+    if not word_counts:
         return []
-    counts = np.array([count for _, count in counted], np.float64)
-    most = max(SEED_FACTOR * size, 10_000)
-    pieces, seen, example, whole = seeds.find_seed_pieces(
-        [word for word, _ in counted], counts, letters, most, min_count
+    counts = np.array([count for _, count in word_counts], np.float64)
+    max_seeds = max(SEED_FACTOR * size, 10_000)
+    pieces, seed_counts, example, lattice = seeds.find_seed_pieces(
+        [word for word, _ in word_counts], counts, letters, max_seeds, min_count
     )
     sizes = np.array([len(piece) for piece in pieces], np.int64)
-    score = np.log(np.maximum(seen, 0.5) / seen.sum())
+    score = np.log(np.maximum(seed_counts, 0.5) / seed_counts.sum())
     alive = np.ones(len(pieces), bool)
     goal = max(int(size * 1.1), len(letters))
     while True:
         for _ in range(EM_ROUNDS):
-            expected = whole.compute_expected_counts(np.maximum(np.exp(score), _MIN_PROBABILITY), counts)
-            alive &= expected >= 0.5
-            alive[: len(letters)] = True  # else a word would have no segmentation
-            whole = whole.keep(alive)
-            score = _estimate(np.where(alive, np.maximum(expected, 0.5), 0.0))
-        left = int(alive.sum())
-        if left <= goal:
+            expected_counts = lattice.compute_expected_counts(np.maximum(np.exp(score), _MIN_PROBABILITY), counts)
+            alive &= expected_counts >= 0.5
+            alive[: len(letters)] = True  # otherwise a word might have no segmentation
+            lattice = lattice.keep(alive)
+            score = _estimate(np.where(alive, np.maximum(expected_counts, 0.5), 0.0))
+        remaining = int(alive.sum())
+        if remaining <= goal:
             break
-        long = np.flatnonzero(alive & (sizes > 1))
+        long_pieces = np.flatnonzero(alive & (sizes > 1))
         cost = np.full(len(pieces), -np.inf)
-        cost[long] = _compute_costs(
-            whole, whole.build_sublattice(example[long], sizes[long]), long, score, counts, sizes
+        cost[long_pieces] = _compute_costs(
+            lattice,
+            lattice.build_sublattice(example[long_pieces], sizes[long_pieces]),
+            long_pieces,
+            score,
+            counts,
+            sizes,
         )
         cost[: len(letters)] = np.inf
-        alive[np.argsort(-cost, kind="stable")[max(goal, int(left * KEEP_SHARE)) :]] = False
-        whole = whole.keep(alive)
+        alive[np.argsort(-cost, kind="stable")[max(goal, int(remaining * KEEP_SHARE)) :]] = False
+        lattice = lattice.keep(alive)
         score[~alive] = -np.inf
     order = [i for i in np.argsort(-score, kind="stable").tolist() if alive[i] and i >= len(letters)]
-    chosen = [*range(len(letters)), *order[: max(size - len(letters), 0)]]
-    # Rounded, so that a processor whose logarithm differs in the last bit gives the same file.
-    found = [(pieces[i], round(float(score[i]), 6)) for i in chosen]
-    return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+    piece_ids = [*range(len(letters)), *order[: max(size - len(letters), 0)]]
+    # Rounded, so that a CPU whose logarithm differs in the last bit gives the same file.
+    scored_pieces = [(pieces[i], round(float(score[i]), 6)) for i in piece_ids]
+    return sorted(scored_pieces, key=lambda pair: (-pair[1], pair[0]))
 
 
 def select_words(words: Mapping[str, int], alphabet: set[str]) -> list[tuple[str, int]]:
-    """The stretches of the alphabet's characters in the words, at most CHARACTERS in all, with their counts.
+    """Return the spans of the alphabet's characters in the words, at most MAX_CHARACTERS in all, with their counts.
 
-    A stretch holds one script (`split_scripts`).
+    A span holds one script (`split_scripts`).
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for word, count in words.items():
-        known = word if alphabet.issuperset(word) else "".join(c if c in alphabet else "\0" for c in word)
-        for part in (run for stretch in known.split("\0") for run in split_scripts(stretch)):
+        masked_word = word if alphabet.issuperset(word) else "".join(c if c in alphabet else "\0" for c in word)
+        for part in (run for span in masked_word.split("\0") for run in split_scripts(span)):
             for i in range(0, len(part), MAX_WORD_LENGTH):
-                stretch = part[i : i + MAX_WORD_LENGTH]
-                found[stretch] = found.get(stretch, 0) + count
-    # Among equally frequent ones a hash decides: their own order would take those of the first letter or script.
-    ordered = sorted(found.items(), key=lambda pair: (-pair[1], crc32(pair[0].encode()), pair[0]))
-    within = np.cumsum([len(word) for word, _ in ordered]) <= MAX_CHARACTERS
-    return ordered[: int(within.sum())]
+                span = part[i : i + MAX_WORD_LENGTH]
+                counts[span] = counts.get(span, 0) + count
+    # Ties are broken by a hash: alphabetical order would favour the first letters or scripts.
+    spans = sorted(counts.items(), key=lambda pair: (-pair[1], crc32(pair[0].encode()), pair[0]))
+    fits = np.cumsum([len(word) for word, _ in spans]) <= MAX_CHARACTERS
+    return spans[: int(fits.sum())]
 
 
 def split_scripts(word: str) -> list[str]:
-    """Cut a word where the Unicode script changes; digits and punctuation are of the script "Common".
+    """Split a word where the Unicode script changes; digits and punctuation are of the script "Common".
 
-    The space (▁) goes with any script, and a combining mark with the character before it.
+    The space (▁) goes with any script, and a combining mark with the preceding character.
 
     >>> split_scripts("▁nation."), split_scripts("▁1,000km")
     (['▁nation', '.'], ['▁1,000', 'km'])
@@ -115,20 +120,20 @@ def split_scripts(word: str) -> list[str]:
     bases = [i for i, c in enumerate(word) if c != _SPACE and c not in _JOINERS and unicodedata.category(c)[0] != "M"]
     runs = _SCRIPTS.pre_tokenize_str("".join(word[i] for i in bases))
     cuts = [bases[start] for _, (start, _) in runs[1:]]
-    return [word[a:b] for a, b in pairwise([0, *cuts, len(word)])]
+    return [word[start:stop] for start, stop in pairwise([0, *cuts, len(word)])]
 
 
-def _estimate(expected: Floats) -> Floats:
-    """Log-probabilities from expected counts, by the digamma function: Bayesian, so that rare pieces lose more."""
-    total = _digamma(np.array([expected.sum()]))
-    score = np.full(len(expected), -np.inf)
-    used = expected > 0
-    score[used] = _digamma(expected[used]) - total
+def _estimate(expected_counts: Floats) -> Floats:
+    """Return log-probabilities of expected counts by the digamma function: Bayesian, so that rare pieces lose more."""
+    total = _digamma(np.array([expected_counts.sum()]))
+    score = np.full(len(expected_counts), -np.inf)
+    is_used = expected_counts > 0
+    score[is_used] = _digamma(expected_counts[is_used]) - total
     return score
 
 
 def _digamma(x: Floats) -> Floats:
-    """The derivative of log gamma: the recurrence up to 7, then the asymptotic series (relative error below 1e-11)."""
+    """Return the digamma function: the recurrence up to 7, then the asymptotic series (relative error below 1e-11)."""
     result = np.zeros_like(x)
     x = x.copy()
     while (small := x < 7).any():
@@ -144,21 +149,21 @@ def _digamma(x: Floats) -> Floats:
 def _compute_costs(
     lattice: Lattice, sublattice: Lattice, piece_ids: Ints, score: Floats, counts: Floats, sizes: Ints
 ) -> Floats:
-    """How much log-likelihood the pieces `which` are worth: what it costs if other pieces take their place.
+    """Return the log-likelihood that pieces are worth: the loss if other pieces replace them.
 
-    `other` has these pieces as its words. The count of a piece goes to the parts of its own best segmentation. A piece
-    that its parts explain better than it does itself, or that no best segmentation uses, is worth nothing.
+    `sublattice` has these pieces as its words. The count of a piece goes to the parts of its best segmentation. A piece
+    that its parts explain better than itself, or that no best segmentation uses, is worth nothing.
     """
-    used = np.zeros(len(score))
+    usage = np.zeros(len(score))
     for word, piece in lattice.walk(lattice.find_best(score)[1], sizes):
-        np.add.at(used, piece, counts[word])
-    total, own = used.sum(), used[piece_ids]
-    alternative, by = sublattice.find_best(score)
+        np.add.at(usage, piece, counts[word])
+    total, piece_usage = usage.sum(), usage[piece_ids]
+    alternative, backpointers = sublattice.find_best(score)
     parts, logs = np.zeros(len(piece_ids)), np.zeros(len(piece_ids))
-    for owner, piece in sublattice.walk(by, sizes):
+    for owner, piece in sublattice.walk(backpointers, sizes):
         parts[owner] += 1
-        logs[owner] += np.log(np.maximum(used[piece] + own[owner], _MIN_PROBABILITY))
-    instead = logs - parts * np.log(total + own * np.maximum(parts - 1, 0))
-    cost = own * (np.log(np.maximum(own, _MIN_PROBABILITY)) - np.log(total) - instead)
-    cost[(own == 0) | (alternative > score[piece_ids])] = -1.0
+        logs[owner] += np.log(np.maximum(usage[piece] + piece_usage[owner], _MIN_PROBABILITY))
+    replacement_score = logs - parts * np.log(total + piece_usage * np.maximum(parts - 1, 0))
+    cost = piece_usage * (np.log(np.maximum(piece_usage, _MIN_PROBABILITY)) - np.log(total) - replacement_score)
+    cost[(piece_usage == 0) | (alternative > score[piece_ids])] = -1.0
     return np.asarray(cost)

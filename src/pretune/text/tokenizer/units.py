@@ -1,9 +1,9 @@
-"""Stretches of text that a tokenizer may be given one at a time: a word with the white space before it.
+"""Units of text that can be tokenized independently: a word with its leading white space.
 
-For nearly all tokenizers the tokens of a text are those of its units, one after the other, so each distinct unit is
-encoded once and looked up ever after (`pretune.text.tokenizer.cache`). A unit starts at a space, tab or line break that
-follows anything else. Where stranger white space or a control character stands, nothing is cut: some tokenizers drop
-these and join what is around them, and a run of mixed white space belongs together.
+For nearly all tokenizers the tokens of a text are the concatenated tokens of its units, so each distinct unit is
+encoded once and then looked up (`pretune.text.tokenizer.cache`). A unit starts at a space, tab or line break that
+follows anything else. Text is not split at other white space or control characters: some tokenizers drop these and
+join their neighbours, and a run of mixed white space belongs together.
 """
 
 import re
@@ -19,7 +19,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def split_units(text: str) -> list[str]:
-    """The units of a text; joined they are the text.
+    """Split a text into units; joined they are the text.
 
     >>> split_units("Two  words,\\nthree.")
     ['Two', '  words,', '\\nthree.']
@@ -28,9 +28,9 @@ def split_units(text: str) -> list[str]:
 
 
 def split_simple_units(text: str) -> list[str] | None:
-    """The units of most texts in a fraction of the time, or None: single spaces and line breaks, nothing strange.
+    """Split a simple text (single spaces and line breaks only) quickly, or return None.
 
-    All but the first lack the space they start with; those that start with a line break are whole.
+    All units but the first lack their leading space; those that start with a line break are complete.
 
     >>> split_simple_units("Two words,\\nthree."), split_simple_units("Two  words")
     (['Two', 'words,', '\\nthree.'], None)
@@ -42,25 +42,25 @@ def split_simple_units(text: str) -> list[str] | None:
 
 
 def split_pieces(text: str, size: int) -> list[str]:
-    """A text in stretches of about `size` characters that begin where a unit begins."""
-    found, start = [], 0
+    """Split a text into pieces of about `size` characters that start at units."""
+    pieces, start = [], 0
     while len(text) - start > size:
         cut = _CUT_POINT.search(text, start + size)
         if cut is None:
             break
-        found.append(text[start : cut.end()])
+        pieces.append(text[start : cut.end()])
         start = cut.end()
-    return [*found, text[start:]]
+    return [*pieces, text[start:]]
 
 
 def is_separate(previous: str, unit: str) -> bool:
-    """Whether two units stay two when one is put after the other."""
+    """Return whether two units remain separate when concatenated."""
     last = previous[-1]
     return unit[0] in _SPACE and last != " " and last < "\ufff0" and last.isprintable()
 
 
 def replace_surrogates(text: str) -> str:
-    """The text with U+FFFD in place of lone surrogates, which no UTF-8 can hold."""
+    """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
@@ -70,8 +70,8 @@ _SENTENCES = ("It's  here,\n\n\tthere - 3.14 (or 1,000)... \n\n  \n", "  don't\r
 
 
 def make_probes() -> list[str]:
-    """Every short mix of awkward characters, to try a tokenizer on."""
+    """Return every short mix of awkward characters, to test a tokenizer."""
     short = ["".join(letters) for n in (1, 2, 3) for letters in product(_ALPHABET, repeat=n)]
-    runs = [f"{a}{run}{b}" for run in _RUNS for a, b in product(_ALPHABET, repeat=2)]
+    runs = [f"{left}{run}{right}" for run in _RUNS for left, right in product(_ALPHABET, repeat=2)]
     words = ["".join(letters) for letters in product(("ab", " ", "\n", "é."), repeat=5)]
     return [*short, *runs, *words, *_SENTENCES]
