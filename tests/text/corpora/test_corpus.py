@@ -20,7 +20,7 @@ pieces = st.lists(
 
 def documents(parts: list[CorpusPart], counts: Counter[str]) -> list[Document]:
     """What the parts give, each sent through a pickle as to another process."""
-    return [document for part in parts for document in pickle.loads(pickle.dumps(part)).documents(counts)]
+    return [document for part in parts for document in pickle.loads(pickle.dumps(part)).read_documents(counts)]
 
 
 def check_parts(corpus: Corpus, n_bytes: int) -> None:
