@@ -16,7 +16,10 @@ from pretune.text.templates import TokenTemplate
 from tests.data.corpora import every, opened, split
 from tests.text.tokenizers import COMBINATIONS, trained
 
-MARKS = {mark.text: 2_000_000 + i for i, mark in enumerate(mark for style in STYLES.values() for mark in style.special_tokens)}
+MARKS = {
+    mark.text: 2_000_000 + i
+    for i, mark in enumerate(mark for style in STYLES.values() for mark in style.special_tokens)
+}
 TEMPLATES = {name: TokenTemplate.from_layouts(style.single, style.pair, MARKS) for name, style in STYLES.items()}
 """Of every style, with ids that no text has."""
 
