@@ -45,7 +45,7 @@ def test_shares_add_up(tmp_path: Path, kind: str, fixed: bool, device: str) -> N
     opened = open_task(tuning.task)
     begun = build_adapted_model(tuning, opened.task, Ranks(torch.device(device)), steps_per_epoch=1.0)
     reader = TaskEncoders.from_model(tuning, opened, begun.model, opened.parts.train)
-    stream = reader.build_stream(reader.encode(opened.parts.train), tuning, fixed=fixed)
+    stream = reader.build_stream(reader.encode(opened.parts.train), tuning, fixed_shape=fixed)
     last = stream.steps(0)[-1]
     for step, parts in ((0, 3), (last, 3)):
         count, whole = gradients(begun.model, stream, step, 0, 1)

@@ -1,1 +1,1 @@
-"""Fine-tuning: from any checkpoint to a task by any method, with honest scores; `pretune finetune`, `pt.finetune`."""
+"""Fine-tuning of any checkpoint on a task by any method, with baselines: `pretune finetune`, `pt.finetune`."""

@@ -1,4 +1,4 @@
-"""The model that a fine-tuning run begins with: a base, a head for the task, and a method on it."""
+"""Initial model of a fine-tuning run: a base, a task head, and a method."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +40,7 @@ ADAPTER_FILE = "adapter.json"
 
 @dataclass(slots=True)
 class AdaptedModel:
-    """A model at the start: itself, the body as it was pre-trained (the same tensors), and its parameters in groups."""
+    """Initial model, its pre-trained body (the same tensors), and its parameter groups."""
 
     model: ModelWithHead
     body: LanguageModel
@@ -49,7 +49,7 @@ class AdaptedModel:
 
     @property
     def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """All that is ever trained, by name."""
+        """All parameters that are ever trained, by name."""
         return {
             name: parameter
             for group in self.groups
@@ -58,7 +58,7 @@ class AdaptedModel:
 
 
 def build_adapted_model(tuning: FinetuneConfig, task: Task, ranks: Ranks, *, steps_per_epoch: float) -> AdaptedModel:
-    """The model of a run, on its device; `epoch` is how many steps one has, for what follows epochs."""
+    """Build the model of a run on its device; `steps_per_epoch` is for hooks that follow epochs."""
     seed = tuning.train.seed
     body = load_base_model(tuning.base, seed=seed)
     right = load_backward_model(tuning)
@@ -71,7 +71,9 @@ def build_adapted_model(tuning: FinetuneConfig, task: Task, ranks: Ranks, *, ste
     for module in model.modules():
         if isinstance(module, ScalarMixHead) and module.backwards is not None:
             if right is None:
-                raise UsageError(f"tune.scalar_mix.ways 'both': {tuning.base.path} has no {BACKWARD}/; leave it out")
+                raise UsageError(
+                    f"tune.scalar_mix.ways 'both': {tuning.base.path} has no {BACKWARD}/; remove the setting"
+                )
             state = right.state_dict()
             module.backwards.load_state_dict({name: state[name] for name in module.backwards.state_dict()})
     methods.apply_method(model, tuning.method, seed=seed)
@@ -88,9 +90,9 @@ def build_adapted_model(tuning: FinetuneConfig, task: Task, ranks: Ranks, *, ste
 
 
 def should_add_tokens(tuning: FinetuneConfig, body: LanguageModel, task: Task) -> bool:
-    """Say if a run gives its model tokens around texts, as the family's paper did.
+    """Return whether the run adds special tokens around texts, as the family's paper did.
 
-    Not where the token table is not trained, where an adapter is saved without it, or where answers are written.
+    Not where the embeddings are not trained, where an adapter is saved without them, or where answers are generated.
     """
     family = FAMILIES.get(body.spec.family) if body.spec.family in FAMILIES else None
     if family is None or not family.adds_task_tokens or not isinstance(tuning.method, Full | Gradual):
@@ -101,42 +103,44 @@ def should_add_tokens(tuning: FinetuneConfig, body: LanguageModel, task: Task) -
 
 
 def has_backward_model(base: BaseConfig) -> bool:
-    """Whether a second model lies in the base's directory, which reads from the right."""
+    """Return whether the base has a backward language model."""
     return (resolve_path(base.path) / BACKWARD / checkpoint.CONFIG_FILE).is_file()
 
 
 def load_backward_model(tuning: FinetuneConfig) -> LanguageModel | None:
-    """That model, where its layers are mixed with the other's."""
+    """Load the backward model, if its layers are mixed with the forward one's."""
     if tuning.tune.scalar_mix is None or not has_backward_model(tuning.base):
         return None
-    found = checkpoint.load(resolve_path(tuning.base.path) / BACKWARD)
-    return found if tuning.base.weights == "pretrained" else build(found.spec, seed=tuning.train.seed + 1)
+    backward_model = checkpoint.load(resolve_path(tuning.base.path) / BACKWARD)
+    return (
+        backward_model
+        if tuning.base.weights == "pretrained"
+        else build(backward_model.spec, seed=tuning.train.seed + 1)
+    )
 
 
 def load_base_model(base: BaseConfig, *, seed: int) -> LanguageModel:
-    """The body that is adapted; of a run that was fine-tuned already, without its head and with its method merged."""
+    """Load the body to fine-tune; for a fine-tuned run, without its head and with its adapter merged."""
     folder = resolve_path(base.path)
     if (folder / ADAPTER_FILE).is_file():
-        found, method = methods.load(folder)
+        loaded_model, method = methods.load(folder)
         if method is None or not method.is_mergeable:
-            raise UsageError(
-                f"{folder}: what was learned there cannot be merged into a model to go on from; take its base"
-            )
-        model = found.model if isinstance(found, ModelWithHead) else found
+            raise UsageError(f"{folder}: this adapter cannot be merged into its base; fine-tune the base instead")
+        model = loaded_model.model if isinstance(loaded_model, ModelWithHead) else loaded_model
         method.merge(model)
     else:
         model = checkpoint.load(folder)
     check_weights(model, folder)
     if model.tokenizer is None:
-        raise CheckpointError(f"{folder}: has no tokenizer, so it cannot read a task's text; put tokenizer.json there")
+        raise CheckpointError(f"{folder}: no tokenizer; add tokenizer.json")
     if base.tokenizer is not None:
         model = replace_vocabulary(model, Tokenizer.load(base.tokenizer))
     if base.positions is not None:
         model = resize_positions(model, base.positions)
     if base.weights == "random":
-        fresh = build(model.spec, seed=seed)
-        fresh.assets = model.assets
-        model = fresh
+        random_model = build(model.spec, seed=seed)
+        random_model.assets = model.assets
+        model = random_model
     if base.extra_layers:
         model = add_blocks(model, base.extra_layers, seed=seed)
     return model.train()
@@ -145,19 +149,21 @@ def load_base_model(base: BaseConfig, *, seed: int) -> LanguageModel:
 def build_task_head(
     task: Task, model: LanguageModel | Model, tokenizer: Tokenizer | None, tune: AdaptationConfig
 ) -> TaskHead:
-    """The head that a task needs on a model, with what is wished for of it; several tasks write, or have one each."""
+    """Build the head of a task on a model, with the settings of `tune`; several tasks share text-to-text or have one
+    each.
+    """
     if several := find_member_tasks(task):
         return _build_heads(several, model, tokenizer, tune)
     silent = tune.text_to_text is None and (
         tune.scalar_mix is not None or tune.pooling is not None
-    )  # such a head cannot write
+    )  # these heads cannot generate
     head = build_head(
         task, model, tokenizer, text_to_text=False if silent else tune.text_to_text, lm_loss_weight=tune.lm_loss_weight
     )
     for name in ("dropout", "pooling", "scalar_mix"):
         value = getattr(tune, name)
         if value is not None and not hasattr(head, name):
-            raise UsageError(f"tune.{name}: the head '{config.get_kind(head)}' has none; leave it out")
+            raise UsageError(f"tune.{name}: the head '{config.get_kind(head)}' does not support it; remove the setting")
         if value is not None:
             head = replace(head, **{name: value})  # type: ignore[type-var]
     return head
@@ -166,27 +172,25 @@ def build_task_head(
 def _build_heads(
     tasks: list[Task], model: LanguageModel | Model, tokenizer: Tokenizer | None, tune: AdaptationConfig
 ) -> TaskHead:
-    """One that writes all answers, where the model can and all tasks have templates; else a head for each."""
-    without = [task.name for task in tasks if task.template is None and task.kind != "generation"]
-    if tune.text_to_text and without:
-        raise UsageError(
-            f"task '{without[0]}' has no template, so its answers cannot be written; leave tune.text_to_text out"
-        )
+    """Return a text-to-text head if the model and all tasks support it, else a head for each task."""
+    missing_templates = [task.name for task in tasks if task.template is None and task.kind != "generation"]
+    if tune.text_to_text and missing_templates:
+        raise UsageError(f"task '{missing_templates[0]}' has no text-to-text template; remove tune.text_to_text")
     spec = model.spec if isinstance(model, LanguageModel) else model
-    able = spec.shape != "encoder" and spec.head is not None and not without
+    able = spec.shape != "encoder" and spec.head is not None and not missing_templates
     if tune.text_to_text or (tune.text_to_text is None and able and tune.scalar_mix is None and tune.pooling is None):
         return Generation().resolve(spec)
-    made: list[Any] = [build_task_head(task, model, tokenizer, replace(tune, text_to_text=False)) for task in tasks]
-    return Several(tuple(made)).resolve(spec)
+    heads: list[Any] = [build_task_head(task, model, tokenizer, replace(tune, text_to_text=False)) for task in tasks]
+    return Several(tuple(heads)).resolve(spec)
 
 
 def build_encoder(tuning: FinetuneConfig, task: Task, model: ModelWithHead, train: list[Example]) -> TaskEncoder:
-    """How a task's examples are read by a model."""
+    """Build the encoder of a task's examples for a model."""
     scale = None
     if task.kind == "regression" and task.scale is None:
         values = [float(example.label) for example in train if example.label is not None]
         scale = (min(values), max(values))
-    made = partial(
+    make_encoder = partial(
         TaskEncoder.from_task,
         task,
         model,
@@ -196,14 +200,14 @@ def build_encoder(tuning: FinetuneConfig, task: Task, model: ModelWithHead, trai
         new_tokens=tuning.data.max_new_tokens,
         examples=train,
     )
-    encoder = made(max_length=tuning.data.max_length)
+    encoder = make_encoder(max_length=tuning.data.max_length)
     longest = model.model.spec.max_length
-    taken = methods.count_positions(tuning.method) - encoder.slots  # before the text, by what is no slot
-    if longest is None or encoder.rules.max_length + taken + encoder.slots <= longest:
+    extra_positions = methods.count_positions(tuning.method) - encoder.slots  # of the method, without slots
+    if longest is None or encoder.rules.max_length + extra_positions + encoder.slots <= longest:
         return encoder
     if tuning.data.max_length is not None:
         raise UsageError(
-            f"data.max_length {tuning.data.max_length} and {taken} positions of the method: this model's end at "
-            f"{longest}; lower it"
+            f"data.max_length {tuning.data.max_length} plus {extra_positions} positions of the method exceed the "
+            f"model's maximum of {longest}; decrease it"
         )
-    return made(max_length=longest - taken - encoder.slots)
+    return make_encoder(max_length=longest - extra_positions - encoder.slots)

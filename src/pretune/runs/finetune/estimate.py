@@ -1,4 +1,4 @@
-"""What a fine-tuning run will read and take, before anything is trained or written."""
+"""Cost estimate of a fine-tuning run, from its settings and encoded examples."""
 
 import time
 from typing import Any
@@ -24,74 +24,84 @@ from pretune.training.distributed import Ranks
 from pretune.training.flops import build_flops_counter
 
 SAMPLE_EXAMPLES = 20_000
-"""Examples that lengths are counted on."""
+"""Number of examples on which lengths are measured."""
 SAMPLE_BATCHES = 20
-"""Batches that are made to know what a step reads."""
+"""Number of batches on which tokens per step are measured."""
 
 
 def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cpu") -> dict[str, Any]:
-    """Labels, lengths, what is cut off, and the cost on this machine's device and on each that we know, of all trials;
-    evaluation left out."""
-    opened = open_task(tuning.task)
-    check_sizes(opened, tuning.task, plan.train_examples)
-    train = opened.select_train(plan.max_train_examples, tuning.task.split_seed)
-    begun = build_adapted_model(tuning, opened.task, Ranks(torch.device("cpu")), steps_per_epoch=1.0)
-    reader = TaskEncoders.from_model(tuning, opened, begun.model, train)
-    some = sample_subset(train, SAMPLE_EXAMPLES, tuning.task.split_seed) if len(train) > SAMPLE_EXAMPLES else train
-    started = time.perf_counter()
-    items = reader.encode(some)
+    """Return labels, lengths, truncation, and the cost of all trials on this machine and known devices, without
+    evaluation.
+    """
+    task_data = open_task(tuning.task)
+    check_sizes(task_data, tuning.task, plan.train_examples)
+    train = task_data.select_train(plan.max_train_examples, tuning.task.split_seed)
+    adapted_model = build_adapted_model(tuning, task_data.task, Ranks(torch.device("cpu")), steps_per_epoch=1.0)
+    reader = TaskEncoders.from_model(tuning, task_data, adapted_model.model, train)
+    subset = sample_subset(train, SAMPLE_EXAMPLES, tuning.task.split_seed) if len(train) > SAMPLE_EXAMPLES else train
+    start = time.perf_counter()
+    items = reader.encode(subset)
     counts, stream = sum_counts(items), reader.build_stream(items, tuning)
-    epoch = -(-sum(map(len, items)) * len(train) // len(some) // tuning.train.batch)
-    few = config.get_kind(tuning.method) not in FULL_METHODS
+    epoch = -(-sum(map(len, items)) * len(train) // len(subset) // tuning.train.batch)
+    is_parameter_efficient = config.get_kind(tuning.method) not in FULL_METHODS
     steps = [
-        count_steps(tuning.train, max(-(-epoch * count // len(train)), 1), is_parameter_efficient=few)
+        count_steps(
+            tuning.train, max(-(-epoch * count // len(train)), 1), is_parameter_efficient=is_parameter_efficient
+        )
         for count in _sort_label_counts(plan, len(train))
     ]
-    seen = [BatchStats.from_batches([stream.batch(step)]) for step in range(min(SAMPLE_BATCHES, len(stream.steps(0))))]
-    whole = build_flops_counter(begun.model.model.spec)
-    each = sum(whole(one) if begun.unfreezing else FlopsCounter(begun.model)(one) for one in seen) / len(seen)
-    read = sum(one.total_tokens for one in seen) / len(seen)
+    batch_stats = [
+        BatchStats.from_batches([stream.batch(step)]) for step in range(min(SAMPLE_BATCHES, len(stream.steps(0))))
+    ]
+    full_flops = build_flops_counter(adapted_model.model.model.spec)
+    step_flops = sum(
+        full_flops(stats) if adapted_model.unfreezing else FlopsCounter(adapted_model.model)(stats)
+        for stats in batch_stats
+    ) / len(batch_stats)
+    read = sum(stats.total_tokens for stats in batch_stats) / len(batch_stats)
     total = sum(steps) * len(plan.seeds) + steps[0] * (len(plan.rates) - 1)
-    trained = sum(parameter.numel() for parameter in begun.trainable_parameters.values())
+    trainable_count = sum(parameter.numel() for parameter in adapted_model.trainable_parameters.values())
     return {
-        "notes": [*opened.parts.notes, *reader.find_unknown_tokens(train)],
+        "notes": [*task_data.parts.notes, *reader.find_unknown_tokens(train)],
         "rate": explain_rate(tuning) if len(plan.rates) == 1 else None,
-        "task": opened.task.name,
-        "type": None if opened.members else get_task_type(opened.task.kind),
-        "kind": "together" if opened.members else opened.task.kind,
-        "metrics": list(opened.task.metrics),
-        "headline": opened.headline_split,
-        "examples": {"train": len(train), "dev": len(opened.parts.dev), "test": len(opened.parts.test)},
-        "pool": dict(opened.parts.split_sizes),
+        "task": task_data.task.name,
+        "type": None if task_data.members else get_task_type(task_data.task.kind),
+        "kind": "together" if task_data.members else task_data.task.kind,
+        "metrics": list(task_data.task.metrics),
+        "headline": task_data.headline_split,
+        "examples": {"train": len(train), "dev": len(task_data.parts.dev), "test": len(task_data.parts.test)},
+        "pool": dict(task_data.parts.split_sizes),
         "used": len(train),
-        "balance": _count_labels(opened, train),
+        "balance": _count_labels(task_data, train),
         "counts": config.to_dict(counts),
-        "counted": len(some),
+        "counted": len(subset),
         "cut": counts.truncated_share,
         "max_length": sorted({encoder.rules.max_length for encoder in reader.encoders}),
         "length": counts.tokens / max(counts.sequences, 1),
-        "parameters": sum(parameter.numel() for parameter in begun.model.parameters()),
-        "trained": trained,
+        "parameters": sum(parameter.numel() for parameter in adapted_model.model.parameters()),
+        "trained": trainable_count,
         "trials": len(steps) * len(plan.seeds) + len(plan.rates) - 1,
         "steps": total,
         "tokens": round(total * read),
-        "flops": total * each,
-        "encoding_seconds": round((time.perf_counter() - started) * len(train) / len(some), 1),
+        "flops": total * step_flops,
+        "encoding_seconds": round((time.perf_counter() - start) * len(train) / len(subset), 1),
         "devices": {
-            name: estimate_cost(one, each / max(read, 1), total * each, None)
-            for name, one in {THIS_MACHINE: detect_device(device), **DEVICES}.items()
+            name: estimate_cost(entry, step_flops / max(read, 1), total * step_flops, None)
+            for name, entry in {THIS_MACHINE: detect_device(device), **DEVICES}.items()
         },
     }
 
 
 def _count_labels(task_data: TaskData, train: list[Example]) -> dict[str, dict[str, Any]]:
-    """How often each label occurs, by task."""
+    """Count the labels of each task."""
     if not task_data.members:
         return {task_data.task.name: count_labels(task_data.task, train)}
-    each = zip(task_data.members, index_by_member(task_data, train), strict=True)
-    return {member.task.name: count_labels(member.task, [train[at] for at in mine]) for member, mine in each}
+    member_indices = zip(task_data.members, index_by_member(task_data, train), strict=True)
+    return {
+        member.task.name: count_labels(member.task, [train[place] for place in mine]) for member, mine in member_indices
+    }
 
 
 def _sort_label_counts(plan: SweepPlan, train_size: int) -> list[int]:
-    """Labels of the trials, the largest number first."""
+    """Return the training set sizes of the trials, largest first."""
     return sorted((train_size if count is None else count for count in plan.train_examples), reverse=True)

@@ -1,7 +1,7 @@
-"""A fine-tuned run on disk: the model with its task, asked for predictions and scores.
+"""Fine-tuned run on disk: the model with its task, for predictions and scores.
 
-fine = FineTuned.open("runs/bert-sst2")
-fine.predict(["a gorgeous, witty, seductive movie"])      # [{'label': 'positive', 'probabilities': {…}}]
+run = FinetunedRun.open("runs/bert-sst2")
+run.predict(["a gorgeous, witty, seductive movie"])      # [{'label': 'positive', 'probabilities': {…}}]
 evaluate_run("runs/bert-mnli", task="snli", data="data/tasks")
 """
 
@@ -45,14 +45,14 @@ SCORES_FILE = "scores.json"
 
 @dataclass(slots=True)
 class FinetunedRun(os.PathLike[str]):
-    """Where a run lies and what came out; it can be given wherever its path can."""
+    """Path, scores and task of a fine-tuned run; accepted wherever its path is."""
 
     path: Path
     scores: dict[str, Any]
     saved_task: SavedTask
     device: str | None = None
-    head: int | None = None  # of a task among several that were learnt together
-    base: Path | None = None  # where the base model of an adapter is now
+    head: int | None = None  # of one task of a multi-task run
+    base: Path | None = None  # base model of an adapter
     _predictor: "Predictor | None" = field(default=None, repr=False)
 
     @classmethod
@@ -63,14 +63,14 @@ class FinetunedRun(os.PathLike[str]):
         device: str | None = None,
         base: str | os.PathLike[str] | None = None,
     ) -> "FinetunedRun":
-        """A run that is done, or at least has a model."""
+        """Open a run that has a model."""
         run = Path(path)
         if not run.is_dir():
-            raise CheckpointError(f"{run}: {explain_missing(run, 'directory')}; give a run of `pretune finetune`")
-        kept = SavedTask.read(run)
-        there = (run / SCORES_FILE).is_file()
-        scores = {**config.read_record(HeadlineFile, run / SCORES_FILE, CheckpointError)} if there else {}
-        return cls(run, scores, kept, device, base=None if base is None else resolve_path(base))
+            raise CheckpointError(f"{run}: {explain_missing(run, 'directory')}; pass a run of `pretune finetune`")
+        saved_task = SavedTask.read(run)
+        has_scores = (run / SCORES_FILE).is_file()
+        scores = {**config.read_record(HeadlineFile, run / SCORES_FILE, CheckpointError)} if has_scores else {}
+        return cls(run, scores, saved_task, device, base=None if base is None else resolve_path(base))
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -80,52 +80,56 @@ class FinetunedRun(os.PathLike[str]):
 
     @property
     def score(self) -> float | None:
-        """The headline: the official metric on test, or on dev where test has no answers."""
-        found = self.scores.get("result", {}).get("score")
-        return None if found is None else float(found)
+        """Headline score: the official metric on test, or on dev if test has no answers."""
+        score = self.scores.get("result", {}).get("score")
+        return None if score is None else float(score)
 
     def load(self) -> ModelWithHead:
-        """The model with its head."""
+        """Load the model with its head."""
         return self.load_predictor().model
 
     def select_task(self, task: str) -> "FinetunedRun":
-        """The same for one of the tasks that were learnt together, each with a head of its own or all in words."""
+        """Return the run for one task of a multi-task run."""
         if not self.saved_task.members and "," in self.saved_task.name:
-            found = replace(self.saved_task, members=tuple(TaskMember(name=name, max_length=self.saved_task.max_length,
-                            max_new_tokens=self.saved_task.max_new_tokens) for name in self.saved_task.name.split(",")))  # fmt: skip
-            return replace(self, saved_task=found.select(task)[1], _predictor=None)
+            length, new_tokens = self.saved_task.max_length, self.saved_task.max_new_tokens
+            members = tuple(
+                TaskMember(name=name, max_length=length, max_new_tokens=new_tokens)
+                for name in self.saved_task.name.split(",")
+            )
+            saved_task = replace(self.saved_task, members=members).select(task)[1]
+            return replace(self, saved_task=saved_task, _predictor=None)
         if self.saved_task.members:
-            head, kept = self.saved_task.select(task)
-            return replace(self, saved_task=kept, head=head, _predictor=None)
+            head, saved_task = self.saved_task.select(task)
+            return replace(self, saved_task=saved_task, head=head, _predictor=None)
         if task != self.saved_task.name:
-            raise UsageError(f"{self}: learnt '{self.saved_task.name}', not '{task[:40]}'; leave the task out")
+            raise UsageError(f"{self}: fine-tuned on '{self.saved_task.name}', not '{task[:40]}'; remove the task")
         return self
 
     def load_predictor(self) -> "Predictor":
-        """The model in memory, with what reads text for it."""
+        """Return the loaded model with its encoder."""
         if self._predictor is None:
             if self.saved_task.members:
-                self.saved_task.select(None)  # which of the tasks must be said
+                self.saved_task.select(None)  # raises: a task must be selected
             self._predictor = Predictor.load(
                 self.path, self.saved_task, resolve_device(self.device), self.head, self.base
             )
         return self._predictor
 
     def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
-        """What it says of texts, pairs of texts, or mappings with the fields of examples; in order, none lost."""
-        examples = [build_example(one, self.saved_task, f"input {number}") for number, one in enumerate(inputs)]
+        """Predict texts, pairs of texts, or mappings with the fields of examples; one prediction each, in order."""
+        examples = [build_example(value, self.saved_task, f"input {number}") for number, value in enumerate(inputs)]
         task = self.load_predictor().task
-        return [said.to_dict(task) for said in self.load_predictor().predict(examples)] if examples else []
+        return [prediction.to_dict(task) for prediction in self.load_predictor().predict(examples)] if examples else []
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has come to its end."""
+        """True if the run is finished."""
         return (self.path / COST_FILE).is_file()
 
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """A model with its task and encoder."""
+    """Model with its task and encoder."""
 
     task: Task
     model: ModelWithHead
@@ -137,10 +141,10 @@ class Predictor:
     def load(
         cls, run: Path, saved_task: SavedTask, device: str, head: int | None = None, base: Path | None = None
     ) -> "Predictor":
-        """Read a run's model; of several heads, with one of them."""
+        """Load a run's model; for a multi-task run, with one head."""
         task = saved_task.build_task()
-        found = methods.load(run, base=base)[0]
-        model = found if isinstance(found, ModelWithHead) else adapt(found, Generation())
+        loaded_model = methods.load(run, base=base)[0]
+        model = loaded_model if isinstance(loaded_model, ModelWithHead) else adapt(loaded_model, Generation())
         model = (model if head is None else select_head(model, head)).eval().to(device)
         encoder = TaskEncoder.from_task(
             task,
@@ -156,20 +160,20 @@ class Predictor:
         return cls(task, model, encoder, saved_task.threshold, half)
 
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:
-        """One prediction for each example."""
-        said = predict(self.model, self.encoder, examples, precision=self.precision)
-        return said if self.threshold is None else apply_threshold(said, self.threshold)
+        """Return one prediction for each example."""
+        predictions = predict(self.model, self.encoder, examples, precision=self.precision)
+        return predictions if self.threshold is None else apply_threshold(predictions, self.threshold)
 
     def compute_perplexity(self, examples: Sequence[Example]) -> float:
-        """Of the right answers, where they are text."""
+        """Return the perplexity of the gold answers, for generation."""
         return answer_perplexity(self.model, self.encoder, examples, precision=self.precision)
 
     def select_task(self, task: Task) -> "Predictor":
-        """The same for another task whose answers are written."""
+        """Return the predictor for another text-to-text task."""
         return replace(self, task=task, encoder=replace(self.encoder, rules=_replace_task(self.encoder.rules, task)))
 
     def count_truncated(self, examples: Sequence[Example]) -> Counts:
-        """What was cut off."""
+        """Return counts of truncated and empty inputs."""
         return self.encoder.encode(examples, training=False).counts
 
 
@@ -181,13 +185,13 @@ def predict_run(
     device: str | None = None,
     base: str | os.PathLike[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """What a fine-tuned run says of texts, pairs of texts, or mappings with fields; one answer each, in order.
+    """Predict texts, pairs of texts, or mappings with fields by a fine-tuned run; one prediction each, in order.
 
-    `task` is which one, of a run that learnt several; `base` is where the base model of an adapter is now. A run that
-    is asked often is better kept: `FinetunedRun.open`.
+    `task` selects a task of a multi-task run; `base` is the base model of an adapter. For repeated calls, use
+    `FinetunedRun.open`.
     """
-    fine = FinetunedRun.open(run, device=device, base=base)
-    return (fine if task is None else fine.select_task(task)).predict(inputs)
+    finetuned_run = FinetunedRun.open(run, device=device, base=base)
+    return (finetuned_run if task is None else finetuned_run.select_task(task)).predict(inputs)
 
 
 def _replace_task(rules: EncodingRules, task: Task) -> EncodingRules:
@@ -204,83 +208,93 @@ def evaluate_run(
     device: str | None = None,
     base: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """The scores of a fine-tuned run on its own task, or on another with the same labels, by that one's metrics.
+    """Evaluate a fine-tuned run on its own task, or on another task with the same labels, by that task's metrics.
 
-    On test by default, or on dev where test has no answers; `most` takes so many examples, stratified. Where the run
-    had divided the one split that there is, it is divided again: no example that was trained on is asked.
+    Uses test by default, or dev if test has no answers; `max_examples` samples a stratified subset. A split that the
+    run divided is divided in the same way, so that no training example is evaluated.
     """
-    fine = FinetunedRun.open(run, device=device, base=base)
-    if fine.saved_task.members:
-        fine = fine.select_task(task if isinstance(task, str) else fine.saved_task.name)
-    own, ready = fine.saved_task.build_task(), fine.load_predictor()
-    found = own if task is None else TASKS.get(task) if isinstance(task, str) else task
-    if not found.splits:
-        raise UsageError(f"{fine}: no task of ours is '{own.name}'; give --task, or see {fine.path / SCORES_FILE}")
-    if ready.encoder.is_generative and found.template is not None:  # whatever is asked in words is answered in words
-        ready, own = ready.select_task(found), found
-    if found.kind != own.kind or (own.labels and set(found.labels) != set(own.labels)):
+    finetuned_run = FinetunedRun.open(run, device=device, base=base)
+    if finetuned_run.saved_task.members:
+        finetuned_run = finetuned_run.select_task(task if isinstance(task, str) else finetuned_run.saved_task.name)
+    run_task, ready = finetuned_run.saved_task.build_task(), finetuned_run.load_predictor()
+    eval_task = run_task if task is None else TASKS.get(task) if isinstance(task, str) else task
+    if not eval_task.splits:
         raise UsageError(
-            f"{fine}: learnt '{own.name}' ({own.kind}: {join_names(own.labels, 10)}), which is not what '{found.name}' "
-            f"asks ({found.kind}: {join_names(found.labels, 10)})"
+            f"{finetuned_run}: '{run_task.name}' is not a registered task; pass --task, or see "
+            f"{finetuned_run.path / SCORES_FILE}"
         )
-    opened = _open_divided_task(fine.path, found, data)
-    if opened is not None and split in (None, "train", "dev", "test"):
-        chosen = split or opened.headline_split
-        examples: list[Example] = getattr(opened.parts, chosen)
+    if ready.encoder.is_generative and eval_task.template is not None:  # text-to-text models handle any template
+        ready, run_task = ready.select_task(eval_task), eval_task
+    if eval_task.kind != run_task.kind or (run_task.labels and set(eval_task.labels) != set(run_task.labels)):
+        raise UsageError(
+            f"{finetuned_run}: fine-tuned on '{run_task.name}' ({run_task.kind}: {join_names(run_task.labels, 10)}), "
+            f"which does not match '{eval_task.name}' ({eval_task.kind}: {join_names(eval_task.labels, 10)})"
+        )
+    split_data = _open_divided_task(finetuned_run.path, eval_task, data)
+    if split_data is not None and split in (None, "train", "dev", "test"):
+        split_name = split or split_data.headline_split
+        examples: list[Example] = getattr(split_data.parts, split_name)
     else:
-        there = found.find_available(data)
-        chosen = split or next((name for name in ("test", "dev", "all") if name in there), next(iter(found.splits)))
-        examples = [_relabel(example, found, own) for example in found.read(chosen, data)]
-        if split is None and chosen == "test" and not has_answers(own, examples):
-            chosen = "dev"
-            examples = [_relabel(example, found, own) for example in found.read(chosen, data)]
-    if not has_answers(own, examples):
-        raise DataError(f"task '{found.name}': split '{chosen}' has no answers to score by; choose another")
+        available = eval_task.find_available(data)
+        split_name = split or next(
+            (name for name in ("test", "dev", "all") if name in available), next(iter(eval_task.splits))
+        )
+        examples = [_relabel(example, eval_task, run_task) for example in eval_task.read(split_name, data)]
+        if split is None and split_name == "test" and not has_answers(run_task, examples):
+            split_name = "dev"
+            examples = [_relabel(example, eval_task, run_task) for example in eval_task.read(split_name, data)]
+    if not has_answers(run_task, examples):
+        raise DataError(f"task '{eval_task.name}': split '{split_name}' has no answers; choose another")
     if max_examples is not None and len(examples) > max_examples:
-        examples = sample_subset(examples, max_examples, groups=found.get_groups(examples))
-    judged = own if isinstance(task, Task) else replace(own, metrics=found.metrics)  # a table has none of its own
-    scores = score(judged, examples, ready.predict(examples))
-    if own.kind == "generation":
+        examples = sample_subset(examples, max_examples, groups=eval_task.get_groups(examples))
+    scored_task = (
+        run_task if isinstance(task, Task) else replace(run_task, metrics=eval_task.metrics)
+    )  # a table has no metrics of its own
+    scores = score(scored_task, examples, ready.predict(examples))
+    if run_task.kind == "generation":
         scores["perplexity"] = ready.compute_perplexity(examples)
-    notes = [] if opened is None else [*opened.parts.notes]
-    return {"task": found.name, "split": chosen, "examples": len(examples), "scores": scores, "notes": notes}
+    notes = [] if split_data is None else [*split_data.parts.notes]
+    return {"task": eval_task.name, "split": split_name, "examples": len(examples), "scores": scores, "notes": notes}
 
 
 def build_table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], **roles: str) -> Task:
-    """What a fine-tuned run has learnt, asked of a table: with its labels, in the columns (`text`, `pair`, `label`)
-    that it was trained on unless `roles` name others."""
-    where = Path(run)
-    kept = SavedTask.read(where)
-    if kept.members or "," in kept.name:
-        raise UsageError(f"{where}: learnt '{kept.name}', several tasks that no single table asks; name a --task")
-    wanted = _read_task_config(where)
-    if wanted.train is not None and _is_same_file(wanted.train, file):
-        log.warn(
-            f"{file}: the run was trained on it, and knows these answers; {where / SCORES_FILE} has what it says of others"
-        )
-    known = match_columns(file, kept.text, kept.pair)
-    usual = {"text": wanted.text or known[0], "pair": wanted.pair or known[1], "label": wanted.label}
-    text, pair, label = ({**usual, **roles}[role] for role in ("text", "pair", "label"))
-    name, type_ = Path(file).name, get_task_type(kept.task_kind)
-    paired: bool | None = kept.task_kind == "pair" or kept.pair is not None
-    if kept.task_kind == "regression" and wanted.name is not None:
-        paired = None  # a published task of scores has pairs where the table has
+    """Return the run's task on a table, with its labels and, unless `roles` override them, its columns (`text`, `pair`,
+    `label`).
+    """
+    run_dir = Path(run)
+    saved_task = SavedTask.read(run_dir)
+    if saved_task.members or "," in saved_task.name:
+        raise UsageError(f"{run_dir}: multi-task run of '{saved_task.name}', which needs a --task")
+    task_config = _read_task_config(run_dir)
+    if task_config.train is not None and _is_same_file(task_config.train, file):
+        log.warn(f"{file}: training data of the run; {run_dir / SCORES_FILE} has scores on other examples")
+    table_columns = match_columns(file, saved_task.text, saved_task.pair)
+    default_roles = {
+        "text": task_config.text or table_columns[0],
+        "pair": task_config.pair or table_columns[1],
+        "label": task_config.label,
+    }
+    text, pair, label = ({**default_roles, **roles}[role] for role in ("text", "pair", "label"))
+    name, type_ = Path(file).name, get_task_type(saved_task.task_kind)
+    has_pair: bool | None = saved_task.task_kind == "pair" or saved_task.pair is not None
+    if saved_task.task_kind == "regression" and task_config.name is not None:
+        has_pair = None  # published regression tasks may have pairs
     return build_user_task(
-        {"test": file}, text, label, pair, name=name, labels=kept.labels, type=type_, has_pair=paired
+        {"test": file}, text, label, pair, name=name, labels=saved_task.labels, type=type_, has_pair=has_pair
     )
 
 
 def match_columns(file: str | os.PathLike[str], *columns: str | None) -> tuple[str | None, ...]:
-    """The columns by which a run reads its texts, if a table has them all; another table may name them otherwise."""
-    named = [column for column in columns if column]
-    if not named or is_squad(Path(file)):
+    """Return the run's text columns if the table has them all, else None for each."""
+    names = [column for column in columns if column]
+    if not names or is_squad(Path(file)):
         return (None,) * len(columns)
-    there = open_table(file, named).columns
-    return columns if all(column in there for column in named) else (None,) * len(columns)
+    table_columns = open_table(file, names).columns
+    return columns if all(column in table_columns for column in names) else (None,) * len(columns)
 
 
 class _RunFile(TypedDict):
-    """run.json, as far as its task is asked for."""
+    """Task section of run.json."""
 
     task: TaskConfig
 
@@ -292,24 +306,24 @@ def _read_task_config(run: Path) -> TaskConfig:
 
 
 def _is_same_file(path: str | os.PathLike[str], other_path: str | os.PathLike[str]) -> bool:
-    """Whether two paths lead to one file; a path of a run may lead nowhere by now."""
+    """Return whether two paths are the same existing file."""
     first, second = Path(path), Path(other_path)
     return first.exists() and second.exists() and first.samefile(second)
 
 
 def _open_divided_task(run: Path, task: Task, data: str | os.PathLike[str] | None) -> TaskData | None:
-    """A run's own task, divided as it was, where train or dev came out of another split; None where nothing did."""
+    """Open the run's task with its original split if train or dev came from another split; else None."""
     if {"train", "dev"} <= set(task.find_available(data)):
         return None
-    wanted = _read_task_config(run)
-    if task.name not in (wanted.name or "").split(","):
+    task_config = _read_task_config(run)
+    if task.name not in (task_config.name or "").split(","):
         return None
     place = None if data is None else os.fspath(data)
-    return open_task(replace(wanted, name=task.name, data=place, train_examples=None, max_eval_examples=None))
+    return open_task(replace(task_config, name=task.name, data=place, train_examples=None, max_eval_examples=None))
 
 
 def _relabel(example: Example, task: Task, run_task: Task) -> Example:
-    """An example of another task with its label as the run numbers it."""
+    """Return an example with its label numbered as in the run."""
     if task.labels == run_task.labels or example.label is None or task.kind == "choice":
         return example
     return replace(example, label=run_task.labels.index(task.labels[int(example.label)]))

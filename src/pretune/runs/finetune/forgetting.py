@@ -1,7 +1,7 @@
-"""What fine-tuning takes away: the pre-training loss on held-out text before and after, and how far weights moved.
+"""Forgetting: pre-training loss on validation text before and after fine-tuning, and the change of the weights.
 
-Before is the model as it was pre-trained, without what a method puts into it (a prefix, weights of 4 bits, new blocks).
-After is all of it as it was trained; what can be merged into the weights has moved them, and a new bias was zero.
+Before is the pre-trained model without additions of a method (prefix, 4-bit weights, new blocks). After is the trained
+model; what can be merged counts as a change of the weights, and a new bias started at zero.
 """
 
 import copy
@@ -27,13 +27,13 @@ from pretune.training.optim import split_parts
 from pretune.training.validation import compute_validation_loss
 
 MAX_LENGTH, EVAL_TOKENS, BATCH_TOKENS = 128, 100_000, 8192
-"""Of the sequences that are read, of all of them together, and of a batch."""
+"""Maximum sequence length, tokens of an evaluation, tokens of a batch."""
 OBJECTIVE_BY_SHAPE = {"encoder": "masked", "decoder": "causal", "encoder-decoder": "span_corruption"}
-"""What a model of a shape is asked, where its paper's objective needs a partner that is not there."""
+"""Default objectives by shape, where the paper's objective needs a partner model."""
 
 
 class ForgettingMeter:
-    """A body that is trained by a method, and what it was before; `compare` says what became of it."""
+    """Measures the loss and weight change of a body that a method trains."""
 
     def __init__(
         self,
@@ -46,22 +46,22 @@ class ForgettingMeter:
     ) -> None:
         if body.spec.head is None:
             raise UsageError(
-                "--forgetting: this model has no vocabulary head, so it has no pre-training loss; leave it out"
+                "--forgetting: this model has no language-modelling head, so no pre-training loss; remove the option"
             )
-        self.body, self.ranks, self.precision = body.to(ranks.device), ranks, precision  # its heads too
+        self.body, self.ranks, self.precision = body.to(ranks.device), ranks, precision  # including heads
         self.objective = find_objective(body)
         self.merge = None if isinstance(method, Full | Frozen | Gradual) or not method.is_mergeable else method.merge
-        tokenizer: Any = base.tokenizer  # the body's may have tokens for the task besides
+        tokenizer: Any = base.tokenizer  # the body's may have added task tokens
         longest = body.spec.max_length
         room = (
             MAX_LENGTH if longest is None else min(MAX_LENGTH, longest - count_positions(method))
-        )  # a prefix stands before it
+        )  # without the positions of a prefix
         reading = DataConfig(path=data, max_length=room)
         self.source = TrainingData.open(
             reading, self.objective, body.shape, start=body.spec.special.start, max_positions=longest
         )
         if self.source.tokenizer.sha256 != tokenizer.sha256:
-            raise DataError(f"{data}: not prepared with this model's tokenizer; prepare the text with its directory")
+            raise DataError(f"{data}: prepared with another tokenizer; prepare the text with the model's")
         split = "valid" if "valid" in self.source.data.index.splits else "train"
         self.stream = self.source.build_stream(
             split, length=reading.max_length, tokens=BATCH_TOKENS, ranks=1, seed=0, has_fixed_slots=False
@@ -71,64 +71,68 @@ class ForgettingMeter:
         self.initial_weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in base.named_parameters()}
 
     def compare(self) -> dict[str, Any]:
-        """The loss before and after, and the distance, in all and by part, relative to how long the weights were."""
-        after, merged = self._compute_loss(self.body), self._merge_body()
-        moved = {
-            name: _compute_squares(now.detach().cpu(), self.initial_weights.get(name))
-            for name, now in merged.named_parameters()
+        """Return the loss before and after, and the relative weight change, in total and by part."""
+        final_loss, merged_body = self._compute_loss(self.body), self._merge_body()
+        squares = {
+            name: _compute_squares(parameter.detach().cpu(), self.initial_weights.get(name))
+            for name, parameter in merged_body.named_parameters()
             if name in self.initial_weights or self.merge is not None
         }
-        divided = {part: [name for name in names if name in moved] for part, names in split_parts(merged).items()}
+        names_by_part = {
+            part: [name for name in names if name in squares] for part, names in split_parts(merged_body).items()
+        }
         return {
             "objective": self.objective.name,
             "data": str(Path(self.source.data_config.path)),
             "before": self.initial_loss,
-            "after": after,
-            "difference": after["loss"] - self.initial_loss["loss"],
-            "distance": _compute_distance([*moved.values()]),
+            "after": final_loss,
+            "difference": final_loss["loss"] - self.initial_loss["loss"],
+            "distance": _compute_distance([*squares.values()]),
             "by_part": {
-                part: _compute_distance([moved[name] for name in names]) for part, names in divided.items() if names
+                part: _compute_distance([squares[name] for name in names])
+                for part, names in names_by_part.items()
+                if names
             },
         }
 
     def _merge_body(self) -> LanguageModel:
-        """The body with what was learnt in its weights, where that can be."""
+        """Return the body with the adapter merged, if possible."""
         if self.merge is None:
             return self.body
-        made = copy.deepcopy(self.body)
-        self.merge(made)
-        return made
+        merged_body = copy.deepcopy(self.body)
+        self.merge(merged_body)
+        return merged_body
 
     def _compute_loss(self, model: LanguageModel) -> dict[str, float]:
         trainee = ModelWithLoss(model, self.objective.to_evaluation())
-        found = compute_validation_loss(trainee, self.stream, self.batch_count, self.ranks, precision=self.precision)
-        assert found is not None
-        return found
+        metrics = compute_validation_loss(trainee, self.stream, self.batch_count, self.ranks, precision=self.precision)
+        assert metrics is not None
+        return metrics
 
 
 def find_objective(body: LanguageModel) -> Objective:
-    """What a model was pre-trained with, as its paper did, or as models of its shape are."""
+    """Return the objective of the model's paper, or the default of its shape."""
     family = FAMILIES.get(body.spec.family) if body.spec.family in FAMILIES else None
     if family is not None and family.training is not None:
-        found = read_objective(dict(family.training.objective))
-        if body.shape in found.shapes and found.pairs in (None, "kept"):
-            return found
+        objective = read_objective(dict(family.training.objective))
+        if body.shape in objective.shapes and objective.pairs in (None, "kept"):
+            return objective
     if body.shape not in OBJECTIVE_BY_SHAPE:
         raise UsageError(
-            f"--forgetting is not for a model of the shape '{body.shape}' (allowed: {', '.join(OBJECTIVE_BY_SHAPE)})"
+            f"--forgetting does not support the shape '{body.shape}' (allowed: {', '.join(OBJECTIVE_BY_SHAPE)})"
         )
     return read_objective(OBJECTIVE_BY_SHAPE[body.shape])
 
 
 def _compute_squares(weight: Tensor, initial_weight: Tensor | None) -> tuple[float, float]:
-    """What it moved and how long it was, squared; what was not there was zero."""
-    before = torch.zeros_like(weight) if initial_weight is None else initial_weight
+    """Return the squared change and squared norm of a weight; a missing initial weight counts as zero."""
+    initial = torch.zeros_like(weight) if initial_weight is None else initial_weight
     weight = (
-        weight[: len(before)] if weight.dim() and len(weight) > len(before) else weight
-    )  # rows of tokens for the task
-    return float((weight.double() - before.double()).square().sum()), float(before.double().square().sum())
+        weight[: len(initial)] if weight.dim() and len(weight) > len(initial) else weight
+    )  # without rows of task tokens
+    return float((weight.double() - initial.double()).square().sum()), float(initial.double().square().sum())
 
 
 def _compute_distance(squares: list[tuple[float, float]]) -> float:
-    moved, long = (math.fsum(values) for values in zip(*squares, strict=True))
-    return math.sqrt(moved / long) if long else 0.0
+    distance, norm = (math.fsum(values) for values in zip(*squares, strict=True))
+    return math.sqrt(distance / norm) if norm else 0.0

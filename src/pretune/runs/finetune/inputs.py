@@ -1,4 +1,4 @@
-"""New inputs as examples of a task: texts, pairs of texts, or mappings with the fields that training had."""
+"""Conversion of new inputs to examples: texts, pairs of texts, or mappings with the training columns."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ FIELD_NAMES = {
     "text": (*TEXT_COLUMNS, "text_a", "text1", "sentence_a"),
     "pair": ("pair", *(second for _, second in PAIR_COLUMNS if second != "sentence")),
 }
-"""Fields of an input that are taken for an example's, the first that is there."""
+"""Field names of inputs by role; the first present one is used."""
 
 
 def build_example(raw_input: Any, saved_task: SavedTask, source: str) -> Example:
-    """An input as an example: a text, two texts, or a mapping with the fields that training had (or text and pair)."""
+    """Build an example from a text, two texts, or a mapping with the training columns (or text and pair)."""
     if isinstance(raw_input, Example):
         return raw_input
     if isinstance(raw_input, str):
@@ -25,9 +25,7 @@ def build_example(raw_input: Any, saved_task: SavedTask, source: str) -> Example
     elif isinstance(raw_input, Sequence) and len(raw_input) == 2 and all(isinstance(part, str) for part in raw_input):
         raw_input = {"text": raw_input[0], "pair": raw_input[1]}
     if not isinstance(raw_input, Mapping):
-        raise DataError(
-            f"{source}: found a {type(raw_input).__name__}; give a text, two texts, or a mapping with fields"
-        )
+        raise DataError(f"{source}: expected a text, two texts or a mapping, got {type(raw_input).__name__}")
     words = _read_list(raw_input, "words", source) or _read_list(raw_input, "tokens", source)
     columns = saved_task.text, saved_task.pair
     if columns == (None, None) and saved_task.task_kind in ("pair", "regression"):
@@ -37,18 +35,18 @@ def build_example(raw_input: Any, saved_task: SavedTask, source: str) -> Example
         words = words or tuple((text or "").split())
         text = text if text is not None else " ".join(words)
     if text is None:
-        there = ", ".join(map(str, raw_input))[:100]
+        field_names = ", ".join(map(str, raw_input))[:100]
         raise DataError(
-            f"{source}: no field '{saved_task.text or 'text'}' (it has {there or 'none'}); name the column that is the text "
-            "(`pretune predict --text COL`, --text 1 where the file has no header)"
+            f"{source}: no field '{saved_task.text or 'text'}' (has {field_names or 'none'}); pass the text column "
+            "(`pretune predict --text COL`, --text 1 for files without a header)"
         )
     pair = _read_field(raw_input, columns[1], FIELD_NAMES["pair"], source)
     if pair is None and (saved_task.pair is not None or saved_task.task_kind in ("pair", "span")):
-        what = saved_task.pair or ("context" if saved_task.task_kind == "span" else "pair")
-        raise DataError(f"{source}: this task reads two texts; give the second as '{what}', or after a tab")
+        missing_field = saved_task.pair or ("context" if saved_task.task_kind == "span" else "pair")
+        raise DataError(f"{source}: this task needs two texts; pass the second as '{missing_field}', or after a tab")
     choices = read_choices(raw_input, source) if saved_task.task_kind == "choice" else ()
     if saved_task.task_kind == "choice" and len(choices) < 2:
-        raise DataError(f"{source}: this task chooses among options; give at least two as the list 'choices'")
+        raise DataError(f"{source}: this task needs at least two options in the list 'choices'")
     facts = {str(name): str(value) for name, value in raw_input.items() if isinstance(value, str)}
     return Example(text=text, pair=pair, words=words, choices=choices, id=str(raw_input.get("id", "")), facts=facts)
 
@@ -60,12 +58,16 @@ def _read_field(fields: Mapping[str, Any], column: str | None, default_names: Se
     if name is None:
         return None
     if not isinstance(fields[name], str):
-        raise DataError(f"{source}: '{name}' holds a {type(fields[name]).__name__}; text is expected")
+        raise DataError(f"{source}: '{name}' must be a string, got {type(fields[name]).__name__}")
     return str(fields[name])
 
 
 def _read_list(fields: Mapping[str, Any], name: str, source: str) -> tuple[str, ...]:
-    found = fields.get(name, ())
-    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(one, str) for one in found):
-        raise DataError(f"{source}: '{name}' must be a list of texts")
-    return tuple(found)
+    values = fields.get(name, ())
+    if (
+        isinstance(values, str)
+        or not isinstance(values, Sequence)
+        or not all(isinstance(value, str) for value in values)
+    ):
+        raise DataError(f"{source}: '{name}' must be a list of strings")
+    return tuple(values)

@@ -1,6 +1,6 @@
-"""A linear probe: the frozen model's features, computed once, under logistic or ridge regression; a baseline.
+"""Linear probe baseline: logistic or ridge regression on features of the frozen model.
 
-What it scores tells what pre-training alone has put there; what fine-tuning adds is the difference.
+Its score shows what pre-training alone provides; the difference is what fine-tuning adds.
 """
 
 from collections.abc import Sequence
@@ -25,44 +25,46 @@ from pretune.tasks.task import Task
 
 TASK_KINDS = ("classification", "pair", "regression")
 PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
-"""Of C, or of the penalty."""
+"""Values of C, or of the penalty."""
 BATCH_TOKENS = 16_384
 
 
 class MeanFeatures(nn.Module):
-    """The mean of a sequence's last states."""
+    """Mean-pooled last hidden states."""
 
     def __init__(self, model: ModelWithHead) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, batch: Batch) -> Tensor:
-        """`[C, W]`, a row for each cell."""
+        """Return features `[C, W]`, a row per cell."""
         return pool_states(self.model.states(batch), batch, "mean")
 
 
 def predict_with_probe(
     tuning: FinetuneConfig, task: Task, train: Sequence[Example], test: Sequence[Example], device: torch.device
 ) -> list[Prediction]:
-    """What a linear model over the base's features says of examples, learnt from others."""
+    """Fit a linear model on the base's features of `train` and predict `test`."""
     body = load_base_model(tuning.base, seed=tuning.train.seed)
     model = (
         adapt(body, build_task_head(task, body, body.tokenizer, AdaptationConfig(text_to_text=False))).eval().to(device)
     )
-    encoder = build_encoder(replace(tuning, method=Full()), task, model, [*train])  # without slots for a prompt
-    x, z = (_compute_features(model, encoder, some) for some in (train, test))
+    encoder = build_encoder(replace(tuning, method=Full()), task, model, [*train])  # without prompt slots
+    x, z = (_compute_features(model, encoder, subset) for subset in (train, test))
     mean, std = x.mean(0), x.std(0) + 1e-6
     x, z = (x - mean) / std, (z - mean) / std
     if task.kind == "regression":
         from sklearn.linear_model import RidgeCV
 
-        fitted = RidgeCV(alphas=[10 / choice for choice in PENALTIES]).fit(x, [float(one.label or 0) for one in train])
-        return [Prediction(value=float(value)) for value in fitted.predict(z)]
+        ridge = RidgeCV(alphas=[10 / choice for choice in PENALTIES]).fit(
+            x, [float(example.label or 0) for example in train]
+        )
+        return [Prediction(value=float(value)) for value in ridge.predict(z)]
     from sklearn.linear_model import LogisticRegression
 
-    y = np.array([int(one.label or 0) for one in train])
-    found = fit_best_c(LogisticRegression(max_iter=500), x, y, PENALTIES, 3, tuning.train.seed)
-    return [Prediction(label=int(label)) for label in found.predict(z)]
+    y = np.array([int(example.label or 0) for example in train])
+    classifier = fit_best_c(LogisticRegression(max_iter=500), x, y, PENALTIES, 3, tuning.train.seed)
+    return [Prediction(label=int(label)) for label in classifier.predict(z)]
 
 
 def _compute_features(model: ModelWithHead, encoder: TaskEncoder, examples: Sequence[Example]) -> Floats:

@@ -1,4 +1,4 @@
-"""The model card of a fine-tuned run, and its scores as a table: what it learnt, beside what, and what it cost."""
+"""Model card of a fine-tuned run: scores, baselines, settings, cost."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ Facts = Mapping[str, Any]
 
 
 def build_card(name: str, tuning: FinetuneConfig, scores: Facts, cost: Facts) -> str:
-    """The text of README.md."""
+    """Return the text of README.md."""
     method = config.get_kind(tuning.method)
     return "\n".join(
         [
@@ -28,7 +28,7 @@ def build_card(name: str, tuning: FinetuneConfig, scores: Facts, cost: Facts) ->
                 f"# {escape_markdown(name)}",
                 "",
             ),
-            f"`{escape_markdown(tuning.base.path)}` fine-tuned on `{escape_markdown(scores['task'])}` by "
+            f"`{escape_markdown(tuning.base.path)}` fine-tuned on `{escape_markdown(scores['task'])}` using "
             "[pretune](https://pypi.org/project/pretune/).",
             "",
             "## Scores",
@@ -36,19 +36,19 @@ def build_card(name: str, tuning: FinetuneConfig, scores: Facts, cost: Facts) ->
             *("| " + " | ".join(map(escape_markdown, row)) + " |" for row in rows(scores)),
             *("", *(f"{note}" for note in format_notes(scores))),
             "",
-            "## How",
+            "## Training",
             *format_table(facts.build_finetuning_rows(tuning.to_dict(), scores)),
             "",
-            "## What it cost",
+            "## Cost",
             *format_table(build_cost_rows(cost)),
             "",
-            "The whole configuration is in `run.json`; `pretune finetune --config run.json --out DIR` repeats the run.",
+            "All settings are in `run.json`; `pretune finetune --config run.json --out DIR` reproduces the run.",
             "",
         ]
     )
 
 
 def format_notes(scores: Facts) -> Iterator[str]:
-    """What has to be said beside the numbers, as a list."""
+    """Yield notes on the scores as a list."""
     notes = [escape_markdown(note) for note in scores["notes"]]
     return (f"- {line}" for line in facts.build_notes({**scores, "notes": notes}))

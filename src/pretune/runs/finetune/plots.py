@@ -1,4 +1,4 @@
-"""Plots of a fine-tuning run, as PNG and SVG into its directory: scores by labels, and what was forgotten."""
+"""Plots of a fine-tuning run as PNG and SVG: learning curve, forgetting."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ FORMATS = ("png", "svg")
 
 
 def draw_plots(run_dir: Path, scores: Mapping[str, Any]) -> None:
-    """Whatever there is to show; nothing for a run of one size that forgot nothing."""
+    """Draw the plots of a run; nothing for a single training set size without forgetting."""
     if scores["curve"]:
         _save_figure(run_dir / "curve", _plot_curve(scores))
     if scores["forgetting"]:
@@ -25,7 +25,7 @@ def _build_figure(width: float = 6.0, height: float = 4.0) -> tuple[Any, Any]:
 
 
 def _plot_curve(scores: Mapping[str, Any]) -> Any:
-    """The official metric by number of labels, with the interval over seeds, and the baselines."""
+    """Plot the official metric by training set size, with the interval over seeds and the baselines."""
     figure, axes = _build_figure()
     points = scores["curve"]
     labels = [point["labels"] for point in points]
@@ -34,19 +34,21 @@ def _plot_curve(scores: Mapping[str, Any]) -> Any:
         axes.fill_between(labels, [point["low"] for point in points], [point["high"] for point in points], alpha=0.2)
     for name in points[0]["baselines"]:
         axes.plot(labels, [point["baselines"][name] for point in points], marker=".", linestyle="--", label=name)
-    axes.set(xscale="log", xlabel="labelled examples", ylabel=f"{scores['metric']} ({points[0]['split']})")
+    axes.set(xscale="log", xlabel="training examples", ylabel=f"{scores['metric']} ({points[0]['split']})")
     axes.legend()
     return figure
 
 
 def _plot_forgetting(forgetting: Mapping[str, Any]) -> Any:
-    """How far each part moved; the title tells the losses."""
+    """Plot the relative weight change of each part, with the losses in the title."""
     figure, axes = _build_figure()
     names = list(forgetting["by_part"])
     axes.barh(names, [forgetting["by_part"][name] for name in names])
     axes.invert_yaxis()
-    before, after = forgetting["before"]["loss"], forgetting["after"]["loss"]
-    axes.set(xlabel="distance moved / length", title=f"pre-training loss {before:.3f} before, {after:.3f} after")
+    initial_loss, final_loss = forgetting["before"]["loss"], forgetting["after"]["loss"]
+    axes.set(
+        xlabel="relative weight change", title=f"pre-training loss {initial_loss:.3f} before, {final_loss:.3f} after"
+    )
     return figure
 
 
@@ -54,7 +56,7 @@ def _save_figure(path: Path, figure: Any) -> None:
     import io as memory
 
     for form in FORMATS:
-        made = memory.BytesIO()
+        buffer = memory.BytesIO()
         about = {"Date": None} if form == "svg" else {"Software": None}
-        figure.savefig(made, format=form, metadata=about, dpi=120)
-        io.atomic_write(path.with_suffix(f".{form}"), made.getvalue())
+        figure.savefig(buffer, format=form, metadata=about, dpi=120)
+        io.atomic_write(path.with_suffix(f".{form}"), buffer.getvalue())

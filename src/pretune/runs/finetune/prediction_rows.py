@@ -1,8 +1,8 @@
-"""A line of predictions.jsonl: what was asked, what is right, and what the model said.
+"""Lines of predictions.jsonl: input, gold answer and prediction.
 
     {"split": "test", "id": "7", "label": "bad", "probabilities": {…}, "gold": "good", "input": "a quiet joy"}
 
-`format_gold` is a label, a number, tags, accepted answers or a text, by the kind of the task. Long texts are cut.
+The gold answer is a label, number, tags, accepted answers or text, by the kind of the task. Long texts are truncated.
 """
 
 from typing import Any
@@ -12,20 +12,20 @@ from pretune.tasks.example import Example
 from pretune.tasks.task import Task
 
 MAX_CHARACTERS = 600
-"""Characters that are kept of a text."""
+"""Maximum number of characters of a text."""
 
 
 def build_row(split: str, name: str, task: Task, example: Example, prediction: Prediction) -> dict[str, Any]:
-    """What is written of one example."""
-    found: dict[str, Any] = {"split": split, "id": name, **prediction.to_dict(task), "gold": format_gold(task, example)}
+    """Return the record of one example."""
+    row: dict[str, Any] = {"split": split, "id": name, **prediction.to_dict(task), "gold": format_gold(task, example)}
     if task.kind == "tagging":
-        return {**found, "words": list(example.words)}
-    found["input"] = _truncate(example.text)
-    return found if example.pair is None else {**found, "pair": _truncate(example.pair)}
+        return {**row, "words": list(example.words)}
+    row["input"] = _truncate(example.text)
+    return row if example.pair is None else {**row, "pair": _truncate(example.pair)}
 
 
 def format_gold(task: Task, example: Example) -> Any:
-    """The right answer, named as predictions are; None where it is not known."""
+    """Return the gold answer in the format of predictions; None if unknown."""
     if task.kind == "tagging":
         return list(example.tags) or None
     if task.kind == "span":

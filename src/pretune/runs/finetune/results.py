@@ -1,4 +1,4 @@
-"""What a fine-tuning run leaves behind: scores with intervals and baselines, predictions, a model card, its cost."""
+"""Results of a fine-tuning run: scores with intervals and baselines, predictions, model card, cost."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,11 @@ from pretune.tasks.task import Task
 
 Facts = dict[str, Any]
 BaselineFactory = Callable[[Sequence[Example]], BaselineResult | None]
-"""A baseline that needs the model, learnt from examples; None where it is not for the task."""
+"""Baseline that needs the model, fitted on examples; returns None if the task does not support it."""
 BOOTSTRAP_ROUNDS, MAX_BOOTSTRAP_SECONDS = 1000, 20.0
-"""Of a bootstrap, and the seconds that it may take; fewer rounds where a metric is slow."""
+"""Rounds of a bootstrap and its maximum seconds; slow metrics get fewer rounds."""
 SIGNED_METRICS = ("matthews", "pearson", "spearman", "pearson_spearman", "average")
-"""Metrics that may be below 0; an interval ends where a metric does."""
+"""Metrics that may be negative; intervals are clipped to the range of a metric."""
 SUMMED_COSTS = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
 
 
@@ -39,10 +39,10 @@ def write_results(
     trials: Sequence[Facts],
     model_baselines: Mapping[str, BaselineFactory],
 ) -> FinetunedRun:
-    """Run the baselines, compare, and write it all; cost.json is the last file."""
-    best = [one for one in trials if one["labels"] == max(trial["labels"] for trial in trials)]
+    """Run the baselines, compare, and write all results; cost.json is the last file."""
+    best = [facts for facts in trials if facts["labels"] == max(trial["labels"] for trial in trials)]
     rate = max(best, key=get_dev_score)["lr"]
-    chosen = [one for one in best if one["lr"] == rate]
+    selection = [facts for facts in best if facts["lr"] == rate]
     rows, absent = run_all_baselines(
         task_data, task_data.select_train(plan.max_train_examples, tuning.task.split_seed), plan, model_baselines
     )
@@ -50,84 +50,86 @@ def write_results(
         "task": task_data.task.name,
         "kind": task_data.task.kind,
         "metric": task_data.task.metrics[0],
-        "notes": [*task_data.parts.notes, *chosen[0].get("notes", ())],
+        "notes": [*task_data.parts.notes, *selection[0].get("notes", ())],
         "examples": {
-            "train": chosen[0]["labels"],
+            "train": selection[0]["labels"],
             "dev": len(task_data.parts.dev),
             "test": len(task_data.parts.test),
         },
         "pool": dict(task_data.parts.split_sizes),
-        "balance": chosen[0]["balance"],
-        "counts": chosen[0]["counts"],
-        "result": compute_result(task_data, chosen),
-        "model": describe_model(chosen),
-        "rates": [{"lr": one["lr"], "dev": get_dev_score(one)} for one in best if one["seed"] == plan.seeds[0]],
-        "baselines": [compare_baseline(task_data, chosen, row) for row in rows],
+        "balance": selection[0]["balance"],
+        "counts": selection[0]["counts"],
+        "result": compute_result(task_data, selection),
+        "model": describe_model(selection),
+        "rates": [{"lr": facts["lr"], "dev": get_dev_score(facts)} for facts in best if facts["seed"] == plan.seeds[0]],
+        "baselines": [compare_baseline(task_data, selection, row) for row in rows],
         "not_run": absent,
         "curve": compute_learning_curve(task_data, plan, tuning, trials, rate),
-        "forgetting": chosen[0].get("forgetting"),
-        "trials": [{name: value for name, value in one.items() if name != "said"} for one in trials],
+        "forgetting": selection[0].get("forgetting"),
+        "trials": [{name: value for name, value in facts.items() if name != "said"} for facts in trials],
     }
     io.write_json(run_dir / SCORES_FILE, scores)
     draw_plots(run_dir, scores)
-    cost = sum_costs([one["summary"]["cost"] for one in trials])
+    cost = sum_costs([facts["summary"]["cost"] for facts in trials])
     io.atomic_write(run_dir / "README.md", build_card(run_dir.name, tuning, scores, cost).encode())
     io.write_json(run_dir / COST_FILE, {**cost, "run": {"trials": len(trials)}})
     return FinetunedRun.open(run_dir)
 
 
 def get_dev_score(trial: Facts) -> float:
-    """The official metric on dev."""
+    """Return the official metric on dev."""
     return float(next(iter(trial["scores"]["dev"].values())))
 
 
 def get_headline_score(task_data: TaskData, trial: Facts) -> float:
-    """The official metric on the split that the result is measured on."""
+    """Return the official metric on the headline split."""
     return float(next(iter(trial["scores"][task_data.headline_split].values())))
 
 
 def compute_result(task_data: TaskData, trials: Sequence[Facts]) -> Facts:
-    """The score: its mean and interval over seeds, and all numbers of the official metric."""
-    found = compute_interval([get_headline_score(task_data, one) for one in trials])
+    """Return the mean score with its interval over seeds, and all values of the official metric."""
+    interval = compute_interval([get_headline_score(task_data, facts) for facts in trials])
     names = trials[0]["scores"][task_data.headline_split]
-    means = {name: sum(one["scores"][task_data.headline_split][name] for one in trials) / len(trials) for name in names}
+    means = {
+        name: sum(facts["scores"][task_data.headline_split][name] for facts in trials) / len(trials) for name in names
+    }
     return {
         "split": task_data.headline_split,
         "examples": len(task_data.eval_examples),
-        "score": found.mean,
-        "std": found.std,
+        "score": interval.mean,
+        "std": interval.std,
         "low": None
-        if found.low is None
-        else max(found.low, -1.0 if task_data.task.metrics[0] in SIGNED_METRICS else 0.0),
-        "high": None if found.high is None else min(found.high, 1.0),
-        "seeds": [one["seed"] for one in trials],
-        "each": [get_headline_score(task_data, one) for one in trials],
+        if interval.low is None
+        else max(interval.low, -1.0 if task_data.task.metrics[0] in SIGNED_METRICS else 0.0),
+        "high": None if interval.high is None else min(interval.high, 1.0),
+        "seeds": [facts["seed"] for facts in trials],
+        "each": [get_headline_score(task_data, facts) for facts in trials],
         "dev": sum(map(get_dev_score, trials)) / len(trials),
         "scores": means,
     }
 
 
 def describe_model(trials: Sequence[Facts]) -> Facts:
-    """Which trial's model lies in the directory: the best on dev."""
+    """Return facts of the trial whose model was saved: the best on dev."""
     best = max(trials, key=get_dev_score)
-    kept = ("lr", "seed", "labels", "steps", "best_step", "trained", "parameters", "memory", "threshold")
-    return {**{name: best[name] for name in kept}, "dev": get_dev_score(best), "scores": best["scores"]}
+    names = ("lr", "seed", "labels", "steps", "best_step", "trained", "parameters", "memory", "threshold")
+    return {**{name: best[name] for name in names}, "dev": get_dev_score(best), "scores": best["scores"]}
 
 
 def run_all_baselines(
     task_data: TaskData, train: Sequence[Example], plan: SweepPlan, model_baselines: Mapping[str, BaselineFactory]
 ) -> tuple[list[BaselineResult], dict[str, str]]:
-    """All that were asked for, on the split of the result; `more` are those that need the model itself."""
-    apart = [] if is_similarity(task_data.task, task_data.eval_examples) else [COSINE]
-    if names := [name for name in plan.baselines if name not in apart]:
-        own = NAMES_BY_KIND.get(task_data.task.kind, {})
-        log.info(f"baselines: {', '.join(own.get(name, name) for name in names)}")
+    """Run all requested baselines on the headline split; `model_baselines` need the model itself."""
+    unsupported_names = [] if is_similarity(task_data.task, task_data.eval_examples) else [COSINE]
+    if names := [name for name in plan.baselines if name not in unsupported_names]:
+        display_names = NAMES_BY_KIND.get(task_data.task.kind, {})
+        log.info(f"baselines: {', '.join(display_names.get(name, name) for name in names)}")
     rows, absent = run_simple_baselines(task_data, train, plan.baselines, plan.vectors)
     for name, fit in model_baselines.items():
-        if name in plan.baselines and name not in apart:
+        if name in plan.baselines and name not in unsupported_names:
             row = fit(train)
             if row is None:
-                absent[name] = f"it is not for this base, or for tasks of the kind '{task_data.task.kind}'"
+                absent[name] = f"not supported for this base or for {task_data.task.kind} tasks"
                 continue
             absent.pop(name, None)
             rows.append(row)
@@ -137,47 +139,54 @@ def run_all_baselines(
 def run_simple_baselines(
     task_data: TaskData, train: Sequence[Example], names: Sequence[str], vectors: str | None = None
 ) -> tuple[list[BaselineResult], dict[str, str]]:
-    """The baselines of a task; of several, those that all of them have."""
+    """Run the simple baselines of a task; for several tasks, those that all of them support."""
     if not task_data.members:
         return run_baselines(task_data.task, train, task_data.eval_examples, names, vectors=vectors)
-    judged = task_data.eval_examples
+    eval_examples = task_data.eval_examples
     absent: dict[str, str] = {}
-    found: dict[str, list[tuple[list[int], BaselineResult]]] = {}
-    for member, learnt, mine in zip(
-        task_data.members, index_by_member(task_data, train), index_by_member(task_data, judged), strict=True
+    results_by_slot: dict[str, list[tuple[list[int], BaselineResult]]] = {}
+    for member, train_indices, mine in zip(
+        task_data.members, index_by_member(task_data, train), index_by_member(task_data, eval_examples), strict=True
     ):
-        some, asked = [train[at] for at in learnt], [judged[at] for at in mine]
-        rows, without = run_baselines(member.task, some, asked, names, vectors=vectors)
-        absent |= without
+        member_train, member_eval = [train[place] for place in train_indices], [eval_examples[place] for place in mine]
+        rows, member_absent = run_baselines(member.task, member_train, member_eval, names, vectors=vectors)
+        absent |= member_absent
         for row in rows:
-            found.setdefault(row.slot or row.name, []).append((mine, row))
-    made: list[BaselineResult] = []
-    for slot, each in found.items():
-        own = {row.name for _, row in each}
-        name = own.pop() if len(own) == 1 else slot
-        if len(each) < len(task_data.members):
-            absent[name] = "not all of these tasks have it"
+            results_by_slot.setdefault(row.slot or row.name, []).append((mine, row))
+    combined_results: list[BaselineResult] = []
+    for slot, members in results_by_slot.items():
+        names_used = {row.name for _, row in members}
+        name = names_used.pop() if len(names_used) == 1 else slot
+        if len(members) < len(task_data.members):
+            absent[name] = "not supported by all of these tasks"
             continue
-        said = {at: one for mine, row in each for at, one in zip(mine, row.predictions, strict=True)}
-        seconds = sum(row.seconds for _, row in each)
-        ordered = [said[at] for at in range(len(judged))]
-        made.append(BaselineResult(name=name, description=each[0][1].description, predictions=ordered, seconds=seconds))
-    return made, absent
+        predictions = {
+            place: prediction for mine, row in members for place, prediction in zip(mine, row.predictions, strict=True)
+        }
+        seconds = sum(row.seconds for _, row in members)
+        sorted_predictions = [predictions[place] for place in range(len(eval_examples))]
+        combined_results.append(
+            BaselineResult(
+                name=name, description=members[0][1].description, predictions=sorted_predictions, seconds=seconds
+            )
+        )
+    return combined_results, absent
 
 
 def read_predictions(trial: Facts, split: str) -> list[Prediction]:
-    """What a trial said of a split, as far as metrics ask for it."""
-    said: list[dict[str, Any]] = trial["said"][split]
-    found: list[dict[str, Any]] = [
-        {name: tuple(value) if isinstance(value, list) else value for name, value in one.items()} for one in said
+    """Read a trial's predictions on a split."""
+    records: list[dict[str, Any]] = trial["said"][split]
+    fields: list[dict[str, Any]] = [
+        {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+        for record in records
     ]
-    return [Prediction(**one) for one in found]
+    return [Prediction(**values) for values in fields]
 
 
 def compare_baseline(task_data: TaskData, trials: Sequence[Facts], row: BaselineResult) -> Facts:
-    """A baseline's scores, and by how much the runs are better on the same examples."""
+    """Return a baseline's scores, and the difference of the runs on the same examples."""
     scores = compute_scores(task_data, task_data.eval_examples, row.predictions)
-    ours = [read_predictions(one, task_data.headline_split) for one in trials]
+    ours = [read_predictions(facts, task_data.headline_split) for facts in trials]
     return {
         "name": row.name,
         "about": row.description,
@@ -191,36 +200,40 @@ def compare_baseline(task_data: TaskData, trials: Sequence[Facts], row: Baseline
 def bootstrap(
     task_data: TaskData, predictions: Sequence[Sequence[Prediction]], baseline_predictions: Sequence[Prediction]
 ) -> Comparison:
-    """The paired bootstrap; with scores of single examples where the metric is a mean of them.
+    """Run the paired bootstrap, on scores of single examples if the metric is their mean.
 
-    Where a question with all its answers is judged as one, questions are drawn.
+    Metrics that score a question with all its answers resample questions.
     """
     task, examples = task_data.task, task_data.eval_examples
     if task.metrics[0] in ("accuracy", "choice_accuracy", "squad", "squad2", "exact_match", "rouge", "rouge_stemmed"):
-        each = [
+        example_scores = [
             [_score_example(task, example, run[i]) for i, example in enumerate(examples)]
             for run in (*predictions, baseline_predictions)
         ]
-        means = [sum(column) / len(predictions) for column in zip(*each[:-1], strict=True)]
-        return paired_bootstrap_of_means(means, each[-1])
+        means = [sum(column) / len(predictions) for column in zip(*example_scores[:-1], strict=True)]
+        return paired_bootstrap_of_means(means, example_scores[-1])
 
-    def metric(gold: Sequence[Example], said: Sequence[Prediction]) -> float:
-        return float(next(iter(compute_scores(task_data, gold, said).values())))
+    def metric(gold: Sequence[Example], metric_predictions: Sequence[Prediction]) -> float:
+        return float(next(iter(compute_scores(task_data, gold, metric_predictions).values())))
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     metric(examples, baseline_predictions)
-    took = (time.perf_counter() - begun) * (len(predictions) + 1)
+    took = (time.perf_counter() - start) * (len(predictions) + 1)
     rounds = max(min(BOOTSTRAP_ROUNDS, int(MAX_BOOTSTRAP_SECONDS / max(took, 1e-6))), 100)
     if task.metrics[0] not in GROUP_METRICS:
         return paired_bootstrap(examples, predictions, [baseline_predictions], metric, rounds=rounds)
-    groups = [example.group or f"\0{at}" for at, example in enumerate(examples)]
+    groups = [example.group or f"\0{place}" for place, example in enumerate(examples)]
 
-    def whole(drawn: Sequence[Sequence[Example]], said: Sequence[Sequence[Prediction]]) -> float:
-        told = [replace(one, group=str(at)) for at, group in enumerate(drawn) for one in group]  # drawn twice: twice
-        return metric(told, [one for group in said for one in group])
+    def group_metric(
+        example_groups: Sequence[Sequence[Example]], prediction_groups: Sequence[Sequence[Prediction]]
+    ) -> float:
+        flat_examples = [
+            replace(example, group=str(place)) for place, group in enumerate(example_groups) for example in group
+        ]  # groups drawn twice count twice
+        return metric(flat_examples, [prediction for group in prediction_groups for prediction in group])
 
     units = [group_values(run, groups) for run in (*predictions, baseline_predictions)]
-    return paired_bootstrap(group_values(examples, groups), units[:-1], units[-1:], whole, rounds=rounds)
+    return paired_bootstrap(group_values(examples, groups), units[:-1], units[-1:], group_metric, rounds=rounds)
 
 
 def _score_example(task: Task, example: Example, prediction: Prediction) -> float:
@@ -230,15 +243,15 @@ def _score_example(task: Task, example: Example, prediction: Prediction) -> floa
 def compute_learning_curve(
     task_data: TaskData, plan: SweepPlan, tuning: FinetuneConfig, trials: Sequence[Facts], rate: float
 ) -> list[Facts]:
-    """The result by number of labels, with the baselines learnt from the same examples; nothing for one number."""
-    counts = sorted({one["labels"] for one in trials})
-    found: list[Facts] = []
+    """Return the result by training set size, with baselines on the same examples; empty for a single size."""
+    counts = sorted({facts["labels"] for facts in trials})
+    points: list[Facts] = []
     for count in counts if len(counts) > 1 else []:
-        some = [one for one in trials if one["labels"] == count and one["lr"] == rate]
+        subset = [facts for facts in trials if facts["labels"] == count and facts["lr"] == rate]
         rows, _ = run_simple_baselines(task_data, task_data.select_train(count, tuning.task.split_seed), plan.baselines)
-        beneath = {row.name: _score_baseline(task_data, row) for row in rows}
-        found.append({"labels": count, **compute_result(task_data, some), "baselines": beneath})
-    return found
+        baseline_scores = {row.name: _score_baseline(task_data, row) for row in rows}
+        points.append({"labels": count, **compute_result(task_data, subset), "baselines": baseline_scores})
+    return points
 
 
 def _score_baseline(task_data: TaskData, row: BaselineResult) -> float:
@@ -246,16 +259,16 @@ def _score_baseline(task_data: TaskData, row: BaselineResult) -> float:
 
 
 def sum_costs(costs: Sequence[Mapping[str, Any]]) -> Facts:
-    """The cost of all trials together; what is not a sum is the first one's."""
-    found = dict(costs[0])
+    """Sum the cost of all trials; other values are those of the first."""
+    total = dict(costs[0])
     for name in SUMMED_COSTS:
-        found[name] = sum(cost[name] for cost in costs)
-    peak = found.get("peak_flops")
-    found["mfu"] = found["flops"] / (found["seconds"] * peak) if peak and found["seconds"] else None
+        total[name] = sum(cost[name] for cost in costs)
+    peak = total.get("peak_flops")
+    total["mfu"] = total["flops"] / (total["seconds"] * peak) if peak and total["seconds"] else None
     parts: dict[str, dict[str, Any]] = {}
     for cost in costs:
         for part in cost["energy"]:
-            one = parts.setdefault(part["what"], {**part, "joules": 0.0})
-            one["joules"] += part["joules"]
-    found["energy"] = [*parts.values()]
-    return found
+            entry = parts.setdefault(part["what"], {**part, "joules": 0.0})
+            entry["joules"] += part["joules"]
+    total["energy"] = [*parts.values()]
+    return total

@@ -1,4 +1,4 @@
-"""What a fine-tuning run tries: learning rates, seeds, numbers of labels; and in which order."""
+"""Plan of a fine-tuning run: learning rates, seeds, training set sizes, and their order."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +12,14 @@ TRIALS_DIR = "trials"
 
 @spec(tagged=False)
 class SweepPlan:
-    """Rates are tried with the first seed and all labels, on dev; the other seeds and counts follow with the best."""
+    """Trials of a run: rates are compared on dev with the first seed and all labels; other trials use the best rate."""
 
     rates: tuple[float, ...]
     seeds: tuple[int, ...] = (0,)
     train_examples: tuple[int | None, ...] = (None,)  # training examples; None: all
     baselines: tuple[str, ...] = ()
-    forgetting: str | None = None  # prepared data, on which the pre-training loss is measured before and after
-    vectors: str | None = None  # a file of word vectors, for the baseline `vectors`
+    forgetting: str | None = None  # prepared data for the pre-training loss before and after
+    vectors: str | None = None  # word vectors for the baseline `vectors`
 
     def __post_init__(self) -> None:
         for name, values in (
@@ -28,39 +28,43 @@ class SweepPlan:
             ("numbers of training examples", self.train_examples),
         ):
             if not values or len(set(values)) < len(values):
-                raise UsageError(f"{name} {', '.join(map(str, values))}: give at least one, and each once")
+                raise UsageError(f"{name} {', '.join(map(str, values))}: need at least one, without duplicates")
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one trial, which then is the run itself."""
+        """True for a single trial, which is then the run itself."""
         return len(self.rates) == len(self.seeds) == len(self.train_examples) == 1
 
     @property
     def trial_count(self) -> int:
-        """The number of trials."""
+        """Number of trials."""
         return len(self.rates) - 1 + len(self.seeds) * len(self.train_examples)
 
     @property
     def max_train_examples(self) -> int | None:
-        """The largest number of labels: that of the result."""
+        """Largest training set size: that of the result."""
         return None if None in self.train_examples else max(count for count in self.train_examples if count is not None)
 
     def get_trial_dir(self, run: Path, tuning: FinetuneConfig) -> Path:
-        """The directory of a trial."""
+        """Return the directory of a trial."""
         if self.is_single:
             return run
-        fit = tuning.train
-        return run / TRIALS_DIR / f"labels-{tuning.task.train_examples or 'all'}-lr-{fit.lr:g}-seed-{fit.seed}"
+        train_config = tuning.train
+        return (
+            run
+            / TRIALS_DIR
+            / f"labels-{tuning.task.train_examples or 'all'}-lr-{train_config.lr:g}-seed-{train_config.seed}"
+        )
 
     def list_rate_trials(self, tuning: FinetuneConfig) -> Iterator[FinetuneConfig]:
-        """The trials that choose a learning rate; with one rate, its first trial."""
+        """Yield the trials that select a learning rate; with one rate, its first trial."""
         for rate in self.rates:
             yield tuning.replace(
                 {"train.lr": rate, "train.seed": self.seeds[0], "task.train_examples": self.max_train_examples}
             )
 
     def list_remaining_trials(self, tuning: FinetuneConfig, rate: float) -> Iterator[FinetuneConfig]:
-        """All others, with the rate that was chosen."""
+        """Yield all other trials, with the selected rate."""
         counts = [
             self.max_train_examples,
             *(count for count in self.train_examples if count != self.max_train_examples),

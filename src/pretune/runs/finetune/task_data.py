@@ -1,4 +1,4 @@
-"""A task opened for a run: its examples, what was done to get them, and what they are like."""
+"""Data of a task for a run: examples, splits, and notes about them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,16 +22,16 @@ from pretune.text.corpora.builtin import Reviews
 AVERAGE_METRIC = "average"
 SPLITS = ("train", "dev", "test")
 SPLIT_SHARES = (0.8, 0.1, 0.1)
-"""Train, dev and test of a task that comes in one piece."""
+"""Shares of train, dev and test for a task with a single split."""
 MIN_TRAIN_EXAMPLES = 5
-"""Training examples below which a run is refused: a handful. Few-shot experiments begin at 8 to 16 of a class."""
+"""Minimum number of training examples; few-shot experiments start at 8 to 16 per class."""
 MIN_EVAL_EXAMPLES = 30
-"""Fewer examples make a score of which one of them moves three points and more."""
+"""With fewer examples, one of them changes a score by three points or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskData:
-    """A task with its examples; of several tasks together, `find_member_tasks` are these, and the examples are all of theirs."""
+    """A task with its examples; for several tasks, `members` are these, and the examples are all of theirs."""
 
     task: Task
     parts: TaskSplits
@@ -39,39 +39,41 @@ class TaskData:
 
     @property
     def headline_split(self) -> str:
-        """The split that the result is measured on: test, or dev where test has no answers."""
+        """Split of the headline score: test, or dev if test has no answers."""
         if self.members:
             return "test" if all(member.headline_split == "test" for member in self.members) else "dev"
         return "test" if self.parts.test and has_answers(self.task, self.parts.test) else "dev"
 
     @property
     def eval_examples(self) -> list[Example]:
-        """The examples of that split."""
+        """Examples of the headline split."""
         return self.parts.test if self.headline_split == "test" else self.parts.dev
 
     def select_train(self, labels: int | None, seed: int) -> list[Example]:
-        """So many training examples, stratified; those of a smaller number are among those of a larger."""
+        """Return a stratified sample of training examples; smaller samples are subsets of larger ones."""
         train = self.parts.train
         if labels is None or labels == len(train):
             return train
         if labels > len(train):
-            raise DataError(f"task '{self.task.name}': {labels} labels were asked for, train has {len(train)}")
+            raise DataError(
+                f"task '{self.task.name}': {labels} training examples requested, but train has {len(train)}"
+            )
         return sample_subset(train, labels, seed, self.find_groups(train))
 
     def find_groups(self, examples: Sequence[Example]) -> list[str | None] | None:
-        """The group of each example, where a metric scores whole groups; of several tasks each has its own."""
+        """Return the group of each example, if a metric scores whole groups; groups of several tasks are distinct."""
         if not self.members:
             return self.task.get_groups(examples)
-        found: list[str | None] = [None] * len(examples)
+        groups: list[str | None] = [None] * len(examples)
         for member, mine in zip(self.members, index_by_member(self, examples), strict=True):
-            own = member.task.get_groups([examples[at] for at in mine]) or [None] * len(mine)
-            for at, group in zip(mine, own, strict=True):
-                found[at] = None if group is None else f"{member.task.name}\0{group}"
-        return found if any(found) else None
+            member_groups = member.task.get_groups([examples[place] for place in mine]) or [None] * len(mine)
+            for place, group in zip(mine, member_groups, strict=True):
+                groups[place] = None if group is None else f"{member.task.name}\0{group}"
+        return groups if any(groups) else None
 
 
 def open_task(task_config: TaskConfig) -> TaskData:
-    """The task that is asked for, or several of ours, whose names have commas between them."""
+    """Open a task, or several comma-separated ones."""
     names = (task_config.name or "").split(",")
     if len(names) > 1:
         return combine_task_data(
@@ -81,7 +83,7 @@ def open_task(task_config: TaskConfig) -> TaskData:
 
 
 def _limit_train(member: TaskData, task_config: TaskConfig) -> TaskData:
-    """A task with as many training examples as each may have."""
+    """Limit the training examples of a task to the maximum per task."""
     size = len(member.parts.train)
     if task_config.max_examples_per_task is None or task_config.max_examples_per_task >= size:
         return member
@@ -94,37 +96,38 @@ def _limit_train(member: TaskData, task_config: TaskConfig) -> TaskData:
 
 
 def _open_single(task_config: TaskConfig) -> TaskData:
-    """The task that is asked for; notes tell what was found out about files of one's own, and what was divided."""
+    """Open one task; notes describe the user's files and the splits."""
     notes: list[str] = []
     if task_config.name is not None:
         task = find_trainable_task(task_config.name)
         if task_config.type not in (None, get_task_type(task.kind)):
             raise UsageError(
-                f"--type {task_config.type}: task '{task.name}' is of the type {get_task_type(task.kind)}; leave it out"
+                f"--type {task_config.type}: task '{task.name}' has the type {get_task_type(task.kind)}; remove --type"
             )
     else:
-        given = {split: getattr(task_config, split) for split in SPLITS}
-        files = {split: _resolve_file(path) for split, path in given.items() if path is not None}
+        paths = {split: getattr(task_config, split) for split in SPLITS}
+        files = {split: _resolve_file(path) for split, path in paths.items() if path is not None}
         task = build_user_task(
             files, text=task_config.text, label=task_config.label, pair=task_config.pair, type=task_config.type
         )
-        named = [column for column in (task_config.text, task_config.label, task_config.pair) if column]
+        column_names = [column for column in (task_config.text, task_config.label, task_config.pair) if column]
         read = task.splits["train"].files[0].reader
         if not isinstance(read, SquadReader):
-            tables = {split: open_table(path, named) for split, path in files.items()}
+            tables = {split: open_table(path, column_names) for split, path in files.items()}
             notes += [str(table) for table in tables.values()]
             if isinstance(read, UserTableReader):
                 notes.append(read.describe_columns(tables["train"].columns))
             elif isinstance(read, TypeReader):
-                second = f", the second text '{read.pair}'" if isinstance(read, SpanReader) else ""
-                notes.append(f"the text is '{read.text}'{second}, the label '{read.label}'")
+                second = f", second text '{read.pair}'" if isinstance(read, SpanReader) else ""
+                notes.append(f"columns: text '{read.text}'{second}, label '{read.label}'")
         notes.append(_describe_type(task, task_config))
-    there = task.find_available(task_config.data)
-    if set(there) == {"train"}:
-        whole = list(there["train"].read())
-        train, dev, test = divide(whole, SPLIT_SHARES, task_config.split_seed, task.group_field)
+    available = task.find_available(task_config.data)
+    if set(available) == {"train"}:
+        examples = list(available["train"].read())
+        train, dev, test = divide(examples, SPLIT_SHARES, task_config.split_seed, task.group_field)
         notes.append(
-            f"one split only: {format_count(len(whole), 'examples')} divided 80/10/10, stratified, seed {task_config.split_seed}"
+            f"single split: {format_count(len(examples), 'examples')} split 80/10/10, stratified, "
+            f"seed {task_config.split_seed}"
         )
         parts = TaskSplits(train=train, dev=dev, test=test)
     else:
@@ -132,119 +135,126 @@ def _open_single(task_config: TaskConfig) -> TaskData:
     parts = replace(parts, split_sizes={split: len(getattr(parts, split)) for split in SPLITS})
     if task_config.max_eval_examples is not None:
         parts = _limit_eval(task, parts, task_config.max_eval_examples, task_config.split_seed)
-    few = _find_size_problems(task, parts) if task_config.name is None else ()
-    opened = TaskData(task=task, parts=replace(parts, notes=(*notes, *parts.notes, *_find_repeats(parts), *few)))
+    size_notes = _find_size_problems(task, parts) if task_config.name is None else ()
+    task_data = TaskData(
+        task=task, parts=replace(parts, notes=(*notes, *parts.notes, *_find_repeats(parts), *size_notes))
+    )
     if not has_answers(task, parts.train) or not has_answers(task, parts.dev):
-        raise DataError(f"task '{task.name}': train or dev has no answers; choose a task that has them")
+        raise DataError(f"task '{task.name}': train or dev has no answers; choose another task")
     if task.kind == "generation":
-        score(task, parts.dev[:1], [Prediction(text="")])  # a metric that needs an extra says so now
-    if opened.headline_split == "dev":
-        why = "its test split has no answers" if parts.test else "it has no test split"
-        more = f"{why}: the headline is that of dev, on which choices were made too"
-        opened = replace(opened, parts=replace(opened.parts, notes=(*opened.parts.notes, more)))
-    return opened
+        score(task, parts.dev[:1], [Prediction(text="")])  # raises now if a metric needs an extra
+    if task_data.headline_split == "dev":
+        reason = "the test split has no answers" if parts.test else "no test split"
+        headline_note = f"{reason}: scores are on dev, which also selects the model"
+        task_data = replace(task_data, parts=replace(task_data.parts, notes=(*task_data.parts.notes, headline_note)))
+    return task_data
 
 
 def _describe_type(task: Task, task_config: TaskConfig) -> str:
-    """The type of a user's task, and the option that changes it where the labels allow another."""
-    other = ""
+    """Describe the type of the user's task, and the option that changes it if the labels allow another."""
+    alternative = ""
     if task_config.type is None and task.kind == "regression":
-        other = " (by default; --type classification makes them classes)"
+        alternative = " (inferred; use --type classification for classes)"
     elif task_config.type is None and task.kind in ("classification", "pair") and all(map(is_finite, task.labels)):
-        other = " (by default; --type regression makes them scores)"
-    return f"type {get_task_type(task.kind)}{other}{f': {join_names(task.labels)}' if task.labels else ''}"
+        alternative = " (inferred; use --type regression for scores)"
+    return f"type {get_task_type(task.kind)}{alternative}{f': {join_names(task.labels)}' if task.labels else ''}"
 
 
 def check_sizes(task_data: TaskData, task_config: TaskConfig, counts: Sequence[int | None]) -> None:
-    """Refuse numbers of training examples that are too small to learn from, unless the run is forced."""
+    """Raise if a training set is too small, unless forced."""
     for count in () if task_config.force else counts:
         check_size(task_data, task_data.select_train(count, task_config.split_seed))
 
 
 def check_size(task_data: TaskData, train: Sequence[Example]) -> None:
-    """Refuse training examples that are too few to learn from, and classes that have none."""
+    """Raise if there are too few training examples, or classes without any."""
     if task_data.members:
         for member, mine in zip(task_data.members, index_by_member(task_data, train), strict=True):
-            check_size(member, [train[at] for at in mine])
+            check_size(member, [train[place] for place in mine])
         return
-    task, remedy = task_data.task, "give more, or train all the same with --force"
+    task, remedy = task_data.task, "add more, or use --force"
     if len(train) < MIN_TRAIN_EXAMPLES:
         raise DataError(
-            f"task '{task.name}': {format_count(len(train), 'training examples')}, at least {MIN_TRAIN_EXAMPLES} are needed; {remedy}"
+            f"task '{task.name}': {format_count(len(train), 'training examples')}, need at least "
+            f"{MIN_TRAIN_EXAMPLES}; {remedy}"
         )
     if task.kind in ("classification", "pair"):
-        seen = {example.label for example in train}
-        absent = [repr(name) for number, name in enumerate(task.labels) if number not in seen]
+        train_labels = {example.label for example in train}
+        absent = [repr(name) for number, name in enumerate(task.labels) if number not in train_labels]
         if absent:
             raise DataError(
-                f"task '{task.name}': of {len(task.labels)} classes {len(absent)} have no training example "
+                f"task '{task.name}': {len(absent)} of {len(task.labels)} classes have no training example "
                 f"({join_names(absent, 5)}); {remedy}"
             )
 
 
 def _resolve_file(name: str) -> str:
-    """A file of one's own, or the one behind the name of the labelled corpus that is built in."""
+    """Return the user's file, or that of the built-in labelled corpus."""
     return str(Reviews().get_table_path()) if name == Reviews().name else name
 
 
 def _find_size_problems(task: Task, parts: TaskSplits) -> Iterator[str]:
-    """What is too little to learn from, or to judge by: a class without examples, a score that one example moves."""
-    seen = {example.label for example in parts.train}
-    none = [name for number, name in enumerate(task.labels) if number not in seen] if task.kind != "tagging" else []
-    if none:
-        names = join_names([repr(name) for name in none], 5)
-        yield f"train has no example of {names}, so nothing is learnt about it; give more"
-    split, judged = ("test", parts.test) if parts.test else ("dev", parts.dev)
-    if 0 < len(judged) < MIN_EVAL_EXAMPLES:
+    """Yield warnings about classes without training examples and small test sets."""
+    train_labels = {example.label for example in parts.train}
+    missing_labels = (
+        [name for number, name in enumerate(task.labels) if number not in train_labels]
+        if task.kind != "tagging"
+        else []
+    )
+    if missing_labels:
+        names = join_names([repr(name) for name in missing_labels], 5)
+        yield f"no training example of {names}; add some"
+    split, eval_examples = ("test", parts.test) if parts.test else ("dev", parts.dev)
+    if 0 < len(eval_examples) < MIN_EVAL_EXAMPLES:
         yield (
-            f"'{split}' has {format_count(len(judged), 'examples')}, too few "
-            f"to tell much; give more, or a file of them with --{split}"
+            f"'{split}' has {format_count(len(eval_examples), 'examples')}, too few "
+            f"for a reliable score; add more, or pass --{split} FILE"
         )
 
 
 def _find_repeats(parts: TaskSplits) -> Iterator[str]:
-    """How much of dev and test was trained on already: the same words, whatever the case and the space between."""
-    known = {_hash_input(example) for example in parts.train}
+    """Yield notes on dev and test examples that are in train, ignoring case and whitespace."""
+    train_hashes = {_hash_input(example) for example in parts.train}
     for split in ("dev", "test"):
         examples: list[Example] = getattr(parts, split)
-        if found := sum(_hash_input(example) in known for example in examples):
-            yield f"'{split}': {found:,} of {format_count(len(examples), 'examples')} in train too, and nothing new"
+        if repeat_count := sum(_hash_input(example) in train_hashes for example in examples):
+            yield f"'{split}': {repeat_count:,} of {format_count(len(examples), 'examples')} are also in train"
 
 
 def _hash_input(example: Example) -> int:
-    """What is read of an example, as one number."""
+    """Return a hash of the input of an example."""
     texts = (example.text, example.pair or "", *example.choices)
     return hash(tuple(" ".join(text.split()).casefold() for text in texts))
 
 
 def _limit_eval(task: Task, parts: TaskSplits, max_examples: int, seed: int) -> TaskSplits:
-    """With at most so many examples of dev and of test; a note says what was left out."""
-    notes, kept = [*parts.notes], {}
+    """Limit the examples of dev and test; a note records it."""
+    notes, subsets = [*parts.notes], {}
     for split in ("dev", "test"):
         examples: list[Example] = getattr(parts, split)
-        kept[split] = examples
+        subsets[split] = examples
         if len(examples) > max_examples:
-            kept[split] = sample_subset(examples, max_examples, seed, task.get_groups(examples))
-            count = len(kept[split])
+            subsets[split] = sample_subset(examples, max_examples, seed, task.get_groups(examples))
+            count = len(subsets[split])
             notes.append(
                 f"'{split}': {count} of {format_count(len(examples), 'examples')}, "
-                f"so scores are not those of the whole split"
+                f"so scores differ from those of the full split"
             )
-    return replace(parts, dev=kept["dev"], test=kept["test"], notes=tuple(notes))
+    return replace(parts, dev=subsets["dev"], test=subsets["test"], notes=tuple(notes))
 
 
 def find_trainable_task(name: str) -> Task:
-    """One of our tasks by its name, unless it is for evaluation alone; several with commas are one of written text."""
+    """Return a task by name, unless it is only for evaluation; comma-separated names give a combined task."""
     if "," in name:
         return combine_tasks([find_trainable_task(part) for part in name.split(",")])
     task = TASKS.get(name)
     if task.kind in ("pairs", "cloze", "retrieval"):
-        raise UsageError(f"task '{name}' is not trained on; score a model with `pretune evaluate MODEL --task {name}`")
+        raise UsageError(f"task '{name}' is for evaluation only; use `pretune evaluate MODEL --task {name}`")
     return task
 
 
 def has_answers(task: Task, examples: Sequence[Example]) -> bool:
-    """Whether the right answers are there."""
+    """Return whether the gold answers are known."""
     if not examples:
         return False
     if task.kind == "tagging":
@@ -257,7 +267,7 @@ def has_answers(task: Task, examples: Sequence[Example]) -> bool:
 
 
 def count_labels(task: Task, examples: Sequence[Example]) -> dict[str, Any]:
-    """How often each label occurs; of scores, their range; nothing where answers are text."""
+    """Count each label; for regression return the range; empty for text answers."""
     if task.kind == "tagging":
         return dict(Counter(tag for example in examples for tag in example.tags).most_common())
     if task.kind == "regression":
@@ -267,21 +277,21 @@ def count_labels(task: Task, examples: Sequence[Example]) -> dict[str, Any]:
         counts = Counter(example.label for example in examples)
         return {name: counts.get(number, 0) for number, name in enumerate(task.labels)}
     if task.kind == "span":
-        none = sum(not example.answers for example in examples)
-        return {"with an answer": len(examples) - none, "without": none}
+        unanswerable = sum(not example.answers for example in examples)
+        return {"with an answer": len(examples) - unanswerable, "without": unanswerable}
     return {}
 
 
 def combine_tasks(tasks: Sequence[Task]) -> Task:
-    """Several tasks as one: answers are all written (Raffel et al., 2020), or each has a head (Liu et al., 2019)."""
+    """Combine tasks into one: text-to-text (Raffel et al., 2020), or a head each (Liu et al., 2019)."""
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
-        raise UsageError(f"tasks {', '.join(names)}: each once")
+        raise UsageError(f"duplicate tasks in {', '.join(names)}; list each once")
     return Task(name=",".join(names), kind="generation", metrics=(AVERAGE_METRIC,), splits={})
 
 
 def combine_task_data(members: Sequence[TaskData]) -> TaskData:
-    """Opened tasks as one; each is scored by its own metric, and the result is the average."""
+    """Combine the data of tasks; each is scored by its own metric, and the headline is the average."""
     task = combine_tasks([member.task for member in members])
     notes = tuple(f"{member.task.name}: {note}" for member in members for note in member.parts.notes)
     splits = {name: [example for member in members for example in getattr(member.parts, name)] for name in SPLITS}
@@ -293,12 +303,12 @@ def combine_task_data(members: Sequence[TaskData]) -> TaskData:
 
 
 def find_member_tasks(task: Task) -> list[Task]:
-    """The tasks of one that is several, by its name; none of another."""
+    """Return the tasks of a combined task; empty for a single one."""
     return [TASKS.get(name) for name in task.name.split(",")] if "," in task.name else []
 
 
 def index_by_member(task_data: TaskData, examples: Sequence[Example]) -> list[list[int]]:
-    """Which of some examples are of each member, by their numbers."""
+    """Return the indices of each member's examples."""
     # NOTE: by identity: two tasks may have equal examples.
     owner = {
         id(example): number
@@ -306,32 +316,38 @@ def index_by_member(task_data: TaskData, examples: Sequence[Example]) -> list[li
         for split in (member.parts.train, member.parts.dev, member.parts.test)
         for example in split
     }
-    found: list[list[int]] = [[] for _ in task_data.members]
-    for at, example in enumerate(examples):
-        found[owner[id(example)]].append(at)
-    return found
+    indices: list[list[int]] = [[] for _ in task_data.members]
+    for place, example in enumerate(examples):
+        indices[owner[id(example)]].append(place)
+    return indices
 
 
 def find_tasks(task_data: TaskData, examples: Sequence[Example]) -> list[Task]:
-    """The task of each of some examples."""
-    found = [task_data.task] * len(examples)
+    """Return the task of each example."""
+    tasks = [task_data.task] * len(examples)
     for member, mine in zip(
         task_data.members, index_by_member(task_data, examples) if task_data.members else (), strict=True
     ):
-        for at in mine:
-            found[at] = member.task
-    return found
+        for place in mine:
+            tasks[place] = member.task
+    return tasks
 
 
 def compute_scores(
     task_data: TaskData, examples: Sequence[Example], predictions: Sequence[Prediction]
 ) -> dict[str, float]:
-    """The official score; of several tasks the average, the headline of each, and GLUE's where all of it is there."""
+    """Return the official scores; for several tasks the average, each headline, and complete suite averages."""
     if not task_data.members:
         return score(task_data.task, examples, predictions)
-    each: dict[str, dict[str, float]] = {}
+    member_scores: dict[str, dict[str, float]] = {}
     for member, mine in zip(task_data.members, index_by_member(task_data, examples), strict=True):
         if mine:
-            each[member.task.name] = score(member.task, [examples[at] for at in mine], [predictions[at] for at in mine])
-    found = {name: float(next(iter(scores.values()))) for name, scores in each.items()}
-    return {AVERAGE_METRIC: sum(found.values()) / len(found), **found, **compute_suite_averages(each)}
+            member_scores[member.task.name] = score(
+                member.task, [examples[place] for place in mine], [predictions[place] for place in mine]
+            )
+    headlines = {name: float(next(iter(scores.values()))) for name, scores in member_scores.items()}
+    return {
+        AVERAGE_METRIC: sum(headlines.values()) / len(headlines),
+        **headlines,
+        **compute_suite_averages(member_scores),
+    }

@@ -1,7 +1,7 @@
-"""One training on a task: a seed, a learning rate, so many labels. It goes on where it was killed, bit for bit.
+"""Training on a task with one seed, learning rate and training set size; resumes bit-equal.
 
-Under `torchrun` every rank has the whole model and learns from its share of each step's examples. Each answers its
-share of dev, too, and hears what the others said, so that all of them choose alike. The first one alone writes.
+Under `torchrun` every rank holds the model and trains on its share of each step's examples. Each predicts its share of
+dev, too, and gathers the others' predictions, so that all select alike. Rank 0 alone writes files.
 """
 
 import contextlib
@@ -56,11 +56,11 @@ Facts = dict[str, Any]
 TRIAL_FILE = "trial.json"
 PREDICTIONS_FILE = "predictions.jsonl"
 EVAL_EXAMPLES, GENERATION_EVAL_EXAMPLES = 2000, 200
-"""Examples of dev that choices are made on; fewer where the answer is text, which takes long to write."""
+"""Number of dev examples for model selection; fewer where answers are generated, which is slow."""
 
 
 class FinetuneTrial:
-    """Everything is opened and checked, then it is trained."""
+    """Trial: opens and checks everything, then trains."""
 
     def __init__(
         self,
@@ -85,24 +85,24 @@ class FinetuneTrial:
         self.train_examples = task_data.select_train(tuning.task.train_examples, tuning.task.split_seed)
         self.precision = resolve_precision(fit.to_train_config(), ranks)
         if ranks.device.type == "cuda":
-            gc.collect()  # NOTE: a trial before may be held by cycles, which Python has no reason to look for
-            torch.cuda.init()  # type: ignore[no-untyped-call]  # NOTE: nothing has used it where the precision is given
+            gc.collect()  # NOTE: reference cycles may keep an earlier trial alive
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # NOTE: unused until here if the precision is set
             torch.cuda.reset_peak_memory_stats(ranks.device)
         self.adapted_model = build_adapted_model(tuning, self.task, ranks, steps_per_epoch=1.0)
         self.model = self.adapted_model.model
         self.encoders = TaskEncoders.from_model(tuning, task_data, self.model, self.train_examples)
-        known = {} if encoded_items is None else encoded_items  # of trials before, by the number of labels
-        if tuning.task.train_examples not in known:
-            known[tuning.task.train_examples] = self.encoders.encode(self.train_examples)
+        items_by_labels = {} if encoded_items is None else encoded_items  # shared by trials with as many labels
+        if tuning.task.train_examples not in items_by_labels:
+            items_by_labels[tuning.task.train_examples] = self.encoders.encode(self.train_examples)
         self.notes = self.encoders.find_unknown_tokens(self.train_examples)
-        for note in self.notes if len(known) == 1 and encoded_items is not None and ranks.is_first else ():
+        for note in self.notes if len(items_by_labels) == 1 and encoded_items is not None and ranks.is_first else ():
             log.warn(note)
-        self.items = known[tuning.task.train_examples]
+        self.items = items_by_labels[tuning.task.train_examples]
         if tuning.tune.head == "probe":
-            fitted = lambda: fit_head(self.model, self.items[0], seed=fit.seed, precision=self.precision)  # noqa: E731
-            center_dropout(self.model, ranks.broadcast_object(run_on_rank_zero(ranks, fitted)))
+            fit_probe = lambda: fit_head(self.model, self.items[0], seed=fit.seed, precision=self.precision)  # noqa: E731
+            center_dropout(self.model, ranks.broadcast_object(run_on_rank_zero(ranks, fit_probe)))
         ranks.broadcast_tensors(self.adapted_model.trainable_parameters.values())
-        self.stream = self.encoders.build_stream(self.items, tuning, fixed=ranks.device.type == "cuda")
+        self.stream = self.encoders.build_stream(self.items, tuning, fixed_shape=ranks.device.type == "cuda")
         self.steps_per_epoch = len(self.stream.steps(0))
         self.steps = count_steps(
             fit, self.steps_per_epoch, is_parameter_efficient=config.get_kind(tuning.method) not in FULL_METHODS
@@ -121,42 +121,44 @@ class FinetuneTrial:
             hook.epoch, hook.steps = (
                 self.steps_per_epoch,
                 self.steps,
-            )  # NOTE: known only now: examples are encoded for a model
-        fit.schedule.compute_factor(0, self.steps)  # whether it fits
+            )  # NOTE: known only now, since encoding needs the model
+        fit.schedule.compute_factor(0, self.steps)  # raises if it does not fit
         tokenizer, lone = get_tokenizer(self.model), Ranks(ranks.device)
         self.forgetting_meter = None
         if forgetting is not None:
-            plain = load_base_model(replace(tuning.base, extra_layers=0), seed=fit.seed)
+            base_model = load_base_model(replace(tuning.base, extra_layers=0), seed=fit.seed)
             self.forgetting_meter = ForgettingMeter(
-                self.adapted_model.body, plain, forgetting, lone, self.precision, tuning.method
+                self.adapted_model.body, base_model, forgetting, lone, self.precision, tuning.method
             )
         self.fingerprints = {
             "config": tuning.sha256(),
             "data": hash_examples([*self.train_examples, *task_data.parts.dev]),
             "tokenizer": tokenizer.sha256,
         }
-        trained = frozenset(self.adapted_model.trainable_parameters)
-        every = trained >= {name for name, _ in self.model.named_parameters()}
-        self.trained_names = None if every else trained  # what checkpoints hold of the model: the rest is the base's
-        if not every:
-            self.fingerprints["base"] = hash_frozen_weights(self.model, trained)
+        trainable_names = frozenset(self.adapted_model.trainable_parameters)
+        trains_everything = trainable_names >= {name for name, _ in self.model.named_parameters()}
+        self.trained_names = (
+            None if trains_everything else trainable_names
+        )  # stored in checkpoints; the rest is the base's
+        if not trains_everything:
+            self.fingerprints["base"] = hash_frozen_weights(self.model, trainable_names)
 
     def run(self, lock: RunLock | None, *, resume: bool) -> Facts:
-        """Train from the beginning, or from the newest checkpoint that is whole; the same facts on all ranks.
+        """Train from the start, or from the newest valid checkpoint; returns the same facts on all ranks.
 
-        `lock` is that of the directory, where the first rank has it already.
+        `lock` is the lock of the directory, if rank 0 holds it already.
         """
         with contextlib.ExitStack() as stack:
             store = None
             if self.ranks.is_first:
-                held = lock or stack.enter_context(RunLock(self.run_dir, on_warning=log.warn))
+                run_lock = lock or stack.enter_context(RunLock(self.run_dir, on_warning=log.warn))
                 if self.tuning.train.max_checkpoints:
                     store = CheckpointManager(
                         self.run_dir / CHECKPOINTS_DIR,
                         max_checkpoints=self.tuning.train.max_checkpoints,
                         on_warning=log.warn,
                     )
-                    store.remove_unfinished(held)
+                    store.remove_unfinished(run_lock)
             facts: Facts = self.ranks.broadcast_object(self._train(stack, store, resume))
             return facts
 
@@ -164,17 +166,19 @@ class FinetuneTrial:
         fit = self.tuning.train
         trainee = ModelWithLoss(self.model, self.model.spec).train()
         optimizer = fit.optimizer.build(self.adapted_model.groups)
-        judging = EarlyStopping(
+        early_stopping = EarlyStopping(
             parameters=self.adapted_model.trainable_parameters,
             unfreezing=self.adapted_model.unfreezing,
             patience=fit.patience,
         )
-        found: Checkpoint | None = self.ranks.broadcast_object(
+        latest: Checkpoint | None = self.ranks.broadcast_object(
             store.find_latest(self.fingerprints) if resume and store else None
         )
-        state = TrainState() if found is None else restore_checkpoint(found, self.model, optimizer, self.trained_names)
-        if found is not None:
-            judging.restore(found)
+        state = (
+            TrainState() if latest is None else restore_checkpoint(latest, self.model, optimizer, self.trained_names)
+        )
+        if latest is not None:
+            early_stopping.restore(latest)
         if fit.compile:
             self.model.compile(dynamic=False)
         loop = Loop(
@@ -184,46 +188,48 @@ class FinetuneTrial:
             state=state,
             ranks=self.ranks,
             lr_factor=lambda state: fit.schedule.compute_factor(state.step, self.steps),
-            should_stop=lambda state: state.step >= self.steps or judging.should_stop(),
+            should_stop=lambda state: state.step >= self.steps or early_stopping.should_stop(),
             seed=fit.seed,
             clip=fit.clip,
             precision=self.precision,
             start_time=time.monotonic() - state.elapsed,
         )
-        journal = stack.enter_context(self._build_logger(loop, is_resumed=found is not None))
+        logger = stack.enter_context(self._build_logger(loop, is_resumed=latest is not None))
         saver = CheckpointHook(
             store,
             self.fingerprints,
             every=fit.checkpoint_every,
-            on_save=journal.flush,
-            extra_groups=judging.state_dict,
+            on_save=logger.flush,
+            extra_groups=early_stopping.state_dict,
             tensor_names=self.trained_names,
         )
 
-        def told(loop: Loop, found: dict[str, float]) -> None:
-            judging.record(loop, found)
-            journal.log_evaluation(loop, found)
-            journal.observe(loop, -judging.scores[-1][1])
+        def record_evaluation(loop: Loop, metrics: dict[str, float]) -> None:
+            early_stopping.record(loop, metrics)
+            logger.log_evaluation(loop, metrics)
+            logger.observe(loop, -early_stopping.scores[-1][1])
 
         every = self.eval_every
-        evaluate = ValidationHook(skip_when_stopping(self._evaluate), every, told, on_abort=self.shutdown.stop)
-        warn_of_few_evaluations(fit.optimizer, -(-self.steps // every), journal.warn)
-        watch = DivergenceGuard(journal.warn)
+        evaluate = ValidationHook(
+            skip_when_stopping(self._evaluate), every, record_evaluation, on_abort=self.shutdown.stop
+        )
+        warn_of_few_evaluations(fit.optimizer, -(-self.steps // every), logger.warn)
+        watch = DivergenceGuard(logger.warn)
         loop.hooks = [
             watch,
-            journal,
+            logger,
             _DelayedEvaluation(evaluate),
             *self.adapted_model.unfreezing,
             saver,
             self.shutdown,
         ]
         self.shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
-        if found is not None:
+        if latest is not None:
             saver.last_step, saver.last_time = state.step, state.elapsed
             undone: list[Hook] = [
                 _DelayedEvaluation(evaluate),
                 *self.adapted_model.unfreezing,
-            ]  # when it was asked to stop
+            ]  # skipped when the run was stopped
             for hook in undone:
                 hook(loop, [])
         saver.save(loop)
@@ -233,12 +239,12 @@ class FinetuneTrial:
         loop.stop_signal = self.ranks.max(loop.stop_signal)
         self.shutdown.disarm()
         state.elapsed = time.monotonic() - loop.start_time
-        judging.restore_best_weights()
+        early_stopping.restore_best_weights()
         loop.hooks, loop.graph_runner = (
             (),
             None,
-        )  # which hold one another, and memory of the device, until they are found
-        return self._finish(loop, journal, judging)
+        )  # reference cycles that keep device memory
+        return self._finish(loop, logger, early_stopping)
 
     def _run_steps(self, loop: Loop) -> None:
         fit = self.tuning.train
@@ -254,7 +260,7 @@ class FinetuneTrial:
             micro=state.micro,
             rank=self.ranks.rank,
             world=self.ranks.world,
-            workers=fit.workers or 0,  # NOTE: processes take longer to start than many a run lasts
+            workers=fit.workers or 0,  # NOTE: worker startup takes longer than many runs
             device=self.ranks.device,
         )
         with feed:
@@ -280,43 +286,47 @@ class FinetuneTrial:
         )
 
     def _limit_eval_examples(self) -> int:
-        """Examples of dev that choices are made on, at most."""
+        """Return the maximum number of dev examples for model selection."""
         return self.tuning.train.eval_examples or (
             GENERATION_EVAL_EXAMPLES if self.encoders.is_generative else EVAL_EXAMPLES
         )
 
     def _evaluate(self) -> dict[str, float]:
-        """The score on dev, or on as much of it as choices are made on."""
+        """Return the scores on dev, or on a subset of it."""
         dev = self.task_data.parts.dev
-        most = self._limit_eval_examples()
+        max_examples = self._limit_eval_examples()
         groups = self.task_data.find_groups(dev)
-        some = sample_subset(dev, most, self.tuning.task.split_seed, groups) if len(dev) > most else dev
-        return compute_scores(self.task_data, some, self._predict(some))
+        subset = (
+            sample_subset(dev, max_examples, self.tuning.task.split_seed, groups) if len(dev) > max_examples else dev
+        )
+        return compute_scores(self.task_data, subset, self._predict(subset))
 
     def _predict(self, examples: Sequence[Example]) -> list[Prediction]:
-        """What the model says of examples: every rank is asked about its share, and all know every answer."""
+        """Predict examples: every rank its share, gathered on all ranks."""
         rank, world = self.ranks.rank, self.ranks.world
-        mine, begun = examples[rank::world], time.monotonic()
+        mine, start = examples[rank::world], time.monotonic()
         try:
             predictions = self.encoders.predict(self.model, mine, self.precision) if mine else []
-        except NonFiniteError:  # the base was finite: training made it so
-            raise DivergedError("the fine-tuned model's outputs are not finite; lower the learning rate") from None
-        said = self.ranks.gather_objects(predictions)
-        self.outlook.add_predictions(len(examples), time.monotonic() - begun)
-        return [said[at % world][at // world] for at in range(len(examples))]
+        except NonFiniteError:  # the base was finite, so training diverged
+            raise DivergedError("outputs of the fine-tuned model are not finite; decrease the learning rate") from None
+        rank_predictions = self.ranks.gather_objects(predictions)
+        self.outlook.add_predictions(len(examples), time.monotonic() - start)
+        return [rank_predictions[place % world][place // world] for place in range(len(examples))]
 
     def _finish(self, loop: Loop, logger: RunLogger, early_stopping: EarlyStopping) -> Facts:
-        """Judge the best weights on all of dev and test, and write what they said."""
+        """Evaluate the best weights on all of dev and test, and write the predictions."""
         parts, summary = self.task_data.parts, logger.summarize(loop)
-        said = {"dev": self._predict(parts.dev)}
+        predictions = {"dev": self._predict(parts.dev)}
         if self.task_data.headline_split == "test":
-            said["test"] = self._predict(parts.test)
+            predictions["test"] = self._predict(parts.test)
         threshold = None
-        if self.task.metrics[0] == "squad2" and not self.encoders.is_generative:  # who writes says it in words
-            threshold = find_no_answer_threshold(parts.dev, said["dev"])
-            said = {split: apply_threshold(some, threshold) for split, some in said.items()}
+        if self.task.metrics[0] == "squad2" and not self.encoders.is_generative:  # generative models answer in words
+            threshold = find_no_answer_threshold(parts.dev, predictions["dev"])
+            predictions = {
+                split: apply_threshold(split_predictions, threshold) for split, split_predictions in predictions.items()
+            }
         if self.ranks.is_first:
-            self._write_predictions(said)
+            self._write_predictions(predictions)
         headline = self.task_data.headline_split
         return {
             "lr": self.tuning.train.lr,
@@ -326,7 +336,10 @@ class FinetuneTrial:
             "epoch": self.steps_per_epoch,
             "best_step": early_stopping.best_step,
             "course": [{"step": step, "dev": value} for step, value in early_stopping.scores],
-            "scores": {split: self._compute_scores(getattr(parts, split), some) for split, some in said.items()},
+            "scores": {
+                split: self._compute_scores(getattr(parts, split), split_predictions)
+                for split, split_predictions in predictions.items()
+            },
             "trained": sum(parameter.numel() for parameter in self.adapted_model.trainable_parameters.values()),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "counts": config.to_dict(sum_counts(self.items)),
@@ -336,31 +349,31 @@ class FinetuneTrial:
             "threshold": threshold,
             "forgetting": None if self.forgetting_meter is None else self.forgetting_meter.compare(),
             "summary": {name: value for name, value in summary.items() if name not in ("best", "held_out")},
-            "said": {headline: [_compact_prediction(one) for one in said[headline]]},
+            "said": {headline: [_compact_prediction(prediction) for prediction in predictions[headline]]},
         }
 
     def _compute_scores(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
-        """The official score; of written answers also how likely the right ones are, which the first rank finds out."""
-        found = compute_scores(self.task_data, examples, predictions)
+        """Return the official scores; for generation also the perplexity of the gold answers, on rank 0."""
+        scores = compute_scores(self.task_data, examples, predictions)
         if self.task.kind == "generation" and not self.task_data.members and self.ranks.is_first:
             encoder = self.encoders.encoders[0]
-            found["perplexity"] = answer_perplexity(self.model, encoder, examples, precision=self.precision)
-        return found
+            scores["perplexity"] = answer_perplexity(self.model, encoder, examples, precision=self.precision)
+        return scores
 
     def _write_predictions(self, predictions: Mapping[str, Sequence[Prediction]]) -> None:
         lines: list[Facts] = []
-        for split, some in predictions.items():
+        for split, split_predictions in predictions.items():
             examples: list[Example] = getattr(self.task_data.parts, split)
             tasks = find_tasks(self.task_data, examples)
-            for number, (task, example, one) in enumerate(zip(tasks, examples, some, strict=True)):
+            for number, (task, example, prediction) in enumerate(zip(tasks, examples, split_predictions, strict=True)):
                 name = {"task": task.name} if self.task_data.members else {}
-                lines.append({**build_row(split, example.id or str(number), task, example, one), **name})
-        text = "".join(json.dumps(one, ensure_ascii=False, allow_nan=False) + "\n" for one in lines)
+                lines.append({**build_row(split, example.id or str(number), task, example, prediction), **name})
+        text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
         io.atomic_write(self.run_dir / PREDICTIONS_FILE, text)
 
 
 class _DelayedEvaluation:
-    """Evaluates after steps, and not before the first: a head that was just drawn has nothing to say."""
+    """Evaluation after steps but not before the first, when a random head gives no information."""
 
     def __init__(self, evaluate: ValidationHook) -> None:
         self.evaluate = evaluate
@@ -371,14 +384,14 @@ class _DelayedEvaluation:
 
 
 def read_finished_trial(run_dir: Path) -> dict[str, Any] | None:
-    """What is known of a trial that has come to its end."""
+    """Return the facts of a finished trial, or None."""
     if not (run_dir / TRIAL_FILE).is_file():
         return None
     return {**config.read_record(TrialFile, run_dir / TRIAL_FILE, CheckpointError)}
 
 
 def hash_examples(examples: Sequence[Example]) -> str:
-    """A hash of what examples say."""
+    """Return a hash of the examples."""
     digest = hashlib.sha256()
     for example in examples:
         digest.update(repr(example).encode("utf-8", "surrogatepass"))
@@ -386,7 +399,7 @@ def hash_examples(examples: Sequence[Example]) -> str:
 
 
 def hash_frozen_weights(model: nn.Module, trained_names: Collection[str]) -> str:
-    """A hash of what is not trained: names, shapes, and some numbers of each tensor."""
+    """Return a hash of the frozen weights: names, shapes, and sampled values of each tensor."""
     digest = hashlib.sha256()
     for name, tensor in sorted(collect_weights(model).items()):
         if name not in trained_names:
@@ -395,17 +408,17 @@ def hash_frozen_weights(model: nn.Module, trained_names: Collection[str]) -> str
 
 
 def _compact_prediction(prediction: Prediction) -> Facts:
-    """As much of a prediction as metrics ask for."""
-    found = {
+    """Return the fields of a prediction that metrics need."""
+    fields = {
         "label": prediction.label,
         "value": prediction.value,
         "tags": prediction.tags,
         "text": prediction.text,
         "scores": prediction.scores,
     }
-    return {name: value for name, value in found.items() if value is not None and value != ()}
+    return {name: value for name, value in fields.items() if value is not None and value != ()}
 
 
 def _measure_memory(ranks: Ranks) -> int | None:
-    """The most bytes that a GPU held."""
+    """Return the peak memory of the GPU in bytes."""
     return torch.cuda.max_memory_allocated(ranks.device) if ranks.device.type == "cuda" else None
