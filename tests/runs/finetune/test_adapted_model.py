@@ -134,7 +134,7 @@ def test_the_text_is_shorter_by_what_stands_before_it(table: Path, tmp_path: Pat
     assert found.rules.max_length == 48 - taken and found.slots == (20 if method == "prompt" else 0)
     long = build_finetune_config(base, train=table, method=method, changes={"data.max_length": 40})
     if taken:
-        with pytest.raises(UsageError, match=r"max_length.*\b40\b.*\b48\b"):
+        with pytest.raises(UsageError, match=r"max_length.*\b40\b"):
             build_encoder(long, opened.task, made.model, opened.parts.train)
     else:
         assert build_encoder(long, opened.task, made.model, opened.parts.train).rules.max_length == 40
@@ -155,7 +155,7 @@ def test_of_two_ways_a_mix_reads_both(prepared: Prepared, tmp_path: Path, capsys
     assert reader.lstm.width == 16 and pt.predict(run, ["the sea"]) == run.predict(["the sea"])
     capsys.readouterr()
     finetune(base, train=table, out=tmp_path / "left", method="frozen", steps=1, baselines="none")
-    assert "`mix`" in capsys.readouterr().err
+    assert "`scalar-mix`" in capsys.readouterr().err
     with pytest.raises(UsageError, match=r"tune\.mix\.ways .*backward/"):
         mixed["changes"] = {**quick, "tune.scalar_mix.ways": "both"}
         finetune(base.path / "backward", train=table, out=tmp_path / "no", **mixed)
