@@ -12,7 +12,7 @@ from pretune.models.model import build_empty
 from pretune.models.spec import Model
 from pretune.nn.heads import PairHead
 from pretune.nn.norm import LayerNorm
-from pretune.nn.positions import Learned
+from pretune.nn.positions import LearnedEmbedding
 from tests.contracts.tiny import CASES
 
 BERT, GPT, T5, SHARED = (CASES[name] for name in ("bert-base", "gpt2-small", "t5-base", "t5-table-enc-dec-shared"))
@@ -87,7 +87,7 @@ def test_longest() -> None:
     """The shorter of two halves; none where positions set no limit."""
     assert CASES["bert-base"].max_length == CASES["roberta-base"].max_length == 24
     bart = CASES["bart-base"]
-    assert replace(bart, encoder=replace(bart.encoder, position=Learned(rows=12, offset=2))).max_length == 10
+    assert replace(bart, encoder=replace(bart.encoder, position=LearnedEmbedding(rows=12, offset=2))).max_length == 10
     assert CASES["llama-7b"].max_length is None and CASES["made-shared-layers"].max_length is None
 
 

@@ -162,7 +162,7 @@ class Inputs:
                 if case.bias == "alibi":
                     scores = scores - 2.0 ** (-8 * (h + 1) / HEADS) * distance.abs()
                 elif case.bias == "relative":
-                    scores = scores + self.leaves[3].double()[self.bias.bucket(distance), h]
+                    scores = scores + self.leaves[3].double()[self.bias.compute_bucket(distance), h]
                 scores = scores.masked_fill(~seen, float("-inf"))
                 out[start:end, h] = scores.softmax(-1) @ v[first:last, h // group]
         return out
@@ -255,7 +255,7 @@ def test_dropout_drops_and_keeps_the_mean(backend: Any) -> None:
 CPU: dict[str, Any] = {
     "device": "cpu",
     "half": False,
-    "whole": False,
+    "one_per_row": False,
     "length": MIN_SPARSE_LENGTH,
     "bias": False,
     "prefix": False,
@@ -263,7 +263,7 @@ CPU: dict[str, Any] = {
     "window": None,
     "dropout": 0.0,
     "weights": False,
-    "ahead": 0,
+    "prefix_length": 0,
     "head": 64,
 }
 GPU = {**CPU, "device": "cuda", "half": True}
@@ -273,30 +273,30 @@ GPU = {**CPU, "device": "cuda", "half": True}
     ("given", "expected"),
     [
         (CPU, "rows"),
-        ({**CPU, "whole": True}, "sdpa"),
-        ({**CPU, "whole": True, "dropout": 0.1}, "sdpa"),
-        ({**CPU, "whole": True, "window": MIN_SPARSE_LENGTH}, "sdpa"),
-        ({**CPU, "whole": True, "window": MIN_SPARSE_LENGTH - 1}, "rows"),
-        ({**CPU, "whole": True, "bias": True}, "rows"),
-        ({**CPU, "whole": True, "prefix": True}, "rows"),
-        ({**CPU, "whole": True, "view": True}, "rows"),
-        ({**CPU, "whole": True, "weights": True}, "eager"),
-        ({**CPU, "ahead": 3}, "rows"),
-        ({**CPU, "ahead": 3, "whole": True, "window": MIN_SPARSE_LENGTH + 3}, "sdpa"),
-        ({**CPU, "ahead": 3, "whole": True, "window": MIN_SPARSE_LENGTH + 2}, "rows"),
-        ({**GPU, "ahead": 3}, "flex"),
-        ({**GPU, "ahead": 3, "dropout": 0.1}, "rows"),
-        ({**GPU, "ahead": 3, "whole": True}, "sdpa"),
+        ({**CPU, "one_per_row": True}, "sdpa"),
+        ({**CPU, "one_per_row": True, "dropout": 0.1}, "sdpa"),
+        ({**CPU, "one_per_row": True, "window": MIN_SPARSE_LENGTH}, "sdpa"),
+        ({**CPU, "one_per_row": True, "window": MIN_SPARSE_LENGTH - 1}, "rows"),
+        ({**CPU, "one_per_row": True, "bias": True}, "rows"),
+        ({**CPU, "one_per_row": True, "prefix": True}, "rows"),
+        ({**CPU, "one_per_row": True, "view": True}, "rows"),
+        ({**CPU, "one_per_row": True, "weights": True}, "eager"),
+        ({**CPU, "prefix_length": 3}, "rows"),
+        ({**CPU, "prefix_length": 3, "one_per_row": True, "window": MIN_SPARSE_LENGTH + 3}, "sdpa"),
+        ({**CPU, "prefix_length": 3, "one_per_row": True, "window": MIN_SPARSE_LENGTH + 2}, "rows"),
+        ({**GPU, "prefix_length": 3}, "flex"),
+        ({**GPU, "prefix_length": 3, "dropout": 0.1}, "rows"),
+        ({**GPU, "prefix_length": 3, "one_per_row": True}, "sdpa"),
         (GPU, "varlen"),
         ({**GPU, "length": MIN_SPARSE_LENGTH - 1}, "tiles"),
         ({**GPU, "half": False}, "rows"),
         ({**GPU, "dropout": 0.1}, "tiles"),
         ({**GPU, "dropout": 0.1, "head": 256}, "rows"),
         ({**GPU, "window": 128}, "varlen"),
-        ({**GPU, "whole": True}, "sdpa"),
-        ({**GPU, "whole": True, "window": 128}, "varlen"),
+        ({**GPU, "one_per_row": True}, "sdpa"),
+        ({**GPU, "one_per_row": True, "window": 128}, "varlen"),
         ({**GPU, "bias": True}, "tiles"),
-        ({**GPU, "bias": True, "whole": True}, "tiles"),
+        ({**GPU, "bias": True, "one_per_row": True}, "tiles"),
         ({**GPU, "bias": True, "length": MAX_BIAS_LENGTH + 1}, "flex"),
         ({**GPU, "prefix": True}, "flex"),
         ({**GPU, "view": True}, "flex"),
@@ -322,7 +322,7 @@ def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
         facts: Any = {
             "device": device,
             "half": half,
-            "whole": whole,
+            "one_per_row": whole,
             "length": length,
             "bias": bias,
             "prefix": prefix,
@@ -330,7 +330,7 @@ def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
             "window": window,
             "dropout": dropout,
             "weights": weights,
-            "ahead": ahead,
+            "prefix_length": ahead,
             "head": head,
         }
         chosen = choose_backend(**facts)
@@ -409,7 +409,7 @@ def test_a_forced_backend_never_mixes_sequences() -> None:
 def test_a_forced_backend_never_forgets_a_view(backend: Any) -> None:
     model = build("bert", **SMALL).eval()
     model.attention_backend = backend
-    with pytest.raises(UsageError, match="view"):
+    with pytest.raises(UsageError, match="mask per sequence"):
         model(replace(pt.batch([[1, 2, 3, 4]]), view=torch.tensor([MaskKind.CAUSAL, 0])))
 
 
@@ -439,10 +439,10 @@ def test_pick_is_told_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {given["window"]: given for given in asked}
     assert set(found) == {None, 4}
     assert found[None]["dropout"] == 0.1, "or a backend is picked that cannot drop"
-    assert found[4]["dropout"] == 0.0 and found[4]["prefix"] and not found[4]["whole"] and not found[4]["half"]
+    assert found[4]["dropout"] == 0.0 and found[4]["prefix"] and not found[4]["one_per_row"] and not found[4]["half"]
     asked.clear()
     model.eval()(pt.batch([[1, 2, 3], [4, 5, 6]]))
-    assert all(given["dropout"] == 0.0 and given["whole"] and not given["prefix"] for given in asked)
+    assert all(given["dropout"] == 0.0 and given["one_per_row"] and not given["prefix"] for given in asked)
     asked.clear()
     with torch.autocast("cpu", torch.bfloat16):
         model(pt.batch([[1, 2, 3]]))
@@ -457,7 +457,7 @@ def test_pick_is_told_of_biases_and_both_sides(monkeypatch: pytest.MonkeyPatch) 
     encoder, decoder, across = asked
     assert encoder["bias"] and decoder["bias"] and not across["bias"]
     assert encoder["length"] == across["length"] == 9 and decoder["length"] == 2
-    assert across["whole"] and across["dropout"] == 0.3 and decoder["dropout"] == 0.1
+    assert across["one_per_row"] and across["dropout"] == 0.3 and decoder["dropout"] == 0.1
 
 
 # On a GPU: longer rows, so that kernels see several blocks

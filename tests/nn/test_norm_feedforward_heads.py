@@ -169,7 +169,7 @@ def test_vocabulary_head(spec: Head) -> None:
         x = module.transform.norm(x) if spec.transform.norm else x
     expected = x @ (tokens if spec.tied else module.weight).T + (0 if spec.bias is None else module.bias)
     close(module(X, tokens), expected)
-    close(module.states(X), x)
+    close(module.transform_states(X), x)
     assert numel(module) == spec.params(vocab=9, width=12, table=table)
 
 

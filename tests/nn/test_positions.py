@@ -7,14 +7,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretune.nn.positions import Alibi, Banded, Learned, LinearScaling, Position, RelativeBias, Rotary, Sinusoidal
+from pretune.nn.positions import (
+    Alibi,
+    BandedScaling,
+    LearnedEmbedding,
+    LinearScaling,
+    Position,
+    RelativeBias,
+    Rotary,
+    Sinusoidal,
+)
 from pretune.nn.positions.rotary import rotate
 
 SIZES = {"width": 12, "heads": 4, "head_width": 6}
 
 
 @pytest.mark.parametrize(
-    "spec", [Learned(rows=9, offset=2), Sinusoidal(), Rotary(), Alibi(), RelativeBias(buckets=10)], ids=repr
+    "spec", [LearnedEmbedding(rows=9, offset=2), Sinusoidal(), Rotary(), Alibi(), RelativeBias(buckets=10)], ids=repr
 )
 def test_params(spec: Position) -> None:
     module = spec.build(**SIZES)
@@ -23,7 +32,7 @@ def test_params(spec: Position) -> None:
 
 
 def test_learned_reads_from_its_offset() -> None:
-    spec = Learned(rows=9, offset=2)
+    spec = LearnedEmbedding(rows=9, offset=2)
     module = spec.build(**SIZES)
     positions = torch.tensor([0, 1, 6, 0])
     assert torch.equal(module(positions), module.table.weight[[2, 3, 8, 2]])
@@ -95,7 +104,7 @@ def test_linear_scaling_reads_positions_as_fractions() -> None:
 
 def test_banded_scaling_by_hand() -> None:
     """The reference's three branches: short waves kept, long ones divided, the rest blended."""
-    banded = Banded(factor=8.0, low=1.0, high=4.0, original=8192)
+    banded = BandedScaling(factor=8.0, low=1.0, high=4.0, original=8192)
     frequencies = 1.0 / 500000.0 ** (torch.arange(0, 64, 2, dtype=torch.float64) / 64)
     expected, kinds = [], set()
     for frequency in frequencies.tolist():
@@ -161,7 +170,7 @@ def test_buckets(buckets: int, far: int, both_ways: bool) -> None:
     module = spec.build(width=1, heads=3, head_width=1)
     distances = list(range(-300, 301))
     expected = [bucket(d, buckets=buckets, far=far, both_ways=both_ways) for d in distances]
-    found = module.bucket(torch.tensor(distances))
+    found = module.compute_bucket(torch.tensor(distances))
     assert found.tolist() == expected
     assert set(expected) == set(range(buckets)) - ({buckets // 2} if both_ways else set()), "0 is never 'after'"
     bias = module(torch.tensor([distances[:300], distances[301:]]))

@@ -16,7 +16,7 @@ from pretune.nn.block import Block, Norms
 from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.norm import LayerNorm, RMSNorm
-from pretune.nn.positions import Learned, Position, RelativeBias, Rotary
+from pretune.nn.positions import LearnedEmbedding, Position, RelativeBias, Rotary
 from pretune.nn.positions.rotary import rotate
 from pretune.nn.stack import OutputFlags, Stack, TransformerStack
 from tests.contracts.tiny import tiny
@@ -246,7 +246,7 @@ def test_shared_halves() -> None:
     spec = Stack(depth=2, blocks=(block(),), norm=LayerNorm(), position=RelativeBias())
     decoding = replace(spec, causal=True, blocks=(replace(spec.blocks[0], cross=Attention(heads=3)),))
     encoder = spec.build(width=WIDTH)
-    decoder = decoding.build(width=WIDTH, shared=encoder)
+    decoder = decoding.build(width=WIDTH, shared_stack=encoder)
     for mine, other in zip(decoder, encoder, strict=True):
         for name in ("attention", "attention_norm", "feedforward", "feedforward_norm"):
             assert getattr(mine, name) is getattr(other, name)
@@ -254,7 +254,9 @@ def test_shared_halves() -> None:
     assert decoder.norm is not encoder.norm and decoder.position is not encoder.position
 
 
-@pytest.mark.parametrize("position", [Learned(rows=9, offset=2), Rotary(), RelativeBias(buckets=8), None], ids=repr)
+@pytest.mark.parametrize(
+    "position", [LearnedEmbedding(rows=9, offset=2), Rotary(), RelativeBias(buckets=8), None], ids=repr
+)
 def test_params(position: Position | None) -> None:
     spec = Stack(
         depth=3,

@@ -200,7 +200,16 @@ def test_more_rows_than_the_sides_of_a_grid_are_long(
     length: int, key_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A million tokens in rows of 128 are 65,536 rows and heads: no side but the first may have so many programs."""
-    started = {name: Started() for name in ("forward", "deltas", "keys", "queries", "whole")}
+    started = {
+        name: Started()
+        for name in (
+            "forward",
+            "compute_deltas",
+            "compute_key_gradients",
+            "compute_query_gradients",
+            "compute_row_gradients",
+        )
+    }
     monkeypatch.setattr(module, "kernels", SimpleNamespace(**started))
     monkeypatch.setattr(module, "MAX_SCORE_BYTES", 2**40)
     rows = 40_000 if length == 1 else 300
@@ -211,13 +220,13 @@ def test_more_rows_than_the_sides_of_a_grid_are_long(
     found = {name: kernel.grids for name, kernel in started.items() if kernel.grids}
     expected = {"forward": [(where.forward_spans.shape[1] * rows * 2,)]}
     if length == 1 and key_heads == 2:
-        expected |= {"whole": [(rows * 2,)]}
+        expected |= {"compute_row_gradients": [(rows * 2,)]}
     else:
         expected |= {
-            "deltas": [(-(-length // 64) * rows * 2,)],
-            "queries": [(where.backward_spans.shape[1] * rows * 2,)],
+            "compute_deltas": [(-(-length // 64) * rows * 2,)],
+            "compute_query_gradients": [(where.backward_spans.shape[1] * rows * 2,)],
         }
-        expected |= {"keys": [(where.key_spans.shape[1] * rows * key_heads,)]}
+        expected |= {"compute_key_gradients": [(where.key_spans.shape[1] * rows * key_heads,)]}
     assert found == expected
 
 

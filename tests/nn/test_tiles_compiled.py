@@ -9,8 +9,15 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),  # of releases that change a default
 ]
-KERNELS = ("forward", "whole", "deltas", "keys", "queries", "biases")
-FP32, INT32 = {"NORM", "DELTA", "DB"}, {"MINE", "THEIRS", "SPAN", "SEED"}
+KERNELS = (
+    "forward",
+    "compute_row_gradients",
+    "compute_deltas",
+    "compute_key_gradients",
+    "compute_query_gradients",
+    "compute_bias_gradients",
+)
+FP32, INT32 = {"NORM", "DELTA", "DB"}, {"Q_SEQUENCE", "K_SEQUENCE", "SPAN", "SEED"}
 NUMBERS = {"scale", "factor", "inverse"}
 FIXED: dict[str, Any] = {
     "D": 64, "DP": 64, "BM": 64, "BN": 64, "SPLITS": 8,

@@ -21,7 +21,7 @@ from pretune.core.seed import make_generator
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model, Special
-from pretune.nn.positions import Learned
+from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
 from pretune.text.templates import SpecialPart as TokenPlace
 from pretune.text.tokenizer import Tokenizer
@@ -37,18 +37,22 @@ CONTINUATION_PREFIX = "##"
 def resize_positions(model: LanguageModel, count: int) -> LanguageModel:
     """Return a new model for sequences of up to `count` tokens; its position table is repeated or truncated."""
     spec = model.spec
-    if not any(isinstance(stack.position, Learned) for stack in spec.stacks):
+    if not any(isinstance(stack.position, LearnedEmbedding) for stack in spec.stacks):
         raise UsageError("this model has no position table (its positions are computed), so it needs no resizing")
     if count < 1:
         raise UsageError(f"count (positions) must be >= 1, got {count}")
 
     def resize_stack(stack: Stack) -> Stack:
         old = stack.position
-        return replace(stack, position=replace(old, rows=count + old.offset)) if isinstance(old, Learned) else stack
+        return (
+            replace(stack, position=replace(old, rows=count + old.offset))
+            if isinstance(old, LearnedEmbedding)
+            else stack
+        )
 
     encoder = resize_stack(spec.encoder) if isinstance(spec.encoder, Stack) else spec.encoder
     decoder = None if spec.decoder is None else resize_stack(spec.decoder)
-    offset = next(stack.position.offset for stack in spec.stacks if isinstance(stack.position, Learned))
+    offset = next(stack.position.offset for stack in spec.stacks if isinstance(stack.position, LearnedEmbedding))
 
     def resize_rows(old: Tensor, rows: int) -> Tensor:
         offset_rows, position_rows = old[:offset], old[offset:]

@@ -81,7 +81,7 @@ class LanguageModel(nn.Module):
         self.prompt: nn.Module | None = None  # fills the virtual-token slots before each sequence
         self.encoder = spec.encoder.build(width=width) if spec.encoder else None
         shared_stack = self.encoder if spec.shared and isinstance(self.encoder, TransformerStack) else None
-        self.decoder = spec.decoder.build(width=width, shared=shared_stack) if spec.decoder else None
+        self.decoder = spec.decoder.build(width=width, shared_stack=shared_stack) if spec.decoder else None
         self.pooler = spec.pooler.build(width=width) if spec.pooler else None
         self.pair = spec.pair.build(width=width) if spec.pair else None
         self.detector = spec.detector.build(width=width) if spec.detector else None

@@ -1,1 +1,1 @@
-"""BLOCKS: plain modules with plain arguments. Every linear layer sees flat tokens `[N, width]`."""
+"""Building blocks of models. All modules work on flat tokens `[N, width]` of a ragged batch."""

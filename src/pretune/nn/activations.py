@@ -1,10 +1,10 @@
-"""gelu and dropout in the form that is fast on the processor at hand.
+"""gelu and dropout with fast implementations for CPU and for compiled graphs on a GPU.
 
-On a CPU torch's backward of the exact gelu evaluates one element at a time, and its dropout draws a random number of 32
-bits or more for every element. Here the derivative is made in the forward pass by operations that work on many elements
-at once, and four elements share a random number. In a compiled graph on a GPU both are bound by arithmetic where they
-should be bound by memory: there dropout hashes the number of an element instead of drawing ten rounds of a cipher, and
-gelu takes its error function from the exponential that its derivative needs anyway. Elsewhere torch's own are used.
+On a CPU, torch's backward of the exact gelu is not vectorized, and its dropout draws at least 32 random bits per
+element. Here the derivative is computed in the forward pass by vectorized operations, and four elements share 64 random
+bits. In a compiled graph on a GPU, both are bound by arithmetic instead of memory: there dropout hashes the index of an
+element instead of running ten Philox rounds, and gelu computes the error function from the exponential that its
+derivative needs. Otherwise torch's implementations are used.
 """
 
 import math
@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_PROBABILITY_STEPS = 2**16  # what a probability is counted in
+_PROBABILITY_STEPS = 2**16  # resolution of a probability
 _HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def gelu(x: Tensor) -> Tensor:
     """x Φ(x) (Hendrycks and Gimpel, 2016)."""
     if _is_fused(x) and x.dtype in _HALF_DTYPES:
-        fused: Tensor = _FusedGelu.apply(x)  # type: ignore[no-untyped-call]
-        return fused
+        fused_out: Tensor = _FusedGelu.apply(x)  # type: ignore[no-untyped-call]
+        return fused_out
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not (torch.is_grad_enabled() and x.requires_grad):
         return F.gelu(x)
     out: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
@@ -31,15 +31,15 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The approximation of gelu that has a hyperbolic tangent in it."""
+    """The tanh approximation of gelu."""
     if _is_fused(x) and x.dtype in _HALF_DTYPES:
-        fused: Tensor = _FusedGeluTanh.apply(x)  # type: ignore[no-untyped-call]
-        return fused
+        out: Tensor = _FusedGeluTanh.apply(x)  # type: ignore[no-untyped-call]
+        return out
     return F.gelu(x, approximate="tanh")
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Elements are zero with probability `p`, counted in 65,536ths or finer, and otherwise scaled to keep the mean."""
+    """Set elements to zero with probability `p` (in steps of 1/65,536 or finer); scale the others by 1 / (1 - p)."""
     if _is_fused(x) and 0 < p < 1:
         return torch.where(_draw_keep_mask(x, p), x * (1 / (1 - p)), 0)
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0 < p < 1:
@@ -49,33 +49,33 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 class Dropout(nn.Dropout):
-    """torch's module, by the function above."""
+    """`nn.Dropout` with the function above."""
 
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.p) if self.training and self.p > 0 else x
 
 
 def _is_fused(x: Tensor) -> bool:
-    """Whether this becomes a part of a kernel on a GPU."""
+    """Return True inside a compiled graph on a GPU."""
     return x.device.type == "cuda" and torch.compiler.is_compiling()
 
 
 def _draw_keep_mask(x: Tensor, p: float) -> Tensor:
-    """Which elements stay: a hash of their number, with two seeds from the generator, against the share that goes."""
+    """Return the mask of kept elements: a hash of their index, with two random seeds, against a threshold."""
     seeds = torch.randint(0, 2**31 - 1, (2,), device=x.device, dtype=torch.int32)
     index = torch.arange(x.numel(), device=x.device, dtype=torch.int32).view(x.shape)
     return hash_bits(index, seeds[0], seeds[1]) >= compute_threshold(p)
 
 
 def compute_threshold(p: float) -> int:
-    """The share `p` of all int32 numbers is below."""
+    """Return the int32 threshold below which a share `p` of all int32 values lies."""
     return round(p * 2**32) - 2**31
 
 
 def hash_bits(index: Tensor, seed: Tensor, second_seed: Tensor) -> Tensor:
-    """32 random bits for each int32 number, good from above: multiply and shift, with a seed before and between.
+    """Hash each int32 index to 32 bits; the high bits are the best. Multiply and shift, with two seeds.
 
-    NOTE: shifts of signed numbers repeat the sign, which mixes as well and needs no mask.
+    NOTE: shifts of signed integers repeat the sign bit, which mixes as well and needs no mask.
     """
     x = (index ^ seed) * 0x7FEB352D
     x = (x ^ (x >> 16) ^ second_seed) * (0x846CA68B - 2**32)
@@ -83,7 +83,7 @@ def hash_bits(index: Tensor, seed: Tensor, second_seed: Tensor) -> Tensor:
 
 
 class _FusedGelu(torch.autograd.Function):
-    """Φ by a rational function and the exponential of the derivative (Abramowitz and Stegun, 7.1.26; error 1.5e-7)."""
+    """gelu with Φ approximated by Abramowitz and Stegun, 7.1.26 (error 1.5e-7)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -93,12 +93,12 @@ class _FusedGelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        below, density = _compute_cdf_pdf(x.float())
-        return torch.mul(slope.float(), below + x.float() * density).to(slope.dtype)
+        cdf, pdf = _compute_cdf_pdf(x.float())
+        return torch.mul(slope.float(), cdf + x.float() * pdf).to(slope.dtype)
 
 
 def _compute_cdf_pdf(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Φ(x) and φ(x)."""
+    """Return Φ(x) and φ(x)."""
     bell = torch.exp(-0.5 * x * x)
     t = 1 / (1 + 0.3275911 * math.sqrt(0.5) * x.abs())
     series = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
@@ -107,7 +107,7 @@ def _compute_cdf_pdf(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _FusedGeluTanh(torch.autograd.Function):
-    """(1 + tanh u) / 2 is the logistic function of 2u: one exponential."""
+    """gelu_tanh with (1 + tanh u) / 2 as the sigmoid of 2u: one exponential."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -117,10 +117,10 @@ class _FusedGeluTanh(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        wide = x.float()
-        share = torch.sigmoid(_compute_tanh_argument(wide))
-        steep = 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * wide * wide)
-        return torch.mul(slope.float(), share + wide * share * (1 - share) * steep).to(slope.dtype)
+        x32 = x.float()
+        share = torch.sigmoid(_compute_tanh_argument(x32))
+        steep = 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x32 * x32)
+        return torch.mul(slope.float(), share + x32 * share * (1 - share) * steep).to(slope.dtype)
 
 
 def _compute_tanh_argument(x: Tensor) -> Tensor:
@@ -128,13 +128,13 @@ def _compute_tanh_argument(x: Tensor) -> Tensor:
 
 
 class _Gelu(torch.autograd.Function):
-    """Keeps the derivative Φ(x) + x φ(x) in place of x."""
+    """gelu that saves the derivative Φ(x) + x φ(x) instead of x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        below = torch.erf(x * math.sqrt(0.5)).add_(1).mul_(0.5)  # Φ
-        out = x * below
-        ctx.save_for_backward(below.addcmul_(x, (x * x).mul_(-0.5).exp_(), value=1 / math.sqrt(2 * math.pi)))
+        cdf = torch.erf(x * math.sqrt(0.5)).add_(1).mul_(0.5)  # Φ
+        out = x * cdf
+        ctx.save_for_backward(cdf.addcmul_(x, (x * x).mul_(-0.5).exp_(), value=1 / math.sqrt(2 * math.pi)))
         return out
 
     @staticmethod
@@ -145,17 +145,17 @@ class _Gelu(torch.autograd.Function):
 
 
 class _Dropout(torch.autograd.Function):
-    """Keeps the factors: 0, or what makes up for the zeros."""
+    """Dropout that saves the factors: 0 or 1 / (1 - p)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        dropped, count = round(p * _PROBABILITY_STEPS), x.numel()
+        threshold, count = round(p * _PROBABILITY_STEPS), x.numel()
         bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
-        drawn = bits.view(torch.int16)[:count].view(x.shape)
+        values = bits.view(torch.int16)[:count].view(x.shape)
         factors = (
-            (drawn >= dropped - _PROBABILITY_STEPS // 2)
+            (values >= threshold - _PROBABILITY_STEPS // 2)
             .to(x.dtype)
-            .mul_(_PROBABILITY_STEPS / max(_PROBABILITY_STEPS - dropped, 1))
+            .mul_(_PROBABILITY_STEPS / max(_PROBABILITY_STEPS - threshold, 1))
         )
         ctx.save_for_backward(factors)
         return x * factors

@@ -1,4 +1,4 @@
-"""Multi-head attention, over the sequence itself or across to a source."""
+"""Multi-head self-attention and cross-attention."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -17,42 +17,42 @@ from pretune.nn.positions.rotary import rotate
 from pretune.nn.prefix import KVPrefix, prepend_prefix
 
 FUSE_MIN_TOKENS = 256
-"""From this many tokens on, one product with the joined weights of q, k and v beats three."""
+"""Number of tokens from which one product with the concatenated weights of q, k and v beats three."""
 
 
 @spec
 class Attention:
-    """Scaled dot-product attention (Vaswani et al., 2017), with grouped keys where `kv_heads` < `heads`."""
+    """Scaled dot-product attention (Vaswani et al., 2017); grouped-query if `kv_heads` < `heads`."""
 
     heads: int
     kv_heads: int | None = None
     head_width: int | None = None  # width / heads
     bias: bool = True
     scale: float | None = None  # 1 / sqrt(head_width)
-    window: int | None = None  # how many tokens back (and ahead) are seen, itself included
+    window: int | None = None  # visible tokens to the left (and right), itself included
     norm: Norm | None = None  # of queries and keys, over all heads together
     clip: float | None = None  # queries, keys and values are clamped to +- clip
     dropout: float = 0.0  # of the attention probabilities
 
-    products: ClassVar[int] = 2  # per query and key: of the two, and of weight and value
+    products: ClassVar[int] = 2  # products per query and key: score, and weight with value
 
     def __post_init__(self) -> None:
         if self.heads < 1 or (self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads)):
-            raise UsageError(f"kv_heads {self.kv_heads} must divide heads {self.heads}, and both be at least 1")
+            raise UsageError(f"kv_heads {self.kv_heads} must divide heads {self.heads}, and both must be at least 1")
         if self.window is not None and self.window < 1:
-            raise UsageError(f"window {self.window} must be at least 1")
+            raise UsageError(f"window must be at least 1, got {self.window}")
 
     def resolve_shape(self, *, width: int) -> tuple[int, int, int]:
-        """Heads, key heads and the width of a head."""
+        """Return heads, key-value heads and head width."""
         if self.head_width is None and width % self.heads:
-            raise UsageError(f"heads {self.heads} must divide width {width}, or head_width be given")
+            raise UsageError(f"heads {self.heads} must divide width {width}; otherwise set head_width")
         return self.heads, self.kv_heads or self.heads, self.head_width or width // self.heads
 
     def build(self, *, width: int) -> "MultiHeadAttention":
         return MultiHeadAttention(self, width)
 
     def count_weights(self, *, width: int) -> int:
-        """How many weights a token is multiplied with."""
+        """Return the number of weights that each token is multiplied with."""
         heads, kv_heads, head = self.resolve_shape(width=width)
         return 2 * width * head * (heads + kv_heads)
 
@@ -65,7 +65,7 @@ class Attention:
 
 
 class MultiHeadAttention(nn.Module):
-    """q, k, v and out are separate modules with stable names; plain ones are multiplied as one."""
+    """q, k, v and out are separate modules with stable names; linear layers are fused into one product."""
 
     def __init__(self, spec: Attention, width: int) -> None:
         super().__init__()
@@ -78,12 +78,12 @@ class MultiHeadAttention(nn.Module):
         self.out = nn.Linear(self.heads * self.head, width, bias=spec.bias)
         self.q_norm = None if spec.norm is None else spec.norm.build(width=self.heads * self.head)
         self.k_norm = None if spec.norm is None else spec.norm.build(width=self.kv_heads * self.head)
-        self.prefix: KVPrefix | None = None  # learned keys and values that stand before each sequence
+        self.prefix: KVPrefix | None = None  # learned keys and values before each sequence
 
     def forward(
         self, x: Tensor, context: AttentionContext, source: Tensor | None = None, cache: LayerCache | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend within x, or from x to `source`; keys and values are left in `cache` where one is given."""
+        """Attend within `x`, or from `x` to `source`; writes keys and values to `cache`, if given."""
         q, k, v = self.project(x, source)
         if context.rotation is not None and source is None:
             q, k = rotate(q, context.rotation), rotate(k, context.rotation)
@@ -91,11 +91,11 @@ class MultiHeadAttention(nn.Module):
             cache.fill(k, v)
         if self.prefix is not None:
             k, v = prepend_prefix(self.prefix, k, v, context.rows)
-        mixed, weights = attend(q, k, v, context, scale=self.scale, dropout=self.dropout if self.training else 0.0)
-        return self.out(mixed.flatten(1)), weights
+        attention, weights = attend(q, k, v, context, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        return self.out(attention.flatten(1)), weights
 
     def step(self, x: Tensor, step: DecodingStep, cache: LayerCache, *, cross: bool = False) -> Tensor:
-        """One new token per sequence `[B, W]` against the cached keys and values; not cross: its own are added."""
+        """Attend from one new token per sequence `[B, W]` to the cache; in self-attention, append its key and value."""
         if cross:
             q = self._split(self._clamp(self.q(x)), self.heads, self.q_norm)
         else:
@@ -108,13 +108,13 @@ class MultiHeadAttention(nn.Module):
             bias = step.bias.view(step.bias.shape[0], self.kv_heads, -1, step.bias.shape[-1])
             mask = bias.masked_fill(~mask, float("-inf")).to(q.dtype)
         keys, values = cache.keys, cache.values  # [B, K, T, D]
-        grouped = q.view(q.shape[0], self.kv_heads, -1, self.head)  # the heads that share a key, as queries
-        mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=self.scale)
-        out: Tensor = self.out(mixed.flatten(1))
+        queries = q.view(q.shape[0], self.kv_heads, -1, self.head)  # heads that share a key, as queries
+        attention = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=self.scale)
+        out: Tensor = self.out(attention.flatten(1))
         return out
 
     def project(self, x: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `[N, H, D]`, keys and values `[M, K, D]`."""
+        """Return queries `[N, H, D]`, keys and values `[M, K, D]`."""
         if (
             source is None
             and x.shape[0] >= FUSE_MIN_TOKENS
@@ -142,36 +142,36 @@ class MultiHeadAttention(nn.Module):
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
     def _split(self, x: Tensor, heads: int, norm: nn.Module | None) -> Tensor:
-        # NOTE: on CUDA autocast norms in fp32, and the kernels take queries, keys and values of one type.
+        # NOTE: CUDA autocast runs norms in fp32, but the kernels need q, k and v of the same dtype.
         x = x if norm is None else norm(x).to(x.dtype)
         return x.reshape(x.shape[0], heads, self.head)
 
 
 def _can_fuse(layer: nn.Module) -> bool:
-    """Its product may be taken together with others': a linear layer, or one that only adds to what a linear gives.
+    """Return True for a linear layer, or for a layer whose output is `finish(x, product)` of a linear product.
 
-    The latter has `weight` and `bias`, and `finish(x, product)` is its output: low-rank or scaled projections.
+    The latter has `weight` and `bias`, such as a low-rank or scaled projection.
     """
     kind = type(layer) is nn.Linear or hasattr(layer, "finish")
     return kind and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 def _fuse_projections(x: Tensor, *layers: nn.Linear) -> list[Tensor]:
-    """What each part makes of x, in one product with their weights."""
+    """Return the output of each layer for x, computed in one product."""
     biases: list[Tensor | None] = [part.bias for part in layers]
     bias = None
-    if any(found is not None for found in biases):
+    if any(bias_part is not None for bias_part in biases):
         pairs = zip(layers, biases, strict=True)
         bias = torch.cat(
-            [part.weight.new_zeros(part.out_features) if found is None else found for part, found in pairs]
+            [part.weight.new_zeros(part.out_features) if bias_part is None else bias_part for part, bias_part in pairs]
         )
     product = F.linear(x, _stack_weights([part.weight for part in layers]), bias)
-    cut = torch.split(product, [part.out_features for part in layers], dim=-1)
-    return [_finish_projection(part, x, y) for part, y in zip(layers, cut, strict=True)]
+    outputs = torch.split(product, [part.out_features for part in layers], dim=-1)
+    return [_finish_projection(part, x, y) for part, y in zip(layers, outputs, strict=True)]
 
 
 def _stack_weights(weights: list[Tensor]) -> Tensor:
-    """Weights `[out, in]` one below the other; those that lie by columns in memory stay so."""
+    """Concatenate weights `[out, in]`, keeping a column-major memory layout."""
     if all(weight.stride(0) == 1 for weight in weights):
         return torch.cat([weight.t() for weight in weights], dim=1).t()
     return torch.cat(weights)

@@ -1,7 +1,7 @@
-"""Who may attend to whom: the one rule, and its form for each attention backend.
+"""Attention masks: one rule, and its form for each attention backend.
 
-A `AttentionContext` is made once per forward pass and stack, and used by all of its layers. Legend: q and k count queries and
-keys, R row length, H heads.
+An `AttentionContext` is built once per forward pass and stack, and used by all of its layers. Legend: q and k index
+queries and keys, R row length, H heads, P learned prefix keys.
 """
 
 from collections.abc import Callable
@@ -18,33 +18,33 @@ from pretune.core.types import Batch
 Backend = Literal["rows", "tiles", "varlen", "flex", "sdpa", "eager"]
 BACKENDS: tuple[Backend, ...] = ("rows", "tiles", "varlen", "flex", "sdpa", "eager")
 MAX_TILE_HEAD_WIDTH = 128
-"""Heads that fit the tiles."""
+"""Widest head that the tile kernels support."""
 MAX_BIAS_LENGTH = 2048
-"""Rows up to this length have a bias for every pair of columns kept; longer ones only one for every distance."""
+"""Longest row with a bias for every pair of columns; longer rows need one per distance."""
 MIN_SPARSE_LENGTH = 512
-"""From this row length on, a kernel that skips the blocks between sequences beats one masked product per row."""
+"""Row length from which a kernel that skips blocks between sequences beats one masked product per row."""
 
 
 class MaskKind(IntEnum):
-    """What the tokens of a sequence may see of it: the values of `Batch.view`."""
+    """Mask of a sequence; the values of `Batch.view`."""
 
-    BIDIRECTIONAL = 0  # all of it
-    CAUSAL = 1  # themselves and what is before
-    ANTICAUSAL = 2  # themselves and what is after
-    PREFIX = 3  # its prefix, themselves and what is before
+    BIDIRECTIONAL = 0  # all tokens
+    CAUSAL = 1  # itself and earlier tokens
+    ANTICAUSAL = 2  # itself and later tokens
+    PREFIX = 3  # the prefix, itself and earlier tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionContext:
-    """What one attention layer needs to know of the batch; which fields are filled depends on the backend."""
+    """Inputs of an attention layer that depend on the batch only; the filled fields depend on the backend."""
 
     backend: Backend
     rows: int
     causal: bool = False
     window: int | None = None
-    prefix_length: int = 0  # learned keys before each sequence: the first columns of every row of keys
-    mask: Tensor | None = None  # rows, naive: bool, or float with the bias in it; [rows or 1, H or 1, R, R]
-    bias: Tensor | None = None  # naive: [1, H, R, R]; tiles: [H, R, R]; flex: [H, distance + ahead + R - 1]
+    prefix_length: int = 0  # learned keys: the first columns of every row of keys
+    mask: Tensor | None = None  # rows, eager: bool, or float with the bias in it; [rows or 1, H or 1, R, R]
+    bias: Tensor | None = None  # eager: [1, H, R, R]; tiles: [H, R, R]; flex: [H, distance + P + R - 1]
     offsets: tuple[Tensor, Tensor] | None = None  # varlen: of queries and keys
     lengths: tuple[int, int] = (0, 0)  # row length of queries and keys
     blocks: Any = None  # flex: its BlockMask; tiles: its Layout
@@ -54,14 +54,12 @@ class AttentionContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskSpec:
-    """The kind of attention a stack asks for, apart from the batch."""
+    """Mask settings of a stack, independent of the batch."""
 
     causal: bool
     window: int | None = None
     bias: Callable[[Tensor], Tensor] | None = None  # distance -> [H, …]
-    prefix_length: int = (
-        0  # learned keys that stand before each sequence as so many tokens would, and that all of it may see
-    )
+    prefix_length: int = 0  # learned keys before each sequence, visible to all of its tokens
 
 
 def may_attend(
@@ -74,50 +72,52 @@ def may_attend(
     causal: bool,
     window: int | None,
 ) -> Tensor:
-    """The rule: the same sequence, not the future (but for a prefix), what its sight allows, not beyond the window.
+    """Return True where a query may attend to a key: same sequence, causal and sequence mask, window.
 
-    `distance` is key position minus query position; `prefix_length` marks keys inside their sequence's prefix; `sight` is that
-    of the query's sequence. Filler sees everything in its row, so that no query is left without a key; nothing ever
-    sees filler's output.
+    `distance` is key position minus query position; `in_prefix` marks keys in the prefix of their sequence;
+    `mask_kind` is that of the query's sequence. Padding attends to its whole row, so that every query has a key; no
+    token attends to padding.
     """
-    allowed = q_sequence == k_sequence
+    is_allowed = q_sequence == k_sequence
     if causal:
         past = distance <= 0
-        allowed = allowed & (past if in_prefix is None else past | in_prefix)
+        is_allowed = is_allowed & (past if in_prefix is None else past | in_prefix)
     if mask_kind is not None:
-        both, right, prefix = (
+        bidirectional, anticausal, prefix = (
             MaskKind.BIDIRECTIONAL.value,
             MaskKind.ANTICAUSAL.value,
             MaskKind.PREFIX.value,
         )  # NOTE: flex cannot trace enums
-        seen = (mask_kind == both) | torch.where(mask_kind == right, distance >= 0, distance <= 0)
-        allowed = allowed & (seen if in_prefix is None else seen | ((mask_kind == prefix) & in_prefix))
+        is_visible = (mask_kind == bidirectional) | torch.where(mask_kind == anticausal, distance >= 0, distance <= 0)
+        is_allowed = is_allowed & (
+            is_visible if in_prefix is None else is_visible | ((mask_kind == prefix) & in_prefix)
+        )
     if window is not None:
-        allowed = allowed & (distance.abs() < window)
-    return allowed | (q_sequence < 0)
+        is_allowed = is_allowed & (distance.abs() < window)
+    return is_allowed | (q_sequence < 0)
 
 
 class BackendRequirements(TypedDict):
-    """What decides the backend: the device, the batch, and what is asked of attention."""
+    """Facts that determine the backend: device, batch layout and required features."""
 
     device: str
     half: bool  # half precision
-    whole: bool  # one sequence fills each row
-    length: int  # of the longer rows
+    one_per_row: bool  # one sequence fills each row
+    length: int  # of the longer side's rows
     bias: bool
     prefix: bool
-    view: bool  # sequences differ in what they see
+    view: bool  # sequences have different masks
     window: int | None
     dropout: float  # of attention probabilities
-    weights: bool  # they must be returned
-    ahead: int  # learned keys before each sequence
+    weights: bool  # return them
+    prefix_length: int  # learned keys before each sequence
     head: int  # width of a head
 
 
 def choose_backend(**requirements: Unpack[BackendRequirements]) -> Backend:
-    """The fastest backend that can do what is asked.
+    """Return the fastest backend that supports all requirements.
 
-    `varlen` and `flex` cannot drop attention probabilities; `varlen` and `tiles` need half precision.
+    `varlen` and `flex` have no attention dropout; `varlen` and `tiles` need half precision.
     """
     fast = (
         requirements["device"] == "cuda"
@@ -134,39 +134,41 @@ def choose_backend(**requirements: Unpack[BackendRequirements]) -> Backend:
         return "flex" if fast else "rows"
     if find_unsupported("sdpa", **requirements) is None:
         return "sdpa"
-    if requirements["ahead"]:
+    if requirements["prefix_length"]:
         return "flex" if fast else "rows"
     return "varlen" if fast and requirements["half"] else "rows"
 
 
 def find_unsupported(backend: Backend, **requirements: Unpack[BackendRequirements]) -> str | None:
-    """What a backend cannot do of what is asked, if anything."""
-    near = (
-        requirements["window"] is not None and requirements["window"] < requirements["length"] + requirements["ahead"]
+    """Return a required feature that a backend does not support, or None."""
+    has_window = (
+        requirements["window"] is not None
+        and requirements["window"] < requirements["length"] + requirements["prefix_length"]
     )
     half = requirements["device"] == "cuda" and requirements["half"]
     missing = {
         "attention weights": requirements["weights"] and backend != "eager",
         "attention dropout": requirements["dropout"] > 0 and backend in ("varlen", "flex"),
-        "learned keys": requirements["ahead"] > 0 and backend in ("varlen", "tiles"),
+        "learned keys": requirements["prefix_length"] > 0 and backend in ("varlen", "tiles"),
         "a position bias": requirements["bias"] and backend in ("sdpa", "varlen"),
         "a prefix": requirements["prefix"] and backend in ("sdpa", "varlen", "tiles"),
-        "a view of each sequence's own": requirements["view"] and backend in ("sdpa", "varlen", "tiles"),
-        "several sequences in a row, or a window": backend == "sdpa" and (near or not requirements["whole"]),
+        "a mask per sequence": requirements["view"] and backend in ("sdpa", "varlen", "tiles"),
+        "several sequences in a row, or a window": backend == "sdpa"
+        and (has_window or not requirements["one_per_row"]),
         "a device other than CUDA in half precision": backend in ("varlen", "tiles") and not half,
         f"heads wider than {MAX_TILE_HEAD_WIDTH}": requirements["head"] > MAX_TILE_HEAD_WIDTH and backend == "tiles",
         f"a bias over rows longer than {MAX_BIAS_LENGTH}": requirements["bias"]
         and requirements["length"] > MAX_BIAS_LENGTH
         and backend == "tiles",
     }
-    return next((what for what, lacking in missing.items() if lacking), None)
+    return next((feature for feature, is_missing in missing.items() if is_missing), None)
 
 
 def build_context(
     queries: Batch, keys: Batch, mask_spec: MaskSpec, backend: Backend, dtype: torch.dtype
 ) -> AttentionContext:
-    """Lay the rule out for a backend. Queries and keys are one batch (self) or two sides of one (cross)."""
-    made = AttentionContext(
+    """Build the context for a backend. Queries and keys are one batch (self) or target and source (cross)."""
+    context = AttentionContext(
         backend=backend,
         rows=queries.rows,
         causal=mask_spec.causal,
@@ -175,24 +177,24 @@ def build_context(
         lengths=(queries.length, keys.length),
     )
     if backend == "sdpa":
-        masked = mask_spec.prefix_length and mask_spec.causal
+        needs_mask = mask_spec.prefix_length and mask_spec.causal
         return (
-            replace(made, mask=_build_mask(queries, keys, mask_spec, _compute_distance(queries, keys)))
-            if masked
-            else made
+            replace(context, mask=_build_mask(queries, keys, mask_spec, _compute_distance(queries, keys)))
+            if needs_mask
+            else context
         )
     if backend == "varlen":
-        return replace(made, offsets=(queries.offsets, keys.offsets))
+        return replace(context, offsets=(queries.offsets, keys.offsets))
     if backend == "tiles":
         from pretune.nn.tiles import build_layout
 
-        where = build_layout(queries.sequence, None if queries is keys else keys.sequence, queries.rows)
+        layout = build_layout(queries.sequence, None if queries is keys else keys.sequence, queries.rows)
         bias = None if mask_spec.bias is None else mask_spec.bias(_compute_distance(queries, keys)).to(dtype)
-        return replace(made, blocks=where, bias=bias)
+        return replace(context, blocks=layout, bias=bias)
     if backend == "flex":
         positions = queries.positions.view(queries.rows, -1) if mask_spec.prefix_length else None
         blocks, bias = _build_block_mask(queries, keys, mask_spec), _tabulate_bias(queries, keys, mask_spec)
-        return replace(made, blocks=blocks, bias=bias, positions=positions)
+        return replace(context, blocks=blocks, bias=bias, positions=positions)
     distance = _compute_distance(queries, keys)
     bias = None if mask_spec.bias is None else _compute_bias(queries, mask_spec.bias, distance, mask_spec.prefix_length)
     alike = (
@@ -204,9 +206,9 @@ def build_context(
     )
     mask = None if alike else _build_mask(queries, keys, mask_spec, distance)
     if backend == "eager" or bias is None:
-        return replace(made, mask=mask, bias=bias)
+        return replace(context, mask=mask, bias=bias)
     bias = bias.to(dtype)
-    return replace(made, mask=bias if mask is None else bias.masked_fill(~mask, float("-inf")))
+    return replace(context, mask=bias if mask is None else bias.masked_fill(~mask, float("-inf")))
 
 
 def _make_columns(side: Batch) -> Tensor:
@@ -214,34 +216,34 @@ def _make_columns(side: Batch) -> Tensor:
 
 
 def _compute_distance(queries: Batch, keys: Batch) -> Tensor:
-    """`[R, R]`. In a row and a sequence positions are consecutive: their difference is the difference of columns."""
+    """Return key minus query position `[R, R]`: within a sequence of a row, the difference of columns."""
     return _make_columns(keys) - _make_columns(queries)[:, None]
 
 
 def _compute_prefix_distance(queries: Batch, prefix_length: int) -> Tensor:
-    """How far each of the learned keys stands from each query: `[rows or 1, R, P]`, all below 0."""
+    """Return the distance of each learned key from each query: `[rows or 1, R, P]`, all negative."""
     positions = _make_columns(queries)[None] if queries.one_per_row else queries.positions.view(queries.rows, -1)
     return torch.arange(-prefix_length, 0, device=positions.device) - positions[..., None]
 
 
 def _compute_bias(queries: Batch, bias: Callable[[Tensor], Tensor], distance: Tensor, prefix_length: int) -> Tensor:
-    """The bias of every query and key `[rows or 1, H, R, R]`, with learned keys `[…, P + R]`."""
-    made = bias(distance)[None]
+    """Return the bias of every query and key `[rows or 1, H, R, R]`, with learned keys `[…, P + R]`."""
+    text_bias = bias(distance)[None]
     if not prefix_length:
-        return made
+        return text_bias
     first = bias(_compute_prefix_distance(queries, prefix_length)).transpose(0, 1)
-    return torch.cat((first, made.expand(first.shape[0], -1, -1, -1)), dim=-1)
+    return torch.cat((first, text_bias.expand(first.shape[0], -1, -1, -1)), dim=-1)
 
 
 def _build_mask(queries: Batch, keys: Batch, mask_spec: MaskSpec, distance: Tensor) -> Tensor:
-    """Bool `[rows, 1, R, R]`, or `[1, 1, R, R]` where all rows are alike; with learned keys `[…, P + R]`."""
+    """Return a boolean mask `[rows, 1, R, R]`, or `[1, 1, R, R]` if rows are equal; with learned keys `[…, P + R]`."""
     mask = _build_text_mask(queries, keys, mask_spec, distance)
     if not mask_spec.prefix_length:
         return mask
     first = _compute_prefix_distance(queries, mask_spec.prefix_length)[:, None]
-    seen = torch.ones_like(first, dtype=torch.bool) if mask_spec.window is None else first > -mask_spec.window
-    rows = max(len(seen), len(mask))
-    return torch.cat((seen.expand(rows, -1, -1, -1), mask.expand(rows, -1, -1, -1)), dim=-1)
+    prefix_mask = torch.ones_like(first, dtype=torch.bool) if mask_spec.window is None else first > -mask_spec.window
+    rows = max(len(prefix_mask), len(mask))
+    return torch.cat((prefix_mask.expand(rows, -1, -1, -1), mask.expand(rows, -1, -1, -1)), dim=-1)
 
 
 def _build_text_mask(queries: Batch, keys: Batch, mask_spec: MaskSpec, distance: Tensor) -> Tensor:
@@ -252,21 +254,23 @@ def _build_text_mask(queries: Batch, keys: Batch, mask_spec: MaskSpec, distance:
         ]
     q_sequence = queries.sequence.view(queries.rows, 1, -1, 1)
     k_sequence = keys.sequence.view(queries.rows, 1, 1, -1)
-    ahead = sight = None
+    in_prefix = mask_kind = None
     if queries.prefix is not None:
-        ahead = _is_in_prefix(keys, queries.prefix).view(queries.rows, 1, 1, -1)
+        in_prefix = _is_in_prefix(keys, queries.prefix).view(queries.rows, 1, 1, -1)
     if _has_mask_kinds(queries, keys):
-        sight = _get_mask_kinds(queries).view(queries.rows, 1, -1, 1)
-    return may_attend(q_sequence, k_sequence, distance, ahead, sight, causal=mask_spec.causal, window=mask_spec.window)
+        mask_kind = _get_mask_kinds(queries).view(queries.rows, 1, -1, 1)
+    return may_attend(
+        q_sequence, k_sequence, distance, in_prefix, mask_kind, causal=mask_spec.causal, window=mask_spec.window
+    )
 
 
 def _has_mask_kinds(queries: Batch, keys: Batch) -> bool:
-    """Whether sequences differ in what they see: of themselves only, a source is seen whole."""
+    """Return True if sequences have their own masks; only in self-attention, a source is fully visible."""
     return queries is keys and queries.view is not None
 
 
 def _get_mask_kinds(side: Batch) -> Tensor:
-    """[N] of each token's sequence."""
+    """Return the mask kind of each token's sequence `[N]`."""
     assert side.view is not None
     return side.view[side.sequence.clamp(min=0)]
 
@@ -276,7 +280,7 @@ def _is_in_prefix(side: Batch, prefix: Tensor) -> Tensor:
 
 
 def _tabulate_bias(queries: Batch, keys: Batch, mask_spec: MaskSpec) -> Tensor | None:
-    """The bias as a table over distances, from the farthest key before to the farthest after."""
+    """Return the bias as a table over distances, from the first to the last key."""
     if mask_spec.bias is None:
         return None
     distances = torch.arange(1 - queries.length - mask_spec.prefix_length, keys.length, device=queries.tokens.device)
@@ -287,15 +291,19 @@ def _build_block_mask(queries: Batch, keys: Batch, mask_spec: MaskSpec) -> Any:
     q_sequence = queries.sequence.view(queries.rows, -1)
     k_sequence = keys.sequence.view(queries.rows, -1)
     prefix = None if queries.prefix is None else _is_in_prefix(keys, queries.prefix).view(queries.rows, -1)
-    sights = _get_mask_kinds(queries).view(queries.rows, -1) if _has_mask_kinds(queries, keys) else None
-    positions, ahead, window = queries.positions.view(queries.rows, -1), mask_spec.prefix_length, mask_spec.window
+    mask_kinds = _get_mask_kinds(queries).view(queries.rows, -1) if _has_mask_kinds(queries, keys) else None
+    positions, prefix_length, window = (
+        queries.positions.view(queries.rows, -1),
+        mask_spec.prefix_length,
+        mask_spec.window,
+    )
 
     def rule(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        if not ahead:
+        if not prefix_length:
             return text(row, q, k)
-        first = k < ahead
-        seen = first if window is None else first & (positions[row, q] + ahead - k < window)
-        return seen | (~first & text(row, q, (k - ahead).clamp(min=0)))
+        first = k < prefix_length
+        is_visible = first if window is None else first & (positions[row, q] + prefix_length - k < window)
+        return is_visible | (~first & text(row, q, (k - prefix_length).clamp(min=0)))
 
     def text(row: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return may_attend(
@@ -303,10 +311,10 @@ def _build_block_mask(queries: Batch, keys: Batch, mask_spec: MaskSpec) -> Any:
             k_sequence[row, k],
             k - q,
             None if prefix is None else prefix[row, k],
-            None if sights is None else sights[row, q],
+            None if mask_kinds is None else mask_kinds[row, q],
             causal=mask_spec.causal,
             window=mask_spec.window,
         )
 
     make = create_block_mask if queries.tokens.device.type == "cpu" else torch.compile(create_block_mask)
-    return make(rule, queries.rows, None, queries.length, keys.length + ahead, device=queries.tokens.device)
+    return make(rule, queries.rows, None, queries.length, keys.length + prefix_length, device=queries.tokens.device)

@@ -1,8 +1,8 @@
-"""The attention backends: six ways to compute the same thing.
+"""Attention backends: six implementations of the same function.
 
-Each takes queries `[N, H, D]` and keys and values `[M, K, D]` (K divides H: grouped-query) and gives `[N, H, D]`, with
-the weights `[rows, H, R, R]` where the backend can tell them, those of learned keys left out. Legend: N queries, M
-keys, H heads, K key heads, D width.
+Each takes queries `[N, H, D]`, keys and values `[M, K, D]` (K divides H: grouped-query) and returns `[N, H, D]`, with
+the weights `[rows, H, R, R]` (without learned keys) if the backend has them. Legend: N queries, M keys, H heads, K
+key-value heads, D head width.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from pretune.nn.activations import dropout as dropped
+from pretune.nn.activations import dropout as apply_dropout
 from pretune.nn.attention_mask import AttentionContext
 
 AttentionResult = tuple[Tensor, Tensor | None]
@@ -22,7 +22,7 @@ AttentionResult = tuple[Tensor, Tensor | None]
 def attend(
     q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, *, scale: float, dropout: float
 ) -> AttentionResult:
-    """Compute attention with the backend the scope was made for."""
+    """Compute attention with the backend of the context."""
     return _TABLE[context.backend](q, k, v, context, scale, dropout)
 
 
@@ -37,18 +37,18 @@ def _attend_rows(
 
 
 def _attend_with_dropout(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, p: float) -> Tensor:
-    """What SDPA does on a CPU where probabilities are dropped, with our own dropout."""
+    """Compute SDPA with attention dropout on a CPU, with the fast dropout of `pretune.nn.activations`."""
     scores = (q * scale) @ k.transpose(-1, -2)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    return _flatten_rows(dropped(scores.softmax(-1), p) @ v)
+    return _flatten_rows(apply_dropout(scores.softmax(-1), p) @ v)
 
 
 def _attend_sdpa(
     q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
 ) -> AttentionResult:
     q, k, v = _split_rows(q, k, v, context.rows)
-    causal = context.causal and context.mask is None  # NOTE: of more keys than queries, torch means the first ones
+    causal = context.causal and context.mask is None  # NOTE: with more keys than queries, torch aligns the first ones
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=context.mask, is_causal=causal, dropout_p=dropout, scale=scale
     )
@@ -59,7 +59,7 @@ def _attend_eager(
     q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
 ) -> AttentionResult:
     dtype, exact = v.dtype, torch.promote_types(v.dtype, torch.float32)
-    with torch.autocast(v.device.type, enabled=False):  # the reference is exact, whatever it is compared with
+    with torch.autocast(v.device.type, enabled=False):  # the reference is exact
         return _attend_eager_exact(
             *_split_rows(q.to(exact), k.to(exact), v.to(exact), context.rows), context, scale, dropout, dtype
         )
@@ -74,7 +74,7 @@ def _attend_eager_exact(
     if context.mask is not None:
         scores = scores.masked_fill(~context.mask, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1)
-    return _flatten_rows(dropped(weights, dropout) @ v).to(dtype), weights[..., context.prefix_length :]
+    return _flatten_rows(apply_dropout(weights, dropout) @ v).to(dtype), weights[..., context.prefix_length :]
 
 
 def _attend_varlen(
@@ -82,7 +82,9 @@ def _attend_varlen(
 ) -> AttentionResult:
     from pretune.nn.varlen import SUPPORTS_GQA, attend_varlen
 
-    assert context.offsets is not None and not dropout, "varlen has no attention dropout; pick() never asks for it"
+    assert context.offsets is not None and not dropout, (
+        "varlen has no attention dropout; choose_backend never selects it"
+    )
     if not SUPPORTS_GQA:
         k, v = _repeat_kv(q, k, v)
     out = attend_varlen(
@@ -96,27 +98,32 @@ def _attend_tiles(
 ) -> AttentionResult:
     from pretune.nn.tiles import attend_tiles
 
-    where, causal, window = context.blocks, context.causal, context.window
-    return attend_tiles(q, k, v, where, context.bias, causal=causal, window=window, scale=scale, dropout=dropout), None
+    layout, causal, window = context.blocks, context.causal, context.window
+    return attend_tiles(q, k, v, layout, context.bias, causal=causal, window=window, scale=scale, dropout=dropout), None
 
 
 def _attend_flex(
     q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
 ) -> AttentionResult:
-    assert not dropout, "flex has no attention dropout; pick() never asks for it"
+    assert not dropout, "flex has no attention dropout; choose_backend never selects it"
     q, k, v = _split_rows(q, k, v, context.rows)
-    bias, last, ahead, positions = context.bias, context.lengths[0] - 1, context.prefix_length, context.positions
+    bias, last, prefix_length, positions = (
+        context.bias,
+        context.lengths[0] - 1,
+        context.prefix_length,
+        context.positions,
+    )
     options = None if bias is None else _SMALL_TILES
 
     def score(value: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         assert bias is not None
         if positions is None:
             return value + bias[head, key - query + last]
-        distance = key - ahead - torch.where(key < ahead, positions[row, query], query)
-        return value + bias[head, distance + ahead + last]
+        distance = key - prefix_length - torch.where(key < prefix_length, positions[row, query], query)
+        return value + bias[head, distance + prefix_length + last]
 
     if q.is_cuda and not torch.compiler.is_compiling():
-        run = _COMPILED.setdefault("flex", torch.compile(flex_attention))
+        run = _COMPILED_KERNELS.setdefault("flex", torch.compile(flex_attention))
     else:
         run = flex_attention
     out: Tensor = run(
@@ -131,10 +138,10 @@ def _attend_flex(
     return _flatten_rows(out), None
 
 
-# NOTE: a learned bias table keeps its gradient in shared memory; at head width 64 the default tiles do not fit then.
+# NOTE: the gradient of a learned bias table is in shared memory; at head width 64 the default tiles do not fit.
 _SMALL_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_M1": 32, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 32}
 
-_COMPILED: dict[str, Any] = {}  # flex is slow unless compiled; made on first use
+_COMPILED_KERNELS: dict[str, Any] = {}  # flex is slow unless compiled; compiled on first use
 
 _TABLE: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionContext, float, float], AttentionResult]] = {
     "rows": _attend_rows,
@@ -147,7 +154,7 @@ _TABLE: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionContext, float, flo
 
 
 def _split_rows(q: Tensor, k: Tensor, v: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`[rows, H, R, D]` each. A mask with grouped-query falls to a slow kernel, so keys are given to every head."""
+    """Reshape to `[rows, H, R, D]`. Keys are repeated for every head: SDPA is slow with grouped queries and a mask."""
     k, v = _repeat_kv(q, k, v)
     q, k, v = (x.view(rows, -1, x.shape[1], x.shape[2]).transpose(1, 2) for x in (q, k, v))
     return q, k, v

@@ -1,6 +1,6 @@
-"""One layer of a stack: attention, attention to the source where there is one, feed-forward.
+"""A transformer layer: self-attention, optional cross-attention, feed-forward.
 
-Where the norms stand is which slots are filled; the forward pass has no branch for it.
+The norm slots that are filled determine pre-norm or post-norm; the forward pass has no branch for it.
 """
 
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class NormSlots(nn.Module):
         self.post = spec.post.build(width=width) if spec.post else nn.Identity()
 
     def add(self, x: Tensor, change: Tensor) -> Tensor:
-        """The residual stream after a sublayer, in the precision it had: norms compute in fp32 under autocast."""
+        """Add a sublayer's output to the residual stream, keeping its dtype: norms run in fp32 under autocast."""
         out: Tensor = self.post(x + change)
         return out.to(x.dtype)
 
@@ -54,15 +54,15 @@ class Block:
     feedforward: FeedForward
     norms: Norms
     cross: Attention | None = None
-    parallel: bool = False  # attention and feed-forward read the same input and are added together
+    parallel: bool = False  # attention and feed-forward have the same input; their outputs are added
     dropout: float = 0.0  # of each sublayer's output
 
     def __post_init__(self) -> None:
         if self.parallel and (self.cross is not None or self.norms.post is not None):
-            raise UsageError("a parallel block has no place for cross attention or for a norm after the sum")
+            raise UsageError("a parallel block cannot have cross-attention or a post-norm")
 
-    def build(self, *, width: int, shared: "TransformerBlock | None" = None) -> "TransformerBlock":
-        return TransformerBlock(self, width, shared)
+    def build(self, *, width: int, shared_block: "TransformerBlock | None" = None) -> "TransformerBlock":
+        return TransformerBlock(self, width, shared_block)
 
     def params(self, *, width: int) -> int:
         attentions = self.attention.params(width=width) + (self.cross.params(width=width) if self.cross else 0)
@@ -71,15 +71,21 @@ class Block:
 
 
 class TransformerBlock(nn.Module):
-    def __init__(self, spec: Block, width: int, shared: "TransformerBlock | None" = None) -> None:
+    def __init__(self, spec: Block, width: int, shared_block: "TransformerBlock | None" = None) -> None:
         super().__init__()
         self.parallel = spec.parallel
-        self.attention: MultiHeadAttention = shared.attention if shared else spec.attention.build(width=width)
-        self.attention_norm: NormSlots = shared.attention_norm if shared else spec.norms.build(width=width)
+        self.attention: MultiHeadAttention = (
+            shared_block.attention if shared_block else spec.attention.build(width=width)
+        )
+        self.attention_norm: NormSlots = shared_block.attention_norm if shared_block else spec.norms.build(width=width)
         self.cross = spec.cross.build(width=width) if spec.cross else None
         self.cross_norm = spec.norms.build(width=width) if spec.cross else None
-        self.feedforward: FeedForwardLayer = shared.feedforward if shared else spec.feedforward.build(width=width)
-        self.feedforward_norm: NormSlots = shared.feedforward_norm if shared else spec.norms.build(width=width)
+        self.feedforward: FeedForwardLayer = (
+            shared_block.feedforward if shared_block else spec.feedforward.build(width=width)
+        )
+        self.feedforward_norm: NormSlots = (
+            shared_block.feedforward_norm if shared_block else spec.norms.build(width=width)
+        )
         self.dropout = Dropout(spec.dropout)
 
     def forward(
@@ -90,29 +96,29 @@ class TransformerBlock(nn.Module):
         source: Tensor | None = None,
         caches: tuple[LayerCache, LayerCache | None] | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The layer's output `[N, W]`, and its attention weights where the backend tells them."""
-        own, other = caches or (None, None)
-        mixed, weights = self.attention(self.attention_norm.pre(x), context, None, own)
-        mixed = self.dropout(self.attention_norm.out(mixed))
+        """Return the layer's output `[N, W]`, and self- and cross-attention weights if the backend has them."""
+        self_cache, cross_cache = caches or (None, None)
+        attention, weights = self.attention(self.attention_norm.pre(x), context, None, self_cache)
+        attention = self.dropout(self.attention_norm.out(attention))
         if self.parallel:
-            return x + mixed + self._feedforward(x), weights, None
-        x = self.attention_norm.add(x, mixed)
-        seen = None
+            return x + attention + self._feedforward(x), weights, None
+        x = self.attention_norm.add(x, attention)
+        cross_weights = None
         if self.cross is not None and self.cross_norm is not None and cross_context is not None:
-            mixed, seen = self.cross(self.cross_norm.pre(x), cross_context, source, other)
-            x = self.cross_norm.add(x, self.dropout(self.cross_norm.out(mixed)))
-        return self.feedforward_norm.add(x, self._feedforward(x)), weights, seen
+            attention, cross_weights = self.cross(self.cross_norm.pre(x), cross_context, source, cross_cache)
+            x = self.cross_norm.add(x, self.dropout(self.cross_norm.out(attention)))
+        return self.feedforward_norm.add(x, self._feedforward(x)), weights, cross_weights
 
     def step(self, x: Tensor, step: DecodingStep, caches: tuple[LayerCache, LayerCache | None]) -> Tensor:
-        """One new token per sequence `[B, W]`."""
-        own, other = caches
-        mixed: Tensor = self.attention_norm.out(self.attention.step(self.attention_norm.pre(x), step, own))
+        """Run the layer on one new token per sequence `[B, W]`."""
+        self_cache, cross_cache = caches
+        attention: Tensor = self.attention_norm.out(self.attention.step(self.attention_norm.pre(x), step, self_cache))
         if self.parallel:
-            return x + mixed + self._feedforward(x)
-        x = self.attention_norm.add(x, mixed)
-        if self.cross is not None and self.cross_norm is not None and other is not None:
-            mixed = self.cross.step(self.cross_norm.pre(x), step, other, cross=True)
-            x = self.cross_norm.add(x, self.cross_norm.out(mixed))
+            return x + attention + self._feedforward(x)
+        x = self.attention_norm.add(x, attention)
+        if self.cross is not None and self.cross_norm is not None and cross_cache is not None:
+            attention = self.cross.step(self.cross_norm.pre(x), step, cross_cache, cross=True)
+            x = self.cross_norm.add(x, self.cross_norm.out(attention))
         return self.feedforward_norm.add(x, self._feedforward(x))
 
     def _feedforward(self, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""From token ids to the input of a stack: tokens, positions, segments, norm.
+"""Input embeddings of a stack: tokens, positions, segments, norm.
 
-The token table belongs to the model (stacks and head may share it); what is done with its rows belongs to the stack.
+The token table belongs to the model, because stacks and head may share it; everything else belongs to the stack.
 """
 
 import math
@@ -15,16 +15,16 @@ from pretune.nn.norm import Norm
 
 @spec
 class Factor:
-    """A narrower token table and a projection up to the width (Lan et al., 2020)."""
+    """Factorized embeddings: a narrower token table and a projection to the width (Lan et al., 2020)."""
 
     width: int
     bias: bool = True
-    after: Literal["tokens", "norm"] = "norm"  # where the projection comes: before or after positions and norm
+    after: Literal["tokens", "norm"] = "norm"  # place of the projection: before positions, or after the norm
 
 
 @spec
 class Embed:
-    """What happens between the token table and the first block."""
+    """Embedding settings: segments, scale, norm, factorization, dropout."""
 
     segments: int | None = None
     scale: bool = False  # multiply tokens by sqrt(width)
@@ -36,11 +36,11 @@ class Embed:
         return Embeddings(self, width)
 
     def get_inner_width(self, *, width: int) -> int:
-        """The width of positions, segments and norm."""
+        """Return the width of positions, segments and norm."""
         return self.factor.width if self.factor and self.factor.after == "norm" else width
 
     def get_table_width(self, *, width: int) -> int:
-        """The width of the token table."""
+        """Return the width of the token table."""
         return self.factor.width if self.factor else width
 
     def params(self, *, width: int) -> int:
@@ -61,7 +61,7 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(spec.dropout)
 
     def forward(self, x: Tensor, positions: Tensor | None, segments: Tensor | None) -> Tensor:
-        """Token rows `[N, table]` to block input `[N, W]`; `positions` are the vectors to add, if any."""
+        """Return the block input `[N, W]` of token embeddings `[N, table]`; adds position embeddings, if given."""
         x = x * self.scale if self.scale != 1.0 else x
         if self.project is not None and self.is_projected_first:
             x = self.project(x)

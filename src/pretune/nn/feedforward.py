@@ -1,4 +1,4 @@
-"""The position-wise feed-forward layer, plain or gated."""
+"""Position-wise feed-forward layer, optionally gated."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -36,7 +36,7 @@ class FeedForward:
         return FeedForwardLayer(self, width)
 
     def count_weights(self, *, width: int) -> int:
-        """How many weights a token is multiplied with."""
+        """Return the number of weights that each token is multiplied with."""
         return (2 + self.gated) * width * self.hidden
 
     def params(self, *, width: int) -> int:

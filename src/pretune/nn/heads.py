@@ -1,4 +1,4 @@
-"""Heads for tokens: from states to the vocabulary, and from the first token to a vector for the whole sequence."""
+"""Pre-training heads: vocabulary, pooler, sentence pairs, replaced tokens, span boundaries."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ from pretune.nn.norm import LayerNorm, Norm
 
 @spec
 class Transform:
-    """A dense layer before the vocabulary: BERT's has an activation and a norm, OPT's projection neither."""
+    """Dense layer before the vocabulary matrix: with activation and norm in BERT, without in OPT."""
 
     activation: ActivationName = "identity"
     norm: Norm | None = None
@@ -26,12 +26,12 @@ class Transform:
 
 @spec
 class Head:
-    """States to vocabulary logits, with the token table's weights (`tied`) or its own."""
+    """Vocabulary head, with the token table as its matrix (`tied`) or its own."""
 
     tied: bool = True
-    bias: Literal["learned", "fixed"] | None = None  # fixed: saved with the weights, never trained
+    bias: Literal["learned", "fixed"] | None = None  # fixed: a buffer, not trained
     transform: Transform | None = None
-    scale: float | None = None  # of the states
+    scale: float | None = None  # factor of the states
 
     def build(self, *, vocab: int, width: int, table: int) -> "VocabularyHead":
         return VocabularyHead(self, vocab, width, table)
@@ -54,7 +54,7 @@ class TransformLayer(nn.Module):
 
 
 class VocabularyHead(nn.Module):
-    """`weight` is None where the head is tied: the model passes the token table's."""
+    """Vocabulary head. `weight` is None if tied: the model passes the token table."""
 
     def __init__(self, spec: Head, vocab: int, width: int, table: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class VocabularyHead(nn.Module):
             self.bias = Parameter(torch.zeros(vocab)) if spec.bias == "learned" else None
 
     def transform_states(self, x: Tensor) -> Tensor:
-        """What is multiplied with the vocabulary matrix."""
+        """Return the scaled and transformed states, to be multiplied with the vocabulary matrix."""
         x = x if self.scale is None else x * self.scale
         return x if self.transform is None else self.transform(x)
 
@@ -77,7 +77,7 @@ class VocabularyHead(nn.Module):
 
 @spec
 class Pooler:
-    """The first token's state through a dense layer: BERT's vector for the whole input."""
+    """First token's state through a dense layer, as in BERT."""
 
     activation: ActivationName = "tanh"
 
@@ -100,7 +100,7 @@ class FirstToken(nn.Module):
 
 @spec
 class PairHead:
-    """Two classes from the pooled vector: do the two segments belong together (next sentence, sentence order)?"""
+    """Classifier on the pooled vector, for next sentence prediction and sentence order prediction."""
 
     classes: int = 2
 
@@ -113,7 +113,7 @@ class PairHead:
 
 @spec
 class Detector:
-    """One logit per token from its state: was the token replaced? (Clark et al., 2020)."""
+    """Replaced token detection: one logit per token (Clark et al., 2020)."""
 
     activation: ActivationName = "gelu"
 
@@ -121,7 +121,7 @@ class Detector:
         return TokenDetector(self, width)
 
     def count_weights(self, *, width: int) -> int:
-        """How many weights a token is multiplied with."""
+        """Return the number of weights that each token is multiplied with."""
         return width * width + width
 
     def params(self, *, width: int) -> int:
@@ -136,24 +136,24 @@ class TokenDetector(nn.Module):
         self.out = nn.Linear(width, 1)
 
     def forward(self, states: Tensor) -> Tensor:
-        """States `[N, W]` to logits `[N]`."""
+        """Return the logits `[N]` of states `[N, W]`."""
         out: Tensor = self.out(self.activate(self.dense(states)))
         return out.squeeze(-1)
 
 
 @spec
 class SpanHead:
-    """Tokens of a span from the states at its edges and their place in it (the boundary objective of SpanBERT).
+    """Span boundary objective of SpanBERT (Joshi et al., 2020): tokens of a span from its boundary states.
 
-    Two layers, each with an activation and a norm, and the token table as the vocabulary matrix. Places from `rows` on
-    share the last row.
+    Two layers, each with an activation and a norm, and the token table as the vocabulary matrix. Positions in the span
+    from `rows` on share the last row.
     """
 
     rows: int = 32
     place_width: int = 200
     activation: ActivationName = "gelu"
     norm: Norm = LayerNorm()
-    bias: bool = True  # one for each token of the vocabulary
+    bias: bool = True  # one per vocabulary entry
 
     def build(self, *, vocab: int, width: int, table: int) -> "SpanBoundary":
         return SpanBoundary(self, vocab, width, table)
@@ -165,7 +165,7 @@ class SpanHead:
 
     @property
     def layer(self) -> Transform:
-        """What each of the two layers is."""
+        """Spec of each of the two layers."""
         return Transform(activation=self.activation, norm=self.norm)
 
 
@@ -178,7 +178,7 @@ class SpanBoundary(nn.Module):
         self.bias = Parameter(torch.zeros(vocab)) if spec.bias else None
 
     def forward(self, left: Tensor, right: Tensor, place: Tensor) -> Tensor:
-        """What is multiplied with the token table `[M, table]`."""
-        where = self.place(place.clamp(max=self.place.num_embeddings - 1))
-        out: Tensor = self.second(self.first(torch.cat((left, right, where.to(left.dtype)), dim=-1)))
+        """Return the vectors `[M, table]` to be multiplied with the token table."""
+        place_states = self.place(place.clamp(max=self.place.num_embeddings - 1))
+        out: Tensor = self.second(self.first(torch.cat((left, right, place_states.to(left.dtype)), dim=-1)))
         return out

@@ -1,4 +1,4 @@
-"""Triton kernels, for CUDA only; every one has a plain counterpart that the tests compare it with."""
+"""Triton kernels, for CUDA only; tests compare each with a PyTorch implementation."""
 
 import torch
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -14,8 +14,8 @@ def _row_loss_kernel(logits, labels, losses, width, vocab, GRADIENT: tl.constexp
     base = logits + row * width
     label = tl.load(labels + row)
     real = label >= 0
-    # NOTE: read before the sums below, for which all threads wait: afterwards some may have written gradients there.
-    picked = tl.load(base + tl.where(real, label, 0)).to(tl.float32)
+    # NOTE: loaded before the reductions below synchronize the threads: later it may be overwritten by a gradient.
+    target = tl.load(base + tl.where(real, label, 0)).to(tl.float32)
     top = -float("inf")
     total = 0.0
     for start in range(0, vocab, BLOCK):
@@ -25,7 +25,7 @@ def _row_loss_kernel(logits, labels, losses, width, vocab, GRADIENT: tl.constexp
         total = total * tl.exp(top - new) + tl.sum(tl.exp(x - new), 0)
         top = new
     norm = top + tl.log(total)
-    tl.store(losses + row, tl.where(real, norm - picked, 0.0))
+    tl.store(losses + row, tl.where(real, norm - target, 0.0))
     if GRADIENT:
         for start in range(0, width, BLOCK):
             columns = start + tl.arange(0, BLOCK)
@@ -37,9 +37,9 @@ def _row_loss_kernel(logits, labels, losses, width, vocab, GRADIENT: tl.constexp
 
 
 def compute_row_losses(logits: Tensor, labels: Tensor, vocab: int, with_gradient: bool) -> Tensor:
-    """-log softmax at the label of every row, 0 where the label is negative; columns from `vocab` on are no words.
+    """Return -log softmax at the label of every row, 0 for a negative label; columns from `vocab` on are padding.
 
-    With `wanted` the logits become the gradient of their row's loss, in place.
+    With `with_gradient` the logits are overwritten by the gradient of their row's loss.
     """
     losses = torch.empty(logits.shape[0], device=logits.device, dtype=torch.float32)
     _row_loss_kernel[(logits.shape[0],)](

@@ -1,7 +1,7 @@
-"""From states to the summed cross-entropy over the vocabulary, a block of rows at a time.
+"""Fused linear layer and cross-entropy over the vocabulary, a block of rows at a time.
 
-The logits of a block are turned into their own gradient in place while they are at hand, so that neither the logits nor
-their softmax is kept: memory is bounded by the block, and the block is passed over twice instead of five times.
+The logits of a block are overwritten by their gradient, so that neither logits nor softmax are saved: memory is bounded
+by the block, and each block is read twice instead of five times.
 """
 
 from typing import Any
@@ -13,16 +13,16 @@ from torch import Tensor
 from pretune.core.types import IGNORE_INDEX, Loss
 
 ALIGN = 64
-"""On a GPU the vocabulary is rounded up to this: an odd number of columns halves the rate of a matrix product."""
+"""Multiple to which the vocabulary is padded on a GPU: an odd number of columns halves the matmul rate."""
 
 BLOCK_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 
 
 def linear_cross_entropy(states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Loss:
-    """Sum of -log softmax(states weight^T + bias)[label] over the labels that are not `IGNORE_INDEX`.
+    """Return the sum of -log softmax(states weight^T + bias)[label] over labels other than `IGNORE_INDEX`.
 
-    Products run in the autocast precision; the softmax is computed in fp32 (fp64 where the states are).
-    Without gradients the labels that come out first are counted too.
+    Products run in the autocast precision; the softmax is computed in fp32 (fp64 for fp64 states). Without gradients,
+    correct top-1 predictions are counted as well.
     """
     right = None if torch.is_grad_enabled() else torch.zeros((), device=labels.device, dtype=torch.long)
     total: Tensor = _LinearCrossEntropy.apply(states, weight, bias, labels, right)  # type: ignore[no-untyped-call]
@@ -36,17 +36,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         device = states.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
-        wanted = any(ctx.needs_input_grad[:3])
+        needs_gradient = any(ctx.needs_input_grad[:3])
         exact = torch.promote_types(dtype, torch.float32)
         with torch.autocast(device, enabled=False):
             rows, table, shift = states.to(dtype), _pad_to_alignment(weight.to(dtype)), bias
             if shift is not None:
                 shift = _pad_to_alignment(shift.to(dtype))
             total = torch.zeros((), device=states.device, dtype=exact)
-            grad_rows = torch.empty_like(rows) if wanted else None
-            grad_table = torch.zeros(table.shape, device=states.device, dtype=exact) if wanted else None
+            grad_rows = torch.empty_like(rows) if needs_gradient else None
+            grad_table = torch.zeros(table.shape, device=states.device, dtype=exact) if needs_gradient else None
             grad_shift = (
-                torch.zeros(table.shape[0], device=states.device, dtype=exact) if wanted and bias is not None else None
+                torch.zeros(table.shape[0], device=states.device, dtype=exact)
+                if needs_gradient and bias is not None
+                else None
             )
             size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (table.shape[0] * rows.element_size()), 64)
             for start in range(0, rows.shape[0], size):
@@ -54,7 +56,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits = F.linear(rows[part], table, shift)
                 if correct is not None:
                     correct += count_top1(logits[:, : weight.shape[0]], labels[part])
-                total += _replace_with_gradient(logits, labels[part], weight.shape[0], wanted)
+                total += _replace_with_gradient(logits, labels[part], weight.shape[0], needs_gradient)
                 if grad_rows is not None and grad_table is not None:
                     torch.mm(logits, table, out=grad_rows[part])
                     grad_table += logits.t() @ rows[part]
@@ -74,9 +76,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def count_top1(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many labels have a logit above all others of their row; a tie is no success."""
-    picked = logits.gather(1, labels.clamp(min=0)[:, None])
-    return (((logits >= picked).sum(1) == 1) & (labels != IGNORE_INDEX)).sum()
+    """Return the number of labels whose logit is the unique maximum of their row."""
+    target_logits = logits.gather(1, labels.clamp(min=0)[:, None])
+    return (((logits >= target_logits).sum(1) == 1) & (labels != IGNORE_INDEX)).sum()
 
 
 def _pad_to_alignment(table: Tensor) -> Tensor:
@@ -85,18 +87,18 @@ def _pad_to_alignment(table: Tensor) -> Tensor:
 
 
 def _replace_with_gradient(logits: Tensor, labels: Tensor, vocab: int, with_gradient: bool) -> Tensor:
-    """The summed loss of a block; its logits become softmax - one-hot where that is wanted."""
+    """Return the summed loss of a block; `with_gradient` overwrites the logits by softmax - one-hot."""
     if logits.is_cuda:
         from pretune.nn.kernels import compute_row_losses
 
         return compute_row_losses(logits, labels, vocab, with_gradient).sum()
-    work = logits.to(torch.promote_types(logits.dtype, torch.float32))  # the logits themselves in fp32 and fp64
+    work = logits.to(torch.promote_types(logits.dtype, torch.float32))  # no copy for fp32 and fp64
     real = (labels != IGNORE_INDEX)[:, None]
     index = labels.clamp(min=0)[:, None]
     top = work.amax(1, keepdim=True)
-    picked = work.gather(1, index) - top
-    norm = work.sub_(top).exp_().sum(1, keepdim=True)  # one exponential per logit: it is what costs on a CPU
+    target_logits = work.gather(1, index) - top
+    norm = work.sub_(top).exp_().sum(1, keepdim=True)  # one exponential per logit, the dominant cost on a CPU
     if with_gradient:
         work.mul_(real / norm).scatter_add_(1, index, -real.to(work.dtype))
         logits.copy_(work)
-    return ((norm.log() - picked) * real).sum()
+    return ((norm.log() - target_logits) * real).sum()

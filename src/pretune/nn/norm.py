@@ -1,4 +1,4 @@
-"""Normalisation over the width."""
+"""Normalization over the width."""
 
 from torch import nn
 
@@ -7,7 +7,7 @@ from pretune.core.config import spec
 
 @spec
 class LayerNorm:
-    """Layer normalisation (Ba et al., 2016); `scale` and `bias` say which learned vectors it has."""
+    """Layer normalization (Ba et al., 2016), with optional learned `scale` and `bias`."""
 
     eps: float = 1e-5
     scale: bool = True
@@ -22,7 +22,7 @@ class LayerNorm:
 
 @spec
 class RMSNorm:
-    """Root-mean-square normalisation (Zhang and Sennrich, 2019): no mean, no bias."""
+    """Root mean square normalization (Zhang and Sennrich, 2019): no mean, no bias."""
 
     eps: float = 1e-6
 

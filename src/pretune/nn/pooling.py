@@ -1,7 +1,7 @@
-"""How a head reads a whole sequence: which states stand for it, and through what they go.
+"""Pooling of a sequence's states into one vector.
 
-Legend: N tokens, C cells, W width. Every cell of a batch has a row in what is given back; those of filler and of spare
-cells mean nothing. Shapes are static and nothing waits for the device.
+Legend: N tokens, C cells, W width. The result has a row for every cell of the batch; rows of padding and spare cells
+are undefined. Shapes are static, and nothing synchronizes with the device.
 """
 
 from typing import Literal
@@ -15,47 +15,45 @@ from pretune.core.types import Batch
 from pretune.nn.feedforward import ActivationName
 
 PoolingMode = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted"]
-"""The first state, the last, the mean, the largest; the sum over the root of the number; a mean that weighs the n-th
-state n times."""
+"""First or last state, mean, maximum, sum / sqrt(length), or mean weighted by position (n-th state n times)."""
 
 
 @spec(kind="pooling")
 class PoolingConfig:
-    """The state of one token, or the mean or maximum of all, through a dense layer or straight to the classes.
+    """Pooling of a task head: mode, and an optional dense layer before the classifier.
 
-    `layer`: `own` is a new dense layer, with dropout before it; `pooler` the one that the model was pre-trained with.
+    `layer`: `own` is a new dense layer with dropout before it, `pooler` the pre-trained one, None no layer.
     """
 
     mode: PoolingMode = "first"
     layer: Literal["own", "pooler"] | None = None
     activation: ActivationName = "tanh"  # after the layer
-    bias: bool = True  # of the classes
-    concat: tuple[PoolingMode, ...] = ()  # poolings that are laid beside the first, as sentence-transformers does
+    bias: bool = True  # of the classifier
+    concat: tuple[PoolingMode, ...] = ()  # further modes, concatenated as in sentence-transformers
 
     def __post_init__(self) -> None:
         if self.concat and self.layer == "pooler":
-            raise UsageError("a pooler reads one state; leave out 'concat', or set layer to 'own'")
+            raise UsageError("a pooler takes one state; remove 'concat', or set layer to 'own'")
 
     @property
     def modes(self) -> tuple[PoolingMode, ...]:
-        """All poolings."""
+        """All pooling modes."""
         return (self.mode, *self.concat)
 
 
 def pool_states(states: Tensor, batch: Batch, mode: PoolingMode) -> Tensor:
-    """States `[N, W]` to one vector for each cell `[C, W]`; a mean is of fp32 at least.
+    """Pool states `[N, W]` into one vector per cell `[C, W]`; means are at least fp32.
 
-    NOTE: means of texts differ from one another by far less than states do, often by less than half precision can tell.
+    NOTE: means of texts differ far less than states do, often by less than half precision can represent.
     """
     if mode == "mean":
         return _compute_means(states, batch)
     sizes = batch.offsets[1:] - batch.offsets[:-1]
     if mode == "max":
-        least = float(torch.finfo(states.dtype).min)
-        largest = torch.segment_reduce(states, "max", offsets=batch.offsets.long(), axis=0, initial=least)
-        return largest.where(
-            sizes[:, None] > 0, 0.0
-        )  # NOTE: an empty cell's logits must be finite, or gradients are not
+        lowest = float(torch.finfo(states.dtype).min)
+        largest = torch.segment_reduce(states, "max", offsets=batch.offsets.long(), axis=0, initial=lowest)
+        # NOTE: logits of an empty cell must be finite, or gradients are not.
+        return largest.where(sizes[:, None] > 0, 0.0)
     if mode in ("mean_sqrt", "weighted"):
         counts = sizes.clamp(min=1)[:, None].to(states.dtype)
         if mode == "mean_sqrt":
@@ -66,7 +64,7 @@ def pool_states(states: Tensor, batch: Batch, mode: PoolingMode) -> Tensor:
 
 
 def _compute_means(states: Tensor, batch: Batch) -> Tensor:
-    owner = torch.where(batch.sequence < 0, batch.cells, batch.sequence)  # filler goes to a cell beyond the last
+    owner = torch.where(batch.sequence < 0, batch.cells, batch.sequence)  # padding goes to an extra cell
     states = states.to(torch.promote_types(states.dtype, torch.float32))
     sums = states.new_zeros(batch.cells + 1, states.shape[1]).index_add(0, owner, states)
     sizes = (batch.offsets[1:] - batch.offsets[:-1]).clamp(min=1)

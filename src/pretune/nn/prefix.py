@@ -1,8 +1,8 @@
-"""Learned keys and values that stand before each sequence, as so many tokens would: a slot of attention.
+"""Learned keys and values before each sequence (prefix tuning; Li and Liang, 2021): a slot of attention.
 
-Positions of the text start after them, distances to them count as to tokens there, and a window passes them by in its
-time. All sequences of a row share them, so they are the first columns of its keys. Legend: P of them, K key heads, D
-width of a head.
+They act like tokens: positions of the text start after them, distances are counted to their positions, and a window
+may exclude them. All sequences of a row share them: they are the first columns of its keys. Legend: P prefix keys, K
+key-value heads, D head width.
 """
 
 from typing import Protocol
@@ -14,16 +14,16 @@ from pretune.nn.cache import LayerCache
 
 
 class KVPrefix(Protocol):
-    """What fills the slot: a module without inputs."""
+    """A module without inputs that returns prefix keys and values."""
 
     count: int
 
     def __call__(self) -> tuple[Tensor, Tensor]:
-        """Keys, as they are after any rotation, and values: `[P, K, D]` each."""
+        """Return keys (after rotation) and values: `[P, K, D]` each."""
 
 
 def prepend_prefix(prefix: KVPrefix, k: Tensor, v: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Keys and values `[rows R, K, D]` of the text as `[rows (P + R), K, D]`."""
+    """Prepend the prefix to keys and values `[rows R, K, D]`: `[rows (P + R), K, D]`."""
     if not prefix.count:
         return k, v
     keys, values = prefix()
@@ -37,7 +37,7 @@ def _prepend_rows(prefix: Tensor, text: Tensor, rows: int) -> Tensor:
 
 @torch.no_grad()
 def fill_prefix_cache(prefix: KVPrefix, cache: LayerCache) -> LayerCache:
-    """An empty cache with what is learned in its first columns."""
+    """Return an empty cache with the prefix in its first columns."""
     stores = [
         torch.cat((first.transpose(0, 1).to(store.dtype).expand(store.shape[0], -1, -1, -1), store), dim=2)
         for first, store in zip(prefix(), cache.store, strict=True)

@@ -1,6 +1,6 @@
-"""Recurrence over the ragged batch: a bidirectional LSTM and the attention that pools what it says.
+"""Bidirectional LSTM over a ragged batch, and additive attention pooling.
 
-Legend: N tokens, C cells, W width read, H width of one direction.
+Legend: N tokens, C cells, W input width, H width of one direction.
 """
 
 import torch
@@ -13,7 +13,7 @@ from pretune.core.types import Batch
 
 @spec
 class BiLSTM:
-    """LSTMs (Hochreiter and Schmidhuber, 1997) in both directions, layer over layer; they say 2 x `hidden` a token."""
+    """Stacked bidirectional LSTM (Hochreiter and Schmidhuber, 1997) with 2 x `hidden` outputs per token."""
 
     hidden: int
     depth: int = 1
@@ -21,32 +21,32 @@ class BiLSTM:
 
     @property
     def width(self) -> int:
-        """The width of what comes out."""
+        """Output width."""
         return 2 * self.hidden
 
     def build(self, *, width: int) -> "BidirectionalLSTM":
         return BidirectionalLSTM(self, width)
 
     def count_weights(self, *, width: int) -> int:
-        """How many weights a token is multiplied with."""
-        first, more = width + self.hidden, (self.depth - 1) * (self.width + self.hidden)
-        return 2 * 4 * self.hidden * (first + more)
+        """Return the number of weights that each token is multiplied with."""
+        first, upper = width + self.hidden, (self.depth - 1) * (self.width + self.hidden)
+        return 2 * 4 * self.hidden * (first + upper)
 
     def params(self, *, width: int) -> int:
         return self.count_weights(width=width) + self.depth * 2 * 8 * self.hidden
 
 
 class BidirectionalLSTM(nn.Module):
-    """Exact: every sequence is read as if it were alone, and nothing is read of filler, whose states are 0."""
+    """Bidirectional LSTM. Exact: sequences are independent, padding is skipped and has states 0."""
 
     def __init__(self, spec: BiLSTM, width: int) -> None:
         super().__init__()
-        inner = spec.dropout if spec.depth > 1 else 0.0  # torch warns about a dropout that has no place
+        inner = spec.dropout if spec.depth > 1 else 0.0  # torch warns about a dropout of a single layer
         self.lstm = nn.LSTM(width, spec.hidden, spec.depth, dropout=inner, bidirectional=True)
         self.width = spec.width
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        """States `[N, W]` to `[N, 2 H]`."""
+        """Return the outputs `[N, 2 H]` of states `[N, W]`."""
         order, sizes = order_by_step(batch)
         out = x.new_zeros(x.shape[0], self.width)
         if not len(order):
@@ -56,10 +56,10 @@ class BidirectionalLSTM(nn.Module):
 
 
 def order_by_step(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The places of all tokens in the order recurrence reads them, and how many it reads at each step (on the CPU).
+    """Return the token indices in the order of a `PackedSequence`, and the number of tokens per step (on the CPU).
 
-    First the first tokens of all sequences, the longest sequence first; then their second tokens, and so on. Filler is
-    left out. Waits for the device.
+    First the first tokens of all sequences, longest sequence first, then their second tokens, and so on, without
+    padding. Synchronizes with the device.
 
     >>> from pretune.data.layout import batch
     >>> order, sizes = order_by_step(batch([[5, 6], [7, 8, 9]]))
@@ -78,7 +78,7 @@ def order_by_step(batch: Batch) -> tuple[Tensor, Tensor]:
 
 @spec
 class AdditiveAttention:
-    """One vector a sequence: its states weighed by softmax(v . tanh(W h + b)) (Bahdanau et al., 2015)."""
+    """Attention pooling: states weighted by softmax(v . tanh(W h + b)) (Bahdanau et al., 2015)."""
 
     hidden: int
 
@@ -96,13 +96,13 @@ class AttentionPool(nn.Module):
         self.query = nn.Linear(spec.hidden, 1, bias=False)
 
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
-        """States `[N, W]` to one vector for each cell `[C, W]`, 0 for filler and spare cells."""
-        pooled = states.new_zeros(batch.cells + 1, states.shape[1])
-        weighed = self.compute_weights(states, batch).unsqueeze(1) * states
-        return pooled.index_add(0, _get_cells(batch), weighed.to(states.dtype))[:-1]
+        """Pool states `[N, W]` into one vector per cell `[C, W]`; 0 for padding and spare cells."""
+        sums = states.new_zeros(batch.cells + 1, states.shape[1])
+        products = self.compute_weights(states, batch).unsqueeze(1) * states
+        return sums.index_add(0, _get_cells(batch), products.to(states.dtype))[:-1]
 
     def compute_weights(self, states: Tensor, batch: Batch) -> Tensor:
-        """How much each token counts `[N]`: those of a sequence sum to 1."""
+        """Return the weight of each token `[N]`; weights of a sequence sum to 1."""
         score = self.query(torch.tanh(self.dense(states))).squeeze(1)
         score = score.to(torch.promote_types(score.dtype, torch.float32))
         owner = _get_cells(batch)
@@ -114,5 +114,5 @@ class AttentionPool(nn.Module):
 
 
 def _get_cells(batch: Batch) -> Tensor:
-    """The cell of each token; all filler shares one more, which is thrown away."""
+    """Return the cell of each token; padding gets an extra cell, which is dropped."""
     return torch.where(batch.sequence < 0, batch.cells, batch.sequence).long()

@@ -4,9 +4,9 @@ A query q scores a key k at distance d (query position minus key position) with
 
     (q + content) · k  +  (q + position) · r(d)  +  (q + segment) · s[in another segment]
 
-where r(d) is a projection of the sinusoidal encoding of d: nothing depends on where in the text the two stand, and
-there is no longest sequence. Legend: N tokens, R row length, W width, H heads, D width of a head, M targets, P tokens
-of a segment memory (`pretune.nn.segment_memory`), which are keys before those of the row; P is 0 without one.
+where r(d) is a projection of the sinusoidal encoding of d: scores depend on distances only, and there is no maximum
+length. Legend: N tokens, R row length, W width, H heads, D head width, M targets, P tokens of a segment memory
+(`pretune.nn.segment_memory`), which are keys before those of the row; P is 0 without one.
 """
 
 import math
@@ -25,30 +25,30 @@ from pretune.nn.prefix import KVPrefix, prepend_prefix
 
 @spec
 class RelativeAttention:
-    """Heads of `width / heads`, no biases but the three vectors that are added to queries."""
+    """Heads of width `width / heads`; no biases except three vectors that are added to queries."""
 
     heads: int
     dropout: float = 0.0  # of the attention probabilities
 
-    # What it has none of, for those who ask every attention.
+    # Attributes of `Attention` that it does not have.
     kv_heads: ClassVar[None] = None
     window: ClassVar[None] = None
     norm: ClassVar[None] = None
     clip: ClassVar[None] = None
 
-    products: ClassVar[int] = 3  # per query and key: with the key, with their distance, and of weight and value
+    products: ClassVar[int] = 3  # products per query and key: key, distance, and weight with value
 
     def resolve_shape(self, *, width: int) -> tuple[int, int, int]:
-        """Heads, key heads and the width of a head."""
+        """Return heads, key-value heads and head width."""
         if width % self.heads or width % 2:
-            raise UsageError(f"heads {self.heads} must divide width {width}, which must be even for its distances")
+            raise UsageError(f"heads {self.heads} must divide width {width}, and the width must be even")
         return self.heads, self.heads, width // self.heads
 
     def build(self, *, width: int) -> "RelativeAttentionLayer":
         return RelativeAttentionLayer(self, width)
 
     def count_weights(self, *, width: int) -> int:
-        """How many weights a token is multiplied with. Distances are projected once for a whole batch."""
+        """Return the number of weights that each token is multiplied with; distances are projected once per batch."""
         return 4 * width * width
 
     def params(self, *, width: int) -> int:
@@ -57,42 +57,42 @@ class RelativeAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelativeContext:
-    """What all layers and both streams ask of a batch."""
+    """Inputs that depend on the batch only, shared by all layers and both streams."""
 
     rows: int
     distances: Tensor  # [P + 2R, W] encodings of the distances P + R - 1, P + R - 2, …, -R
-    is_other_segment: Tensor | None = None  # [rows, 1, R, P + R] query and key lie in different segments; None: none do
-    return_weights: bool = False  # attention weights are to be returned
+    is_other_segment: Tensor | None = None  # [rows, 1, R, P + R] query and key in different segments; None: never
+    return_weights: bool = False  # return attention weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamMask:
-    """Whom the queries of a stream may see."""
+    """Attention mask of a stream."""
 
-    mask: Tensor | None  # [rows, 1, R, P + R] True: may attend; None: everything in the row
-    has_keys: Tensor | None = None  # [rows, 1, R, 1] whether there is anything to see; None: there always is
+    mask: Tensor | None  # [rows, 1, R, P + R] True: may attend; None: the whole row
+    has_keys: Tensor | None = None  # [rows, 1, R, 1] True: a key is visible; None: always
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryPositions:
-    """Where in a batch of N tokens the M queries of a stream of their own stand."""
+    """Positions of the M queries of the query stream in a batch of N tokens."""
 
     index: Tensor  # [M]
-    write_index: Tensor  # [M] the same, but N for spare slots, so that they write where nobody reads
+    write_index: Tensor  # [M] the same, but N for spare slots, which are dropped
     count: int  # N
 
     def scatter(self, values: Tensor, states: Tensor) -> Tensor:
-        """`over` `[N, …]` with the queries' values `[M, …]` in their places."""
+        """Return `states` `[N, …]` with `values` `[M, …]` at the queries' positions."""
         room = torch.cat((states, states[:1]))
         return room.index_copy(0, self.write_index, values.to(room.dtype))[: self.count]
 
     def gather(self, values: Tensor) -> Tensor:
-        """What stands in the queries' places: `[M, …]` of `[N, …]`."""
+        """Return the values `[M, …]` at the queries' positions of `[N, …]`."""
         return values.index_select(0, self.index)
 
 
 class RelativeAttentionLayer(nn.Module):
-    """q, k, v and out as everywhere; `r` makes keys of distances."""
+    """Relative attention: q, k, v and out as in `MultiHeadAttention`; `r` projects distances."""
 
     def __init__(self, spec: RelativeAttention, width: int) -> None:
         super().__init__()
@@ -101,15 +101,13 @@ class RelativeAttentionLayer(nn.Module):
         self.q, self.k, self.v, self.r, self.out = (nn.Linear(width, width, bias=False) for _ in range(5))
         self.content, self.position, self.segment = (Parameter(torch.zeros(self.heads, self.head)) for _ in range(3))
         self.segments = Parameter(torch.zeros(2, width))  # the same, another
-        self.prefix: KVPrefix | None = (
-            None  # learned keys and values before each sequence, at no distance from anything
-        )
+        self.prefix: KVPrefix | None = None  # learned keys and values before each sequence, without distances
 
     def compute_keys(
         self, x: Tensor, context: RelativeContext, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values `[rows, H, P + R, D]` of the memory's `[rows, P, W]` and the tokens' states, and keys of the
-        distances `[H, P + 2R, D]`.
+        """Return keys and values `[rows, H, P + R, D]` of memory `[rows, P, W]` and tokens, and keys of the distances
+        `[H, P + 2R, D]`.
         """
         if memory is not None:
             x = torch.cat((memory.to(x.dtype), x.view(context.rows, -1, x.shape[-1])), dim=1).flatten(0, 1)
@@ -127,26 +125,26 @@ class RelativeAttentionLayer(nn.Module):
         stream_mask: StreamMask,
         query_positions: QueryPositions | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """What queries of states `[N, W]` gather, or with `places` queries `[M, W]` that stand there; and the weights.
+        """Return the attention output of states `[N, W]`, or of queries `[M, W]` at `query_positions`, and the weights.
 
-        The few queries are laid out over the whole batch for the products alone: so no shape depends on how many of
-        them a row has.
+        The M queries are scattered over the whole batch for the products, so that no shape depends on their number per
+        row.
         """
         q = self.q(x)
         if query_positions is not None:
             q = query_positions.scatter(q, q.new_zeros(()).expand(query_positions.count, q.shape[1]))
-        ahead = 0 if self.prefix is None else self.prefix.count
+        prefix_length = 0 if self.prefix is None else self.prefix.count
         mask = (
-            F.pad(stream_mask.mask, (ahead, 0), value=True)
-            if ahead and stream_mask.mask is not None
+            F.pad(stream_mask.mask, (prefix_length, 0), value=True)
+            if prefix_length and stream_mask.mask is not None
             else stream_mask.mask
         )
-        mixed, weights = self._attend(self._split_rows(q, context), keys, context, mask)
-        if stream_mask.has_keys is not None and not ahead:  # where there is nothing to see, nothing is gathered
-            mixed = mixed * stream_mask.has_keys
+        attention, weights = self._attend(self._split_rows(q, context), keys, context, mask)
+        if stream_mask.has_keys is not None and not prefix_length:  # queries without keys have output 0
+            attention = attention * stream_mask.has_keys
             weights = None if weights is None else weights * stream_mask.has_keys
-        mixed = mixed.transpose(1, 2).flatten(0, 1).flatten(1)
-        return self.out(mixed if query_positions is None else query_positions.gather(mixed)), weights
+        attention = attention.transpose(1, 2).flatten(0, 1).flatten(1)
+        return self.out(attention if query_positions is None else query_positions.gather(attention)), weights
 
     def _attend(
         self, q: Tensor, keys: tuple[Tensor, Tensor, Tensor], context: RelativeContext, mask: Tensor | None
@@ -162,7 +160,7 @@ class RelativeAttentionLayer(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, context: RelativeContext, mask: Tensor | None
     ) -> tuple[Tensor, None]:
         bias = self._compute_bias(q, r, context)
-        if mask is not None:  # NOTE: finite, for where there is nothing to see there must be no NaN either
+        if mask is not None:  # NOTE: finite, so that queries without keys give no NaN
             bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
         dropout = self.dropout if self.training else 0.0
         q = q + self.content[:, None].to(q.dtype)
@@ -178,7 +176,7 @@ class RelativeAttentionLayer(nn.Module):
         mask: Tensor | None,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """The same in plain products, which tell the weights."""
+        """Compute attention eagerly, with the weights."""
         scores = (q + self.content[:, None].to(q.dtype)) @ k.transpose(-1, -2) * self.scale
         scores = scores + self._compute_bias(q, r, context)
         if mask is not None:
@@ -188,12 +186,12 @@ class RelativeAttentionLayer(nn.Module):
         return (F.dropout(weights, self.dropout, self.training) @ v).to(dtype), text
 
     def _compute_bias(self, q: Tensor, r: Tensor, context: RelativeContext) -> Tensor:
-        """What distances and segments add to the scores `[rows, H, R, P + R]`; of learned keys, which come first, 0."""
+        """Return the bias of distances and segments `[rows, H, R, P + R]`; 0 for learned keys, which come first."""
         bias = shift_scores((q + self.position[:, None].to(q.dtype)) @ r.transpose(-1, -2))
         if context.is_other_segment is not None:
-            alike, other = self.segments.to(q.dtype).view(2, self.heads, self.head, 1).unbind()
-            asked = q + self.segment[:, None].to(q.dtype)
-            bias = bias + torch.where(context.is_other_segment, asked @ other, asked @ alike)
+            same, different = self.segments.to(q.dtype).view(2, self.heads, self.head, 1).unbind()
+            queries = q + self.segment[:, None].to(q.dtype)
+            bias = bias + torch.where(context.is_other_segment, queries @ different, queries @ same)
         out: Tensor = bias * self.scale
         return out if self.prefix is None else F.pad(out, (self.prefix.count, 0))
 
@@ -202,10 +200,10 @@ class RelativeAttentionLayer(nn.Module):
 
 
 def shift_scores(scores: Tensor) -> Tensor:
-    """Scores of queries and L distances `[…, R, L]`, from L - R - 1 downwards, as those of keys `[…, R, L - R]`.
+    """Convert scores of L distances `[…, R, L]`, from L - R - 1 downwards, to scores of keys `[…, R, L - R]`.
 
-    Query i finds key j at the distance L - 2R + i - j, which stands in column j - i + R - 1: each query starts one
-    column before the last one did, so that reading rows of L - 1 instead of L lines them up.
+    Key j of query i is at distance L - 2R + i - j, in column j - i + R - 1: each query starts one column before the
+    previous one, so that a view with rows of L - 1 instead of L aligns them.
     """
     R, L = scores.shape[-2:]
     flat = scores.flatten(-2)[..., R - 1 : R - 1 + R * (L - 1)]
@@ -213,8 +211,8 @@ def shift_scores(scores: Tensor) -> Tensor:
 
 
 def encode_distances(length: int, width: int, device: torch.device, memory: int = 0) -> Tensor:
-    """Sines, then cosines, of the distances memory + length - 1 down to -length: `[P + 2R, width]`, in fp32."""
+    """Return sines, then cosines, of the distances P + R - 1 down to -R: `[P + 2R, width]`, in fp32."""
     distance = torch.arange(memory + length - 1, -length - 1, -1, device=device, dtype=torch.float32)
-    even = torch.arange(0, width, 2, device=device, dtype=torch.float32)
-    angle = distance[:, None] * torch.exp(even * (-math.log(10000.0) / width))
+    channels = torch.arange(0, width, 2, device=device, dtype=torch.float32)
+    angle = distance[:, None] * torch.exp(channels * (-math.log(10000.0) / width))
     return torch.cat((angle.sin(), angle.cos()), dim=-1)

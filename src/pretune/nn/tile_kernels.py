@@ -1,7 +1,7 @@
-"""The kernels of `tiles`. A program works on a tile of queries and keys of one row and head, in fp32.
+"""Triton kernels of `tiles`. A program computes a tile of queries and keys of one row and head, in fp32.
 
-Capital names are pointers and constants, small ones numbers; `m` and `n` are columns of queries and keys, `place` a row
-and head together. Scores are kept in powers of two.
+Upper-case names are pointers and constants, lower-case names numbers; `m` and `n` are columns of queries and keys,
+`place` is the index of a row and head. Scores are in base 2.
 """
 
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -13,14 +13,14 @@ import triton.language as tl  # type: ignore[import-not-found, import-untyped, u
 
 @triton.jit
 def _locate_program(blocks):
-    """The block and the place of a program. NOTE: only the first side of a grid may be longer than 65,535."""
+    """Return block and place of a program. NOTE: only the first dimension of a grid may exceed 65,535."""
     number = tl.program_id(0)
     return number % blocks, number // blocks
 
 
 @triton.jit
 def _hash_bits(index, seed):
-    """Random bits of each query, or of each key."""
+    """Hash the index of each query or key to 32 bits."""
     x = index.to(tl.uint32) ^ seed
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -29,9 +29,9 @@ def _hash_bits(index, seed):
 
 @triton.jit
 def _draw_keep_mask(query_bits, key_bits, threshold):
-    """Whether an element is kept: the bits of its query and its key, mixed, against the share that is dropped.
+    """Return the mask of kept elements: the mixed bits of query and key against the dropout threshold.
 
-    NOTE: whole numbers are what dropout costs, so there are as few operations per element as still mix well.
+    NOTE: integer operations are the cost of dropout, so there are as few per element as still mix well.
     """
     x = (query_bits ^ key_bits) * 0x9E3779B1
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -40,15 +40,15 @@ def _draw_keep_mask(query_bits, key_bits, threshold):
 
 @triton.jit
 def _load_seeds(SEED, place, DROP: tl.constexpr):
-    """The two seeds of a row and head."""
+    """Return the two seeds of a row and head."""
     first = tl.full((), 0, tl.uint32)
     second = tl.full((), 0, tl.uint32)
     if DROP:
         first = tl.load(SEED).to(tl.uint32)
         second = tl.load(SEED + 1).to(tl.uint32)
-        mixed = (place.to(tl.uint32) + first) * 0x9E3779B1
-        first = mixed ^ (mixed >> 15)
-        second = (second ^ mixed) * 0x85EBCA6B
+        bits = (place.to(tl.uint32) + first) * 0x9E3779B1
+        first = bits ^ (bits >> 15)
+        second = (second ^ bits) * 0x85EBCA6B
         second = second ^ (second >> 13)
     return first, second
 
@@ -57,24 +57,24 @@ def _load_seeds(SEED, place, DROP: tl.constexpr):
 def _mask_scores(
     s, m, n, q_sequence, k_sequence, BIAS_TABLE, RQ, RK, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr
 ):
-    """Scores in powers of two, far below any other where a query may not look; `m` and `n` run along the tile's sides.
+    """Return base-2 scores with bias, -1e30 where masked; `m` and `n` are broadcast over the tile.
 
-    NOTE: columns outside of a row have a sequence of their own, which nobody sees.
+    NOTE: columns outside of a row have sequence ids that match nothing.
     """
     if BIAS:
-        weighs = tl.load(BIAS_TABLE + (m * RK + n), mask=(m < RQ) & (n < RK), other=0.0).to(tl.float32)
-        s += weighs * 1.4426950408889634  # log2(e)
-    seen = q_sequence == k_sequence
+        bias = tl.load(BIAS_TABLE + (m * RK + n), mask=(m < RQ) & (n < RK), other=0.0).to(tl.float32)
+        s += bias * 1.4426950408889634  # log2(e)
+    is_visible = q_sequence == k_sequence
     if CAUSAL:
-        seen = seen & (n <= m)
+        is_visible = is_visible & (n <= m)
     if WINDOW > 0:
-        seen = seen & (n - m < WINDOW) & (m - n < WINDOW)
-    return tl.where(seen, s, -1e30)
+        is_visible = is_visible & (n - m < WINDOW) & (m - n < WINDOW)
+    return tl.where(is_visible, s, -1e30)
 
 
 @triton.jit
 def _load_rows(X, row, length, h, columns, d, by_token, by_head, D: tl.constexpr):
-    """A tile `[columns, D]` of a row and head; zero outside."""
+    """Load a tile `[columns, D]` of a row and head; zero outside."""
     places = X + (row * length + columns)[:, None].to(tl.int64) * by_token + h * by_head + d[None, :]
     return tl.load(places, mask=(columns < length)[:, None] & (d < D)[None, :], other=0.0)
 
@@ -87,15 +87,15 @@ def _store_rows(X, x, row, length, h, columns, d, by_token, by_head, D: tl.const
 
 @triton.jit
 def _compute_tile_offsets(place, m, n, RQ, RK):
-    """Where a tile of the scores' gradients lies and what of it there is: `[place, keys, queries]`."""
-    at = (place.to(tl.int64) * RK + n[:, None]) * RQ + m[None, :]
-    return at, (m < RQ)[None, :] & (n < RK)[:, None]
+    """Return offsets and mask of a tile of the scores' gradients `[place, keys, queries]`."""
+    offsets = (place.to(tl.int64) * RK + n[:, None]) * RQ + m[None, :]
+    return offsets, (m < RQ)[None, :] & (n < RK)[:, None]
 
 
 @triton.jit
 def _store_tile(DS, ds, place, m, n, RQ, RK):
-    at, there = _compute_tile_offsets(place, m, n, RQ, RK)
-    tl.store(DS + at, ds, mask=there)
+    offsets, is_inside = _compute_tile_offsets(place, m, n, RQ, RK)
+    tl.store(DS + offsets, ds, mask=is_inside)
 
 
 @triton.jit
@@ -105,27 +105,27 @@ def forward(
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
-    """What a block of queries reads, and the logarithm of what its probabilities are divided by."""
+    """Compute the output of a block of queries, and the base-2 logarithm of its softmax denominator."""
     block, place = _locate_program(blocks)
     row, h = place // heads, place % heads
     m, d = block * BM + tl.arange(0, BM), tl.arange(0, DP)
     q = _load_rows(Q, row, RQ, h, m, d, q_token, q_head, D)
-    mine = tl.load(Q_SEQUENCE + row * RQ + m, mask=m < RQ, other=-2)
+    q_ids = tl.load(Q_SEQUENCE + row * RQ + m, mask=m < RQ, other=-2)
     low = tl.load(SPAN + (row * blocks + block) * 2) // BN * BN
     high = tl.load(SPAN + (row * blocks + block) * 2 + 1)
     if CAUSAL:
         high = tl.minimum(high, (block + 1) * BM)
     first, second = _load_seeds(SEED, place, DROP)
     bits = _hash_bits(m, first)
-    top = tl.full([BM], -1e20, tl.float32)  # above what is not seen, so that its probability becomes 0
+    top = tl.full([BM], -1e20, tl.float32)  # above masked scores, so that their probability is 0
     total = tl.zeros([BM], tl.float32)
-    mixed = tl.zeros([BM, DP], tl.float32)
+    output = tl.zeros([BM, DP], tl.float32)
     for start in range(low, high, BN):
         n = start + tl.arange(0, BN)
         k = _load_rows(K, row, RK, h // group, n, d, k_token, k_head, D)
-        theirs = tl.load(K_SEQUENCE + row * RK + n, mask=n < RK, other=-3)
+        k_ids = tl.load(K_SEQUENCE + row * RK + n, mask=n < RK, other=-3)
         s = _mask_scores(
-            tl.dot(q, tl.trans(k)) * scale, m[:, None], n[None, :], mine[:, None], theirs[None, :],
+            tl.dot(q, tl.trans(k)) * scale, m[:, None], n[None, :], q_ids[:, None], k_ids[None, :],
             BIAS_TABLE + h * RQ * RK, RQ, RK, CAUSAL, WINDOW, BIAS,
         )  # fmt: skip
         new = tl.maximum(top, tl.max(s, 1))
@@ -135,32 +135,33 @@ def forward(
         if DROP:
             p = tl.where(_draw_keep_mask(bits[:, None], _hash_bits(n, second)[None, :], threshold), p, 0.0)
         v = _load_rows(V, row, RK, h // group, n, d, v_token, v_head, D)
-        mixed = mixed * shrink[:, None] + tl.dot(p.to(v.dtype), v)
+        output = output * shrink[:, None] + tl.dot(p.to(v.dtype), v)
         top = new
-    some = total > 0
-    _store_rows(O, mixed * (inverse / tl.where(some, total, 1.0))[:, None], row, RQ, h, m, d, heads * D, D, D)
-    norm = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), 1e30)
+    has_keys = total > 0
+    _store_rows(O, output * (inverse / tl.where(has_keys, total, 1.0))[:, None], row, RQ, h, m, d, heads * D, D, D)
+    norm = tl.where(has_keys, top + tl.log2(tl.where(has_keys, total, 1.0)), 1e30)
     tl.store(NORM + place * RQ + m, norm, mask=m < RQ)
 
 
 @triton.jit
 def _compute_score_gradient(
-    q, k, v, g, delta, norm, m, n, q_sequence, k_sequence, BIAS_TABLE, scale, query_bits, key_bits, threshold, inverse, RQ, RK,
+    q, k, v, g, delta, norm, m, n, q_sequence, k_sequence, BIAS_TABLE, scale, query_bits, key_bits,
+    threshold, inverse, RQ, RK,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
-    """The probabilities that were used (not scaled up), and the gradient of the scores: `[keys, queries]` both."""
+    """Return the probabilities after dropout (not rescaled) and the gradient of the scores, `[keys, queries]` each."""
     s = _mask_scores(
         tl.dot(k, tl.trans(q)) * scale, m[None, :], n[:, None], q_sequence[None, :], k_sequence[:, None],
         BIAS_TABLE, RQ, RK, CAUSAL, WINDOW, BIAS,
     )  # fmt: skip
     p = tl.exp2(s - norm[None, :])
     slope = tl.dot(v, tl.trans(g))
-    used = p
+    dropped_p = p
     if DROP:
-        kept = _draw_keep_mask(query_bits[None, :], key_bits[:, None], threshold)
-        slope = tl.where(kept, slope * inverse, 0.0)
-        used = tl.where(kept, p, 0.0)
-    return used, p * (slope - delta[None, :])
+        keep_mask = _draw_keep_mask(query_bits[None, :], key_bits[:, None], threshold)
+        slope = tl.where(keep_mask, slope * inverse, 0.0)
+        dropped_p = tl.where(keep_mask, p, 0.0)
+    return dropped_p, p * (slope - delta[None, :])
 
 
 @triton.jit
@@ -170,7 +171,7 @@ def compute_row_gradients(
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one row and head, each input read once; BM holds all queries, keys come in blocks."""
+    """Compute all gradients of one row and head, loading each input once; BM covers all queries."""
     place = tl.program_id(0)
     row, h = place // heads, place % heads
     m, d = tl.arange(0, BM), tl.arange(0, DP)
@@ -179,7 +180,7 @@ def compute_row_gradients(
     o = _load_rows(O, row, RQ, h, m, d, heads * D, D, D)
     delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
     norm = tl.load(NORM + place * RQ + m, mask=m < RQ, other=1e30)
-    mine = tl.load(Q_SEQUENCE + row * RQ + m, mask=m < RQ, other=-2)
+    q_ids = tl.load(Q_SEQUENCE + row * RQ + m, mask=m < RQ, other=-2)
     first, second = _load_seeds(SEED, place, DROP)
     bits = _hash_bits(m, first)
     dq = tl.zeros([BM, DP], tl.float32)
@@ -187,12 +188,12 @@ def compute_row_gradients(
         n = start + tl.arange(0, BN)
         k = _load_rows(K, row, RK, h, n, d, k_token, k_head, D)
         v = _load_rows(V, row, RK, h, n, d, v_token, v_head, D)
-        theirs = tl.load(K_SEQUENCE + row * RK + n, mask=n < RK, other=-3)
-        used, ds = _compute_score_gradient(
-            q, k, v, g, delta, norm, m, n, mine, theirs, BIAS_TABLE + h * RQ * RK, scale, bits, _hash_bits(n, second),
+        k_ids = tl.load(K_SEQUENCE + row * RK + n, mask=n < RK, other=-3)
+        dropped_p, ds = _compute_score_gradient(
+            q, k, v, g, delta, norm, m, n, q_ids, k_ids, BIAS_TABLE + h * RQ * RK, scale, bits, _hash_bits(n, second),
             threshold, inverse, RQ, RK, CAUSAL, WINDOW, BIAS, DROP,
         )  # fmt: skip
-        _store_rows(DV, tl.dot(used.to(g.dtype), g) * inverse, row, RK, h, n, d, dk_token, D, D)
+        _store_rows(DV, tl.dot(dropped_p.to(g.dtype), g) * inverse, row, RK, h, n, d, dk_token, D, D)
         ds = ds.to(q.dtype)
         if KEEP:
             _store_tile(DS, ds, place, m, n, RQ, RK)
@@ -203,7 +204,7 @@ def compute_row_gradients(
 
 @triton.jit
 def compute_deltas(O, G, DELTA, heads, RQ, blocks, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr):
-    """The product of each output and its gradient, summed: what all gradients of scores have in common."""
+    """Compute the dot product of each output and its gradient, a term of all score gradients."""
     block, place = _locate_program(blocks)
     row, h = place // heads, place % heads
     m, d = block * BM + tl.arange(0, BM), tl.arange(0, DP)
@@ -220,13 +221,13 @@ def compute_key_gradients(
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a block of keys and values, over all queries and heads that see them; those of scores are kept."""
+    """Compute the gradients of a block of keys and values over all queries and heads; stores those of scores."""
     block, place = _locate_program(blocks)
     row, kh = first_row + place // (heads // group), place % (heads // group)
     n, d = block * BN + tl.arange(0, BN), tl.arange(0, DP)
     k = _load_rows(K, row, RK, kh, n, d, k_token, k_head, D)
     v = _load_rows(V, row, RK, kh, n, d, v_token, v_head, D)
-    theirs = tl.load(K_SEQUENCE + row * RK + n, mask=n < RK, other=-3)
+    k_ids = tl.load(K_SEQUENCE + row * RK + n, mask=n < RK, other=-3)
     low = tl.load(SPAN + (row * blocks + block) * 2)
     high = tl.load(SPAN + (row * blocks + block) * 2 + 1)
     if CAUSAL:
@@ -234,25 +235,25 @@ def compute_key_gradients(
     low = low // BM * BM
     dk = tl.zeros([BN, DP], tl.float32)
     dv = tl.zeros([BN, DP], tl.float32)
-    for one in range(group):
-        h = kh * group + one
-        here = row * heads + h
-        first, second = _load_seeds(SEED, here, DROP)
-        others = _hash_bits(n, second)
+    for i in range(group):
+        h = kh * group + i
+        head_place = row * heads + h
+        first, second = _load_seeds(SEED, head_place, DROP)
+        key_bits = _hash_bits(n, second)
         for start in range(low, high, BM):
             m = start + tl.arange(0, BM)
             q = _load_rows(Q, row, RQ, h, m, d, q_token, q_head, D)
             g = _load_rows(G, row, RQ, h, m, d, heads * D, D, D)
-            norm = tl.load(NORM + here * RQ + m, mask=m < RQ, other=1e30)
-            delta = tl.load(DELTA + here * RQ + m, mask=m < RQ, other=0.0)
-            mine = tl.load(Q_SEQUENCE + row * RQ + m, mask=m < RQ, other=-2)
-            used, ds = _compute_score_gradient(
-                q, k, v, g, delta, norm, m, n, mine, theirs, BIAS_TABLE + h * RQ * RK, scale, _hash_bits(m, first), others,
-                threshold, inverse, RQ, RK, CAUSAL, WINDOW, BIAS, DROP,
+            norm = tl.load(NORM + head_place * RQ + m, mask=m < RQ, other=1e30)
+            delta = tl.load(DELTA + head_place * RQ + m, mask=m < RQ, other=0.0)
+            q_ids = tl.load(Q_SEQUENCE + row * RQ + m, mask=m < RQ, other=-2)
+            dropped_p, ds = _compute_score_gradient(
+                q, k, v, g, delta, norm, m, n, q_ids, k_ids, BIAS_TABLE + h * RQ * RK, scale,
+                _hash_bits(m, first), key_bits, threshold, inverse, RQ, RK, CAUSAL, WINDOW, BIAS, DROP,
             )  # fmt: skip
-            dv += tl.dot(used.to(g.dtype), g)
+            dv += tl.dot(dropped_p.to(g.dtype), g)
             ds = ds.to(q.dtype)
-            _store_tile(DS, ds, here - first_row * heads, m, n, RQ, RK)
+            _store_tile(DS, ds, head_place - first_row * heads, m, n, RQ, RK)
             dk += tl.dot(ds, q)
     _store_rows(DK, dk * factor, row, RK, kh, n, d, d_token, D, D)
     _store_rows(DV, dv * inverse, row, RK, kh, n, d, d_token, D, D)
@@ -263,7 +264,7 @@ def compute_query_gradients(
     K, SPAN, DS, DQ, k_token, k_head, d_token, factor, heads, group, RQ, RK, first_row, blocks,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a block of queries, from those of the scores."""
+    """Compute the gradients of a block of queries from those of scores."""
     block, place = _locate_program(blocks)
     row, h = first_row + place // heads, place % heads
     m, d = block * BM + tl.arange(0, BM), tl.arange(0, DP)
@@ -275,8 +276,8 @@ def compute_query_gradients(
     for start in range(low, high, BN):
         n = start + tl.arange(0, BN)
         k = _load_rows(K, row, RK, h // group, n, d, k_token, k_head, D)
-        at, there = _compute_tile_offsets(place, m, n, RQ, RK)
-        dq += tl.dot(tl.trans(tl.load(DS + at, mask=there, other=0.0)), k)
+        offsets, is_inside = _compute_tile_offsets(place, m, n, RQ, RK)
+        dq += tl.dot(tl.trans(tl.load(DS + offsets, mask=is_inside, other=0.0)), k)
     _store_rows(DQ, dq * factor, row, RQ, h, m, d, d_token, D, D)
 
 
@@ -285,7 +286,7 @@ def compute_bias_gradients(
     SPAN, DS, DB, heads, RQ, RK, first_row, last_row, blocks,
     BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """The scores' gradients of one tile of a head, summed over a part of the rows and added to what is there."""
+    """Sum the scores' gradients of one tile of a head over a group of rows, and add them to DB."""
     tile, h, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m, n = tile // blocks * BM + tl.arange(0, BM), tile % blocks * BN + tl.arange(0, BN)
     total = tl.zeros([BN, BM], tl.float32)
@@ -295,8 +296,8 @@ def compute_bias_gradients(
         if CAUSAL:
             high = tl.minimum(high, (tile // blocks + 1) * BM)
         if (tile % blocks * BN < high) & ((tile % blocks + 1) * BN > low):
-            at, there = _compute_tile_offsets((row - first_row) * heads + h, m, n, RQ, RK)
-            total += tl.load(DS + at, mask=there, other=0.0).to(tl.float32)
+            offsets, is_inside = _compute_tile_offsets((row - first_row) * heads + h, m, n, RQ, RK)
+            total += tl.load(DS + offsets, mask=is_inside, other=0.0).to(tl.float32)
     places = DB + ((part * heads + h).to(tl.int64) * RQ + m[None, :]) * RK + n[:, None]
     inside = (m < RQ)[None, :] & (n < RK)[:, None]
     tl.store(places, total + tl.load(places, mask=inside, other=0.0), mask=inside)

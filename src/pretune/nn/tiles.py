@@ -1,11 +1,11 @@
-"""Attention over packed rows in tiles, for CUDA: what lies between sequences is skipped, nothing of size R x R is kept.
+"""Tiled attention over packed rows, for CUDA: tiles between sequences are skipped, and no R x R matrix is saved.
 
-A query sees the keys of its own sequence; with `causal` those up to itself, with `window` those near it. A bias for
-every head and pair of columns may be added, and probabilities may be dropped. Everything is computed in fp32 from
-inputs of any precision, and nothing is added up in an order that varies: two runs give the same bits. Legend: N
-queries, H heads, K key heads (K divides H), D head width, R row length (RQ of queries, RK of keys).
+A query attends to the keys of its sequence, with `causal` up to itself, with `window` near it. Supports a bias for
+every head and pair of columns, and attention dropout. Everything is computed in fp32 from inputs of any precision, with
+sums in a fixed order: results are deterministic. Legend: N queries, H heads, K key-value heads (K divides H), D head
+width, R row length (RQ of queries, RK of keys).
 
-NOTE: dropout draws from a hash of the seed, the row, the head and the two columns, so that the passes see one mask.
+NOTE: dropout hashes seed, row, head and both columns, so that forward and backward passes have the same mask.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch import Tensor
 from pretune.nn import tile_kernels as kernels
 
 MAX_SHORT_ROW = 128
-"""Rows up to this length have tiles of their own size."""
+"""Longest row with the tiles for short rows."""
 FORWARD_TILES = (
     {"BM": 64, "BN": 32, "num_warps": 4, "num_stages": 2},
     {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3},
@@ -28,56 +28,63 @@ BACKWARD_TILES = (
     {"BM": 64, "BN": 32, "num_warps": 4, "num_stages": 2},
     {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 2},
 )
-"""Queries and keys of a tile, and how it is run: for short rows, and for longer ones. Found by trying, on an H200."""
+"""Tile sizes (queries, keys) and launch options, for short and for longer rows. Tuned on an H200."""
 SHORT_ROW_TILES = {"BN": 32, "num_warps": 4, "num_stages": 2}
-"""Of the kernel that makes all gradients of a short row and head at once: keys of a tile, and how it is run."""
+"""Options of the kernel that computes all gradients of a short row and head at once."""
 QUERY_KERNEL_OPTIONS = {"num_warps": 4, "num_stages": 3}
-"""Of the kernel that makes the gradients of queries from those of the scores."""
+"""Options of the kernel that computes the gradients of queries from those of scores."""
 MAX_SCORE_BYTES = 2**31
-"""Bytes of the scores' gradients that are kept at a time."""
+"""Maximum bytes of the scores' gradients in memory at a time."""
 SPLITS = 8
-"""Parts of the rows whose bias gradients are added up on their own."""
+"""Number of row groups whose bias gradients are summed separately."""
 # ruff: noqa: N803
 
 
 class TileLayout(NamedTuple):
-    """Where sequences lie in the rows of queries and keys, and which tiles hold anything; made once per pass."""
+    """Sequences in the rows of queries and keys, and the non-empty tiles; built once per forward pass."""
 
     rows: int
     q_sequence: Tensor  # [rows, RQ] int32: the sequence of each query
     k_sequence: Tensor  # [rows, RK], of each key
-    forward_spans: (
-        Tensor  # [rows, blocks, 2] int32: the keys that a block of queries of the forward pass sees, from and to
-    )
-    backward_spans: Tensor  # the same for a block of the backward pass
-    key_spans: Tensor  # the queries that see a block of keys, in the backward pass
+    forward_spans: Tensor  # [rows, blocks, 2] int32: first and last + 1 key of a query block in the forward pass
+    backward_spans: Tensor  # the same for the backward pass
+    key_spans: Tensor  # first and last + 1 query of a key block in the backward pass
 
 
 def build_layout(q_sequence: Tensor, k_sequence: Tensor | None, rows: int) -> TileLayout:
-    """From the sequence of every token `[N]`; `k_sequence` are those of a source, where it is not the queries' own side."""
+    """Build the layout from the sequence of every token `[N]`; `k_sequence` is that of the source, or None."""
     queries = q_sequence.view(rows, -1).int()
     keys = queries if k_sequence is None else k_sequence.view(rows, -1).int()
-    there, back = _choose_tiles(queries.shape[1], keys.shape[1])
+    forward_tiles, backward_tiles = _choose_tiles(queries.shape[1], keys.shape[1])
     if k_sequence is None:
-        made = {block: _find_spans(queries, block) for block in {there["BM"], back["BM"], back["BN"]}}
-        return TileLayout(rows, queries, keys, made[there["BM"]], made[back["BM"]], made[back["BN"]])
-    wide, narrow = (_cover_rows(queries, keys, BM) for BM in (there["BM"], back["BM"]))
-    return TileLayout(rows, queries, keys, wide, narrow, _cover_rows(keys, queries, back["BN"]))
+        spans = {
+            block: _find_spans(queries, block)
+            for block in {forward_tiles["BM"], backward_tiles["BM"], backward_tiles["BN"]}
+        }
+        return TileLayout(
+            rows, queries, keys, spans[forward_tiles["BM"]], spans[backward_tiles["BM"]], spans[backward_tiles["BN"]]
+        )
+    forward_spans, backward_spans = (
+        _cover_rows(queries, keys, BM) for BM in (forward_tiles["BM"], backward_tiles["BM"])
+    )
+    return TileLayout(
+        rows, queries, keys, forward_spans, backward_spans, _cover_rows(keys, queries, backward_tiles["BN"])
+    )
 
 
 def _choose_tiles(RQ: int, RK: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Those of the two passes."""
+    """Return the tiles of forward and backward pass."""
     kind = int(max(RQ, RK) > MAX_SHORT_ROW)
     return FORWARD_TILES[kind], BACKWARD_TILES[kind]
 
 
 def _find_spans(sequence: Tensor, block: int) -> Tensor:
-    """From where to where the sequences reach that have a token in a block of columns."""
+    """Return start and end of the sequences that have a token in each block of columns."""
     rows, length = sequence.shape
     columns = torch.arange(length, device=sequence.device, dtype=torch.int32).expand(rows, -1)
-    other = sequence[:, 1:] != sequence[:, :-1]
-    start = torch.where(F.pad(other, (1, 0), value=True), columns, 0).cummax(1).values
-    end = torch.where(F.pad(other, (0, 1), value=True), columns + 1, length).flip(1).cummin(1).values.flip(1)
+    is_boundary = sequence[:, 1:] != sequence[:, :-1]
+    start = torch.where(F.pad(is_boundary, (1, 0), value=True), columns, 0).cummax(1).values
+    end = torch.where(F.pad(is_boundary, (0, 1), value=True), columns + 1, length).flip(1).cummin(1).values.flip(1)
     spare = -length % block
     low = F.pad(start, (0, spare), value=length).view(rows, -1, block).amin(2)
     high = F.pad(end, (0, spare), value=0).view(rows, -1, block).amax(2)
@@ -102,18 +109,31 @@ def attend_tiles(
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention of queries `[N, H, D]` to keys and values `[M, K, D]`; `bias` is `[H, RQ, RK]`."""
+    """Attend from queries `[N, H, D]` to keys and values `[M, K, D]`; `bias` is `[H, RQ, RK]`."""
     seed = torch.randint(0, 2**31 - 1, (2,), device=q.device, dtype=torch.int32) if dropout else None
-    _, mine, theirs, wide, narrow, back = layout
+    _, q_sequence, k_sequence, forward_spans, backward_spans, key_spans = layout
     bias = None if bias is None else bias.contiguous()
-    given = (mine, theirs, wide, narrow, back, bias, seed, causal, window or 0, scale, dropout)
-    out: Tensor = _attend(q, k, v, *given)[0]
+    arguments = (
+        q_sequence,
+        k_sequence,
+        forward_spans,
+        backward_spans,
+        key_spans,
+        bias,
+        seed,
+        causal,
+        window or 0,
+        scale,
+        dropout,
+    )
+    out: Tensor = _attend(q, k, v, *arguments)[0]
     return out
 
 
 @torch.library.custom_op("pretune::tiles", mutates_args=())
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, q_sequence: Tensor, k_sequence: Tensor, forward_spans: Tensor, backward_spans: Tensor, key_spans: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, q_sequence: Tensor, k_sequence: Tensor,
+    forward_spans: Tensor, backward_spans: Tensor, key_spans: Tensor,
     bias: Tensor | None, seed: Tensor | None, causal: bool, window: int, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     (rows, length), (_, heads, width) = q_sequence.shape, q.shape
@@ -121,7 +141,8 @@ def _attend(
     norm = q.new_empty((rows, heads, length), dtype=torch.float32)
     blocks = forward_spans.shape[1]
     kernels.forward[(blocks * rows * heads,)](
-        q, k, v, out, norm, q_sequence, k_sequence, forward_spans, _replace_none(bias, q), _replace_none(seed, q_sequence), *_get_strides(q, k, v),
+        q, k, v, out, norm, q_sequence, k_sequence, forward_spans,
+        _replace_none(bias, q), _replace_none(seed, q_sequence), *_get_strides(q, k, v),
         *_compute_constants(scale, dropout), heads, heads // k.shape[1], length, k_sequence.shape[1], blocks,
         D=width, DP=_round_up(width), CAUSAL=causal, WINDOW=window, BIAS=bias is not None, DROP=dropout > 0,
         **_choose_tiles(length, k_sequence.shape[1])[0],
@@ -130,34 +151,37 @@ def _attend(
 
 
 @_attend.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, mine: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty((mine.shape[0], q.shape[1], mine.shape[1]), dtype=torch.float32)
+def _(q: Tensor, k: Tensor, v: Tensor, q_sequence: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(
+        (q_sequence.shape[0], q.shape[1], q_sequence.shape[1]), dtype=torch.float32
+    )
 
 
 @torch.library.custom_op("pretune::tiles_backward", mutates_args=())
 def _compute_gradients(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor,
-    q_sequence: Tensor, k_sequence: Tensor, backward_spans: Tensor, key_spans: Tensor, bias: Tensor | None, seed: Tensor | None,
+    q_sequence: Tensor, k_sequence: Tensor, backward_spans: Tensor, key_spans: Tensor,
+    bias: Tensor | None, seed: Tensor | None,
     causal: bool, window: int, scale: float, dropout: float, bias_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradient of q, k and v side by side (that of k and v apart where they are of another side), and the bias'."""
+    """Return the gradients of q, k and v in one tensor (k and v in a second one for a source), and of the bias."""
     (rows, RQ), RK, (_, heads, width) = q_sequence.shape, k_sequence.shape[1], q.shape
-    shared, first, second = _allocate_gradients(q, k)
-    both = first if shared else second
-    split = (heads, k.shape[1], k.shape[1]) if shared else (k.shape[1], k.shape[1])
-    parts = torch.split(both, [n * width for n in split], 1)
-    dq, dk, dv = parts if shared else (first, *parts)
+    is_shared, first, second = _allocate_gradients(q, k)
+    key_gradients = first if is_shared else second
+    split = (heads, k.shape[1], k.shape[1]) if is_shared else (k.shape[1], k.shape[1])
+    parts = torch.split(key_gradients, [n * width for n in split], 1)
+    dq, dk, dv = parts if is_shared else (first, *parts)
     group, sizes, keep = heads // k.shape[1], _choose_tiles(RQ, RK)[1], bias is not None and bias_needs_grad
     options: dict[str, Any] = {"D": width, "DP": _round_up(width), "CAUSAL": causal, "WINDOW": window}
     options |= {"BIAS": bias is not None, "DROP": dropout > 0}
-    log, *others = _compute_constants(scale, dropout)
-    given, numbers = (
+    log, *dropout_constants = _compute_constants(scale, dropout)
+    sequences, numbers = (
         (q_sequence, k_sequence, _replace_none(bias, q), _replace_none(seed, q_sequence)),
-        (*_get_strides(q, k, v), log, scale, *others, heads),
+        (*_get_strides(q, k, v), log, scale, *dropout_constants, heads),
     )
     short = max(RQ, RK) <= MAX_SHORT_ROW and group == 1
-    some = rows if short else max(min(MAX_SCORE_BYTES // (heads * RQ * RK * q.itemsize), rows), 1)
-    inner = q.new_empty((some * heads, RK, RQ) if keep or not short else (0,))
+    rows_per_step = rows if short else max(min(MAX_SCORE_BYTES // (heads * RQ * RK * q.itemsize), rows), 1)
+    inner = q.new_empty((rows_per_step * heads, RK, RQ) if keep or not short else (0,))
     sums = q.new_zeros((SPLITS, heads, RQ, RK) if keep else (0,), dtype=torch.float32)
     delta = torch.empty_like(norm)
     if not short:
@@ -165,64 +189,79 @@ def _compute_gradients(
         kernels.compute_deltas[(blocks * rows * heads,)](
             out, g, delta, heads, RQ, blocks, D=width, DP=_round_up(width), BM=64
         )  # fmt: skip
-    for begin in range(0, rows, some):
-        end = min(begin + some, rows)
+    for begin in range(0, rows, rows_per_step):
+        end = min(begin + rows_per_step, rows)
         if short:
             kernels.compute_row_gradients[(rows * heads,)](
-                q, k, v, out, g, norm, *given, dq, dk, dv, inner, dq.stride(0), dk.stride(0), *numbers, RQ, RK,
-                KEEP=keep, BM=_round_up(RQ), BN=min(_round_up(RK), SHORT_ROW_TILES["BN"]), **options, **_get_launch_options(SHORT_ROW_TILES),
+                q, k, v, out, g, norm, *sequences, dq, dk, dv, inner, dq.stride(0), dk.stride(0), *numbers, RQ, RK,
+                KEEP=keep, BM=_round_up(RQ), BN=min(_round_up(RK), SHORT_ROW_TILES["BN"]),
+                **options, **_get_launch_options(SHORT_ROW_TILES),
             )  # fmt: skip
         else:
             kernels.compute_key_gradients[(key_spans.shape[1] * (end - begin) * k.shape[1],)](
-                q, k, v, g, norm, delta, *given, key_spans, dk, dv, inner, dk.stride(0), *numbers, group, RQ, RK, begin,
-                key_spans.shape[1], **options, **sizes,
+                q, k, v, g, norm, delta, *sequences, key_spans, dk, dv, inner, dk.stride(0), *numbers, group, RQ, RK,
+                begin, key_spans.shape[1], **options, **sizes,
             )  # fmt: skip
             kernels.compute_query_gradients[(backward_spans.shape[1] * (end - begin) * heads,)](
                 k, backward_spans, inner, dq, *k.stride()[:2], dq.stride(0), scale, heads, group, RQ, RK, begin,
-                backward_spans.shape[1], D=width, DP=_round_up(width), CAUSAL=causal, BM=sizes["BM"], BN=sizes["BN"], **QUERY_KERNEL_OPTIONS,
+                backward_spans.shape[1], D=width, DP=_round_up(width), CAUSAL=causal,
+                BM=sizes["BM"], BN=sizes["BN"], **QUERY_KERNEL_OPTIONS,
             )  # fmt: skip
         if keep:
-            down, across = triton.cdiv(RQ, sizes["BM"]), triton.cdiv(RK, sizes["BN"])
-            kernels.compute_bias_gradients[(down * across, heads, SPLITS)](
-                backward_spans, inner, sums, heads, RQ, RK, begin, end, across,
+            q_blocks, k_blocks = triton.cdiv(RQ, sizes["BM"]), triton.cdiv(RK, sizes["BN"])
+            kernels.compute_bias_gradients[(q_blocks * k_blocks, heads, SPLITS)](
+                backward_spans, inner, sums, heads, RQ, RK, begin, end, k_blocks,
                 BM=sizes["BM"], BN=sizes["BN"], SPLITS=SPLITS, CAUSAL=causal,
             )  # fmt: skip
     return first, second, sums.sum(0) if keep else sums
 
 
 @_compute_gradients.register_fake
-def _(g: Tensor, q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    bias, learned = others[7], others[-1]
-    shape = bias.shape if bias is not None and learned else (0,)
+def _(g: Tensor, q: Tensor, k: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    bias, bias_needs_grad = arguments[7], arguments[-1]
+    shape = bias.shape if bias is not None and bias_needs_grad else (0,)
     return *_allocate_gradients(q, k)[1:], q.new_empty(shape, dtype=torch.float32)
 
 
 def _allocate_gradients(q: Tensor, k: Tensor) -> tuple[bool, Tensor, Tensor]:
-    """Room for the gradients: whether those of q, k and v share it, then what there is of it."""
-    (_, heads, width), others = q.shape, k.shape[1]
-    shared = q.shape[0] == k.shape[0]
-    first = q.new_empty((q.shape[0], (heads + 2 * others * shared) * width))
-    second = q.new_empty((0 if shared else k.shape[0], 2 * others * width))
-    return shared, first, second
+    """Allocate the gradients; return True if q, k and v share one tensor, and the tensors."""
+    (_, heads, width), kv_heads = q.shape, k.shape[1]
+    is_shared = q.shape[0] == k.shape[0]
+    first = q.new_empty((q.shape[0], (heads + 2 * kv_heads * is_shared) * width))
+    second = q.new_empty((0 if is_shared else k.shape[0], 2 * kv_heads * width))
+    return is_shared, first, second
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, mine, theirs, _, narrow, back, bias, seed, *rest = inputs
-    ctx.save_for_backward(q, k, v, *output, mine, theirs, narrow, back, bias, seed)
+    q, k, v, q_sequence, k_sequence, _, backward_spans, key_spans, bias, seed, *rest = inputs
+    ctx.save_for_backward(q, k, v, *output, q_sequence, k_sequence, backward_spans, key_spans, bias, seed)
     ctx.rest = rest
 
 
 def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
-    q, k, bias, learned = saved[0], saved[1], saved[9], ctx.needs_input_grad[8]
-    first, second, slope = _compute_gradients(g.contiguous(), *saved, *ctx.rest, learned)
-    heads, others, width = q.shape[1], k.shape[1], q.shape[2]
+    tensors = ctx.saved_tensors
+    q, k, bias, bias_needs_grad = tensors[0], tensors[1], tensors[9], ctx.needs_input_grad[8]
+    first, second, slope = _compute_gradients(g.contiguous(), *tensors, *ctx.rest, bias_needs_grad)
+    heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[2]
     if second.shape[0]:
-        dq, (dk, dv) = first, second.split(others * width, 1)
+        dq, (dk, dv) = first, second.split(kv_heads * width, 1)
     else:
-        dq, dk, dv = first.split([heads * width, others * width, others * width], 1)
-    found = (dq.view(q.shape), dk.view(k.shape), dv.view(k.shape))
-    return *found, None, None, None, None, None, slope.to(bias.dtype) if learned else None, None, None, None, None, None
+        dq, dk, dv = first.split([heads * width, kv_heads * width, kv_heads * width], 1)
+    gradients = (dq.view(q.shape), dk.view(k.shape), dv.view(k.shape))
+    return (
+        *gradients,
+        None,
+        None,
+        None,
+        None,
+        None,
+        slope.to(bias.dtype) if bias_needs_grad else None,
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 _attend.register_autograd(_backward, setup_context=_setup_context)
@@ -237,7 +276,7 @@ def _get_strides(*tensors: Tensor) -> tuple[int, ...]:
 
 
 def _compute_constants(scale: float, dropout: float) -> tuple[float, int, float]:
-    """The scale of scores in powers of two, the share that is dropped in 2^32nds, and what makes up for it."""
+    """Return the scale of base-2 scores, the dropout threshold of 32-bit hashes, and 1 / (1 - dropout)."""
     return scale * math.log2(math.e), min(round(dropout * 2**32), 2**32 - 1), 1 / (1 - dropout)
 
 

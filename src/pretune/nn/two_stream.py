@@ -1,17 +1,17 @@
-"""Two-stream self-attention (Yang et al., 2019): a stack that can predict tokens in any order of a text.
+"""Two-stream self-attention (Yang et al., 2019): a stack that predicts tokens in any order.
 
-The *content* stream is an ordinary bidirectional encoder: where a batch has no `order`, it is all there is. With one
-(`batch.order`: 0 for context, 1, 2, … for what is predicted, in turn), the content of a token sees the tokens of its
-own rank and below, itself included. The *query* stream lives at the batch's targets alone, starts from one learned
-vector instead of the token, and sees ranks strictly below its own: it knows where it stands and what came before in
-that order, but not itself. Both streams have the same weights, and both read keys and values of the content.
+The *content* stream is an ordinary bidirectional encoder; without `batch.order` it is the only stream. With an order
+(rank 0 for context, 1, 2, … for targets), the content of a token attends to tokens of its own rank and below, itself
+included. The *query* stream exists only at the batch's targets, starts from one learned vector instead of the token,
+and attends to ranks strictly below its own: it has the position and the earlier tokens of that order, but not its own
+token. Both streams have the same weights and attend to keys and values of the content.
 
-    tokens   the   cat   sat   down        content of   sat   sees   the cat sat down
-    order     0     2     3     1          query of     sat   sees   the cat     down
+    tokens   the   cat   sat   down        content of   sat   attends to   the cat sat down
+    order     0     2     3     1          query of     sat   attends to   the cat     down
 
-This is the paper's permutation mask, and where ranks of targets differ it equals `perm_mask[i, j] = order[j] > 0 and
-order[j] >= order[i]` (1: hidden) with a `target_mapping` to the targets, as the reference writes it: there the content
-stream sees itself whatever the mask says, and context (rank 0) is never hidden.
+This is the paper's permutation mask. If ranks of targets differ, it equals `perm_mask[i, j] = order[j] > 0 and
+order[j] >= order[i]` (1: hidden) with a `target_mapping` to the targets in the reference: there the content stream
+always attends to itself, and context (rank 0) is never hidden.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ from pretune.nn.stack import OutputFlags, Stack, StackOutput
 
 @spec
 class TwoStreamBlock:
-    """A layer that both streams go through."""
+    """A layer of both streams."""
 
     attention: RelativeAttention
     feedforward: FeedForward
@@ -64,14 +64,14 @@ class TwoStreamBlock:
 
 @spec
 class TwoStream:
-    """`depth` layers: the tuple `blocks` is cycled over them. It stands where a `Stack` may stand."""
+    """`depth` layers; the tuple `blocks` is cycled over them. It can replace a `Stack`."""
 
     depth: int
     blocks: tuple[TwoStreamBlock, ...]
-    embed: Embed = Embed()  # its dropout is also that of the query vector and of the distances
+    embed: Embed = Embed()  # its dropout also applies to the query vector and the distances
     dropout: float = 0.0  # after the last layer
 
-    # What it has none of, for those who ask every stack.
+    # Attributes of `Stack` that it does not have.
     position: ClassVar[None] = None
     causal: ClassVar[bool] = False
     share: ClassVar[None] = None
@@ -79,7 +79,7 @@ class TwoStream:
 
     def __post_init__(self) -> None:
         if self.depth < 1 or not self.blocks:
-            raise UsageError(f"depth {self.depth} must be at least 1, with at least one block")
+            raise UsageError(f"depth must be at least 1, with at least one block, got {self.depth}")
 
     @property
     def layers(self) -> list[TwoStreamBlock]:
@@ -88,18 +88,18 @@ class TwoStream:
 
     @property
     def layer_indices(self) -> list[int]:
-        """Which of those each of the `depth` layers uses."""
+        """Index into `layers` for each of the `depth` layers."""
         return list(range(self.depth))
 
     def build(self, *, width: int) -> "TwoStreamStack":
         return TwoStreamStack(self, width)
 
     def position_params(self, *, width: int) -> int:
-        """Of the vector that every query starts from: all it knows is its position."""
+        """Return the number of parameters of the initial query vector."""
         return width
 
     def params(self, *, width: int) -> int:
-        """All weights but the token table."""
+        """Return the number of parameters, without the token table."""
         count = self.embed.params(width=width) + self.position_params(width=width)
         return count + sum(block.params(width=width) for block in self.layers)
 
@@ -126,26 +126,28 @@ class TwoStreamLayer(nn.Module):
         query_positions: QueryPositions | None,
         memory: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Content `[N, W]` and queries `[M, W]` after the layer, and the attention weights of each where asked for.
+        """Return content `[N, W]` and queries `[M, W]` after the layer, and the attention weights of each if requested.
 
-        `memory` `[rows, P, W]` are the states that the layer read in the segments before.
+        `memory` `[rows, P, W]` are the inputs of this layer in previous segments.
         """
         read = self.attention_norm.pre(x)
         keys = self.attention.compute_keys(read, context, None if memory is None else self.attention_norm.pre(memory))
-        mixed, weights = self.attention(read, keys, context, stream_masks[0])
+        attention, weights = self.attention(read, keys, context, stream_masks[0])
         if g is None or stream_masks[1] is None:
-            return self._finish_layer(x, mixed), None, weights, None
-        asked, seen = self.attention(self.attention_norm.pre(g), keys, context, stream_masks[1], query_positions)
-        return self._finish_layer(x, mixed), self._finish_layer(g, asked), weights, seen
+            return self._finish_layer(x, attention), None, weights, None
+        query_attention, query_weights = self.attention(
+            self.attention_norm.pre(g), keys, context, stream_masks[1], query_positions
+        )
+        return self._finish_layer(x, attention), self._finish_layer(g, query_attention), weights, query_weights
 
-    def _finish_layer(self, x: Tensor, mixed: Tensor) -> Tensor:
-        x = self.attention_norm.add(x, self.dropout(self.attention_norm.out(mixed)))
-        thought = self.feedforward(self.feedforward_norm.pre(x))
-        return self.feedforward_norm.add(x, self.dropout(self.feedforward_norm.out(thought)))
+    def _finish_layer(self, x: Tensor, attention: Tensor) -> Tensor:
+        x = self.attention_norm.add(x, self.dropout(self.attention_norm.out(attention)))
+        hidden = self.feedforward(self.feedforward_norm.pre(x))
+        return self.feedforward_norm.add(x, self.dropout(self.feedforward_norm.out(hidden)))
 
 
 class TwoStreamStack(nn.Module):
-    """Layers are named by their number: `encoder.3.attention.q.weight`; `query` is what every query starts from."""
+    """Module of a two-stream stack. Layers are named by their index; `query` is the initial query vector."""
 
     def __init__(self, spec: TwoStream, width: int) -> None:
         super().__init__()
@@ -154,15 +156,15 @@ class TwoStreamStack(nn.Module):
         self.query = Parameter(torch.zeros(1, width))
         for i, block in enumerate(spec.layers):
             self.add_module(str(i), block.build(width=width))
-        self.position = self.norm = None  # as in a stack that has none
-        self.residual_dtype: torch.dtype | None = None  # of the residual stream; None: as the embedding gives it
+        self.position = self.norm = None  # attributes of a stack
+        self.residual_dtype: torch.dtype | None = None  # of the residual stream; None: dtype of the embeddings
         self.dropout = Dropout(spec.dropout)
 
     def __getitem__(self, i: int) -> TwoStreamLayer:
         return self._modules[str(i)]  # type: ignore[return-value]
 
     def __iter__(self) -> Iterator[TwoStreamLayer]:
-        """Every layer in the order it is applied."""
+        """Iterate over the layers in the order they are applied."""
         return (self[i] for i in self.spec.layer_indices)
 
     def forward(
@@ -175,35 +177,39 @@ class TwoStreamStack(nn.Module):
         cache: KVCache | None = None,
         memory: SegmentMemory | None = None,
     ) -> StackOutput:
-        """Token rows `[N, table]` of a batch to states: of the content, and at the targets of a batch with an `order`
-        those of the queries. Hidden states and attention weights are likewise those of queries there. With `memory`
-        the segments before are read as well, and this one is added to it.
+        """Return the states of token embeddings `[N, table]`: of the content, and at targets of a batch with an `order`
+        those of the queries, as are hidden states and attention weights. `memory` holds the previous segments; this one
+        is appended to it.
         """
         if source is not None or cache is not None:
-            raise UsageError("a two-stream stack reads one side, and nothing goes on from a cache of it")
+            raise UsageError("a two-stream stack has no cross-attention and no cache")
         x = self.embed(x, None, batch.segments)
         x = x if self.residual_dtype is None else x.to(self.residual_dtype)
-        kept = 0
+        memory_tokens = 0
         if memory is not None:
             memory.check(batch)
-            kept = memory.tokens
-        relations, reaches, places = (
-            self._build_context(batch, flags, kept),
-            build_stream_masks(batch, kept),
+            memory_tokens = memory.tokens
+        context, stream_masks, query_positions = (
+            self._build_context(batch, flags, memory_tokens),
+            build_stream_masks(batch, memory_tokens),
             _find_query_positions(batch),
         )
-        g = None if places is None else self.embed.dropout(self.query.to(x.dtype).repeat(len(places.index), 1))
-        hidden, attention = [_merge_streams(x, g, places)] if flags.hidden else [], []
+        g = (
+            None
+            if query_positions is None
+            else self.embed.dropout(self.query.to(x.dtype).repeat(len(query_positions.index), 1))
+        )
+        hidden, attention = [_merge_streams(x, g, query_positions)] if flags.hidden else [], []
         for i, layer in enumerate(self):
-            before = None if memory is None else memory.layers[i]
+            memory_states = None if memory is None else memory.layers[i]
             if memory is not None:
                 memory.append(i, x, batch.rows)
-            x, g, weights, seen = layer(x, g, relations, reaches, places, before)
+            x, g, weights, query_weights = layer(x, g, context, stream_masks, query_positions, memory_states)
             if flags.hidden:
-                hidden.append(_merge_streams(x, g, places))
+                hidden.append(_merge_streams(x, g, query_positions))
             if flags.attention:
-                attention.append(_merge_weights(weights, seen, batch, places))
-        states = self.dropout(_merge_streams(x, g, places))
+                attention.append(_merge_weights(weights, query_weights, batch, query_positions))
+        states = self.dropout(_merge_streams(x, g, query_positions))
         return StackOutput(
             states=states,
             hidden=(*hidden[:-1], states) if flags.hidden else None,
@@ -212,7 +218,7 @@ class TwoStreamStack(nn.Module):
 
     @property
     def prefix_length(self) -> int:
-        """Positions that learned keys take: none, for nothing here depends on where in the text it stands."""
+        """Positions taken by learned keys: none, because attention depends on distances only."""
         return 0
 
     def compile(self, *args: Any, **options: Any) -> None:
@@ -226,31 +232,36 @@ class TwoStreamStack(nn.Module):
 
     def _build_context(self, batch: Batch, flags: OutputFlags, memory: int) -> RelativeContext:
         if flags.backend not in (None, "rows", "eager"):
-            raise UsageError(f"attention_backend '{flags.backend}' cannot do two streams; leave it open, or use 'rows'")
+            raise UsageError(
+                f"attention_backend '{flags.backend}' does not support two streams; unset it, or use 'rows'"
+            )
         table = encode_distances(batch.length, self.width, batch.tokens.device, memory).to(self.query.dtype)
-        apart = None
+        is_other_segment = None
         if batch.segments is not None:
             segments = batch.segments.view(batch.rows, 1, -1)
-            seen = F.pad(segments, (memory, 0))  # the memory is of segment 0, as in the reference
-            apart = segments[..., :, None] != seen[..., None, :]
-        told = flags.attention or flags.backend == "eager"
+            key_segments = F.pad(segments, (memory, 0))  # the memory has segment 0, as in the reference
+            is_other_segment = segments[..., :, None] != key_segments[..., None, :]
+        return_weights = flags.attention or flags.backend == "eager"
         return RelativeContext(
-            rows=batch.rows, distances=self.embed.dropout(table), is_other_segment=apart, return_weights=told
+            rows=batch.rows,
+            distances=self.embed.dropout(table),
+            is_other_segment=is_other_segment,
+            return_weights=return_weights,
         )
 
 
 def build_stream_masks(batch: Batch, memory: int = 0) -> tuple[StreamMask, StreamMask | None]:
-    """Whom content and queries may see; the `memory` before a row is seen by all of it."""
+    """Return the masks of content and queries; the `memory` before a row is visible to all of it."""
     mask = build_context(batch, batch, MaskSpec(causal=False), "eager", torch.float32).mask
     if batch.order is None:
         return StreamMask(mask=_pad_memory(mask, memory)), None
     order = batch.order.view(batch.rows, 1, -1)
     query, key = order[..., :, None], order[..., None, :]
-    content, before = key <= query, key < query
+    content_mask, query_mask = key <= query, key < query
     if mask is not None:
-        content, before = content & mask, before & mask
-    content, before = F.pad(content, (memory, 0), value=True), F.pad(before, (memory, 0), value=True)
-    return StreamMask(mask=content), StreamMask(mask=before, has_keys=before.any(-1, keepdim=True))
+        content_mask, query_mask = content_mask & mask, query_mask & mask
+    content_mask, query_mask = F.pad(content_mask, (memory, 0), value=True), F.pad(query_mask, (memory, 0), value=True)
+    return StreamMask(mask=content_mask), StreamMask(mask=query_mask, has_keys=query_mask.any(-1, keepdim=True))
 
 
 def _pad_memory(mask: Tensor | None, memory: int) -> Tensor | None:
@@ -258,11 +269,11 @@ def _pad_memory(mask: Tensor | None, memory: int) -> Tensor | None:
 
 
 def _find_query_positions(batch: Batch) -> QueryPositions | None:
-    """Where the queries stand: at the targets of a batch with an order."""
+    """Return the positions of the queries: the targets of a batch with an order."""
     if batch.order is None:
         return None
     if batch.targets is None:
-        raise UsageError("a batch with an order needs targets: queries are made for them alone")
+        raise UsageError("a batch with an order needs targets: the query stream exists only there")
     index, count = batch.targets.index, batch.tokens.shape[0]
     return QueryPositions(
         index=index, write_index=index.masked_fill(batch.targets.labels == IGNORE_INDEX, count), count=count

@@ -1,6 +1,6 @@
-"""FlashAttention over flat tokens with offsets, whatever the torch release calls its arguments.
+"""FlashAttention over flat tokens with offsets, for all supported torch releases.
 
-Its own module because importing it takes as long as importing torch does; CPU code never needs it.
+A separate module because its import takes as long as that of torch; CPU code never needs it.
 """
 
 import inspect
@@ -24,7 +24,7 @@ def attend_varlen(
     window: int | None,
     scale: float,
 ) -> Tensor:
-    """Attention of queries `[N, H, D]` to the keys of their own cell; `lengths` bound the cells'."""
+    """Attend from queries `[N, H, D]` to the keys of their cell; `lengths` are the maximum cell lengths."""
     extra: dict[str, Any] = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}
     if "window_size" in OPTIONS:
         reach = -1 if window is None else window - 1

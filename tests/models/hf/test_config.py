@@ -11,7 +11,7 @@ from pretune.models.families import FAMILIES, get_model_types
 from pretune.models.hf.checks import check_size, read_key
 from pretune.models.hf.config import CODE_KEYS, IGNORED_KEYS, Layout, is_equivalent, refuse_code
 from pretune.models.spec import Model
-from pretune.nn.positions import Banded, LinearScaling, Rotary
+from pretune.nn.positions import BandedScaling, LinearScaling, Rotary
 
 LEFTOVERS = {
     "architectures": None, "bad_words_ids": None, "begin_suppress_tokens": None, "chunk_size_feed_forward": 0,
@@ -160,7 +160,10 @@ MBART = {
     "output_past": True, "scale_embedding": True, "static_position_embeddings": False, "vocab_size": 250027,
 }  # fmt: skip
 
-_STRETCHED = {"context": 131072, "decoder.position.scaling": Banded(factor=8.0, low=1.0, high=4.0, original=8192)}
+_STRETCHED = {
+    "context": 131072,
+    "decoder.position.scaling": BandedScaling(factor=8.0, low=1.0, high=4.0, original=8192),
+}
 PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
     "bert-base-uncased": (
         {**BERT, "gradient_checkpointing": False, "position_embedding_type": "absolute", "use_cache": True},
@@ -448,7 +451,7 @@ def test_a_kernel_is_code() -> None:
 
 
 LLAMA3 = LLAMA31["rope_scaling"]
-BANDED = Banded(factor=8.0, low=1.0, high=4.0, original=8192)
+BANDED = BandedScaling(factor=8.0, low=1.0, high=4.0, original=8192)
 
 
 @pytest.mark.parametrize(

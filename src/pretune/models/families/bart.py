@@ -17,7 +17,7 @@ from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.norm import LayerNorm
 from pretune.nn.pooling import PoolingConfig
-from pretune.nn.positions import Learned
+from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
 
 
@@ -42,7 +42,7 @@ def build_spec(
         return Stack(
             depth=depth,
             causal=causal,
-            position=Learned(rows=positions + 2, offset=2),
+            position=LearnedEmbedding(rows=positions + 2, offset=2),
             embed=Embed(norm=norm, scale=scale, dropout=dropout),
             blocks=(
                 Block(

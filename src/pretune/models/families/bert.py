@@ -18,7 +18,7 @@ from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head, PairHead, Pooler, Transform
 from pretune.nn.norm import LayerNorm
-from pretune.nn.positions import Learned
+from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
 
 
@@ -41,7 +41,7 @@ def build_spec(
         encoder=Stack(
             depth=depth,
             embed=Embed(segments=2, norm=norm, dropout=dropout),
-            position=Learned(rows=positions),
+            position=LearnedEmbedding(rows=positions),
             blocks=(
                 Block(
                     attention=Attention(heads=heads, dropout=dropout),

@@ -19,7 +19,7 @@ from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.norm import LayerNorm
-from pretune.nn.positions import Learned
+from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
 
 
@@ -42,7 +42,7 @@ def build_spec(
             depth=depth,
             causal=True,
             embed=Embed(dropout=dropout),
-            position=Learned(rows=positions),
+            position=LearnedEmbedding(rows=positions),
             blocks=(
                 Block(
                     attention=Attention(heads=heads, dropout=dropout),

@@ -21,7 +21,7 @@ from pretune.nn.block import Block, Norms
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.norm import Norm, RMSNorm
-from pretune.nn.positions import Banded, Rotary
+from pretune.nn.positions import BandedScaling, Rotary
 from pretune.nn.stack import Stack
 
 NORM = RMSNorm(eps=1e-6)
@@ -132,7 +132,7 @@ llama2 = Family(
 )
 """Llama 2: longer context, grouped-query attention in the largest size (Touvron et al., 2023)."""
 
-_LONG_CONTEXT_ROTARY = Rotary(theta=500000.0, scaling=Banded(factor=32.0, low=1.0, high=4.0, original=8192))
+_LONG_CONTEXT_ROTARY = Rotary(theta=500000.0, scaling=BandedScaling(factor=32.0, low=1.0, high=4.0, original=8192))
 llama3 = Family(
     build_spec=partial(
         build_spec,

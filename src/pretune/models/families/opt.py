@@ -19,7 +19,7 @@ from pretune.nn.embeddings import Factor
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head, Transform
 from pretune.nn.norm import LayerNorm
-from pretune.nn.positions import Learned
+from pretune.nn.positions import LearnedEmbedding
 
 
 def build_spec(
@@ -54,7 +54,7 @@ def build_spec(
             base.decoder,
             blocks=(block,),
             embed=embed,
-            position=Learned(rows=positions + 2, offset=2),
+            position=LearnedEmbedding(rows=positions + 2, offset=2),
             norm=None if post_norm else norm,
         ),
         head=Head(transform=Transform(bias=False) if factor else None),

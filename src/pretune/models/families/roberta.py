@@ -22,7 +22,7 @@ from pretune.nn.block import Norms
 from pretune.nn.heads import Transform
 from pretune.nn.norm import LayerNorm
 from pretune.nn.pooling import PoolingConfig
-from pretune.nn.positions import Learned
+from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
 
 
@@ -47,7 +47,7 @@ def build_spec(
         family=family,
         encoder=replace(
             base.encoder,
-            position=Learned(rows=positions + 2, offset=2),
+            position=LearnedEmbedding(rows=positions + 2, offset=2),
             embed=replace(base.encoder.embed, segments=1, norm=norm),
             blocks=(block,),
         ),

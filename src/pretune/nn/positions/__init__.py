@@ -1,15 +1,24 @@
-"""How a stack knows where a token stands. One slot, filled by one of these or by nothing.
+"""Position encodings. A stack has one or none.
 
-Each kind acts in one place, its `mechanism`: on the `input` (a vector added to the embedding), by `rotation` of queries and
-keys, or as a `bias` on attention scores. All modules are stateless but for learned tables.
+Each acts in one place, its `mechanism`: `input` (a vector added to the embedding), `rotation` of queries and keys, or a
+`bias` on attention scores. All modules are stateless except for learned tables.
 """
 
 from pretune.nn.positions.alibi import Alibi
-from pretune.nn.positions.learned import Learned
+from pretune.nn.positions.learned import LearnedEmbedding
 from pretune.nn.positions.relative import RelativeBias
-from pretune.nn.positions.rotary import Banded, LinearScaling, Rotary
+from pretune.nn.positions.rotary import BandedScaling, LinearScaling, Rotary
 from pretune.nn.positions.sinusoidal import Sinusoidal
 
-Position = Learned | Sinusoidal | Rotary | Alibi | RelativeBias
+Position = LearnedEmbedding | Sinusoidal | Rotary | Alibi | RelativeBias
 
-__all__ = ["Alibi", "Banded", "Learned", "LinearScaling", "Position", "RelativeBias", "Rotary", "Sinusoidal"]
+__all__ = [
+    "Alibi",
+    "BandedScaling",
+    "LearnedEmbedding",
+    "LinearScaling",
+    "Position",
+    "RelativeBias",
+    "Rotary",
+    "Sinusoidal",
+]

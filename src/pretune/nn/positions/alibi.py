@@ -1,4 +1,4 @@
-"""ALiBi (Press et al., 2022): attention scores fall linearly with distance, each head at its own slope."""
+"""ALiBi (Press et al., 2022): a linear bias by distance, with one slope per head."""
 
 import math
 from typing import ClassVar
@@ -34,10 +34,10 @@ class AlibiPositions(nn.Module):
         self.steepest, self.heads = spec.steepest, heads
 
     def forward(self, distance: Tensor) -> Tensor:
-        """Bias `[H, …]` for key position minus query position `[…]`."""
-        whole = 2 ** math.ceil(math.log2(self.heads))
-        slopes = 2.0 ** (-self.steepest / whole * torch.arange(1, whole + 1, device=distance.device))
-        if whole != self.heads:  # NOTE: the released code takes every second slope first, then fills up
+        """Return the bias `[H, …]` of distances `[…]` (key minus query position)."""
+        count = 2 ** math.ceil(math.log2(self.heads))
+        slopes = 2.0 ** (-self.steepest / count * torch.arange(1, count + 1, device=distance.device))
+        if count != self.heads:  # NOTE: as in the released code: every second slope first, then the others
             slopes = torch.cat((slopes[1::2], slopes[::2]))[: self.heads]
         bias: Tensor = slopes.view(-1, *[1] * distance.dim()) * -distance.abs()
         return bias

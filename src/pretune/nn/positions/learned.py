@@ -8,9 +8,9 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 
 
-@spec
-class Learned:
-    """A table of `rows` vectors; position p reads row p + `offset` (some releases leave their first rows unused)."""
+@spec(kind="learned")
+class LearnedEmbedding:
+    """Table of `rows` vectors; position p uses row p + `offset` (some releases leave the first rows unused)."""
 
     rows: int
     offset: int = 0
@@ -19,7 +19,7 @@ class Learned:
 
     def __post_init__(self) -> None:
         if not 0 <= self.offset < self.rows:
-            raise UsageError(f"offset {self.offset} must lie between 0 and rows {self.rows}")
+            raise UsageError(f"offset must be between 0 and rows {self.rows}, got {self.offset}")
 
     def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
         return LearnedPositions(self, width)
@@ -29,12 +29,12 @@ class Learned:
 
     @property
     def max_length(self) -> int:
-        """The longest sequence it can place."""
+        """Maximum sequence length."""
         return self.rows - self.offset
 
 
 class LearnedPositions(nn.Module):
-    def __init__(self, spec: Learned, width: int) -> None:
+    def __init__(self, spec: LearnedEmbedding, width: int) -> None:
         super().__init__()
         self.offset = spec.offset
         self.table = nn.Embedding(spec.rows, width)

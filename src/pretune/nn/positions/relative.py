@@ -1,4 +1,4 @@
-"""Relative position buckets (Raffel et al., 2020): a learned bias per head and bucket of distances."""
+"""Relative position buckets (Raffel et al., 2020): a learned bias per head and distance bucket."""
 
 import math
 from typing import ClassVar
@@ -12,24 +12,25 @@ from pretune.core.errors import UsageError
 
 @spec
 class RelativeBias:
-    """Near distances have a bucket each, far ones share buckets that grow logarithmically up to `far`."""
+    """Short distances have a bucket each; longer ones share logarithmic buckets up to distance `far`."""
 
     buckets: int = 32
     far: int = 128
-    both_ways: bool = True  # half of the buckets for keys after the query; otherwise those count as distance 0
+    both_ways: bool = True  # half of the buckets for later keys; otherwise these have distance 0
 
     mechanism: ClassVar[str] = "bias"
 
     def __post_init__(self) -> None:
-        least = 4 if self.both_ways else 2
-        if self.buckets < least or self.far <= self.max_exact:
+        min_buckets = 4 if self.both_ways else 2
+        if self.buckets < min_buckets or self.far <= self.max_exact:
             raise UsageError(
-                f"buckets {self.buckets} must be at least {least}, and far {self.far} beyond {self.max_exact}"
+                f"buckets must be at least {min_buckets} and far above {self.max_exact}, "
+                f"got buckets {self.buckets} and far {self.far}"
             )
 
     @property
     def max_exact(self) -> int:
-        """Distances below this have a bucket each."""
+        """Distance below which each distance has its own bucket."""
         return (self.buckets // 2 if self.both_ways else self.buckets) // 2
 
     def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
@@ -50,12 +51,12 @@ class RelativePositions(nn.Module):
         self.table = nn.Embedding(spec.buckets, heads)
 
     def forward(self, distance: Tensor) -> Tensor:
-        """Bias `[H, …]` for key position minus query position `[…]`."""
+        """Return the bias `[H, …]` of distances `[…]` (key minus query position)."""
         out: Tensor = self.table(self.compute_bucket(distance)).movedim(-1, 0)
         return out
 
     def compute_bucket(self, distance: Tensor) -> Tensor:
-        """The bucket of each distance."""
+        """Return the bucket of each distance."""
         buckets, first = self.spec.buckets, torch.zeros_like(distance)
         if self.spec.both_ways:
             buckets //= 2
@@ -63,7 +64,11 @@ class RelativePositions(nn.Module):
             distance = distance.abs()
         else:
             distance = (-distance).clamp(min=0)
-        near = self.spec.max_exact
-        far = torch.log(distance.clamp(min=1).float() / near) / math.log(self.spec.far / near) * (buckets - near)
-        far = (near + far.to(torch.long)).clamp(max=buckets - 1)
-        return first + torch.where(distance < near, distance, far)
+        max_exact = self.spec.max_exact
+        bucket = (
+            torch.log(distance.clamp(min=1).float() / max_exact)
+            / math.log(self.spec.far / max_exact)
+            * (buckets - max_exact)
+        )
+        bucket = (max_exact + bucket.to(torch.long)).clamp(max=buckets - 1)
+        return first + torch.where(distance < max_exact, distance, bucket)

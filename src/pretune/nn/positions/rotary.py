@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al., 2021): queries and keys are turned by an angle that grows with position."""
+"""Rotary positions (Su et al., 2021): queries and keys are rotated by angles proportional to position."""
 
 import math
 from typing import ClassVar
@@ -11,7 +11,7 @@ from pretune.core.config import spec
 
 @spec(kind="linear")
 class LinearScaling:
-    """All positions divided by `factor` (Chen et al., 2023)."""
+    """Position interpolation: all frequencies divided by `factor` (Chen et al., 2023)."""
 
     factor: float
 
@@ -19,11 +19,12 @@ class LinearScaling:
         return frequencies / self.factor
 
 
-@spec
-class Banded:
-    """Long waves are divided by `factor`, short ones kept, those between blended (Dubey et al., 2024).
+@spec(kind="banded")
+class BandedScaling:
+    """Frequency scaling by wavelength, as in Llama 3.1 (Dubey et al., 2024).
 
-    A wave counts as long from `original / low` tokens and as short up to `original / high`.
+    Frequencies with wavelengths above `original / low` tokens are divided by `factor`, those below `original / high`
+    are kept, those between are interpolated.
     """
 
     factor: float
@@ -40,11 +41,11 @@ class Banded:
 
 @spec
 class Rotary:
-    """Turns the first `fraction` of each head, in pairs (i, i + half)."""
+    """Rotation of the first `fraction` of each head, in pairs (i, i + half)."""
 
     theta: float = 10000.0
     fraction: float = 1.0
-    scaling: LinearScaling | Banded | None = None
+    scaling: LinearScaling | BandedScaling | None = None
 
     mechanism: ClassVar[str] = "rotation"
 
@@ -65,7 +66,7 @@ class RotaryPositions(nn.Module):
         self.spec, self.rotary_width = spec, int(head_width * spec.fraction)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of every token's angles: two `[N, 1, turned]`, always in fp32."""
+        """Return cosine and sine of the angles, `[N, 1, rotary width]` each, in fp32."""
         steps = torch.arange(0, self.rotary_width, 2, device=positions.device, dtype=torch.float32) / self.rotary_width
         frequencies = 1.0 / (self.spec.theta**steps)
         if self.spec.scaling is not None:
@@ -76,10 +77,10 @@ class RotaryPositions(nn.Module):
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the heads `[N, H, D]`; channels beyond the turned ones pass through."""
+    """Rotate heads `[N, H, D]`; channels beyond the rotary width are unchanged."""
     cos, sin = (part.to(x.dtype) for part in rotation)
-    turned = cos.shape[-1]
-    head, rest = x[..., :turned], x[..., turned:]
+    width = cos.shape[-1]
+    head, rest = x[..., :width], x[..., width:]
     first, second = head.chunk(2, dim=-1)
     head = head * cos + torch.cat((-second, first), dim=-1) * sin
     return head if not rest.shape[-1] else torch.cat((head, rest), dim=-1)

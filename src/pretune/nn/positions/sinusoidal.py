@@ -1,4 +1,4 @@
-"""Sinusoidal positions (Vaswani et al., 2017): sines and cosines of geometric wavelengths, nothing learned."""
+"""Sinusoidal positions (Vaswani et al., 2017): sines and cosines of geometric wavelengths."""
 
 import math
 from typing import ClassVar
@@ -11,7 +11,7 @@ from pretune.core.config import spec
 
 @spec
 class Sinusoidal:
-    """Even channels are sines, odd ones cosines, of wavelengths from 2 pi to `base` x 2 pi."""
+    """Sines (even channels) and cosines (odd channels) with wavelengths from 2 pi to `base` x 2 pi."""
 
     base: float = 10000.0
 
@@ -34,6 +34,6 @@ class SinusoidalPositions(nn.Module):
         self.base, self.width = spec.base, width
 
     def forward(self, positions: Tensor) -> Tensor:
-        even = torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float32)
-        angle = positions[:, None].float() * torch.exp(even * (-math.log(self.base) / self.width))
+        channels = torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float32)
+        angle = positions[:, None].float() * torch.exp(channels * (-math.log(self.base) / self.width))
         return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)[:, : self.width]

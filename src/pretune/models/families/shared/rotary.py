@@ -18,7 +18,7 @@ from pretune.models.hf.checks import (
 )
 from pretune.models.hf.config import CustomKey, FixedKey
 from pretune.models.spec import Model
-from pretune.nn.positions import Banded, LinearScaling, Rotary
+from pretune.nn.positions import BandedScaling, LinearScaling, Rotary
 
 ROPE_SCALINGS = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 """Supported values of rope_type and the numbers each requires; `llama3` also takes the original length."""
@@ -66,7 +66,7 @@ def build_rope_key(theta: float = 10000.0, fraction: float = 1.0, old_names: tup
             parameters["partial_rotary_factor"] = rotary.fraction
         if isinstance(rotary.scaling, LinearScaling):
             parameters |= {"rope_type": "linear", "factor": rotary.scaling.factor}
-        elif isinstance(rotary.scaling, Banded):
+        elif isinstance(rotary.scaling, BandedScaling):
             parameters |= {
                 "rope_type": "llama3",
                 "factor": rotary.scaling.factor,
@@ -84,7 +84,7 @@ def _check_rope_type(key: str, value: Any) -> str:
     return str(check_choice(key, value, {name: name for name in ROPE_SCALINGS}))
 
 
-def _read_scaling(kind: str, get: Callable[[str, Check], Any], context: int) -> LinearScaling | Banded | None:
+def _read_scaling(kind: str, get: Callable[[str, Check], Any], context: int) -> LinearScaling | BandedScaling | None:
     numbers = {name: get(name, check_positive) for name in ROPE_SCALINGS[kind]}
     for name, value in numbers.items():
         if value is None:
@@ -93,7 +93,7 @@ def _read_scaling(kind: str, get: Callable[[str, Check], Any], context: int) -> 
         return LinearScaling(factor=numbers["factor"])
     if kind == "default":
         return None
-    return Banded(
+    return BandedScaling(
         factor=numbers["factor"],
         low=numbers["low_freq_factor"],
         high=numbers["high_freq_factor"],
