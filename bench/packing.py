@@ -32,12 +32,12 @@ from pretune.data.pairs import SegmentPairs
 from pretune.data.plan import build_plan
 from pretune.data.ragged import Ints, compute_offsets
 from pretune.data.samples import Blocks, Documents, Sentences
-from pretune.data.sequence_template import A, B, SequenceTemplate
+from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
 from pretune.data.stream import BatchStream, compute_row_lengths
 
-FRAME = SequenceTemplate(single=((1, 0), (A, 0), (2, 0)), pair=((1, 0), (A, 0), (2, 0), (B, 1), (2, 1)))
+FRAME = SequenceTemplate(single=((1, 0), (TEXT_A, 0), (2, 0)), pair=((1, 0), (TEXT_A, 0), (2, 0), (TEXT_B, 1), (2, 1)))
 TOKENS = 65_536
 FILES = ("wikinews-en/train.txt.xz", "wikipedia-en/train-00.txt.xz", "books-en/train-00.txt.xz")
 SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+")

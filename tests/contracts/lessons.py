@@ -21,7 +21,7 @@ from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.parallel import double_template
 from pretune.data.ragged import Bools, Ints, spread
-from pretune.data.sequence_template import B, SequenceTemplate
+from pretune.data.sequence_template import TEXT_B, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.models import trained_model
 from pretune.models.catalog import resolve
@@ -210,7 +210,7 @@ class Setting:
             sentences=self.objective.sentences,
             segments=(pairs and not apart) or frame.has_segments,
         )
-        ahead = frame.special_count if apart else [token for token, _ in frame.pair].index(B) - 1
+        ahead = frame.special_count if apart else [token for token, _ in frame.pair].index(TEXT_B) - 1
         number = np.arange(len(length)) * 7 + seed * 1000
         labels = np.where(second > 0, number // 7 % 2, IGNORE_INDEX) if pairs and not apart else None
         sides = np.where(second > 0, length - second + ahead, 0) if pairs else None

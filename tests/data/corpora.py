@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pretune.data.epoch_order import EpochOrder
 from pretune.data.mixing import SourceMixture
 from pretune.data.samples import Samples
-from pretune.data.sequence_template import A, B, SequenceTemplate
+from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
 
@@ -21,11 +21,11 @@ CLS, SEP = 1_000_001, 1_000_002
 FRAMES = {
     "none": SequenceTemplate(),
     "around": SequenceTemplate(
-        single=((CLS, 0), (A, 0), (SEP, 0)), pair=((CLS, 0), (A, 0), (SEP, 0), (B, 1), (SEP, 1))
+        single=((CLS, 0), (TEXT_A, 0), (SEP, 0)), pair=((CLS, 0), (TEXT_A, 0), (SEP, 0), (TEXT_B, 1), (SEP, 1))
     ),
-    "after": SequenceTemplate(single=((A, 0), (SEP, 0)), pair=((A, 0), (B, 0), (SEP, 0))),
+    "after": SequenceTemplate(single=((TEXT_A, 0), (SEP, 0)), pair=((TEXT_A, 0), (TEXT_B, 0), (SEP, 0))),
     "behind": SequenceTemplate(
-        single=((A, 0), (SEP, 0), (CLS, 2)), pair=((A, 0), (SEP, 0), (B, 1), (SEP, 1), (CLS, 2))
+        single=((TEXT_A, 0), (SEP, 0), (CLS, 2)), pair=((TEXT_A, 0), (SEP, 0), (TEXT_B, 1), (SEP, 1), (CLS, 2))
     ),
 }
 Document = list[int]

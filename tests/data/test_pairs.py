@@ -104,7 +104,7 @@ def test_every_epoch_breaks_others() -> None:
         again = every(samples, 0, 0)
 
         def partners(draws: Any) -> list[int]:
-            return [int(n) for n in draws.seconds[np.argsort(draws.samples)]]
+            return [int(n) for n in draws.partners[np.argsort(draws.samples)]]
 
         assert partners(one) == partners(again)
         agree = np.mean(np.array(partners(one)) == np.array(partners(two)))

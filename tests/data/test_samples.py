@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pretune.core.errors import DataError, UsageError
 from pretune.data.pairs import SegmentPairs
 from pretune.data.samples import Blocks, Documents, Samples, Sentences, check_enough_tokens
-from pretune.data.sequence_template import A, B, SequenceTemplate
+from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
 from tests.data.corpora import CLS, FRAMES, SEP, bits, documents, every, opened, split, texts
@@ -105,7 +105,7 @@ def test_blocks(given: list[list[int]], frame: str, limit: int, full: int) -> No
     stream, position = [], 0
     for size in filter(None, map(sum, given)):
         inside = list(range(position, position + size))
-        stream += [token for piece, _ in FRAMES[frame].single for token in (inside if piece == A else [piece])]
+        stream += [token for piece, _ in FRAMES[frame].single for token in (inside if piece == TEXT_A else [piece])]
         position += size
     with opened(given, full=full) as shards:
         cut = cut_all(Blocks(length=limit).open(shards, FRAMES[frame]))
@@ -171,7 +171,9 @@ def test_samples_travel_without_their_tables(kind: str) -> None:
         assert split(cut_all(pickle.loads(sent))) == split(cut_all(samples))
 
 
-@pytest.mark.parametrize("frame", [{"single": ((1, 0),)}, {"single": ((A, 0), (A, 0))}, {"pair": ((B, 0), (A, 0))}])
+@pytest.mark.parametrize(
+    "frame", [{"single": ((1, 0),)}, {"single": ((TEXT_A, 0), (TEXT_A, 0))}, {"pair": ((TEXT_B, 0), (TEXT_A, 0))}]
+)
 def test_frames_without_their_text(frame: Any) -> None:
     with pytest.raises(UsageError, match=next(iter(frame))):
         SequenceTemplate(**frame)

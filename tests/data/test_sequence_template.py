@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.data.samples import Documents
-from pretune.data.sequence_template import A, B, SequencePieces, SequenceTemplate
+from pretune.data.sequence_template import TEXT_A, TEXT_B, SequencePieces, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.text.styles import STYLES
 from pretune.text.templates import TokenTemplate
@@ -79,7 +79,7 @@ def test_samples_of_a_tokenizer(kind: str, style: str) -> None:
 
 def test_an_end_is_put_where_the_layout_is_open() -> None:
     assert SequenceTemplate.from_template(TEMPLATES["endoftext"], end=9) == SequenceTemplate(
-        single=((A, 0), (9, 0)), pair=((A, 0), (B, 0), (9, 0))
+        single=((TEXT_A, 0), (9, 0)), pair=((TEXT_A, 0), (TEXT_B, 0), (9, 0))
     )
     for style in ("cls-sep", "cls-sep-pieces", "s-mask", "sentinels", "cls-last"):
         assert SequenceTemplate.from_template(TEMPLATES[style], end=9) == SequenceTemplate.from_template(

@@ -144,7 +144,7 @@ def test_it_travels_light(tmp_path: Path) -> None:
     shards = Shards.open(write(tmp_path, [[5] * 1000]))
     sent = pickle.dumps(shards)
     assert len(sent) < 500
-    assert pickle.loads(sent).tokens(0, 5000).tolist() == list(range(5000))
+    assert pickle.loads(sent).read_tokens(0, 5000).tolist() == list(range(5000))
 
 
 def truncate(file: Path) -> None:

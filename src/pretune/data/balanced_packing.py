@@ -29,9 +29,9 @@ def balanced_fit(
     rows, out = 0, np.empty(len(code), dtype=np.int64)
     for start in range(0, len(code), size):
         part = slice(start, start + size)
-        found = _pack_codes(code[part], room, source_room, max_sequences, tries)
-        out[part] = rows + found
-        rows += int(found.max()) + 1
+        part_rows = _pack_codes(code[part], room, source_room, max_sequences, tries)
+        out[part] = rows + part_rows
+        rows += int(part_rows.max()) + 1
     return out
 
 
@@ -39,55 +39,71 @@ def _pack_codes(code: Ints, room: int, source_room: int, max_sequences: int, tri
     """The row of each sequence, given its two lengths as one number."""
     values, whose, left = np.unique(code, return_inverse=True, return_counts=True)
     # In units of which a row has equally many on both sides.
-    a, b = values // (source_room + 1) * source_room, values % (source_room + 1) * room
-    kinds = np.lexsort((-b, -a, -np.maximum(a, b)))
-    a, b, left = a[kinds], b[kinds], left[kinds]
+    target_sizes, source_sizes = values // (source_room + 1) * source_room, values % (source_room + 1) * room
+    kinds = np.lexsort((-source_sizes, -target_sizes, -np.maximum(target_sizes, source_sizes)))
+    target_sizes, source_sizes, left = target_sizes[kinds], source_sizes[kinds], left[kinds]
     places: list[list[int]] = [[] for _ in values]  # by kind: the rows that take one
     rows = 0
     while len(kinds):
-        pattern = _find_pattern(a, b, left, room * source_room, max_sequences, tries)
+        pattern = _find_pattern(target_sizes, source_sizes, left, room * source_room, max_sequences, tries)
         uses = min(int(left[kind]) // times for kind, times in pattern.items())
         for kind, times in pattern.items():
             places[kinds[kind]] += list(range(rows, rows + uses)) * times
             left[kind] -= uses * times
         rows += uses
-        some = left > 0
-        kinds, a, b, left = kinds[some], a[some], b[some], left[some]
+        is_left = left > 0
+        kinds, target_sizes, source_sizes, left = (
+            kinds[is_left],
+            target_sizes[is_left],
+            source_sizes[is_left],
+            left[is_left],
+        )
     out = np.empty(len(code), dtype=np.int64)
-    out[np.argsort(whose, kind="stable")] = [row for found in places for row in found]
+    out[np.argsort(whose, kind="stable")] = [row for row_list in places for row in row_list]
     return out
 
 
-def _find_pattern(a: Ints, b: Ints, remaining: Ints, capacity: int, max_sequences: int, tries: int) -> dict[int, int]:
+def _find_pattern(
+    target_sizes: Ints, source_sizes: Ints, remaining: Ints, capacity: int, max_sequences: int, tries: int
+) -> dict[int, int]:
     """The kinds that fill a row, beginning with the first, and how often each does."""
     x, y = (
-        capacity - a - a[0],
-        capacity - b - b[0],
+        capacity - target_sizes - target_sizes[0],
+        capacity - source_sizes - source_sizes[0],
     )  # what is left of the row after the first, and each of them as the second
     if remaining[0] == 1:
         x[0] = -1
     rest = _compute_slack(x, y, capacity)
     seconds = np.argsort(rest, kind="stable") if tries > 1 else np.array([rest.argmin()])
-    best, least = {0: 1}, capacity + 1
+    best, min_empty = {0: 1}, capacity + 1
     for place in (2**number - 1 for number in range(tries)):  # near ones, and some that are far
         if max_sequences < 2 or place >= len(seconds) or rest[seconds[place]] > capacity:
             break
-        pattern, empty = _fill_row(int(seconds[place]), a, b, remaining, capacity, max_sequences, x.copy(), y.copy())
-        if empty < least:
-            best, least = pattern, empty
+        pattern, empty = _fill_row(
+            int(seconds[place]), target_sizes, source_sizes, remaining, capacity, max_sequences, x.copy(), y.copy()
+        )
+        if empty < min_empty:
+            best, min_empty = pattern, empty
     return best
 
 
 def _fill_row(
-    kind: int, a: Ints, b: Ints, remaining: Ints, capacity: int, max_sequences: int, x: Ints, y: Ints
+    kind: int,
+    target_sizes: Ints,
+    source_sizes: Ints,
+    remaining: Ints,
+    capacity: int,
+    max_sequences: int,
+    x: Ints,
+    y: Ints,
 ) -> tuple[dict[int, int], int]:
     """A row of the first kind and a second one, filled up, and what stays empty on the side that is less full."""
     pattern, empty = {0: 1}, capacity
     for _ in range(max_sequences - 1):
         empty = int(max(x[kind], y[kind]))
         pattern[kind] = pattern.get(kind, 0) + 1
-        x -= a[kind]
-        y -= b[kind]
+        x -= target_sizes[kind]
+        y -= source_sizes[kind]
         if pattern[kind] == remaining[kind]:
             x[kind] = -1  # there is no more of it
         rest = _compute_slack(x, y, capacity)

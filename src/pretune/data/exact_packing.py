@@ -62,7 +62,7 @@ def exact_fit(lengths: Ints, room: int, max_sequences: int, order: PackingOrder 
     present = [length for length in range(room, 0, -1) if left[length]]
     starts = sorted(present, key=lambda length: order.start_key(length, room), reverse=True)
     rows = patterns = 0
-    asked: list[int] = []
+    fillers: list[int] = []
     while starts:
         seed = starts[-1]
         if not left[seed]:
@@ -70,10 +70,10 @@ def exact_fit(lengths: Ints, room: int, max_sequences: int, order: PackingOrder 
             continue
         if patterns % _REFRESH_EVERY == 0:
             present = [length for length in present if left[length]]
-            asked = sorted(present, key=lambda length: order.fill_key(length, room, left[length]))
+            fillers = sorted(present, key=lambda length: order.fill_key(length, room, left[length]))
         patterns += 1
         left[seed] -= 1
-        pattern = [seed, *_find_best_sum(left, asked, room - seed)[: max_sequences - 1]]
+        pattern = [seed, *_find_best_sum(left, fillers, room - seed)[: max_sequences - 1]]
         left[seed] += 1
         times = {length: pattern.count(length) for length in pattern}
         uses = min(left[length] // count for length, count in times.items())
@@ -82,27 +82,27 @@ def exact_fit(lengths: Ints, room: int, max_sequences: int, order: PackingOrder 
             left[length] -= uses * count
         rows += uses
     out = np.empty(len(lengths), dtype=np.int64)
-    out[np.argsort(lengths, kind="stable")] = [row for found in places for row in found]
+    out[np.argsort(lengths, kind="stable")] = [row for row_list in places for row in row_list]
     return out
 
 
 def _find_best_sum(remaining: list[int], lengths: list[int], room: int) -> list[int]:
     """Lengths out of a histogram, tried in the order given, with the largest sum that `free` allows."""
-    within, goal = (1 << room + 1) - 1, 1 << room
-    reached = 1  # bit s: the lengths so far can sum to s
+    in_room, goal = (1 << room + 1) - 1, 1 << room
+    sums = 1  # bit s: the lengths so far can sum to s
     steps: list[tuple[int, int]] = []  # a length that was added, and what was reached without it
     for length in lengths:
         for _ in range(min(remaining[length], room // length)):
-            more = (reached | reached << length) & within
-            if more == reached:
+            new_sums = (sums | sums << length) & in_room
+            if new_sums == sums:
                 break
-            steps.append((length, reached))
-            reached = more
-        if reached & goal:
+            steps.append((length, sums))
+            sums = new_sums
+        if sums & goal:
             break
-    found, total = [], reached.bit_length() - 1
-    for length, before in reversed(steps):
-        if not before >> total & 1:
-            found.append(length)
+    chosen_lengths, total = [], sums.bit_length() - 1
+    for length, old_sums in reversed(steps):
+        if not old_sums >> total & 1:
+            chosen_lengths.append(length)
             total -= length
-    return sorted(found, reverse=True)
+    return sorted(chosen_lengths, reverse=True)

@@ -47,9 +47,11 @@ class _SideLayout:
     def __init__(self, sequences: Sequences, row: Ints, rows: int, room: int, max_sequences: int | None) -> None:
         lengths = sequences.lengths
         counts = np.bincount(row, minlength=rows)  # sequences of each row
-        used = np.diff(compute_offsets(lengths)[compute_offsets(counts)])  # tokens of each row
-        if int(used.max()) > room:
-            raise UsageError(f"row {int(used.argmax())} would have {int(used.max())} tokens; it holds {room}")
+        token_counts = np.diff(compute_offsets(lengths)[compute_offsets(counts)])  # tokens of each row
+        if int(token_counts.max()) > room:
+            raise UsageError(
+                f"row {int(token_counts.argmax())} would have {int(token_counts.max())} tokens; it holds {room}"
+            )
         if max_sequences is not None and int(counts.max()) > max_sequences:
             raise UsageError(
                 f"row {int(counts.argmax())} would have {int(counts.max())} sequences; it holds {max_sequences}"
@@ -60,7 +62,7 @@ class _SideLayout:
         filler = np.cumsum(counts) + np.arange(rows)
         size = np.zeros(self.cells, dtype=np.int64)  # [C] tokens of each cell
         size[self.cell] = lengths
-        size[filler] = room - used
+        size[filler] = room - token_counts
         self.size = size
         owner = np.full(self.cells, -1, dtype=np.int64)
         owner[self.cell] = self.cell
@@ -108,14 +110,14 @@ class _SideLayout:
         return torch.from_numpy(out)
 
     def _build_targets(self, labels: Ints, slots: int | None) -> Targets:
-        placed = self._spread(labels, IGNORE_INDEX)
-        found = np.flatnonzero(placed != IGNORE_INDEX)
+        placed_labels = self._spread(labels, IGNORE_INDEX)
+        positions = np.flatnonzero(placed_labels != IGNORE_INDEX)
         if slots is None:
-            slots = len(found)
-        if len(found) > slots:
-            raise UsageError(f"{len(found)} targets in a batch that has room for {slots}; raise its target slots")
+            slots = len(positions)
+        if len(positions) > slots:
+            raise UsageError(f"{len(positions)} targets in a batch that has room for {slots}; raise its target slots")
         index, values = np.zeros(slots, dtype=np.int64), np.full(slots, IGNORE_INDEX, dtype=np.int64)
-        index[: len(found)], values[: len(found)] = found, placed[found]
+        index[: len(positions)], values[: len(positions)] = positions, placed_labels[positions]
         return Targets(index=torch.from_numpy(index), labels=torch.from_numpy(values))
 
 
@@ -149,24 +151,26 @@ def batch(
     if (sequences is None) == (target is None) or (source is None) != (target is None):
         raise UsageError("batch takes either sequences, or source and target together")
     first: Sequence[Tokens] = sequences if target is None else target  # type: ignore[assignment]
-    read = _compute_lengths(first, "sequence" if target is None else "target")
-    given = read if source is None else _compute_lengths(source, "source")
-    if len(given) != len(read):
-        raise UsageError(f"batch got {len(given)} source sequences and {len(read)} target sequences; they go in pairs")
-    room = int(read.max()) if row is None else row
-    source_room = room if source is None else int(given.max())
-    if int(read.max()) > room:
-        raise UsageError(f"sequence {int(read.argmax())} has {int(read.max())} tokens; a row holds {room}")
-    place = _next_fit(read, given, room, source_room)
+    lengths = _compute_lengths(first, "sequence" if target is None else "target")
+    source_lengths = lengths if source is None else _compute_lengths(source, "source")
+    if len(source_lengths) != len(lengths):
+        raise UsageError(
+            f"batch got {len(source_lengths)} source sequences and {len(lengths)} target sequences; they go in pairs"
+        )
+    room = int(lengths.max()) if row is None else row
+    source_room = room if source is None else int(source_lengths.max())
+    if int(lengths.max()) > room:
+        raise UsageError(f"sequence {int(lengths.argmax())} has {int(lengths.max())} tokens; a row holds {room}")
+    place = _next_fit(lengths, source_lengths, room, source_room)
     flat = Sequences(
-        tokens=_flatten(first, read, "tokens"),
-        offsets=compute_offsets(read),
-        segments=None if segments is None else _flatten(segments, read, "segments"),
-        targets=None if labels is None else _flatten(labels, read, "labels"),
-        prefix=None if prefix is None else _check_prefix(prefix, read),
+        tokens=_flatten(first, lengths, "tokens"),
+        offsets=compute_offsets(lengths),
+        segments=None if segments is None else _flatten(segments, lengths, "segments"),
+        targets=None if labels is None else _flatten(labels, lengths, "labels"),
+        prefix=None if prefix is None else _check_prefix(prefix, lengths),
         source=None
         if source is None
-        else Sequences(tokens=_flatten(source, given, "tokens"), offsets=compute_offsets(given)),
+        else Sequences(tokens=_flatten(source, source_lengths, "tokens"), offsets=compute_offsets(source_lengths)),
     )
     shape = BatchShape(rows=int(place[-1]) + 1, length=room, source=None if source is None else source_room)
     return lay_out(flat, place, shape)
@@ -183,12 +187,12 @@ def _compute_lengths(sequences: Sequence[Tokens], name: str) -> Ints:
 
 def _next_fit(lengths: Ints, source_lengths: Ints, room: int, source_room: int) -> Ints:
     """The row of each sequence: the one before's if both sides have room, or the next."""
-    rows, row, used, source_used = [], 0, 0, 0
+    rows, row, used_tokens, source_used = [], 0, 0, 0
     for length, source_length in zip(lengths.tolist(), source_lengths.tolist(), strict=True):
-        if used + length > room or source_used + source_length > source_room:
+        if used_tokens + length > room or source_used + source_length > source_room:
             row += 1
-            used = source_used = 0
-        used += length
+            used_tokens = source_used = 0
+        used_tokens += length
         source_used += source_length
         rows.append(row)
     return np.asarray(rows, dtype=np.int64)
@@ -217,6 +221,6 @@ def _check_prefix(values: Sequence[int], lengths: Ints) -> Ints:
     return np.asarray(values, dtype=np.int64)
 
 
-def _check_count(count: int, expected: int, name: str) -> None:
-    if count != expected:
-        raise UsageError(f"batch got {name} of {count} sequences for {expected}")
+def _check_count(count: int, sequences: int, name: str) -> None:
+    if count != sequences:
+        raise UsageError(f"batch got {name} of {count} sequences for {sequences}")

@@ -51,16 +51,16 @@ class LengthSchedule:
         [(0, 900, 128, 512), (900, 1000, 512, 128)]
         """
         stages: list[LengthStage] = []
-        done = 0.0
+        share = 0.0
         for phase in self.phases:
             first = stages[-1].last if stages else 0
-            done += phase.share
+            share += phase.share
             rows = tokens // phase.length // multiple * multiple
             if not rows:
                 raise UsageError(
                     f"{tokens} tokens per step are less than {multiple} rows of {phase.length}; raise them"
                 )
-            stages.append(LengthStage(first, min(round(done * steps), steps), phase.length, rows))
+            stages.append(LengthStage(first, min(round(share * steps), steps), phase.length, rows))
         return (*stages[:-1], stages[-1]._replace(last=steps))
 
     def find_stage(self, step: int, *, steps: int, tokens: int, multiple: int = 1) -> LengthStage:

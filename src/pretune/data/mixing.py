@@ -32,12 +32,12 @@ class WeightedMixing:
 
     def compute_shares(self, sizes: Floats, counts: Ints | None = None) -> Floats:
         """The weights, of sum 1."""
-        given = np.array(self.weights, dtype=np.float64)
-        if len(given) != len(sizes):
-            raise UsageError(f"{len(given)} weights for {len(sizes)} sources; give one for each")
-        if not (np.isfinite(given).all() and (given >= 0).all() and given.sum() > 0):
+        weights = np.array(self.weights, dtype=np.float64)
+        if len(weights) != len(sizes):
+            raise UsageError(f"{len(weights)} weights for {len(sizes)} sources; give one for each")
+        if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
             raise UsageError(f"weights are numbers of 0 or more, at least one above 0; found {self.weights}")
-        return np.asarray(given / given.sum())
+        return np.asarray(weights / weights.sum())
 
 
 @spec(kind="smoothed")
@@ -53,8 +53,8 @@ class SmoothedMixing:
     def compute_shares(self, sizes: Floats, counts: Ints | None = None) -> Floats:
         """Those of sources of some sizes, of sum 1; nothing stays nothing."""
         parts = sizes / max(sizes.sum(), 1)
-        raised = np.where(parts > 0, parts**self.alpha, 0)
-        return np.asarray(raised / max(raised.sum(), 1e-300))
+        powers = np.where(parts > 0, parts**self.alpha, 0)
+        return np.asarray(powers / max(powers.sum(), 1e-300))
 
 
 @spec(kind="limited")
@@ -109,33 +109,35 @@ class SourceMixture:
         quotas = np.rint(counts * shares * sizes.sum() / np.maximum(sizes, 1)).astype(np.int64)
         quotas = np.where(shares > 0, np.maximum(quotas, 1), 0)
         order = np.argsort(sources, kind="stable")
-        seen = quotas * sizes / np.maximum(counts, 1)
+        token_counts = quotas * sizes / np.maximum(counts, 1)
         return cls(
-            groups=tuple(np.split(order, np.cumsum(counts)[:-1])), quotas=quotas, shares=seen / max(seen.sum(), 1)
+            groups=tuple(np.split(order, np.cumsum(counts)[:-1])),
+            quotas=quotas,
+            shares=token_counts / max(token_counts.sum(), 1),
         )
 
     def draw_order(self, seed: int, round: int) -> EpochOrder:
         """What one round reads, in order."""
         samples, epochs = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
         for group, quota in zip(self.groups, self.quotas.tolist(), strict=True):
-            done, end = round * quota, (round + 1) * quota
-            while done < end:  # through one epoch of this source after another
-                epoch, at = divmod(done, len(group))
-                some = shuffle_by_key(seed, Purpose.ORDER, epoch, group)[at : at + end - done]
-                samples.append(some)
-                epochs.append(np.full(len(some), epoch))
-                done += len(some)
-        found = EpochOrder(seed=seed, round=round, samples=np.concatenate(samples), epochs=np.concatenate(epochs))
+            position, end = round * quota, (round + 1) * quota
+            while position < end:  # through one epoch of this source after another
+                epoch, offset = divmod(position, len(group))
+                selection = shuffle_by_key(seed, Purpose.ORDER, epoch, group)[offset : offset + end - position]
+                samples.append(selection)
+                epochs.append(np.full(len(selection), epoch))
+                position += len(selection)
+        order = EpochOrder(seed=seed, round=round, samples=np.concatenate(samples), epochs=np.concatenate(epochs))
         if len(self.groups) == 1:
-            return found
-        return found.take(shuffle_by_key(seed, Purpose.ROUND, round, np.arange(len(found))))
+            return order
+        return order.take(shuffle_by_key(seed, Purpose.ROUND, round, np.arange(len(order))))
 
     def compute_rates(self) -> Floats:
         """[n] how often a round reads each sample, on average."""
-        found = np.zeros(sum(map(len, self.groups)))
+        rates = np.zeros(sum(map(len, self.groups)))
         for group, quota in zip(self.groups, self.quotas, strict=True):
-            found[group] = quota / max(len(group), 1)
-        return found
+            rates[group] = quota / max(len(group), 1)
+        return rates
 
     def count_epochs(self, rounds: float) -> Floats:
         """[G] how often each source has been read after some rounds."""

@@ -41,24 +41,24 @@ def pack(
     >>> pack(np.array([5, 2, 4, 3, 2]), 8).tolist()
     [0, 1, 1, 0, 1]
     """
-    found = best_fit(lengths, room, max_sequences=max_sequences, source=source, source_room=source_room)
-    needed = max(int(lengths.sum()) / room, len(lengths) / (max_sequences or room))
+    rows = best_fit(lengths, room, max_sequences=max_sequences, source=source, source_room=source_room)
+    min_rows = max(int(lengths.sum()) / room, len(lengths) / (max_sequences or room))
     ways: list[tuple[float, Callable[[], Ints]]] = []
     if source is not None and source_room is not None:
-        needed = max(needed, int(source.sum()) / source_room)
-        even = partial(balanced_fit, lengths, room, source, source_room, max_sequences or room)
-        ways = [(MIN_GAP_SHARE, even), (WIDE_GAP_SHARE, partial(even, tries=8))]
+        min_rows = max(min_rows, int(source.sum()) / source_room)
+        balance = partial(balanced_fit, lengths, room, source, source_room, max_sequences or room)
+        ways = [(MIN_GAP_SHARE, balance), (WIDE_GAP_SHARE, partial(balance, tries=8))]
     elif room <= MAX_EXACT_ROW:
         ways = [
             (MIN_GAP_SHARE, partial(exact_fit, lengths, room, max_sequences or room, way)) for way in PACKING_ORDERS
         ]
     for gaps, way in ways:
-        if found.max(initial=-1) + 1 <= (1 + gaps) * needed + 1:
+        if rows.max(initial=-1) + 1 <= (1 + gaps) * min_rows + 1:
             break
-        other = way()
-        if other.max() < found.max():
-            found = other
-    return found
+        new_rows = way()
+        if new_rows.max() < rows.max():
+            rows = new_rows
+    return rows
 
 
 def best_fit(
@@ -71,20 +71,24 @@ def best_fit(
 ) -> Ints:
     """`pack`, by best-fit decreasing alone."""
     _check_lengths(lengths, room, "tokens")
-    other, other_room = np.zeros_like(lengths), 0
+    other_lengths, other_room = np.zeros_like(lengths), 0
     if source is not None and source_room is not None:
         _check_lengths(source, source_room, "source tokens")
-        other, other_room = source, source_room
+        other_lengths, other_room = source, source_room
         if int(source.sum()) * room > int(lengths.sum()) * source_room:
-            lengths, room, other, other_room = source, source_room, lengths, room
+            lengths, room, other_lengths, other_room = source, source_room, lengths, room
     # The larger of the two shares of a row decides what comes first; without a second side that is the length.
-    size = np.maximum(lengths * max(other_room, 1), other * room)
-    order = np.lexsort((-other, -lengths, -size))
-    a, b = lengths[order], other[order]
-    starts = np.flatnonzero(np.append(True, (np.diff(a) != 0) | (np.diff(b) != 0))[: len(order)])
+    size = np.maximum(lengths * max(other_room, 1), other_lengths * room)
+    order = np.lexsort((-other_lengths, -lengths, -size))
+    sorted_lengths, sorted_others = lengths[order], other_lengths[order]
+    starts = np.flatnonzero(
+        np.append(True, (np.diff(sorted_lengths) != 0) | (np.diff(sorted_others) != 0))[: len(order)]
+    )
     rows = _OpenRows(room, other_room, max_sequences or room, int(lengths.min(initial=room)))
     counts = np.diff(np.append(starts, len(order)))
-    for length, other_length, count in zip(a[starts].tolist(), b[starts].tolist(), counts.tolist(), strict=True):
+    for length, other_length, count in zip(
+        sorted_lengths[starts].tolist(), sorted_others[starts].tolist(), counts.tolist(), strict=True
+    ):
         rows.place(length, other_length, count)
     out = np.empty(len(lengths), dtype=np.int64)
     out[order] = np.repeat(rows.assigned_rows, rows.assigned_counts)
@@ -106,37 +110,37 @@ class _OpenRows:
         self._rows_by_room: list[dict[tuple[int, int], list[int]]] = [{} for _ in range(room + 1)]
         self._max_other_room = np.full(room + 1, -1)  # the most room on the other side among those
 
-    def place(self, a: int, b: int, count: int) -> None:
+    def place(self, length: int, other_length: int, count: int) -> None:
         """Place `count` sequences of lengths (a, b)."""
         while count:
-            fits = self._max_other_room[a:] >= b
+            fits = self._max_other_room[length:] >= other_length
             tightest = int(fits.argmax())
             if fits[tightest]:
-                left = a + tightest
-                here = self._rows_by_room[left]
-                key = min(key for key in here if key[0] >= b)
-                rows = here[key]
+                left = length + tightest
+                same_room = self._rows_by_room[left]
+                key = min(key for key in same_room if key[0] >= other_length)
+                rows = same_room[key]
             else:
                 left, key = self.capacity[0], self.capacity[1:]
                 rows = []
-            fit = min(left // a, key[0] // b if b else count, key[1], count)
+            fit = min(left // length, key[0] // other_length if other_length else count, key[1], count)
             need = -(-count // fit)
             if not rows:
-                taken = list(range(self.count, self.count + need))
+                row_ids = list(range(self.count, self.count + need))
                 self.count += need
             else:
-                taken = rows[-need:]
+                row_ids = rows[-need:]
                 del rows[-need:]
                 if not rows:
-                    del here[key]
-                    self._max_other_room[left] = max((room for room, _ in here), default=-1)
-            placed = min(count, len(taken) * fit)
-            rest = placed - (len(taken) - 1) * fit  # what the last of them takes
-            self.assigned_rows += taken
-            self.assigned_counts += [fit] * (len(taken) - 1) + [rest]
-            self._put(taken[:-1], left - fit * a, key[0] - fit * b, key[1] - fit)
-            self._put(taken[-1:], left - rest * a, key[0] - rest * b, key[1] - rest)
-            count -= placed
+                    del same_room[key]
+                    self._max_other_room[left] = max((room for room, _ in same_room), default=-1)
+            placed_count = min(count, len(row_ids) * fit)
+            rest = placed_count - (len(row_ids) - 1) * fit  # what the last of them takes
+            self.assigned_rows += row_ids
+            self.assigned_counts += [fit] * (len(row_ids) - 1) + [rest]
+            self._put(row_ids[:-1], left - fit * length, key[0] - fit * other_length, key[1] - fit)
+            self._put(row_ids[-1:], left - rest * length, key[0] - rest * other_length, key[1] - rest)
+            count -= placed_count
 
     def _put(self, rows: list[int], room: int, other_room: int, sequences_left: int) -> None:
         if rows and room >= self.min_length and sequences_left:
@@ -146,7 +150,7 @@ class _OpenRows:
 
 def _check_lengths(lengths: Ints, room: int, noun: str) -> None:
     if len(lengths) and int(lengths.max()) > room:
-        at = int(lengths.argmax())
-        raise UsageError(f"sample {at} may have {int(lengths.max())} {noun}; a row holds {room}: lower the limit")
+        index = int(lengths.argmax())
+        raise UsageError(f"sample {index} may have {int(lengths.max())} {noun}; a row holds {room}: lower the limit")
     if len(lengths) and int(lengths.min()) < 1:
         raise UsageError(f"sample {int(lengths.argmin())} may have {int(lengths.min())} {noun}; at least one is needed")

@@ -73,8 +73,8 @@ class SegmentPairSamples:
     def __post_init__(self) -> None:
         compute_text_room(self.kind.limit, self._room + 1)  # at least one token on each side
         if self.kind.broken == "other" and self.kind.share > 0 and len(self):
-            paired = self._table.document[self._table.second_length > 0]
-            if len(paired) and (paired == paired[0]).all():
+            documents = self._table.document[self._table.second_length > 0]
+            if len(documents) and (documents == documents[0]).all():
                 raise DataError(
                     f"{self.shards.directory}: next-sentence pairs need text of two documents, found one; "
                     "give more documents, or learn without such pairs (--objective masked)"
@@ -111,10 +111,10 @@ class SegmentPairSamples:
 
     def lengths(self, draws: EpochOrder | None = None) -> Ints:
         """How long each draw is, or each sample; whose second segment it reads makes no difference."""
-        which = slice(None) if draws is None else draws.samples
-        second = self._table.second_length[which]
+        index = slice(None) if draws is None else draws.samples
+        second = self._table.second_length[index]
         return (
-            self._table.first_length[which]
+            self._table.first_length[index]
             + second
             + np.where(second > 0, self.template.pair_special_count, self.template.special_count)
         )
@@ -130,36 +130,38 @@ class SegmentPairSamples:
 
     def assign_partners(self, draws: EpochOrder) -> EpochOrder:
         """Draw which pairs are broken, and from where each of those takes its second segment."""
-        paired = self._table.second_length[draws.samples] > 0
-        seconds, broken = draws.samples, np.zeros(len(draws), dtype=bool)
+        is_pair = self._table.second_length[draws.samples] > 0
+        seconds, is_broken = draws.samples, np.zeros(len(draws), dtype=bool)
         if self.kind.broken == "other":
             seconds = draws.samples.copy()
-            for takers, givers in self._iter_exchanges(draws, np.flatnonzero(paired)):
+            for takers, givers in self._iter_exchanges(draws, np.flatnonzero(is_pair)):
                 seconds[takers] = draws.samples[givers]
-                broken[takers] = True
+                is_broken[takers] = True
         else:
-            broken = paired & (
+            is_broken = is_pair & (
                 to_uniform(derive_keys(draws.seed, Purpose.BROKEN_PAIR, draws.epochs, draws.samples)) < self.kind.share
             )
         return replace(
-            draws, partners=seconds, labels=np.where(paired, np.where(broken, BROKEN_LABEL, INTACT_LABEL), IGNORE_INDEX)
+            draws,
+            partners=seconds,
+            labels=np.where(is_pair, np.where(is_broken, BROKEN_LABEL, INTACT_LABEL), IGNORE_INDEX),
         )
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
         """The sequences of settled draws."""
         if draws.partners is None or draws.labels is None:
             raise UsageError("these draws have no partners yet; settle them first")
-        table, which, others = self._table, draws.samples, draws.partners
+        table, samples, partners = self._table, draws.samples, draws.partners
         first, second = (
-            (table.start[which], table.first_length[which]),
+            (table.start[samples], table.first_length[samples]),
             (table.start + table.first_length, table.second_length),
         )
         swap = (draws.labels == BROKEN_LABEL) & (self.kind.broken == "swapped")
         pieces = self.template.wrap_pair(
-            np.where(swap, second[0][others], first[0]),
-            np.where(swap, second[1][others], first[1]),
-            np.where(swap, first[0], second[0][others]),
-            np.where(swap, first[1], second[1][others]),
+            np.where(swap, second[0][partners], first[0]),
+            np.where(swap, second[1][partners], first[1]),
+            np.where(swap, first[0], second[0][partners]),
+            np.where(swap, first[1], second[1][partners]),
         )
         return attach_sample_info(
             pieces.read(self.shards, words=words, sentences=sentences, segments=True), draws, self.sources
@@ -188,24 +190,24 @@ class SegmentPairSamples:
         if excess:
             rest = np.delete(np.arange(len(candidates)), np.flatnonzero(names == counts.argmax())[:excess])
             candidates, document, longest = candidates[rest], document[rest], longest - excess
-        mixed = derive_keys(draws.seed, Purpose.PARTNER, np.full(len(candidates), draws.round), document)
-        circle = candidates[np.argsort(mixed, kind="stable")]
+        keys = derive_keys(draws.seed, Purpose.PARTNER, np.full(len(candidates), draws.round), document)
+        circle = candidates[np.argsort(keys, kind="stable")]
         return circle, np.roll(circle, -longest - key % (len(circle) - 2 * longest + 1))
 
 
-def _draw_count(expected: float, key: int) -> int:
+def _draw_count(mean: float, key: int) -> int:
     """A whole number drawn so that its mean is as expected, but not 1, for it takes two to exchange."""
     chance = key / 2**64
-    return int(expected + chance) if expected >= 2 else 2 * (chance < expected / 2)
+    return int(mean + chance) if mean >= 2 else 2 * (chance < mean / 2)
 
 
 def _find_middle_sentences(sentences: Ints, start: Ints, length: Ints) -> Ints:
     """How far into each window the sentence nearest to its middle starts; all of it where none starts inside."""
     middle, end = start + length / 2, start + length
-    after = np.searchsorted(sentences, middle)
-    padded = np.concatenate(([-1], sentences, [np.iinfo(np.int64).max]))  # something before, something after
-    low, high = padded[after], padded[after + 1]
+    index = np.searchsorted(sentences, middle)
+    bounds = np.concatenate(([-1], sentences, [np.iinfo(np.int64).max]))  # something before, something after
+    low, high = bounds[index], bounds[index + 1]
     low_gap = np.where(low > start, middle - low, np.inf)
     high_gap = np.where(high < end, high - middle, np.inf)
-    found = np.where(low_gap <= high_gap, low, high)
-    return np.where(np.minimum(low_gap, high_gap) < np.inf, found - start, length)
+    nearest = np.where(low_gap <= high_gap, low, high)
+    return np.where(np.minimum(low_gap, high_gap) < np.inf, nearest - start, length)

@@ -20,7 +20,7 @@ from pretune.core.config import spec
 from pretune.data.epoch_order import EpochOrder, SampleLengths
 from pretune.data.ragged import Ints, split_windows
 from pretune.data.samples import attach_sample_info, compute_text_room, find_sources
-from pretune.data.sequence_template import A, B, SequenceTemplate
+from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
 
@@ -37,9 +37,11 @@ class ParallelPairs:
 
     def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "ParallelSamples":
         """The samples of some shards."""
-        around = template or SequenceTemplate()
+        base_template = template or SequenceTemplate()
         return ParallelSamples(
-            self, shards, around if self.apart is None else double_template(around, is_bare=self.apart == "bare")
+            self,
+            shards,
+            base_template if self.apart is None else double_template(base_template, is_bare=self.apart == "bare"),
         )
 
 
@@ -85,17 +87,17 @@ class ParallelSamples:
     @property
     def _first_special_count(self) -> int:
         """Special tokens of the first side."""
-        before = [token for token, _ in self.template.pair].index(B) - 1
-        return before if self.kind.apart is None else self.template.special_count
+        special_count = [token for token, _ in self.template.pair].index(TEXT_B) - 1
+        return special_count if self.kind.apart is None else self.template.special_count
 
     @cached_property
     def _table(self) -> _ParallelTable:
         starts, sides = self.shards.documents[:-1], self.shards.sides
         lengths = np.diff(self.shards.documents)
         # A pair is one window, of whatever length; others are cut as documents are.
-        one = np.where(sides > 0, np.minimum(lengths, 1), lengths)
+        window_lengths = np.where(sides > 0, np.minimum(lengths, 1), lengths)
         start, length, owner = split_windows(
-            starts, one, compute_text_room(self.kind.limit, self.template.special_count)
+            starts, window_lengths, compute_text_room(self.kind.limit, self.template.special_count)
         )
         first, second = trim_pair(
             sides[owner], (lengths - sides)[owner], compute_text_room(self.kind.limit, self.template.pair_special_count)
@@ -121,12 +123,12 @@ class ParallelSamples:
 
     def measure_sides(self, draws: EpochOrder | None = None) -> tuple[Ints, Ints]:
         """How long the sides of each are, special tokens included; the second is 0 where there is none."""
-        which = slice(None) if draws is None else draws.samples
-        first, second = self._table.first_length[which], self._table.second_length[which]
-        two, ahead = second > 0, self._first_special_count
+        index = slice(None) if draws is None else draws.samples
+        first, second = self._table.first_length[index], self._table.second_length[index]
+        two, first_special = second > 0, self._first_special_count
         return (
-            first + np.where(two, ahead, self.template.special_count),
-            np.where(two, second + self.template.pair_special_count - ahead, 0),
+            first + np.where(two, first_special, self.template.special_count),
+            np.where(two, second + self.template.pair_special_count - first_special, 0),
         )
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
@@ -138,18 +140,18 @@ class ParallelSamples:
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
         """The sequences of some draws, which know where their second sides begin."""
-        start, first, second, other = (column[draws.samples] for column in self._table)
+        start, first, second, second_start = (column[draws.samples] for column in self._table)
         segments = self.template.has_segments or self.kind.apart is None
-        pieces = self.template.wrap_pair(start, first, other, second)
-        made = pieces.read(self.shards, words=words, sentences=sentences, segments=segments)
+        pieces = self.template.wrap_pair(start, first, second_start, second)
+        sequences = pieces.read(self.shards, words=words, sentences=sentences, segments=segments)
         begin = np.where(second > 0, self.measure_sides(draws)[0], 0)
-        return attach_sample_info(replace(made, sides=begin), draws, self.sources)
+        return attach_sample_info(replace(sequences, sides=begin), draws, self.sources)
 
 
 def double_template(template: SequenceTemplate, *, is_bare: bool) -> SequenceTemplate:
     """A frame whose pair is two single texts, or one and the rest of another."""
-    second = [(B if token == A else token, segment) for token, segment in template.single]
-    opening = [token for token, _ in second].index(B) if is_bare else 0
+    second = [(TEXT_B if token == TEXT_A else token, segment) for token, segment in template.single]
+    opening = [token for token, _ in second].index(TEXT_B) if is_bare else 0
     return SequenceTemplate(single=template.single, pair=(*template.single, *second[opening:]))
 
 
@@ -160,5 +162,5 @@ def trim_pair(first: Ints, second: Ints, limit: int) -> tuple[Ints, Ints]:
     [[3, 7, 5, 2], [4, 2, 4, 7]]
     """
     half = limit // 2
-    kept = np.minimum(second, np.maximum(limit - first, half))
-    return np.minimum(first, limit - kept), kept
+    second_length = np.minimum(second, np.maximum(limit - first, half))
+    return np.minimum(first, limit - second_length), second_length

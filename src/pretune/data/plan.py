@@ -89,11 +89,11 @@ def build_plan(
     for part in (lengths, source):
         digest.update(b"-" if part is None else np.ascontiguousarray(part, dtype="<i8").data)
     folder = cache / f"plan-{digest.hexdigest()[:32]}"
-    found = _load(folder, shape.rows, len(lengths))
-    if found is None:
-        found = _pack_plan(lengths, shape, seed, epoch, source, window)
-        _save(folder, found)
-    return found
+    plan = _load(folder, shape.rows, len(lengths))
+    if plan is None:
+        plan = _pack_plan(lengths, shape, seed, epoch, source, window)
+        _save(folder, plan)
+    return plan
 
 
 def _pack_plan(
@@ -104,11 +104,13 @@ def _pack_plan(
     for start in range(0, len(lengths), window):
         part = slice(start, start + window)
         sides = None if source is None else source[part]
-        found = pack(lengths[part], shape.length, max_sequences=shape.sequences, source=sides, source_room=shape.source)
-        count = int(found.max()) + 1
+        window_rows = pack(
+            lengths[part], shape.length, max_sequences=shape.sequences, source=sides, source_room=shape.source
+        )
+        count = int(window_rows.max()) + 1
         place = np.empty(count, dtype=np.int64)
         place[shuffle_by_key(seed, Purpose.ROWS, epoch, np.arange(total, total + count)) - total] = np.arange(count)
-        rows[part] = total + place[found]
+        rows[part] = total + place[window_rows]
         total += count
     return PackingPlan(
         order=np.argsort(rows, kind="stable"),
@@ -126,12 +128,12 @@ def _compute_fill(lengths: Ints, rows: int, length: int) -> float:
 def _save(folder: Path, plan: PackingPlan) -> None:
     """Publish a plan at once; whoever comes second finds the first one's, which is the same."""
     try:
-        with atomic_directory(folder, overwrite=True) as made:  # over one that is damaged
+        with atomic_directory(folder, overwrite=True) as temporary:  # over one that is damaged
             for name in ("order", "starts"):
-                with NpyWriter(made / f"{name}.npy", "<i8") as file:
+                with NpyWriter(temporary / f"{name}.npy", "<i8") as file:
                     file.append(getattr(plan, name))
             facts = {"rows": len(plan.starts) - 1, "fill": plan.fill, "source_fill": plan.source_fill}
-            write_json(made / "plan.json", facts)
+            write_json(temporary / "plan.json", facts)
     except UsageError:
         if not folder.is_dir():
             raise

@@ -38,5 +38,5 @@ def split_windows(starts: Ints, lengths: Ints, limit: int) -> tuple[Ints, Ints, 
     """
     counts = -(-lengths // limit)
     owners = np.repeat(np.arange(len(lengths)), counts)
-    done = spread(np.zeros_like(counts), counts) * limit
-    return starts[owners] + done, np.minimum(lengths[owners] - done, limit), owners
+    window_starts = spread(np.zeros_like(counts), counts) * limit
+    return starts[owners] + window_starts, np.minimum(lengths[owners] - window_starts, limit), owners

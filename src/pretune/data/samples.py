@@ -18,7 +18,7 @@ from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
 from pretune.data.epoch_order import EpochOrder, SampleLengths
 from pretune.data.ragged import Ints, compute_offsets, split_windows, spread
-from pretune.data.sequence_template import A, SequencePieces, SequenceTemplate
+from pretune.data.sequence_template import TEXT_A, SequencePieces, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
 
@@ -53,10 +53,10 @@ class Samples(Protocol):
 
 def check_enough_tokens(samples: Samples, length: int) -> None:
     """Refuse text that does not fill one sequence of `length` tokens: to train on it is hardly what was meant."""
-    found = int(samples.lengths().sum())
-    if found < length:
+    tokens = int(samples.lengths().sum())
+    if tokens < length:
         raise DataError(
-            f"{samples.shards.directory}: split '{samples.shards.split}' has {found} tokens with the special ones, "
+            f"{samples.shards.directory}: split '{samples.shards.split}' has {tokens} tokens with the special ones, "
             f"less than one sequence of {length}; give more text, or lower the sequence length (--set "
             "data.max_length=N)"
         )
@@ -127,8 +127,8 @@ class RangeSamples:
     def _table(self) -> tuple[Ints, Ints]:
         starts = self.shards.documents[:-1] if isinstance(self.kind, Documents) else self.shards.sentences
         ends = np.append(starts[1:], len(self.shards))
-        found = split_windows(starts, ends - starts, compute_text_room(self.kind.limit, self.template.special_count))
-        return found[0], found[1]
+        windows = split_windows(starts, ends - starts, compute_text_room(self.kind.limit, self.template.special_count))
+        return windows[0], windows[1]
 
     @cached_property
     def sources(self) -> Ints:
@@ -152,8 +152,8 @@ class RangeSamples:
         """The sequences of some draws."""
         start, length = (column[draws.samples] for column in self._table)
         pieces = self.template.wrap(start, length)
-        made = pieces.read(self.shards, words=words, sentences=sentences, segments=self.template.has_segments)
-        return attach_sample_info(made, draws, self.sources)
+        sequences = pieces.read(self.shards, words=words, sentences=sentences, segments=self.template.has_segments)
+        return attach_sample_info(sequences, draws, self.sources)
 
 
 @dataclass(frozen=True)
@@ -203,9 +203,9 @@ class BlockSamples:
 
     def _count_special(self, positions: Ints) -> Ints:
         """How many special tokens come before some places: all that is not text."""
-        texts, ahead = self.shards.documents, [token for token, _ in self.template.single].index(A)
+        texts, opening = self.shards.documents, [token for token, _ in self.template.single].index(TEXT_A)
         document = np.minimum(np.searchsorted(self._document_starts, positions, side="right") - 1, len(texts) - 2)
-        inside = positions - self._document_starts[document] - ahead
+        inside = positions - self._document_starts[document] - opening
         return np.asarray(positions - texts[document] - np.clip(inside, 0, texts[document + 1] - texts[document]))
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
@@ -216,22 +216,22 @@ class BlockSamples:
         counts = np.searchsorted(self._document_starts, stop) - first  # documents that each block touches
         document = spread(first, counts)
         length = self.shards.documents[document + 1] - self.shards.documents[document]
-        whole, width = self.template.wrap(self.shards.documents[document], length), len(self.template.single)
+        document_pieces, width = self.template.wrap(self.shards.documents[document], length), len(self.template.single)
         # Every piece has its place in the stream; what lies outside the block is cut off.
-        size = whole.length * np.repeat(length > 0, width)
+        size = document_pieces.length * np.repeat(length > 0, width)
         ends = self._document_starts[document][:, None] + np.cumsum(size.reshape(-1, width), axis=1)
         place = ends.ravel() - size
         block = np.repeat(np.arange(len(draws)), counts * width)
         low, high = np.maximum(place, start[block]), np.minimum(place + size, stop[block])
         pieces = SequencePieces(
             counts=counts * width,
-            start=whole.start + np.where(whole.special, 0, low - place),
+            start=document_pieces.start + np.where(document_pieces.special, 0, low - place),
             length=np.maximum(high - low, 0),
-            special=whole.special,
-            segment=whole.segment,
+            special=document_pieces.special,
+            segment=document_pieces.segment,
         )
-        made = pieces.read(self.shards, words=words, sentences=sentences, segments=self.template.has_segments)
-        return attach_sample_info(made, draws, self.sources)
+        sequences = pieces.read(self.shards, words=words, sentences=sentences, segments=self.template.has_segments)
+        return attach_sample_info(sequences, draws, self.sources)
 
 
 def find_sources(shards: Shards, positions: Ints) -> Ints:

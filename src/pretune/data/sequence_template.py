@@ -17,7 +17,7 @@ from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
 from pretune.text.templates import SpecialPart, TextPart, TokenTemplate
 
-A, B = -1, -2
+TEXT_A, TEXT_B = -1, -2
 """Where the first and the second text go in a frame."""
 
 
@@ -25,14 +25,16 @@ A, B = -1, -2
 class SequenceTemplate:
     """What stands around one text and around two: (token id, segment), with `A` and `B` for the texts."""
 
-    single: tuple[tuple[int, int], ...] = ((A, 0),)
-    pair: tuple[tuple[int, int], ...] = ((A, 0), (B, 1))
+    single: tuple[tuple[int, int], ...] = ((TEXT_A, 0),)
+    pair: tuple[tuple[int, int], ...] = ((TEXT_A, 0), (TEXT_B, 1))
 
     def __post_init__(self) -> None:
-        for name, texts in (("single", [A]), ("pair", [A, B])):
-            found = [token for token, _ in getattr(self, name) if token < 0]
-            if found != texts:
-                raise UsageError(f"the {name} frame must hold the text(s) {texts} once and in order, found {found}")
+        for name, texts in (("single", [TEXT_A]), ("pair", [TEXT_A, TEXT_B])):
+            placeholders = [token for token, _ in getattr(self, name) if token < 0]
+            if placeholders != texts:
+                raise UsageError(
+                    f"the {name} frame must hold the text(s) {texts} once and in order, found {placeholders}"
+                )
 
     @classmethod
     def from_template(cls, template: TokenTemplate, *, end: int | None = None) -> "SequenceTemplate":
@@ -60,18 +62,18 @@ class SequenceTemplate:
 
     def wrap(self, start: Ints, length: Ints) -> "SequencePieces":
         """Each text in the single frame."""
-        return self._fill(self.single, {A: (start, length)})
+        return self._fill(self.single, {TEXT_A: (start, length)})
 
     def wrap_pair(self, start: Ints, length: Ints, second_start: Ints, second_length: Ints) -> "SequencePieces":
         """Each pair of texts in the pair frame; where the second is empty, the first alone in the single frame."""
-        texts = {A: (start, length), B: (second_start, second_length)}
-        alone, pairs = self._fill(self.single, texts), self._fill(self.pair, texts)
+        texts = {TEXT_A: (start, length), TEXT_B: (second_start, second_length)}
+        singles, pairs = self._fill(self.single, texts), self._fill(self.pair, texts)
         lone = np.flatnonzero(second_length == 0)
-        return pairs.replace_at(lone, alone.take(lone)) if len(lone) else pairs
+        return pairs.replace_at(lone, singles.take(lone)) if len(lone) else pairs
 
     def _fill(self, layout: tuple[tuple[int, int], ...], texts: dict[int, tuple[Ints, Ints]]) -> "SequencePieces":
         """S copies of a frame, S x P pieces."""
-        count = len(texts[A][0])
+        count = len(texts[TEXT_A][0])
         start, length = np.empty((count, len(layout)), dtype=np.int64), np.ones((count, len(layout)), dtype=np.int64)
         for column, (token, _) in enumerate(layout):
             start[:, column] = token if token >= 0 else texts[token][0]
@@ -88,7 +90,7 @@ class SequenceTemplate:
 
 def _to_layout(parts: tuple[SpecialPart | TextPart, ...], end: int | None) -> tuple[tuple[int, int], ...]:
     """One layout of a template, closed by `end` where it is open."""
-    texts = {"a": A, "b": B}
+    texts = {"a": TEXT_A, "b": TEXT_B}
     laid = tuple((part.token if isinstance(part, SpecialPart) else texts[part.text], part.segment) for part in parts)
     last, segment = laid[-1]
     return laid if end is None or last >= 0 else (*laid, (end, segment))
@@ -117,7 +119,7 @@ class SequencePieces:
 
     def replace_at(self, selection: Ints, replacements: "SequencePieces") -> "SequencePieces":
         """These, with other pieces in place of those of some sequences."""
-        both = SequencePieces(
+        pieces = SequencePieces(
             counts=np.concatenate((self.counts, replacements.counts)),
             start=np.concatenate((self.start, replacements.start)),
             length=np.concatenate((self.length, replacements.length)),
@@ -126,7 +128,7 @@ class SequencePieces:
         )
         index = np.arange(len(self.counts))
         index[selection] = len(self.counts) + np.arange(len(selection))
-        return both.take(index)
+        return pieces.take(index)
 
     def read(
         self, shards: Shards, *, words: bool = False, sentences: bool = False, segments: bool = False

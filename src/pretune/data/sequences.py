@@ -68,15 +68,15 @@ class Sequences:
 
 def join(parts: Sequence[Sequences]) -> Sequences:
     """Several of them as one; what one lacks, all lack."""
-    given: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for field in fields(Sequences):
         values = [getattr(part, field.name) for part in parts]
         if field.name == "offsets":
             shifts = compute_starts(np.array([len(part.tokens) for part in parts]))
-            moved = [part.offsets[1:] + shift for part, shift in zip(parts, shifts, strict=True)]
-            given["offsets"] = np.concatenate([np.zeros(1, dtype=np.int64), *moved])
+            shifted_offsets = [part.offsets[1:] + shift for part, shift in zip(parts, shifts, strict=True)]
+            columns["offsets"] = np.concatenate([np.zeros(1, dtype=np.int64), *shifted_offsets])
         elif any(value is None for value in values):
-            given[field.name] = None
+            columns[field.name] = None
         else:
-            given[field.name] = join(values) if field.name == "source" else np.concatenate(values)
-    return Sequences(**given)
+            columns[field.name] = join(values) if field.name == "source" else np.concatenate(values)
+    return Sequences(**columns)

@@ -110,7 +110,7 @@ class BatchStream:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        again = partial(
+        constructor = partial(
             BatchStream,
             self.samples,
             self._base_shape,
@@ -123,7 +123,7 @@ class BatchStream:
             cache=self._cache,
             fixed_slots=self.fixed_slots,
         )
-        return again, (), {"_starts": [*self._starts]}
+        return constructor, (), {"_starts": [*self._starts]}
 
     def __getitem__(self, step: int) -> Batch:
         return self.batch(step)
@@ -134,8 +134,8 @@ class BatchStream:
         shape = self.compute_part_shape(parts)
         if self._base_shape.slots is None and shape.slots is not None and sequences.targets is not None:
             # NOTE: where their number is random it is too large once in a thousand million batches: compiled anew then.
-            asked = int((sequences.targets != IGNORE_INDEX).sum())
-            while shape.slots < shape.length and shape.rows * shape.slots < asked:
+            target_count = int((sequences.targets != IGNORE_INDEX).sum())
+            while shape.slots < shape.length and shape.rows * shape.slots < target_count:
                 shape = replace(shape, slots=min(2 * shape.slots + 1, shape.length))
         return lay_out(sequences, row, shape)
 
@@ -147,8 +147,10 @@ class BatchStream:
         if has_random_lengths(self.corruption) and shape.source is None:
             return replace(shape, slots=self._estimate_slots(shape.rows))
         sequences, rows = self._epoch_size
-        many = -(-sequences * shape.rows // rows)  # on average
-        return replace(shape, slots=-(-self.corruption.targets(shape.rows * shape.length, many) // shape.rows))
+        sequence_count = -(-sequences * shape.rows // rows)  # on average
+        return replace(
+            shape, slots=-(-self.corruption.targets(shape.rows * shape.length, sequence_count) // shape.rows)
+        )
 
     @cached_property
     def _epoch_size(self) -> tuple[int, int]:
@@ -160,27 +162,27 @@ class BatchStream:
 
         They are six deviations above the mean of rows that were looked at; of few, as many as there are tokens.
         """
-        asked, room = self._observed_targets, self.shape.length
-        if len(asked) < _MIN_OBSERVED_ROWS:
+        counts, room = self._observed_targets, self.shape.length
+        if len(counts) < _MIN_OBSERVED_ROWS:
             return room
-        return min(room, int(np.ceil(asked.mean() + 6 * asked.std() / np.sqrt(rows))) + 1)
+        return min(room, int(np.ceil(counts.mean() + 6 * counts.std() / np.sqrt(rows))) + 1)
 
     @cached_property
     def _observed_targets(self) -> Ints:
         """How many targets each row has in the first batches."""
-        found: list[Ints] = []
+        counts: list[Ints] = []
         for step in self.get_steps(0)[: -(-4 * _MIN_OBSERVED_ROWS // self.shape.rows)]:
             sequences, row = self.read_sequences(step)
             assert sequences.targets is not None
-            found.append(np.bincount(np.repeat(row, sequences.lengths)[sequences.targets != IGNORE_INDEX]))
-        return np.concatenate(found)
+            counts.append(np.bincount(np.repeat(row, sequences.lengths)[sequences.targets != IGNORE_INDEX]))
+        return np.concatenate(counts)
 
     def read_sequences(self, step: int, *, part: int = 0, parts: int = 1) -> tuple[Sequences, Ints]:
         """What a batch is laid out from: its sequences, and the row of each."""
-        epoch, at = self.locate_step(step)
+        epoch, index = self.locate_step(step)
         draws, plan = self._get_epoch(epoch)
-        which, row = plan.get_batch(at, part, parts)
-        cut = self.samples.cut(draws.take(which), words=self._words, sentences=self._sentences)
+        samples, row = plan.get_batch(index, part, parts)
+        cut = self.samples.cut(draws.take(samples), words=self._words, sentences=self._sentences)
         if self.corruption is not None:
             cut = self.corruption.corrupt(cut, Counters.from_sequences(self.seed, cut, copies=self.corruption.copies))
         return cut, row
@@ -219,8 +221,8 @@ class BatchStream:
     @property
     def packing_method(self) -> str | None:
         """How rows are packed, for a run that goes on: None where that is as it was before runs wrote it down."""
-        changed = self._base_shape.source is not None or isinstance(self.corruption, LengthPredictingCorruption)
-        return "2: both sides at once, by the lengths that are drawn" if changed else None
+        has_new_method = self._base_shape.source is not None or isinstance(self.corruption, LengthPredictingCorruption)
+        return "2: both sides at once, by the lengths that are drawn" if has_new_method else None
 
     def plan(self, epoch: int) -> PackingPlan:
         """The plan of an epoch: its `fill`, its number of `iter_batches`."""
@@ -246,7 +248,7 @@ class BatchStream:
         # Where lengths are drawn, an epoch shows them.
         draws = self._draw_epoch(0) if has_random_lengths(self.corruption) else None
         rates = self.mixture.compute_rates() if draws is None else np.ones(len(draws))
-        most = [
+        max_sequences = [
             _estimate_max_sequences(lengths, room, rates)
             for lengths, room in zip(
                 compute_row_lengths(self.samples, self.corruption, draws),
@@ -255,7 +257,7 @@ class BatchStream:
             )
             if lengths is not None and room is not None
         ]
-        return replace(self._base_shape, sequences=min(most))
+        return replace(self._base_shape, sequences=min(max_sequences))
 
     def _get_epoch(self, epoch: int) -> tuple[EpochOrder, PackingPlan]:
         if epoch not in self._epochs:

@@ -33,14 +33,14 @@ def reserve(sequences: Sequences, count: int) -> Sequences:
     lengths = sequences.lengths + count
     offsets = compute_offsets(lengths)
     text = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths) >= count
-    made: dict[str, Any] = {"offsets": offsets}
+    fields: dict[str, Any] = {"offsets": offsets}
     for name in PER_TOKEN:
         values: NDArray[Any] | None = getattr(sequences, name)
         if values is not None:
-            made[name] = np.full(len(text), SLOT_VALUES[name], dtype=values.dtype)
-            made[name][text] = values
+            fields[name] = np.full(len(text), SLOT_VALUES[name], dtype=values.dtype)
+            fields[name][text] = values
     for name in ("prefix", "sides"):
         places: NDArray[Any] | None = getattr(sequences, name)
         if places is not None:
-            made[name] = np.where(places > 0, places + count, 0)
-    return replace(sequences, **made)
+            fields[name] = np.where(places > 0, places + count, 0)
+    return replace(sequences, **fields)

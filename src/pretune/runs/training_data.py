@@ -19,7 +19,7 @@ from pretune.data.pairs import SegmentPairs
 from pretune.data.parallel import ParallelPairs, ParallelSamples
 from pretune.data.prepare import PreparedData
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
-from pretune.data.sequence_template import A, SequenceTemplate
+from pretune.data.sequence_template import TEXT_A, SequenceTemplate
 from pretune.data.shards import Shards
 from pretune.data.stream import (
     BatchStream,
@@ -231,9 +231,9 @@ def build_template(
     if shape not in ("decoder", "two-way"):
         return template
     single, start, end = [*template.single], vocabulary.start, vocabulary.find("eos")
-    if end is not None and single[-1][0] == A:
+    if end is not None and single[-1][0] == TEXT_A:
         single.append((end, 0))
-    if start is not None and single[0][0] == A and not blocks:
+    if start is not None and single[0][0] == TEXT_A and not blocks:
         single.insert(0, (start, 0))
     return SequenceTemplate(single=tuple(single), pair=template.pair)
 

@@ -29,8 +29,14 @@ _SAMPLE_LENGTH = 300
 def describe_sources(sources: Sequence[CorpusSource]) -> list[dict[str, Any]]:
     """What is known about sources, JSON-ready."""
     return [
-        {"name": one.name, "kind": one.kind, "files": len(one.items), "bytes": one.bytes, "licence": one.licence}
-        for one in sources
+        {
+            "name": source.name,
+            "kind": source.kind,
+            "files": len(source.items),
+            "bytes": source.bytes,
+            "licence": source.licence,
+        }
+        for source in sources
     ]
 
 
@@ -45,7 +51,7 @@ def write_card(
 
 def format_command(recipe: Recipe) -> str:
     """The command that makes this data again, beside the tokenizer it was made with."""
-    chosen = recipe.settings
+    settings = recipe.settings
     words = [
         "pretune",
         "prepare",
@@ -56,11 +62,11 @@ def format_command(recipe: Recipe) -> str:
         "DATA",
     ]
     words += [word for name, _ in recipe.valid for word in ("--valid", name)]
-    words += [word for text in chosen.licence for word in ("--licence", text)]
-    plain = type(chosen)()
+    words += [word for text in settings.licence for word in ("--licence", text)]
+    defaults = type(settings)()
     for name in ("holdout", "by", "field", "errors", "clean", "near", "lang", "sentences"):
-        value = getattr(chosen, name)
-        if value != getattr(plain, name) and not (name == "holdout" and recipe.valid):
+        value = getattr(settings, name)
+        if value != getattr(defaults, name) and not (name == "holdout" and recipe.valid):
             words += [f"--{name}", ",".join(value) if isinstance(value, tuple) else f"{value}"]
     return shlex.join(words)
 
@@ -76,8 +82,8 @@ def _build_card(
         name, colon, outcome = step.rpartition(":")
         if colon:
             filters.setdefault(name, {"kept": 0, "changed": 0, "dropped": 0})[outcome] = count
-    skipped = {name: count for name, count in counts.items() if ":" not in name and name != "documents"}
-    opened = stages[0].facts["opened"]
+    skip_counts = {name: count for name, count in counts.items() if ":" not in name and name != "documents"}
+    open_counts = stages[0].facts["opened"]
     return {
         "pretune": __version__,
         "command": format_command(recipe),
@@ -89,12 +95,12 @@ def _build_card(
         "sources": _merge_source_facts(stages[0].facts["sources"], recipe, result.facts),
         "languages": {
             lang: round(count / total, 4)
-            for lang, count in sorted(languages.items(), key=lambda one: (-one[1], one[0]))
+            for lang, count in sorted(languages.items(), key=lambda item: (-item[1], item[0]))
         },
         "documents_read": counts["documents"],
-        "skipped": {name: count for name, count in sorted({**opened, **skipped}.items()) if count},
+        "skipped": {name: count for name, count in sorted({**open_counts, **skip_counts}.items()) if count},
         "filters": filters,
-        "dropped": result.dropped,
+        "dropped": result.drop_counts,
         "splits": {name: _describe_split(facts) for name, facts in result.facts.items()},
         "lacking": describe_shortfall(result.facts, recipe),  # of the validation split
         "samples": _sample_documents(folder, tokenizer),
@@ -108,8 +114,8 @@ def _merge_source_facts(
     """What was known before, the hash of the content, and what came out of it in each split."""
     digests = [digest for _, digest in (*recipe.train, *recipe.valid)]
     return [
-        {**known, "sha256": digest, **{name: split.sources[number] for name, split in facts.items()}}
-        for number, (known, digest) in enumerate(zip(descriptions, digests, strict=True))
+        {**description, "sha256": digest, **{name: split.sources[number] for name, split in facts.items()}}
+        for number, (description, digest) in enumerate(zip(descriptions, digests, strict=True))
     ]
 
 
@@ -127,14 +133,14 @@ def _sample_documents(folder: Path, tokenizer: Tokenizer) -> list[dict[str, Any]
     """The beginnings of a few documents, spread over the training data, as the tokenizer gives them back."""
     shards = Shards.open(folder, "train", verify=False)
     count = len(shards.documents) - 1
-    found = []
+    samples = []
     for number in sorted({count * part // _SAMPLE_COUNT for part in range(_SAMPLE_COUNT)}):
         start, stop = (int(value) for value in shards.documents[number : number + 2])
-        text = tokenizer.decode([int(one) for one in shards.read_tokens(start, min(stop, start + _SAMPLE_TOKENS))])
+        text = tokenizer.decode([int(token) for token in shards.read_tokens(start, min(stop, start + _SAMPLE_TOKENS))])
         cut = stop - start > _SAMPLE_TOKENS or len(text) > _SAMPLE_LENGTH
         text = " ".join(text[:_SAMPLE_LENGTH].split()) + (" …" if cut else "")
-        found.append({"document": number, "source": shards.index.sources[shards.sources[number]], "text": text})
-    return found
+        samples.append({"document": number, "source": shards.index.sources[shards.sources[number]], "text": text})
+    return samples
 
 
 def render_markdown(card: Mapping[str, Any]) -> str:
@@ -158,12 +164,12 @@ def render_markdown(card: Mapping[str, Any]) -> str:
             [
                 [
                     name,
-                    *(f"{one[key]:,}" for key in ("documents", "tokens", "bytes", "sentences")),
-                    f"{one['bytes_per_token']:.2f}",
-                    f"{one['tokens_per_word']:.2f}",
-                    f"{one['unknown_share']:.3%}",
+                    *(f"{split[key]:,}" for key in ("documents", "tokens", "bytes", "sentences")),
+                    f"{split['bytes_per_token']:.2f}",
+                    f"{split['tokens_per_word']:.2f}",
+                    f"{split['unknown_share']:.3%}",
                 ]
-                for name, one in splits.items()
+                for name, split in splits.items()
             ],
         ),
         "",
@@ -174,7 +180,7 @@ def render_markdown(card: Mapping[str, Any]) -> str:
         "",
         *_render_table(
             ["split", *({"0%": "shortest", "50%": "median", "100%": "longest"}.get(q, q) for q in train["lengths"])],
-            [[name, *(f"{value:,}" for value in one["lengths"].values())] for name, one in splits.items()],
+            [[name, *(f"{value:,}" for value in split["lengths"].values())] for name, split in splits.items()],
         ),
         "",
         "## Sources",
@@ -183,14 +189,14 @@ def render_markdown(card: Mapping[str, Any]) -> str:
             ["source", "kind", "licence", "files", "size", *(f"{name} tokens" for name in splits)],
             [
                 [
-                    _escape_cell(one["name"]),
-                    one["kind"],
-                    _escape_cell(one["licence"] or "not stated"),
-                    f"{one['files']:,}",
-                    "unknown" if one["bytes"] is None else _format_megabytes(one["bytes"]),
-                    *(f"{one[name]['tokens']:,}" for name in splits),
+                    _escape_cell(source["name"]),
+                    source["kind"],
+                    _escape_cell(source["licence"] or "not stated"),
+                    f"{source['files']:,}",
+                    "unknown" if source["bytes"] is None else _format_megabytes(source["bytes"]),
+                    *(f"{source[name]['tokens']:,}" for name in splits),
                 ]
-                for one in card["sources"]
+                for source in card["sources"]
             ],
             text_columns=3,
         ),
@@ -228,8 +234,8 @@ def render_markdown(card: Mapping[str, Any]) -> str:
 
 
 def _render_pairs(splits: Mapping[str, Any]) -> list[str]:
-    told = [f"{one['pairs']:,} in {name}" for name, one in splits.items() if one["pairs"]]
-    return [f"Documents of two sides: {', '.join(told)}.", ""] if told else []
+    counts = [f"{split['pairs']:,} in {name}" for name, split in splits.items() if split["pairs"]]
+    return [f"Documents of two sides: {', '.join(counts)}.", ""] if counts else []
 
 
 def _render_held_out(card: Mapping[str, Any]) -> str:
@@ -251,8 +257,8 @@ def _render_held_out(card: Mapping[str, Any]) -> str:
 def _render_left_out(card: Mapping[str, Any]) -> list[str]:
     rows = [[_split_name(name), "", "", f"{count:,}"] for name, count in card["skipped"].items()]
     rows += [
-        [f"filter {name}", *(f"{one[key]:,}" for key in ("kept", "changed", "dropped"))]
-        for name, one in card["filters"].items()
+        [f"filter {name}", *(f"{counts[key]:,}" for key in ("kept", "changed", "dropped"))]
+        for name, counts in card["filters"].items()
     ]
     rows += [[_split_name(name), "", "", f"{count:,}"] for name, count in card["dropped"].items()]
     return _render_table(["what", "kept", "changed", "left out"], rows)

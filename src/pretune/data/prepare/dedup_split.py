@@ -34,7 +34,7 @@ from pretune.data.shards import ShardSplit, ShardWriter
 from pretune.text.neardup import NearDuplicates
 
 SPLITS = ("train", "valid")
-_DROPPED, _TRAIN, _VALID = -1, 0, 1  # what becomes of a document; the others are indices into SPLITS
+_DROP, _TRAIN, _VALID = -1, 0, 1  # what becomes of a document; the others are indices into SPLITS
 _QUANTILES = (0, 5, 25, 50, 75, 95, 100)
 
 
@@ -59,7 +59,7 @@ class SplitResult:
 
     splits: dict[str, ShardSplit]
     facts: dict[str, SplitFacts]
-    dropped: dict[str, int]
+    drop_counts: dict[str, int]
 
 
 def write_splits(
@@ -77,16 +77,16 @@ def write_splits(
         name: np.concatenate([stage.read_column(name) for stage in stages]) for name in ("lengths", "sizes", "sides")
     }
     columns["sources"] = np.concatenate([stage.read_column("sources") for stage in stages])
-    fate, dropped = assign_splits(stages, recipe, columns["lengths"])
-    _check_remaining_text(fate, dropped, stages, recipe)
-    counted = {name: Counter[str]() for name in SPLITS}
+    fate, drop_counts = assign_splits(stages, recipe, columns["lengths"])
+    _check_remaining_text(fate, drop_counts, stages, recipe)
+    word_counts = {name: Counter[str]() for name in SPLITS}
     writers: dict[str, ShardWriter] = {}
-    used = [name for number, name in enumerate(SPLITS) if (fate == number).any()]
+    split_names = [name for number, name in enumerate(SPLITS) if (fate == number).any()]
     try:
-        for name in used:
-            sided = bool(columns["sides"][fate == SPLITS.index(name)].any())
-            writers[name] = ShardWriter(folder / name, dtype, vocab=vocab, has_sides=sided)
-        _write_documents(stages, writers, fate, columns, counted, unknown, remove)
+        for name in split_names:
+            has_sides = bool(columns["sides"][fate == SPLITS.index(name)].any())
+            writers[name] = ShardWriter(folder / name, dtype, vocab=vocab, has_sides=has_sides)
+        _write_documents(stages, writers, fate, columns, word_counts, unknown, remove)
         splits = {name: ShardSplit(shards=writer.close()) for name, writer in writers.items()}
     except BaseException:
         for writer in writers.values():
@@ -96,9 +96,9 @@ def write_splits(
     for name, split in splits.items():
         facts[name] = _compute_facts(fate == SPLITS.index(name), columns, len(recipe.names))
         facts[name].sentences, facts[name].pairs = split.sentences, split.pairs
-        facts[name].words, facts[name].unknown = counted[name]["words"], counted[name]["unknown"]
+        facts[name].words, facts[name].unknown = word_counts[name]["words"], word_counts[name]["unknown"]
         splits[name] = ShardSplit(shards=split.shards, bytes=facts[name].bytes)
-    return SplitResult(splits, facts, dropped)
+    return SplitResult(splits, facts, drop_counts)
 
 
 def assign_splits(
@@ -106,25 +106,25 @@ def assign_splits(
 ) -> tuple[NDArray[np.int8], dict[str, int]]:
     """What becomes of every document, and how many went for which reason."""
     keys = np.concatenate([stage.read_column("keys") for stage in stages])
-    held: Bools = np.concatenate([stage.read_column("held") for stage in stages])
+    is_held_out: Bools = np.concatenate([stage.read_column("held") for stage in stages])
     number = np.arange(len(keys))
     first = _find_first_equal(keys)
-    again = (first != number) & (lengths > 0)
-    leaked = again & ~held & held[first] if recipe.valid else np.zeros_like(again)
-    near = np.zeros_like(again)
+    is_duplicate = (first != number) & (lengths > 0)
+    is_leak = is_duplicate & ~is_held_out & is_held_out[first] if recipe.valid else np.zeros_like(is_duplicate)
+    is_near_duplicate = np.zeros_like(is_duplicate)
     if recipe.settings.near is not None:
-        near = _find_near_duplicates(stages, recipe.settings.near, ~again & (lengths > 0))
-    keep = ~again & ~near & (lengths > 0)
+        is_near_duplicate = _find_near_duplicates(stages, recipe.settings.near, ~is_duplicate & (lengths > 0))
+    keep = ~is_duplicate & ~is_near_duplicate & (lengths > 0)
     if not recipe.valid:
-        held = _hold_out(keep, held, keys[:, 0], lengths, recipe.settings.holdout)
-    fate = np.where(keep, np.where(held, _VALID, _TRAIN), _DROPPED).astype(np.int8)
-    dropped = {
+        is_held_out = _hold_out(keep, is_held_out, keys[:, 0], lengths, recipe.settings.holdout)
+    fate = np.where(keep, np.where(is_held_out, _VALID, _TRAIN), _DROP).astype(np.int8)
+    drop_counts = {
         "without_tokens": int((lengths == 0).sum()),
-        "exact_duplicates": int((again & ~leaked).sum()),
-        "also_in_validation": int(leaked.sum()),
-        "near_duplicates": int(near.sum()),
+        "exact_duplicates": int((is_duplicate & ~is_leak).sum()),
+        "also_in_validation": int(is_leak.sum()),
+        "near_duplicates": int(is_near_duplicate.sum()),
     }
-    return fate, dropped
+    return fate, drop_counts
 
 
 def _find_first_equal(keys: NDArray[np.uint64]) -> Ints:
@@ -139,23 +139,23 @@ def _find_first_equal(keys: NDArray[np.uint64]) -> Ints:
 
 
 def _find_near_duplicates(stages: Sequence[StageReader], threshold: float, candidates: Bools) -> Bools:
-    index, at = NearDuplicates(threshold), 0
-    near = np.zeros_like(candidates)
+    index, number = NearDuplicates(threshold), 0
+    is_near_duplicate = np.zeros_like(candidates)
     for stage in stages:
         for row in stage.read_column("signatures") if stage.documents else ():
-            if candidates[at]:
-                near[at] = index.add(np.asarray(row))
-            at += 1
-    return near
+            if candidates[number]:
+                is_near_duplicate[number] = index.add(np.asarray(row))
+            number += 1
+    return is_near_duplicate
 
 
 def _hold_out(is_kept: Bools, is_hashed_out: Bools, keys: NDArray[np.uint64], lengths: Ints, share: float) -> Bools:
     """Which documents are held out in the end, given those whose hash says so."""
     options = np.flatnonzero(is_kept & is_hashed_out & (lengths <= MAX_VALID_TOKENS))
     options = options[np.argsort(keys[options], kind="stable")]
-    chosen = options[np.cumsum(lengths[options]) <= MAX_VALID_TOKENS]
+    selection = options[np.cumsum(lengths[options]) <= MAX_VALID_TOKENS]
     out = np.zeros_like(is_hashed_out)
-    out[chosen] = True
+    out[selection] = True
     if share > 0:
         _extend_held_out(out, is_kept, keys, lengths)
     return out
@@ -165,8 +165,8 @@ def _extend_held_out(is_held_out: Bools, is_kept: Bools, keys: NDArray[np.uint64
     """Hold out more documents, in the order of their hashes, until the validation split is usable."""
     documents, tokens = int(is_held_out.sum()), int(lengths[is_held_out].sum())
     room = int(min(MAX_VALID_TOKENS, MAX_VALID_SHARE * lengths[is_kept].sum())) - tokens
-    others = np.flatnonzero(is_kept & ~is_held_out & (lengths <= room))
-    for number in others[np.argsort(keys[others], kind="stable")].tolist():
+    candidates = np.flatnonzero(is_kept & ~is_held_out & (lengths <= room))
+    for number in candidates[np.argsort(keys[candidates], kind="stable")].tolist():
         if (documents >= MIN_VALID_DOCUMENTS and tokens >= MIN_VALID_TOKENS) or room <= 0:
             return
         size = int(lengths[number])
@@ -181,28 +181,32 @@ def describe_shortfall(facts: Mapping[str, SplitFacts], recipe: Recipe) -> str |
     enough = valid.documents >= MIN_VALID_DOCUMENTS and valid.tokens >= MIN_VALID_TOKENS
     if enough or recipe.valid or not recipe.settings.holdout:
         return None
-    found = f"{format_count(valid.documents, 'documents')} with {format_count(valid.tokens, 'tokens')}"
+    amount = f"{format_count(valid.documents, 'documents')} with {format_count(valid.tokens, 'tokens')}"
     usable = f"a usable validation split has {MIN_VALID_DOCUMENTS} documents with {MIN_VALID_TOKENS:,} tokens or more"
     documents = format_count(train.documents + valid.documents, "documents")
     total = f"{documents} with {format_count(train.tokens + valid.tokens, 'tokens')}"
-    held = f"only {found} are held out" if valid.documents else "nothing is held out"
-    return f"{held}: {usable}, and at most a tenth of the text is held out, which has {total}"
+    problem = f"only {amount} are held out" if valid.documents else "nothing is held out"
+    return f"{problem}: {usable}, and at most a tenth of the text is held out, which has {total}"
 
 
 def _check_remaining_text(
-    fate: NDArray[np.int8], dropped: dict[str, int], stages: Sequence[StageReader], recipe: Recipe
+    fate: NDArray[np.int8], drop_counts: dict[str, int], stages: Sequence[StageReader], recipe: Recipe
 ) -> None:
     """Refuse what leaves nothing to train on, or nothing of validation text that was given."""
     if (fate == _TRAIN).any() and ((fate == _VALID).any() or not recipe.valid):
         return
     read = sum(stage.counts["documents"] for stage in stages)
     reasons = Counter({name: count for stage in stages for name, count in stage.counts.items() if ":dropped" in name})
-    told = [f"{name.partition(':')[0]} {count}" for name, count in reasons.items()]
-    told += [f"{name.replace('_', ' ')} {count}" for name, count in dropped.items() if count]
+    reason_texts = [f"{name.partition(':')[0]} {count}" for name, count in reasons.items()]
+    reason_texts += [f"{name.replace('_', ' ')} {count}" for name, count in drop_counts.items() if count]
     if (fate == _TRAIN).any():
-        raise DataError(f"nothing is left of the validation text (left out: {', '.join(told)}); give other text")
+        raise DataError(
+            f"nothing is left of the validation text (left out: {', '.join(reason_texts)}); give other text"
+        )
     if (fate == _VALID).any() and recipe.valid:
-        raise DataError(f"no text is left to train on (left out: {', '.join(told)}); give text that is not in --valid")
+        raise DataError(
+            f"no text is left to train on (left out: {', '.join(reason_texts)}); give text that is not in --valid"
+        )
     if (fate == _VALID).any():
         raise DataError(
             f"all {int((fate == _VALID).sum())} documents fell into the validation split and none is left to train on; "
@@ -210,7 +214,7 @@ def _check_remaining_text(
         )
     if not read:
         raise DataError(f"{_format_names(recipe.names)}: no text in it, only white space; give files with text")
-    raise DataError(f"all {read} documents were left out ({', '.join(told)}); use fewer or milder cleaners")
+    raise DataError(f"all {read} documents were left out ({', '.join(reason_texts)}); use fewer or milder cleaners")
 
 
 def _format_names(names: Sequence[str]) -> str:
@@ -227,15 +231,15 @@ def _write_documents(
     remove: bool,
 ) -> None:
     """Copy every document that stays into its split, in order."""
-    at = 0  # the document that the next piece begins or goes on with
+    first = 0  # the document that the next piece begins or goes on with
     for piece in (piece for stage in stages for piece in stage.iter_pieces(remove=remove)):
-        here = slice(at, at + len(piece.ends))
+        rows = slice(first, first + len(piece.ends))
         for name, writer in writers.items():
-            mine = fate[here] == SPLITS.index(name)
+            mine = fate[rows] == SPLITS.index(name)
             if mine.any():
                 ids, ends, words, sentences = _select_documents(piece, mine)
                 offsets = np.concatenate(([0], ends))
-                sources, sides = (columns[column][here][mine] for column in ("sources", "sides"))
+                sources, sides = (columns[column][rows][mine] for column in ("sources", "sides"))
                 writer.add(
                     ids,
                     offsets,
@@ -247,7 +251,7 @@ def _write_documents(
                 )
                 word_counts[name]["words"] += int(words.sum())
                 word_counts[name]["unknown"] += 0 if unknown is None else int((ids == unknown).sum())
-        at = here.stop - piece.is_unfinished
+        first = rows.stop - piece.is_unfinished
 
 
 def _select_documents(piece: Piece, selection: Bools) -> tuple[Any, Ints, Bools, Ints]:
@@ -256,18 +260,18 @@ def _select_documents(piece: Piece, selection: Bools) -> tuple[Any, Ints, Bools,
         return piece.ids, piece.ends, piece.words, piece.sentences
     lengths = np.diff(piece.ends, prepend=0)
     starts = piece.ends - lengths
-    where = spread(starts[selection], lengths[selection])
+    index = spread(starts[selection], lengths[selection])
     ends = np.cumsum(lengths[selection])
-    moved = np.zeros_like(starts)  # how far each document moves
-    moved[selection] = ends - piece.ends[selection]
+    shifts = np.zeros_like(starts)  # how far each document moves
+    shifts[selection] = ends - piece.ends[selection]
     owner = np.searchsorted(piece.ends, piece.sentences, side="right")
-    kept = selection[owner]
-    return piece.ids[where], ends, piece.words[where], (piece.sentences + moved[owner])[kept]
+    is_selected = selection[owner]
+    return piece.ids[index], ends, piece.words[index], (piece.sentences + shifts[owner])[is_selected]
 
 
 def _compute_facts(selection: Bools, columns: dict[str, Any], sources: int) -> SplitFacts:
     lengths, sizes, origin = columns["lengths"][selection], columns["sizes"][selection], columns["sources"][selection]
-    marks = np.percentile(lengths, _QUANTILES, method="lower")
+    quantiles = np.percentile(lengths, _QUANTILES, method="lower")
     rows = zip(
         *(_sum_by_source(origin, values, sources) for values in (np.ones_like(lengths), lengths, sizes)), strict=True
     )
@@ -275,7 +279,7 @@ def _compute_facts(selection: Bools, columns: dict[str, Any], sources: int) -> S
         documents=len(lengths),
         tokens=int(lengths.sum()),
         bytes=int(sizes.sum()),
-        lengths={f"{mark}%": int(value) for mark, value in zip(_QUANTILES, marks, strict=True)},
+        lengths={f"{mark}%": int(value) for mark, value in zip(_QUANTILES, quantiles, strict=True)},
         sources=[dict(zip(("documents", "tokens", "bytes"), row, strict=True)) for row in rows],
     )
 

@@ -57,7 +57,7 @@ class EncoderSetup:
     tokenizer: Path
     dtype: str
     clean: tuple[str, ...]
-    near: float | None
+    near_threshold: float | None
     lang: str
     sentences: str
     holdout: float  # 0 where validation text was given by name
@@ -74,52 +74,52 @@ class UnitEncoder:
         self._setup = setup
         self._tokenizer = Tokenizer.load(setup.tokenizer)
         self._filters: list[tuple[str, Filter]] = [pair for name in setup.clean for pair in resolve_filters(name)]
-        self._near_duplicates = None if setup.near is None else NearDuplicates(setup.near)
+        self._near_duplicates = None if setup.near_threshold is None else NearDuplicates(setup.near_threshold)
         self._splitter = SPLITTERS.get(setup.sentences)
 
     def __call__(self, unit: WorkUnit) -> Chunk:
         counts, languages = Counter[str](), Counter[str]()
         piece = unit.is_unfinished or unit.is_continuation
-        found = _UnitDocuments()
+        documents = _UnitDocuments()
         for source, run in unit.iter_documents(counts):
             guesses = (
                 _LanguageDetector(self._setup.lang),
                 _LanguageDetector(self._setup.lang),
             )  # each side has its own
             for sides in run:
-                found.characters += sum(map(len, sides))
-                cleaned = tuple(self._clean(text, counts) for text in sides)
-                if all(cleaned) or piece:  # a piece that is dropped is empty, and still a piece
-                    langs = tuple(lang.detect(text) for text, lang in zip(cleaned, guesses, strict=False))
-                    found.add(cleaned, langs, source)
-                    for text, lang in zip(cleaned, langs, strict=True):
+                documents.characters += sum(map(len, sides))
+                clean_sides = tuple(self._clean(text, counts) for text in sides)
+                if all(clean_sides) or piece:  # a piece that is dropped is empty, and still a piece
+                    langs = tuple(lang.detect(text) for text, lang in zip(clean_sides, guesses, strict=False))
+                    documents.add(clean_sides, langs, source)
+                    for text, lang in zip(clean_sides, langs, strict=True):
                         languages[lang] += len(text)
                 counts["documents"] += not unit.is_unfinished
-        lengths, ids, words, begins = self._tokenise(found.texts)
-        if found.find_half_empty(lengths):
-            counts[HALF_PAIRS] += found.drop(found.find_half_empty(lengths))
-            lengths, ids, words, begins = self._tokenise(found.texts)
-        positions = self._find_sentences(found.texts, found.langs, begins)
+        lengths, ids, words, begins = self._tokenise(documents.texts)
+        if documents.find_half_empty(lengths):
+            counts[HALF_PAIRS] += documents.drop(documents.find_half_empty(lengths))
+            lengths, ids, words, begins = self._tokenise(documents.texts)
+        positions = self._find_sentences(documents.texts, documents.langs, begins)
         if unit.is_continuation and len(positions) and positions[0] == 0:
             positions = positions[1:]  # it began in an earlier unit
-        ends, firsts = found.compute_bounds(lengths)
-        wholes = found.joined_texts
+        ends, firsts = documents.compute_bounds(lengths)
+        wholes = documents.joined_texts
         return Chunk(
             ids=ids,
             ends=ends,
             sides=firsts,
             sentences=positions,
             words=np.packbits(words),
-            sources=np.array(found.sources, dtype=np.uint16),
+            sources=np.array(documents.sources, dtype=np.uint16),
             keys=_digests_to_keys(map(_hash_piece if piece else hash_content, wholes)),
             is_held_out=np.array([unit.valid or is_held_out(text, self._setup.holdout) for text in wholes], dtype=bool),
-            sizes=np.array([sum(len(text.encode()) for text in sides) for sides in found.sides], dtype=np.int64),
+            sizes=np.array([sum(len(text.encode()) for text in sides) for sides in documents.sides], dtype=np.int64),
             signatures=self._compute_signatures(wholes),
             is_unfinished=unit.is_unfinished,
             counts=counts,
             languages=languages,
             size=unit.size,
-            characters=found.characters,
+            characters=documents.characters,
         )
 
     def _clean(self, text: str, counts: Counter[str]) -> str:
@@ -142,33 +142,33 @@ class UnitEncoder:
             for block, _ in split_pieces(text, _BLOCK_CHARS):
                 blocks.append(block)
                 owner.append(number)
-        encoded = self._tokenizer.encode_batch(blocks, literal=True)  # '[MASK]' in a corpus is text
-        per_block = np.diff(encoded.offsets)
+        encoding = self._tokenizer.encode_batch(blocks, literal=True)  # '[MASK]' in a corpus is text
+        per_block = np.diff(encoding.offsets)
         lengths = np.bincount(np.array(owner, dtype=np.int64), per_block, len(texts)).astype(np.int64)
-        before = np.cumsum([0, *map(len, blocks[:-1])]) if blocks else np.zeros(0, dtype=np.int64)
-        begins = np.maximum.accumulate(encoded.starts + np.repeat(before, per_block))
-        return lengths, encoded.ids.astype(self._setup.dtype), encoded.word_start, begins
+        block_starts = np.cumsum([0, *map(len, blocks[:-1])]) if blocks else np.zeros(0, dtype=np.int64)
+        begins = np.maximum.accumulate(encoding.starts + np.repeat(block_starts, per_block))
+        return lengths, encoding.ids.astype(self._setup.dtype), encoding.word_start, begins
 
     def _find_sentences(self, texts: list[str], langs: list[str], begins: Ints) -> Ints:
         """The tokens with which sentences start."""
         places: list[int] = []
-        before = 0
+        text_start = 0
         for text, lang in zip(texts, langs, strict=True):
             for start in self._splitter(text, lang):
                 # A tokenizer may count white space as part of the token after it, or as a token: whatever begins after
                 # the last letter of the sentence before belongs to this one.
                 while start and text[start - 1].isspace():
                     start -= 1
-                places.append(before + start)
-            before += len(text)
-        found = np.unique(np.searchsorted(begins, np.array(places, dtype=np.int64)))
-        return found[found < len(begins)]
+                places.append(text_start + start)
+            text_start += len(text)
+        tokens = np.unique(np.searchsorted(begins, np.array(places, dtype=np.int64)))
+        return tokens[tokens < len(begins)]
 
     def _compute_signatures(self, texts: list[str]) -> NDArray[np.uint32] | None:
         if self._near_duplicates is None:
             return None
-        made = [self._near_duplicates.compute_signature(text) for text in texts]
-        return np.array(made, dtype=np.uint32).reshape(len(texts), -1)
+        signatures = [self._near_duplicates.compute_signature(text) for text in texts]
+        return np.array(signatures, dtype=np.uint32).reshape(len(texts), -1)
 
 
 class _UnitDocuments:
@@ -209,9 +209,9 @@ class _UnitDocuments:
     def find_half_empty(self, lengths: Ints) -> list[int]:
         """The documents that have tokens on one side of two."""
         ends, firsts = self.compute_bounds(lengths)
-        whole = np.diff(ends, prepend=0)
+        totals = np.diff(ends, prepend=0)
         two = np.array([len(sides) == 2 for sides in self.sides], dtype=bool)
-        return np.flatnonzero(two & (whole > 0) & ((firsts == 0) | (firsts == whole))).tolist()
+        return np.flatnonzero(two & (totals > 0) & ((firsts == 0) | (firsts == totals))).tolist()
 
     def drop(self, numbers: list[int]) -> int:
         """Leave some out; how many they were."""

@@ -21,15 +21,15 @@ def state_licences(sources: Sequence[Mapping[str, Any]], statements: Sequence[st
     """
     names = [str(source["name"]) for source in sources]
     licences = [source["licence"] for source in sources]
-    for statement in sorted(statements, key=lambda one: "=" in one):  # stable: those for all first
+    for statement in sorted(statements, key=lambda text: "=" in text):  # stable: those for all first
         pattern, equals, text = statement.partition("=") if "=" in statement else ("*", "", statement)
         if not text.strip():
             raise UsageError(f"licence '{statement[:60]}' has no text; write TEXT, or PATTERN=TEXT for some sources")
-        matched = [number for number, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
-        if not matched:
+        numbers = [number for number, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
+        if not numbers:
             hint = suggest(pattern, names) or "; write *=TEXT for all"
             raise UsageError(f"licence '{statement[:60]}': no source is called '{pattern[:60]}'{hint}")
-        for number in matched:
+        for number in numbers:
             if equals or sources[number]["licence"] is None:
                 licences[number] = text.strip()
     return [{**source, "licence": licence} for source, licence in zip(sources, licences, strict=True)]

@@ -85,30 +85,30 @@ class _WorkerPool(Generic[T, R]):
         """Results in the order of tasks."""
         coming = _iter_tasks(tasks)
         task = next(coming, None)
-        done: dict[int, R | RemoteError] = {}
-        sent = given = 0
+        results: dict[int, R | RemoteError] = {}
+        send_count = yield_count = 0
         while True:
-            while task is not None and sent - given < self._count * _MAX_PENDING:
+            while task is not None and send_count - yield_count < self._count * _MAX_PENDING:
                 if isinstance(task, RemoteError):
-                    done[sent] = task
-                elif not self._send(sent, task):
+                    results[send_count] = task
+                elif not self._send(send_count, task):
                     break
-                sent += 1
+                send_count += 1
                 task = next(coming, None)  # read ahead while the workers work
-            if given in done:
-                result = done.pop(given)
+            if yield_count in results:
+                result = results.pop(yield_count)
                 if isinstance(result, RemoteError):
                     result.throw()
                 yield result
-                given += 1
+                yield_count += 1
             elif self._running:
-                self._receive(done)
+                self._receive(results)
             elif task is None:
                 return
 
     def _send(self, number: int, task: T) -> bool:
         """Give a task to a worker that has none, made new if need be; False when all have one."""
-        idle = next((one for one in self._processes if one not in self._running), None)
+        idle = next((connection for connection in self._processes if connection not in self._running), None)
         if idle is None:
             if len(self._processes) == self._count:
                 return False
@@ -134,9 +134,13 @@ class _WorkerPool(Generic[T, R]):
     def _start(self) -> Connection:
         ours: Connection
         ours, theirs = self._context.Pipe()
-        forked = self._context.get_start_method() == "fork"
-        others = (*self._processes, ours) if forked else ()  # a forked process has copies of these, and must close them
-        process = self._context.Process(target=_serve_tasks, args=(theirs, self._setup, others), daemon=True)
+        is_fork = self._context.get_start_method() == "fork"
+        inherited_connections = (
+            (*self._processes, ours) if is_fork else ()
+        )  # a forked process has copies of these, and must close them
+        process = self._context.Process(
+            target=_serve_tasks, args=(theirs, self._setup, inherited_connections), daemon=True
+        )
         with _block_interrupts():
             process.start()
         theirs.close()
@@ -148,13 +152,13 @@ class _WorkerPool(Generic[T, R]):
         process, (_, task) = self._processes[connection], self._running[connection]
         process.join(_EXIT_TIMEOUT)
         code = process.exitcode
-        why = f"exit code {code}"
+        reason = f"exit code {code}"
         if code is not None and code < 0:
-            why = f"signal {signal.Signals(-code).name}{', perhaps for want of memory' if code == -9 else ''}"
+            reason = f"signal {signal.Signals(-code).name}{', perhaps for want of memory' if code == -9 else ''}"
         hint = "use fewer workers"
         if code == 1 and self._context.get_start_method() != "fork":  # it could not import the script it was started by
             hint = "put the call under `if __name__ == '__main__':`, or use workers=0"
-        raise ResourceError(f"a worker process died ({why}) while it worked on {self._label(task)}; {hint}")
+        raise ResourceError(f"a worker process died ({reason}) while it worked on {self._label(task)}; {hint}")
 
 
 def _iter_tasks(tasks: Iterable[T]) -> Iterator[T | RemoteError]:
@@ -169,8 +173,8 @@ def _serve_tasks(
     connection: Connection, setup: WorkerSetup[Any, Any], inherited_connections: Iterable[Connection]
 ) -> None:
     """What a worker does: take a task, send its result, until the pipe is closed."""
-    for other in inherited_connections:
-        other.close()
+    for inherited_connection in inherited_connections:
+        inherited_connection.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to everybody at the terminal: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ[_PARALLELISM_VARIABLE] = "false"
@@ -194,16 +198,16 @@ def _serve_tasks(
 @contextlib.contextmanager
 def _block_interrupts() -> Iterator[None]:
     """While a process starts: no Ctrl-C for it, and no word from tokenizers about having been forked."""
-    before = os.environ.get(_PARALLELISM_VARIABLE)
+    old_value = os.environ.get(_PARALLELISM_VARIABLE)
     main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
     os.environ[_PARALLELISM_VARIABLE] = "false"
     try:
         yield
     finally:
-        if before is None:
+        if old_value is None:
             del os.environ[_PARALLELISM_VARIABLE]
         else:
-            os.environ[_PARALLELISM_VARIABLE] = before
+            os.environ[_PARALLELISM_VARIABLE] = old_value
         if main and handler is not None:  # None: set by something that is not Python
             signal.signal(signal.SIGINT, handler)

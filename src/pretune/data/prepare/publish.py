@@ -23,10 +23,10 @@ def publish_directory(out: Path, overwrite: bool) -> Iterator[Path]:
 
     Without `overwrite` there may be nothing in `out`, but for the files of a writer that was killed while it published.
     """
-    abandoned = remove_abandoned(out) and not (out / MANIFEST).exists()
-    old = _list_files(out) if overwrite or abandoned else set()
+    is_abandoned = remove_abandoned(out) and not (out / MANIFEST).exists()
+    old = _list_files(out) if overwrite or is_abandoned else set()
     foreign = sorted(name for name in old if not _DATA_FILES.fullmatch(name))
-    overwrite = overwrite or (abandoned and not foreign)
+    overwrite = overwrite or (is_abandoned and not foreign)
     if foreign and overwrite:
         raise UsageError(
             f"cannot overwrite '{out}': '{foreign[0]}' in it is not prepared data; move it away or choose another --out"
@@ -44,8 +44,8 @@ def publish_directory(out: Path, overwrite: bool) -> Iterator[Path]:
 
 def _list_files(folder: Path) -> set[str]:
     """The files below a directory, those of an unfinished run aside."""
-    found: set[str] = set()
+    files: set[str] = set()
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".tmp-")]
-        found |= {Path(place, name).relative_to(folder).as_posix() for name in names}
-    return found
+        files |= {Path(place, name).relative_to(folder).as_posix() for name in names}
+    return files

@@ -95,22 +95,22 @@ def prepare(
     number, count = _parse_slice(shard)
     processes = _count_workers(workers)
     reader = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(Path(tokenizer))
-    corpus, held = _open_inputs(inputs, settings), _open_inputs(valid, settings) if valid else None
-    if len(corpus.sources) + (len(held.sources) if held else 0) > MAX_SOURCES:
+    corpus, valid_corpus = _open_inputs(inputs, settings), _open_inputs(valid, settings) if valid else None
+    if len(corpus.sources) + (len(valid_corpus.sources) if valid_corpus else 0) > MAX_SOURCES:
         raise UsageError(
             f"more than {MAX_SOURCES:,} inputs cannot be told apart; name the folder they are in, or a glob"
         )
-    sources = [*describe_sources(corpus.sources), *(describe_sources(held.sources) if held else [])]
-    known = state_licences(sources, settings.licence)
+    sources = [*describe_sources(corpus.sources), *(describe_sources(valid_corpus.sources) if valid_corpus else [])]
+    source_facts = state_licences(sources, settings.licence)
     if (corpus.bytes or 0) > _SLOW_HASH_BYTES:
         log.info(f"hashing {(corpus.bytes or 0) / 1e9:.1f} GB, to notice later whether they have changed")
-    snapshot = FileSnapshot([*corpus.list_stamps(), *(held.list_stamps() if held else ())])
+    snapshot = FileSnapshot([*corpus.list_stamps(), *(valid_corpus.list_stamps() if valid_corpus else ())])
     with snapshot.guard():
-        recipe = Recipe.from_corpus(settings, reader.sha256, corpus, held)
+        recipe = Recipe.from_corpus(settings, reader.sha256, corpus, valid_corpus)
     if _is_up_to_date(target, recipe, shard and f"{number}/{count}", overwrite):
         return PreparedData.open(target)
     with snapshot.guard():
-        work = select_slice(list_parts(corpus, held), number, count)
+        work = select_slice(list_parts(corpus, valid_corpus), number, count)
     if workers is None and sum(place.text_bytes for place in work) < _MIN_PARALLEL_BYTES:
         processes = 0
     with publish_directory(target, overwrite) as folder:
@@ -121,16 +121,16 @@ def prepare(
             tokenizer=folder / "tokenizer",
             dtype=choose_token_dtype(reader.vocab),
             clean=settings.clean,
-            near=near,
+            near_threshold=near,
             lang=lang,
             sentences=sentences,
-            holdout=0.0 if held else settings.holdout,
+            holdout=0.0 if valid_corpus else settings.holdout,
         )
         with StageWriter(stage) as writer:
             with snapshot.guard():  # what is published is what was hashed
                 _encode_parts(work, setup, processes, writer, progress)
-            opened = Counter(corpus.counts) + Counter(held.counts if held else {})
-            writer.close({"shard": [number, count], "sources": known, "opened": dict(opened)})
+            open_counts = Counter(corpus.counts) + Counter(valid_corpus.counts if valid_corpus else {})
+            writer.close({"shard": [number, count], "sources": source_facts, "opened": dict(open_counts)})
         if shard:
             write_index(folder, _build_index(recipe, reader, {}))
             _write_manifests(folder)
@@ -145,7 +145,7 @@ def merge(slices: Names, *, out: str | os.PathLike[str], overwrite: bool = False
     """Join the slices that `prepare(…, shard="i/n")` made: the same bytes as had they been prepared in one go."""
     if isinstance(slices, str) or not slices:
         raise UsageError("slices must be a list of the directories that `prepare` made with --shard")
-    target, folders = Path(out), [Path(one) for one in slices]
+    target, folders = Path(out), [Path(name) for name in slices]
     stages = [StageReader.open(folder) for folder in folders]
     recipes = []
     for folder in folders:
@@ -158,11 +158,11 @@ def merge(slices: Names, *, out: str | os.PathLike[str], overwrite: bool = False
         if change is not None:
             raise DataError(f"{folder}: does not belong to '{folders[0]}': {change}")
     numbers = [stage.number for stage in stages]
-    twice = [number for number, times in Counter(numbers).items() if times > 1]
+    duplicates = [number for number, times in Counter(numbers).items() if times > 1]
     missing = sorted({*range(1, stages[0].count + 1)} - {*numbers})
-    if twice or missing:
-        found = f"slice {twice[0]} is given twice" if twice else f"slice {missing[0]} is missing"
-        raise DataError(f"{folders[0]}: {found}; all slices from 1 to {stages[0].count} are needed, each once")
+    if duplicates or missing:
+        problem = f"slice {duplicates[0]} is given twice" if duplicates else f"slice {missing[0]} is missing"
+        raise DataError(f"{folders[0]}: {problem}; all slices from 1 to {stages[0].count} are needed, each once")
     if _is_up_to_date(target, recipes[0], None, overwrite):
         return PreparedData.open(target)
     reader = Tokenizer.load(folders[0] / "tokenizer")
@@ -180,22 +180,22 @@ def _encode_parts(
     parts: Sequence[SplitPart], setup: EncoderSetup, workers: int, writer: StageWriter, progress: Progress | None
 ) -> None:
     """Send all units through the workers and onto the stage."""
-    total, done = sum(place.size for place in parts), 0
+    total, done_bytes = sum(place.size for place in parts), 0
     with contextlib.closing(
         map_ordered(iter_units(parts, writer.counts), setup, workers, label=lambda unit: unit.location)
     ) as chunks:
         for chunk in chunks:
             writer.add(chunk)
-            done += chunk.size
+            done_bytes += chunk.size
             if progress is not None:
-                progress(done / max(total, 1), writer.characters, writer.tokens)
+                progress(done_bytes / max(total, 1), writer.characters, writer.tokens)
 
 
 def _write_data(
     stages: Sequence[StageReader], folder: Path, recipe: Recipe, tokenizer: Tokenizer, *, remove: bool
 ) -> None:
     """Write splits, index and card."""
-    settled = write_splits(
+    result = write_splits(
         stages,
         folder,
         recipe,
@@ -204,8 +204,8 @@ def _write_data(
         unknown=tokenizer.special.get("unk"),
         remove=remove,
     )
-    write_index(folder, _build_index(recipe, tokenizer, settled.splits))
-    write_card(folder, stages, settled, recipe, tokenizer)
+    write_index(folder, _build_index(recipe, tokenizer, result.splits))
+    write_card(folder, stages, result, recipe, tokenizer)
 
 
 def _build_index(recipe: Recipe, tokenizer: Tokenizer, splits: dict[str, ShardSplit]) -> DataIndex:
@@ -222,8 +222,8 @@ def _build_index(recipe: Recipe, tokenizer: Tokenizer, splits: dict[str, ShardSp
 
 def _write_manifests(folder: Path) -> None:
     """A manifest in every directory, the outermost last."""
-    for place in (*(one for one in sorted(folder.iterdir()) if one.is_dir() and one.name != "tokenizer"), folder):
-        write_manifest(place, [one.name for one in place.iterdir() if one.is_file() and one.name != MANIFEST])
+    for place in (*(path for path in sorted(folder.iterdir()) if path.is_dir() and path.name != "tokenizer"), folder):
+        write_manifest(place, [path.name for path in place.iterdir() if path.is_file() and path.name != MANIFEST])
 
 
 def _is_up_to_date(target: Path, recipe: Recipe, part: str | None, overwrite: bool) -> bool:
@@ -263,7 +263,7 @@ def _check_size(data: PreparedData) -> PreparedData:
 
 
 def _open_inputs(inputs: Inputs, settings: PrepareConfig) -> Corpus:
-    names = inputs if isinstance(inputs, str) else [_to_name(one) for one in inputs]
+    names = inputs if isinstance(inputs, str) else [_to_name(source) for source in inputs]
     by, errors = cast(DocumentBoundary, settings.by), cast(Errors, settings.errors)
     return open_corpus(names, by=by, field=settings.field, errors=errors)
 
@@ -281,10 +281,10 @@ def _parse_holdout(holdout: str | float, valid: Inputs | None) -> float:
 
 
 def _parse_slice(shard: str | None) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", "1/1" if shard is None else shard)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", "1/1" if shard is None else shard)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(f"the shard is i/n with i from 1 to n, such as '1/4', found '{str(shard)[:40]}'")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _count_workers(workers: int | None) -> int:

@@ -65,8 +65,8 @@ class Recipe:
     def from_corpus(cls, settings: PrepareConfig, tokenizer: str, corpus: Corpus, valid: Corpus | None) -> "Recipe":
         """Hash the content of all sources."""
         train = tuple((source.name, _hash_source(source)) for source in corpus.sources)
-        held = tuple((source.name, _hash_source(source)) for source in valid.sources) if valid else ()
-        return cls(settings, tokenizer, train, held)
+        valid_hashes = tuple((source.name, _hash_source(source)) for source in valid.sources) if valid else ()
+        return cls(settings, tokenizer, train, valid_hashes)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,8 +83,8 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Settings and sources, JSON-ready; the tokenizer's hash has a place of its own in data.json."""
         corpus = {"train": [list(pair) for pair in self.train], "valid": [list(pair) for pair in self.valid]}
-        chosen = {name: value for name, value in to_dict(self.settings).items() if name != "kind"}
-        return {"version": FORMAT, **chosen, "corpus": corpus}
+        values = {name: value for name, value in to_dict(self.settings).items() if name != "kind"}
+        return {"version": FORMAT, **values, "corpus": corpus}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any], tokenizer: str, origin: str) -> "Recipe":
@@ -99,16 +99,16 @@ class Recipe:
         except (PretuneError, TypeError, KeyError, ValueError):
             raise DataError(f"{origin}: its 'settings' are damaged; prepare it again (--overwrite)") from None
 
-    def describe_change(self, other: "Recipe") -> str | None:
+    def describe_change(self, previous: "Recipe") -> str | None:
         """In words, the first thing that is not as it was; None where nothing differs."""
-        if self.tokenizer != other.tokenizer:
-            return f"the tokenizer is {self.tokenizer[:12]}…, it was {other.tokenizer[:12]}…"
-        now, then = to_dict(self.settings), to_dict(other.settings)
-        for name in now:
-            if now[name] != then[name]:
-                return f"{name} is {_format_value(now[name])}, it was {_format_value(then[name])}"
-        return _describe_source_change("", self.train, other.train) or _describe_source_change(
-            "validation ", self.valid, other.valid
+        if self.tokenizer != previous.tokenizer:
+            return f"the tokenizer is {self.tokenizer[:12]}…, it was {previous.tokenizer[:12]}…"
+        new_values, old_values = to_dict(self.settings), to_dict(previous.settings)
+        for name in new_values:
+            if new_values[name] != old_values[name]:
+                return f"{name} is {_format_value(new_values[name])}, it was {_format_value(old_values[name])}"
+        return _describe_source_change("", self.train, previous.train) or _describe_source_change(
+            "validation ", self.valid, previous.valid
         )
 
 
@@ -129,8 +129,8 @@ def parse_share(value: str | float) -> float:
 
 
 def _hash_source(source: CorpusSource) -> str:
-    whole = [item.compute_identity() for item in source.items]
-    return hashlib.sha256(json.dumps(whole, allow_nan=False).encode()).hexdigest()
+    identities = [item.compute_identity() for item in source.items]
+    return hashlib.sha256(json.dumps(identities, allow_nan=False).encode()).hexdigest()
 
 
 def _describe_source_change(

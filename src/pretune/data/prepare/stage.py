@@ -92,9 +92,9 @@ class StageWriter:
             self._file.close()
         for column in self._columns.values():
             column.close()
-        own: dict[str, Any] = {"documents": self.documents, "tokens": self.tokens, "units": self._names}
-        own |= {"counts": dict(sorted(self.counts.items())), "languages": dict(sorted(self.languages.items()))}
-        write_json(self.folder / SLICE_FILE, {**own, **facts})
+        record: dict[str, Any] = {"documents": self.documents, "tokens": self.tokens, "units": self._names}
+        record |= {"counts": dict(sorted(self.counts.items())), "languages": dict(sorted(self.languages.items()))}
+        write_json(self.folder / SLICE_FILE, {**record, **facts})
 
     def __enter__(self) -> "StageWriter":
         return self
@@ -149,8 +149,8 @@ class _LongDocument:
 
     def to_columns(self) -> dict[str, NDArray[Any] | None]:
         """Its row: the hash of the whole is that of the hashes of its pieces."""
-        joined = hashlib.blake2b(np.concatenate(self._keys).astype(">u8").tobytes(), digest_size=16).digest()
-        key = np.frombuffer(joined, dtype=">u8").astype(np.uint64).reshape(1, 2)
+        digest = hashlib.blake2b(np.concatenate(self._keys).astype(">u8").tobytes(), digest_size=16).digest()
+        key = np.frombuffer(digest, dtype=">u8").astype(np.uint64).reshape(1, 2)
         length, size = np.array([self._length]), np.array([self._size])
         row = {
             "keys": key,
@@ -179,12 +179,12 @@ class StageReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        found = read_record(SliceFile, folder / SLICE_FILE, DataError)
-        self.facts: dict[str, Any] = {**found}
-        self.documents, self.counts = found["documents"], Counter(found["counts"])
-        self.languages = Counter(found["languages"])
-        self.number, self.count = found["shard"]
-        self._units = [resolve_inside(folder, name, DataError, folder / SLICE_FILE) for name in found["units"]]
+        record = read_record(SliceFile, folder / SLICE_FILE, DataError)
+        self.facts: dict[str, Any] = {**record}
+        self.documents, self.counts = record["documents"], Counter(record["counts"])
+        self.languages = Counter(record["languages"])
+        self.number, self.count = record["shard"]
+        self._units = [resolve_inside(folder, name, DataError, folder / SLICE_FILE) for name in record["units"]]
 
     @classmethod
     def open(cls, folder: Path) -> "StageReader":
@@ -205,8 +205,8 @@ class StageReader:
         if name == "keys":
             return open_npy(path, _COLUMNS[name], 2 * self.documents).reshape(self.documents, 2)
         if name == _SIDES_COLUMN:
-            there = path.is_file()
-            return open_npy(path, "<i8", self.documents) if there else np.zeros(self.documents, dtype=np.int64)
+            exists = path.is_file()
+            return open_npy(path, "<i8", self.documents) if exists else np.zeros(self.documents, dtype=np.int64)
         if name == "signatures":
             values = open_npy(path, _COLUMNS[name])
             return values.reshape(self.documents, len(values) // max(self.documents, 1))

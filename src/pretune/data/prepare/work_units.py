@@ -60,22 +60,22 @@ class SplitPart:
 
 def list_parts(corpus: Corpus, valid: Corpus | None) -> list[SplitPart]:
     """Everything there is to do, in order: validation text first, so that training text can be checked against it."""
-    found: list[SplitPart] = []
+    parts: list[SplitPart] = []
     if valid is not None:
-        found += _iter_parts(valid, True, len(corpus.sources))
-    return [*found, *_iter_parts(corpus, False, 0)]
+        parts += _iter_parts(valid, True, len(corpus.sources))
+    return [*parts, *_iter_parts(corpus, False, 0)]
 
 
 def select_slice(parts: Sequence[SplitPart], number: int, count: int) -> list[SplitPart]:
     """The `number`th of `count` contiguous slices (from 1) of about equal size."""
     if not 1 <= number <= count:
         raise UsageError(f"the shard is i/n with i from 1 to n, found {number}/{count}")
-    total, done, mine = sum(place.size for place in parts) or 1, 0, list[SplitPart]()
+    total, offset, mine = sum(place.size for place in parts) or 1, 0, list[SplitPart]()
     for place in parts:
-        middle = done + place.size / 2
+        middle = offset + place.size / 2
         if min(int(middle * count / total), count - 1) == number - 1:
             mine.append(place)
-        done += place.size
+        offset += place.size
     return mine
 
 
@@ -83,9 +83,9 @@ def iter_units(parts: Sequence[SplitPart], counts: Counter[str]) -> Iterator[Wor
     """The work in order; what the readers leave out of what is read here is counted."""
     waiting: list[SplitPart] = []
     for place in parts:
-        known = get_max_text_bytes(place.part)
-        small = known is not None and known <= _MAX_PART_BYTES
-        full = sum(one.size for one in waiting) >= UNIT_BYTES
+        max_bytes = get_max_text_bytes(place.part)
+        small = max_bytes is not None and max_bytes <= _MAX_PART_BYTES
+        full = sum(part.size for part in waiting) >= UNIT_BYTES
         if waiting and (full or not small or waiting[0].valid != place.valid):
             yield _build_named_unit(waiting)
             waiting = []
@@ -131,8 +131,8 @@ def _split_long_documents(documents: Iterator[Document]) -> Iterator[Document]:
     open_ = False
     for document in documents:
         if document.is_continued or open_:
-            for text, more in split_pieces(document.text, UNIT_BYTES):
-                yield replace(document, text=text, is_continued=more or document.is_continued)
+            for text, is_more in split_pieces(document.text, UNIT_BYTES):
+                yield replace(document, text=text, is_continued=is_more or document.is_continued)
         else:
             yield document
         open_ = document.is_continued
@@ -141,31 +141,31 @@ def _split_long_documents(documents: Iterator[Document]) -> Iterator[Document]:
 def _read_units(place: SplitPart, counts: Counter[str]) -> Iterator[WorkUnit]:
     """The documents of a part that is large, or may be; a piece of a long one is a unit of its own."""
     left, size = place.size, 0
-    held: list[Document] = []
+    pending: list[Document] = []
     open_ = False  # the last piece given goes on
 
     def unit() -> WorkUnit:
-        nonlocal left, held, size
+        nonlocal left, pending, size
         share = min(left, size // _get_compression_ratio(place.part))
-        made = WorkUnit(
-            texts=tuple(document.sides for document in held),
+        result = WorkUnit(
+            texts=tuple(document.sides for document in pending),
             source=place.part.source,
-            location=held[0].location,
+            location=pending[0].location,
             valid=place.valid,
             size=share,
             is_continuation=open_,
-            is_unfinished=held[-1].is_continued,
+            is_unfinished=pending[-1].is_continued,
         )
-        left, held, size = left - share, [], 0
-        return made
+        left, pending, size = left - share, [], 0
+        return result
 
     for document in _split_long_documents(place.part.read_documents(counts)):
-        if held and (document.is_continued or size >= UNIT_BYTES):
+        if pending and (document.is_continued or size >= UNIT_BYTES):
             yield unit()
-        held.append(document)
+        pending.append(document)
         size += sum(map(len, document.sides))
         if document.is_continued or open_:
             yield unit()
         open_ = document.is_continued
-    if held:
+    if pending:
         yield unit()

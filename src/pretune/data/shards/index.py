@@ -102,34 +102,34 @@ def _to_json(shard: ShardFacts) -> dict[str, Any]:
 
 def read_index(directory: Path) -> DataIndex:
     """Read data.json; whatever is not as `write_index` writes it is a DataError that names the field."""
-    where = directory / INDEX_FILE
+    path = directory / INDEX_FILE
     if not directory.is_dir():
         raise DataError(f"{directory}: {explain_missing(directory, 'directory', '; give one of `pretune prepare`')}")
-    if not where.is_file():
+    if not path.is_file():
         raise DataError(
             f"{directory}: no {INDEX_FILE} in it, so it is no prepared data; make some with `pretune prepare`"
         )
-    data = read_json(where, DataError)
+    data = read_json(path, DataError)
     if data.get("format") != FORMAT:
-        raise DataError(f"{where}: has format {data.get('format')!r:.40}, this version reads {FORMAT}; {_REMEDY}")
-    dtype = _read_field(data, "dtype", str, where)
+        raise DataError(f"{path}: has format {data.get('format')!r:.40}, this version reads {FORMAT}; {_REMEDY}")
+    dtype = _read_field(data, "dtype", str, path)
     if dtype not in DTYPES:
-        raise DataError(f"{where}: 'dtype' is {dtype[:40]!r}; allowed: {', '.join(DTYPES)}")
-    vocab = _read_count(data, "vocab", where)
+        raise DataError(f"{path}: 'dtype' is {dtype[:40]!r}; allowed: {', '.join(DTYPES)}")
+    vocab = _read_count(data, "vocab", path)
     if not 0 < vocab <= np.iinfo(dtype).max + 1:
-        raise DataError(f"{where}: 'vocab' is {vocab}, which does not go with ids of {dtype}")
-    sources = _read_field(data, "sources", list, where)
+        raise DataError(f"{path}: 'vocab' is {vocab}, which does not go with ids of {dtype}")
+    sources = _read_field(data, "sources", list, path)
     if not all(isinstance(name, str) for name in sources):
-        raise DataError(f"{where}: 'sources' is not a list of names")
-    splits = _read_field(data, "splits", dict, where)
+        raise DataError(f"{path}: 'sources' is not a list of names")
+    splits = _read_field(data, "splits", dict, path)
     return DataIndex(
-        tokenizer_sha256=_read_field(data, "tokenizer_sha256", str, where),
+        tokenizer_sha256=_read_field(data, "tokenizer_sha256", str, path),
         vocab=vocab,
         dtype=dtype,
-        fingerprint=_read_field(data, "fingerprint", str, where),
+        fingerprint=_read_field(data, "fingerprint", str, path),
         sources=tuple(sources),
-        splits={name: _read_split(splits[name], name, where) for name in splits},
-        settings=_read_field(data, "settings", dict, where),
+        splits={name: _read_split(splits[name], name, path) for name in splits},
+        settings=_read_field(data, "settings", dict, path),
     )
 
 
@@ -139,17 +139,19 @@ def _read_split(data: object, name: str, path: Path) -> ShardSplit:
     shards = tuple(_read_shard(shard, name, path) for shard in _read_field(data, "shards", list, path))
     split = ShardSplit(shards=shards, bytes=_read_count(data, "bytes", path))
     for field in ("documents", "tokens", "sentences"):
-        said, summed = _read_count(data, field, path), getattr(split, field)
-        if said != summed:
-            raise DataError(f"{path}: split '{name}' has {said} {field}, but its shards have {summed}; {_REMEDY}")
+        stated_count, shard_count = _read_count(data, field, path), getattr(split, field)
+        if stated_count != shard_count:
+            raise DataError(
+                f"{path}: split '{name}' has {stated_count} {field}, but its shards have {shard_count}; {_REMEDY}"
+            )
     return split
 
 
 def _read_shard(data: object, split: str, path: Path) -> ShardFacts:
     if not isinstance(data, dict) or not _SHARD.fullmatch(str(data.get("name"))):
         raise DataError(f"{path}: a shard of split '{split}' has no number as its 'name'")
-    told = ("documents", "tokens", "sentences", *(("pairs",) if "pairs" in data else ()))
-    counts = {field: _read_count(data, field, path) for field in told}
+    names = ("documents", "tokens", "sentences", *(("pairs",) if "pairs" in data else ()))
+    counts = {field: _read_count(data, field, path) for field in names}
     return ShardFacts(name=data["name"], **counts)
 
 

@@ -72,7 +72,7 @@ def open_npy(
     path: Path, dtype: DTypeLike, count: int | None = None, *, width: int | None = None
 ) -> NDArray[np.generic]:
     """Map a file that must hold `count` values of `dtype`, or rows of `width` values, and nothing else."""
-    wanted, row = np.dtype(dtype), 1 if width is None else width
+    expected_dtype, row = np.dtype(dtype), 1 if width is None else width
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -83,25 +83,25 @@ def open_npy(
         raise DataError(f"{path}: no such file; {_REMEDY}") from None
     except OSError as fault:
         raise DataError(f"{path}: cannot be read: {fault.strerror}") from fault
-    found = _PATTERN.fullmatch(text)
-    if not start.startswith(_MAGIC) or found is None or len(text) != length:
+    match = _PATTERN.fullmatch(text)
+    if not start.startswith(_MAGIC) or match is None or len(text) != length:
         raise DataError(f"{path}: not a .npy file of numbers; {_REMEDY}")
-    kind, transposed, shape = found.groups()
-    if kind != wanted.str:
-        raise DataError(f"{path}: holds values of type '{kind}', but '{wanted.str}' is needed; {_REMEDY}")
-    if transposed == "True" or not re.fullmatch(r"\d{1,18}," + ("" if width is None else f" {width}"), shape):
-        needed = "a single dimension" if width is None else f"rows of {width}"
-        raise DataError(f"{path}: has the shape ({shape}), but {needed} is needed; {_REMEDY}")
+    kind, fortran_order, shape = match.groups()
+    if kind != expected_dtype.str:
+        raise DataError(f"{path}: holds values of type '{kind}', but '{expected_dtype.str}' is needed; {_REMEDY}")
+    if fortran_order == "True" or not re.fullmatch(r"\d{1,18}," + ("" if width is None else f" {width}"), shape):
+        layout = "a single dimension" if width is None else f"rows of {width}"
+        raise DataError(f"{path}: has the shape ({shape}), but {layout} is needed; {_REMEDY}")
     values = int(shape.partition(",")[0])
     if count is not None and values != count:
         raise DataError(f"{path}: holds {values} values, but {count} are expected; {_REMEDY}")
-    expected = 10 + length + values * row * wanted.itemsize
-    if size != expected:
-        raise DataError(f"{path}: has {size} bytes, but its header says {expected}; {_REMEDY}")
+    total_bytes = 10 + length + values * row * expected_dtype.itemsize
+    if size != total_bytes:
+        raise DataError(f"{path}: has {size} bytes, but its header says {total_bytes}; {_REMEDY}")
     if not values:  # nothing cannot be mapped
-        return np.empty(0 if width is None else (0, row), wanted)
+        return np.empty(0 if width is None else (0, row), expected_dtype)
     sizes = (values,) if width is None else (values, row)
-    return np.memmap(path, wanted, mode="r", offset=10 + length, shape=sizes).view(np.ndarray)
+    return np.memmap(path, expected_dtype, mode="r", offset=10 + length, shape=sizes).view(np.ndarray)
 
 
 def _build_header(dtype: np.dtype[np.generic], count: int) -> bytes:

@@ -38,8 +38,8 @@ class Shards:
         folder = Path(directory)
         index = read_index(folder)
         if split not in index.splits:
-            known = ", ".join(index.splits) or "none"
-            raise DataError(f"{folder / INDEX_FILE}: no split '{split}'{suggest(split, index.splits)} (there: {known})")
+            names = ", ".join(index.splits) or "none"
+            raise DataError(f"{folder / INDEX_FILE}: no split '{split}'{suggest(split, index.splits)} (there: {names})")
         return cls(folder, split, index, verify=verify)
 
     def __reduce__(self) -> tuple[Callable[..., "Shards"], tuple[Any, ...]]:
@@ -115,20 +115,20 @@ class Shards:
         self, *, tokenizer_sha256: str | None = None, vocab: int | None = None, fingerprint: str | None = None
     ) -> None:
         """Refuse what does not belong to this data: another tokenizer, a model too small for it, a changed corpus."""
-        where = self.directory / INDEX_FILE
+        path = self.directory / INDEX_FILE
         if tokenizer_sha256 is not None and tokenizer_sha256 != self.tokenizer_sha256:
             raise DataError(
-                f"{where}: made with the tokenizer {self.tokenizer_sha256[:12]}…, not with {tokenizer_sha256[:12]}…; "
+                f"{path}: made with the tokenizer {self.tokenizer_sha256[:12]}…, not with {tokenizer_sha256[:12]}…; "
                 "use the tokenizer beside the data, or prepare the data again"
             )
         if vocab is not None and vocab < self.vocab:
             raise DataError(
-                f"{where}: has a vocabulary of {self.vocab}, the model one of {vocab}; "
+                f"{path}: has a vocabulary of {self.vocab}, the model one of {vocab}; "
                 "a model's may be larger, never smaller"
             )
         if fingerprint is not None and fingerprint != self.fingerprint:
             raise DataError(
-                f"{where}: the corpus has the fingerprint {self.fingerprint[:12]}…, the run was started on "
+                f"{path}: the corpus has the fingerprint {self.fingerprint[:12]}…, the run was started on "
                 f"{fingerprint[:12]}…; put the old data back, or start a new run"
             )
 
@@ -161,8 +161,8 @@ class _MappedShard:
         self.sentences: Ints = self._open("sentences", "<i8", facts.sentences)
         self.words: NDArray[np.uint8] = self._open("words", "|u1", -(-facts.tokens // 8))
         self.sources: NDArray[np.uint16] = self._open("sources", "<u2", facts.documents)
-        none = np.zeros(facts.documents, dtype=np.int64)
-        self.sides: Ints = self._open("sides", "<i8", facts.documents) if facts.pairs else none
+        no_sides = np.zeros(facts.documents, dtype=np.int64)
+        self.sides: Ints = self._open("sides", "<i8", facts.documents) if facts.pairs else no_sides
 
     def take_tokens(self, index: Ints) -> NDArray[np.unsignedinteger]:
         return self.tokens[index]

@@ -113,25 +113,27 @@ class ShardWriter:
 
         The columns [2, D] are the sources and first sides of documents.
         """
-        at = done = 0
-        while done < len(ends):
+        token = document = 0
+        while document < len(ends):
             if self._shard is None:
                 self._shard = _ShardFiles(self.directory, f"{len(self.shards):05}", self.dtype, self.has_sides)
-            whole = len(ends) - is_unfinished  # documents that end in this call
-            last = done + int(np.searchsorted(ends[done:whole], at + self.max_tokens - self._shard.tokens))
-            full = last < whole
+            complete = len(ends) - is_unfinished  # documents that end in this call
+            last = document + int(
+                np.searchsorted(ends[document:complete], token + self.max_tokens - self._shard.tokens)
+            )
+            full = last < complete
             stop = last + 1 if full else len(ends)
             end = int(ends[stop - 1])
-            first, after = np.searchsorted(sentences, [at, end])
+            first, stop_sentence = np.searchsorted(sentences, [token, end])
             self._shard.add(
-                ids[at:end],
-                ends[done : stop if full else max(done, whole)] - at,
-                words[at:end],
-                sentences[first:after] - at,
-                *columns[:, done + int(self._is_unfinished) : stop],
+                ids[token:end],
+                ends[document : stop if full else max(document, complete)] - token,
+                words[token:end],
+                sentences[first:stop_sentence] - token,
+                *columns[:, document + int(self._is_unfinished) : stop],
             )
             self._is_unfinished = is_unfinished and not full
-            at, done = end, stop
+            token, document = end, stop
             if full:
                 self._finish_shard()
 
@@ -177,9 +179,9 @@ class _ShardFiles:
             self._files["sides"].append(sides)
             self.pairs += int((sides > 0).sum())
         bits = np.concatenate((self._bits, words))
-        whole = len(bits) // 8 * 8
-        self._files["words"].append(np.packbits(bits[:whole]))
-        self._bits = bits[whole:]
+        full_bits = len(bits) // 8 * 8
+        self._files["words"].append(np.packbits(bits[:full_bits]))
+        self._bits = bits[full_bits:]
         self.tokens += len(ids)
 
     def close(self) -> ShardFacts:

@@ -10,7 +10,7 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.data.pairs import BROKEN_LABEL, INTACT_LABEL
 from pretune.data.parallel import double_template
 from pretune.data.ragged import spread
-from pretune.data.sequence_template import A
+from pretune.data.sequence_template import TEXT_A
 from pretune.data.sequences import Sequences
 from pretune.objectives.base import ModelShape, Objective, PairKind
 from pretune.objectives.mixture import Mixture
@@ -98,7 +98,7 @@ def build_sequence(
     for token, segment in frame.pair if len(texts) == 2 else frame.single:
         ids, opens, begins = [token], [True], [True]
         if token < 0:
-            which = A - token  # 0 for the first text, 1 for the second
+            which = TEXT_A - token  # 0 for the first text, 1 for the second
             ids = read[which].tolist()
             opens = read.word_start[read.offsets[which] : read.offsets[which + 1]].tolist()
             starts = {0, *read.find_tokens(which, split_sentences(texts[which])).tolist()}

@@ -12,7 +12,7 @@ import numpy as np
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.ragged import Ints
-from pretune.data.sequence_template import A, B, SequenceTemplate
+from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.tasks.encode.base import EncodingRules, missing_value_error, read_classes, read_scores
 from pretune.tasks.encode.items import Counts, Items, build_items
@@ -111,13 +111,13 @@ def _encode_one_side(rules: EncodingRules, pool: TokenPool, count: int, training
     max_source_length = room - (target_lengths if training else min(rules.new_tokens, room - 1))
     source_lengths = np.minimum(pool.lengths[:count], max_source_length)
     lost = pool.lengths[:count] - source_lengths + full_target_lengths - target_lengths
-    place = [token for token, _ in frame.pair].index(B)
+    place = [token for token, _ in frame.pair].index(TEXT_B)
     prompt = SequenceTemplate(single=tuple((token, 0) for token, _ in frame.pair[:place]), pair=frame.pair)
     prompts = pool.lay_out(prompt, pool.offsets[:count], source_lengths)
     if not training:
         return _strip_fields(prompts.sequences), lost
     answer_template = SequenceTemplate(
-        single=((A, 0), *((token, 0) for token, _ in frame.pair[place + 1 :])), pair=frame.pair
+        single=((TEXT_A, 0), *((token, 0) for token, _ in frame.pair[place + 1 :])), pair=frame.pair
     )
     answers = pool.lay_out(answer_template, pool.offsets[count:-1], target_lengths)
     return _join(prompts, answers), lost

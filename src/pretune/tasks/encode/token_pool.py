@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
 from pretune.data.ragged import Ints, compute_offsets, spread
-from pretune.data.sequence_template import A, B, SequencePieces, SequenceTemplate
+from pretune.data.sequence_template import TEXT_A, TEXT_B, SequencePieces, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.models.spec import Model
 from pretune.text.tokenizer import Tokenizer
@@ -115,7 +115,7 @@ def build_frame(tokenizer: Tokenizer, spec: Model) -> SequenceTemplate:
     if spec.shape != "decoder":
         return template
     special_ids = tokenizer.special
-    place = [token for token, _ in template.single].index(A)
+    place = [token for token, _ in template.single].index(TEXT_A)
     prefix, suffix = list(template.single[:place]), list(template.single[place + 1 :])
     start = next((special_ids[role] for role in ("bos", "cls", "eos") if role in special_ids), None)
     ends = [special_ids[role] for role in ("cls", "eos", "sep") if role in special_ids]
@@ -127,7 +127,9 @@ def build_frame(tokenizer: Tokenizer, spec: Model) -> SequenceTemplate:
         suffix = [(end, 0)]
     middle = [] if delimiter is None else [(delimiter, 0)]
     prefix, suffix = [(token, 0) for token, _ in prefix], [(token, 0) for token, _ in suffix]
-    return SequenceTemplate(single=(*prefix, (A, 0), *suffix), pair=(*prefix, (A, 0), *middle, (B, 0), *suffix))
+    return SequenceTemplate(
+        single=(*prefix, (TEXT_A, 0), *suffix), pair=(*prefix, (TEXT_A, 0), *middle, (TEXT_B, 0), *suffix)
+    )
 
 
 def compute_room(frame: SequenceTemplate, length: int, *, pair: bool) -> int:
