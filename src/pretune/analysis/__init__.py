@@ -1,1 +1,1 @@
-"""LOOKING INSIDE: what states and weights know."""
+"""Analysis of the states and weights of models."""

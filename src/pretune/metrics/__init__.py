@@ -1,13 +1,13 @@
-"""SCORES: pure functions on numbers and strings, no torch. This table is the only place that lists them by name.
+"""Metrics: pure functions on numbers and strings, without torch; this table is the only list of their names.
 
-A metric is a function of `(gold, predicted)`, two sequences of one length, and gives a float or several by name, of
-which the first is the headline. Everything is a fraction: 1 is perfect, and reports multiply by 100 (BLEU too); a mean
-squared error alone is in the unit of what was predicted.
+A metric is a function of `(gold, predictions)`, two sequences of the same length, and returns a float or several by
+name, the headline first. All scores are fractions: 1 is perfect, and reports multiply by 100 (BLEU too); only the mean
+squared error is in the squared unit of the scores.
 
     METRICS.get("matthews")([1, 0, 1, 0], [1, 0, 1, 1])     # 0.577…
     METRICS.get("squad")([["Denver Broncos"]], ["the Broncos"])  # {'f1': 0.667, 'exact_match': 0.0}
 
-No metric is ever NaN: what a formula leaves undefined is 0, as each docstring says, and nothing to score is an error.
+No metric is ever NaN: undefined values are 0, as each docstring states, and an empty input is an error.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,10 +16,10 @@ from typing import Any
 from pretune.core.registry import Registry
 
 Score = float | dict[str, float]
-"""What a metric gives: one number, or several by name, the headline first."""
+"""Result of a metric: one number, or several by name, the headline first."""
 
 Metric = Callable[..., Score]
-"""A function of `(gold, predicted)`; further settings have names and defaults."""
+"""Function of `(gold, predictions)`; further settings are keyword arguments with defaults."""
 
 METRICS: Registry[Metric] = Registry(
     "metric",
@@ -57,11 +57,11 @@ METRICS: Registry[Metric] = Registry(
 )
 
 LOWER_IS_BETTER = frozenset({"calibration_error", "mean_squared_error"})
-"""The entries of which 0 is perfect; of all others it is 1."""
+"""Metrics for which lower is better (0 is perfect); for all others 1 is perfect."""
 
 
 def get_headline(score: float | Mapping[str, Any]) -> float:
-    """The number a score is judged by: itself, or the first of several.
+    """Return the headline of a score: the number itself, or the first of several.
 
     >>> get_headline({"average": 0.5, "accuracy": 0.75, "f1": 0.25})
     0.5

@@ -1,7 +1,6 @@
 """Pearson and Spearman correlation, equal to scipy's, and the mean squared error.
 
-Correlation is 0 where gold or predictions are constant, one example included: scipy gives NaN there, and a model that
-says the same of everything has found no relation.
+The correlation is 0 if gold or predictions are constant (also for one example), where scipy returns NaN.
 """
 
 from collections.abc import Iterable
@@ -16,44 +15,44 @@ from pretune.metrics.classification import average_scores
 Floats = NDArray[np.float64]
 
 
-def pearson(gold: Iterable[Any], predicted: Iterable[Any]) -> float:
-    """Pearson's correlation: how well a straight line maps one onto the other.
+def pearson(gold: Iterable[Any], predictions: Iterable[Any]) -> float:
+    """Pearson's linear correlation.
 
     >>> round(pearson([1, 2, 3], [2, 4, 7]), 4)
     0.9934
     """
-    left, right = check_numbers(gold, predicted)
+    left, right = check_numbers(gold, predictions)
     return _pearson(np.asarray(left), np.asarray(right))
 
 
-def spearman(gold: Iterable[Any], predicted: Iterable[Any]) -> float:
+def spearman(gold: Iterable[Any], predictions: Iterable[Any]) -> float:
     """Spearman's rank correlation; equal values share the mean of their ranks.
 
     >>> spearman([1, 2, 3], [2, 4, 400])
     1.0
     """
-    left, right = check_numbers(gold, predicted)
+    left, right = check_numbers(gold, predictions)
     return _pearson(compute_ranks(np.asarray(left)), compute_ranks(np.asarray(right)))
 
 
-def pearson_spearman(gold: Iterable[Any], predicted: Iterable[Any]) -> dict[str, float]:
-    """Pearson and Spearman correlation, averaged, as GLUE scores STS-B."""
-    left, right = check_numbers(gold, predicted)
+def pearson_spearman(gold: Iterable[Any], predictions: Iterable[Any]) -> dict[str, float]:
+    """Mean of Pearson and Spearman correlation, as GLUE scores STS-B."""
+    left, right = check_numbers(gold, predictions)
     return average_scores(pearson=pearson(left, right), spearman=spearman(left, right))
 
 
-def mean_squared_error(gold: Iterable[Any], predicted: Iterable[Any]) -> float:
-    """The mean of the squared differences, in squares of the scores' unit; 0 is perfect.
+def mean_squared_error(gold: Iterable[Any], predictions: Iterable[Any]) -> float:
+    """Mean squared error, in the squared unit of the scores; 0 is perfect.
 
     >>> mean_squared_error([1, 2], [1, 4])
     2.0
     """
-    left, right = check_numbers(gold, predicted)
+    left, right = check_numbers(gold, predictions)
     return float(np.mean((np.asarray(left) - np.asarray(right)) ** 2))
 
 
 def compute_ranks(values: Floats) -> Floats:
-    """Ranks from 1; equal values share the mean of theirs.
+    """Return ranks from 1; equal values share the mean of their ranks.
 
     >>> compute_ranks(np.array([3.0, 1.0, 3.0])).tolist()
     [2.5, 1.0, 2.5]
@@ -64,14 +63,14 @@ def compute_ranks(values: Floats) -> Floats:
 
 
 def _pearson(left: Floats, right: Floats) -> float:
-    if left.min() == left.max() or right.min() == right.max():  # before means are taken off: they leave rounding behind
+    if left.min() == left.max() or right.min() == right.max():  # before centering, which leaves rounding errors
         return 0.0
     left, right = _to_unit_vector(left), _to_unit_vector(right)
     return float(np.clip(left @ right, -1.0, 1.0))
 
 
 def _to_unit_vector(values: Floats) -> Floats:
-    """Less its mean, of length 1; scaled first, so that squares of huge or tiny values do not leave the floats."""
+    """Center and normalize; scaled first, so that squares of huge or tiny values stay finite."""
     values = values / np.abs(values).max()
     values = values - values.mean()
     size = np.linalg.norm(values)

@@ -1,6 +1,6 @@
-"""Perplexity and bits out of a summed loss. The unit is what one divides by: tokens, words or bytes of the same text.
+"""Perplexity and bits from a summed loss, per token, word or byte.
 
-Token perplexities of models with different vocabularies cannot be compared; those per word or byte can:
+Token perplexities of models with different vocabularies are not comparable; those per word or byte are:
 
     perplexity(nats, tokens)   perplexity(nats, words)   bits(nats, bytes)
 """
@@ -11,7 +11,7 @@ from pretune.core.errors import DataError
 
 
 def perplexity(nats: float, units: float) -> float:
-    """e to the mean loss; infinity where a float cannot hold it.
+    """exp of the mean loss; infinity if a float overflows.
 
     >>> round(perplexity(2 * math.log(50), 2), 9)
     50.0
@@ -21,7 +21,7 @@ def perplexity(nats: float, units: float) -> float:
 
 
 def bits(nats: float, units: float) -> float:
-    """The mean loss in bits: of a text's bytes, what its compression by the model would need.
+    """Mean loss in bits; per byte, the size of the text compressed by the model.
 
     >>> bits(8 * math.log(2), 4)
     2.0
@@ -31,7 +31,7 @@ def bits(nats: float, units: float) -> float:
 
 def _mean(nats: float, units: float) -> float:
     if not units > 0:
-        raise DataError(f"a loss over {units} units has no mean; at least one token, word or byte is needed")
+        raise DataError(f"units must be > 0 for a mean loss, got {units}")
     if math.isnan(nats):
-        raise DataError("the summed loss is nan; find the batch that gave it")
+        raise DataError("the summed loss is nan; check the batch it comes from")
     return nats / units

@@ -1,9 +1,9 @@
-"""Porter's stemmer (1980) with the changes that rouge-score's ROUGE knows it with, those of NLTK.
+"""Porter stemmer (1980) with NLTK's extensions, as in rouge-score.
 
     stem("relational") == "relat"     stem("flies") == "fli"     stem("dying") == "die"
 
-A word is read as consonants and vowels, `[C](VC){m}[V]`; m is its measure. Each step takes the first ending of its
-table that fits and, where the rest of the word is long enough by its measure, puts another in its place.
+A word is a sequence of consonants and vowels, `[C](VC){m}[V]`; m is its measure. Each step applies the first rule of
+its table whose ending fits, if the measure of the rest of the word is large enough.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ _IRREGULAR = {
 
 
 def _parse_rules(text: str) -> list[tuple[str, str]]:
-    """Endings with what takes their place: "ational>ate ness>"."""
+    """Parse rules "ending>replacement": "ational>ate ness>"."""
     return [(ending, new) for ending, _, new in (rule.partition(">") for rule in text.split())]
 
 
@@ -40,7 +40,7 @@ _STEP_4_RULES = _parse_rules(
 
 @lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
-    """The stem of a word in lower case; words of one or two letters stay.
+    """Return the stem of a word in lower case; words of one or two letters are unchanged.
 
     >>> [stem(word) for word in ("caresses", "agreed", "hopping", "happy", "conditional", "adjustment")]
     ['caress', 'agre', 'hop', 'happi', 'condit', 'adjust']
@@ -52,7 +52,7 @@ def stem(word: str) -> str:
         word = word[:-1] + "i"
     word = _apply_step_2(word)
     word = _replace_suffix(word, _STEP_3_RULES, 0)
-    if word.endswith("ion"):  # only behind s or t
+    if word.endswith("ion"):  # only after s or t
         word = word[:-3] if _measure(word[:-3]) > 1 and word[-4] in "st" else word
     else:
         word = _replace_suffix(word, _STEP_4_RULES, 1)
@@ -64,7 +64,7 @@ def _strip_plural(word: str) -> str:
 
 
 def _strip_past(word: str) -> str:
-    """Without -ed and -ing, mended where that leaves what no word ends in."""
+    """Remove -ed and -ing, and repair the ending."""
     if word.endswith("ied"):
         return word[:-1] if len(word) == 4 else word[:-2]
     if word.endswith("eed"):
@@ -85,7 +85,7 @@ def _strip_past(word: str) -> str:
 def _apply_step_2(word: str) -> str:
     if word.endswith("alli") and _measure(word[:-4]) > 0:
         return _apply_step_2(word[:-2])
-    if word.endswith("logi"):  # measured with the l
+    if word.endswith("logi"):  # measured including the l
         return word[:-1] if _measure(word[:-3]) > 0 else word
     return _replace_suffix(word, _STEP_2_RULES, 0)
 
@@ -99,7 +99,7 @@ def _apply_step_5(word: str) -> str:
 
 
 def _replace_suffix(word: str, rules: Iterable[tuple[str, str]], min_measure: int) -> str:
-    """The first rule whose ending fits decides, done where the rest's measure is above a number."""
+    """Apply the first rule whose ending fits, if the measure of the rest is above `min_measure`."""
     for ending, new in rules:
         if word.endswith(ending):
             rest = word.removesuffix(ending)
@@ -108,17 +108,17 @@ def _replace_suffix(word: str, rules: Iterable[tuple[str, str]], min_measure: in
 
 
 def _find_consonants(word: str) -> list[bool]:
-    """Which letters are consonants: not a, e, i, o, u, nor a y behind one."""
-    found: list[bool] = []
+    """Return which letters are consonants: not a, e, i, o, u, nor a y after a consonant."""
+    flags: list[bool] = []
     for letter in word:
-        found.append(letter not in "aeiou" and not (letter == "y" and found != [] and found[-1]))
-    return found
+        flags.append(letter not in "aeiou" and not (letter == "y" and flags != [] and flags[-1]))
+    return flags
 
 
 def _measure(word: str) -> int:
-    """How often consonants follow vowels."""
+    """Return how often consonants follow vowels."""
     flags = _find_consonants(word)
-    return sum(not here and after for here, after in pairwise(flags))
+    return sum(not current and following for current, following in pairwise(flags))
 
 
 def _has_double_ending(word: str) -> bool:
@@ -126,6 +126,6 @@ def _has_double_ending(word: str) -> bool:
 
 
 def _has_short_ending(word: str) -> bool:
-    """Ends in consonant, vowel, consonant other than w, x and y; or is a vowel and a consonant."""
+    """Return whether a word ends in consonant, vowel, consonant other than w, x, y; or is a vowel and a consonant."""
     flags = _find_consonants(word)
     return flags == [False, True] or (flags[-3:] == [True, False, True] and word[-1] not in "wxy")

@@ -1,8 +1,8 @@
 """ROUGE-1, -2 and -L (Lin, 2004), equal to the package rouge-score.
 
-Texts are cut into runs of a-z and 0-9 in lower case, so text of other scripts has no tokens and scores 0, as there. F1
-of shared n-grams (each counted as often as both have it), or of the longest common subsequence. Of several references
-the best counts, for each figure by itself. A corpus has the mean over its examples.
+Tokens are runs of a-z and 0-9 in lower case, so text in other scripts has no tokens and scores 0, as in rouge-score. F1
+of shared n-grams (with multiplicity), or of the longest common subsequence. For several references the best counts,
+separately for each score. A corpus score is the mean over its examples.
 """
 
 import math
@@ -21,72 +21,74 @@ PrecisionRecallF1 = tuple[float, float, float]
 
 
 def rouge(
-    gold: Iterable[str | Sequence[str]], predicted: Iterable[str], *, use_stemmer: bool = False
+    gold: Iterable[str | Sequence[str]], predictions: Iterable[str], *, use_stemmer: bool = False
 ) -> dict[str, float]:
     """ROUGE-1, ROUGE-2 and ROUGE-L, as F1.
 
-    A text without tokens scores 0, also against itself; so does ROUGE-2 of one without two.
+    A text without tokens scores 0, even against itself; so does ROUGE-2 of a text with one token.
 
     >>> rouge(["the cat sat"], ["the cat"])["rouge1"]
     0.8
     """
-    left, right = check_pairs(gold, predicted)
+    left, right = check_pairs(gold, predictions)
     rows = [score_text(reference, text, use_stemmer=use_stemmer) for reference, text in zip(left, right, strict=True)]
     return {name: math.fsum(row[name][2] for row in rows) / len(rows) for name in rows[0]}
 
 
-def rouge_stemmed(gold: Iterable[str | Sequence[str]], predicted: Iterable[str]) -> dict[str, float]:
-    """ROUGE-1, ROUGE-2 and ROUGE-L over Porter's stems, as summaries are mostly scored."""
-    return rouge(gold, predicted, use_stemmer=True)
+def rouge_stemmed(gold: Iterable[str | Sequence[str]], predictions: Iterable[str]) -> dict[str, float]:
+    """ROUGE-1, ROUGE-2 and ROUGE-L over Porter stems, the usual setting for summaries."""
+    return rouge(gold, predictions, use_stemmer=True)
 
 
-def score_text(gold: str | Sequence[str], predicted: str, *, use_stemmer: bool = False) -> dict[str, PrecisionRecallF1]:
-    """Precision, recall and F1 of one text by each ROUGE, against the reference that suits it best."""
+def score_text(
+    gold: str | Sequence[str], prediction: str, *, use_stemmer: bool = False
+) -> dict[str, PrecisionRecallF1]:
+    """Return precision, recall and F1 of one text by each ROUGE, against its best reference."""
     references = to_texts(gold)
     if not references:
-        raise DataError("an example has no reference; one or more are needed")
-    tokens = tokenise(predicted, use_stemmer=use_stemmer)
+        raise DataError("an example has no reference; at least one is needed")
+    tokens = tokenise(prediction, use_stemmer=use_stemmer)
     rows = [_score_tokens(tokenise(reference, use_stemmer=use_stemmer), tokens) for reference in references]
     return {name: max((row[name] for row in rows), key=lambda figures: figures[2]) for name in rows[0]}
 
 
 def tokenise(text: str, *, use_stemmer: bool = False) -> list[str]:
-    """The tokens that ROUGE sees; words of over three letters are stemmed.
+    """Tokenize as ROUGE does; words of more than three letters are stemmed.
 
-    >>> tokenise("Flies flew (2x)!", stemmed=True)
+    >>> tokenise("Flies flew (2x)!", use_stemmer=True)
     ['fli', 'flew', '2x']
     """
-    found = _TOKEN.findall(text.lower())
-    return [stem(token) if len(token) > 3 else token for token in found] if use_stemmer else found
+    tokens = _TOKEN.findall(text.lower())
+    return [stem(token) if len(token) > 3 else token for token in tokens] if use_stemmer else tokens
 
 
 def compute_lcs_length(left: Sequence[str], right: Sequence[str]) -> int:
-    """The length of the longest common subsequence; a column of its table is the bits of a number (Hyyrö, 2004).
+    """Return the length of the longest common subsequence, bit-parallel (Hyyrö, 2004).
 
     >>> compute_lcs_length("abcde", "xbyde")
     3
     """
-    where: dict[str, int] = {}
-    for at, token in enumerate(left):
-        where[token] = where.get(token, 0) | 1 << at
+    positions: dict[str, int] = {}
+    for i, token in enumerate(left):
+        positions[token] = positions.get(token, 0) | 1 << i
     full = (1 << len(left)) - 1
-    column = full  # a bit is 0 where the column's length steps up
+    column = full  # a bit is 0 where the length increases
     for token in right:
-        same = column & where.get(token, 0)
+        same = column & positions.get(token, 0)
         column = ((column + same) | (column - same)) & full
     return len(left) - column.bit_count()
 
 
-def _score_tokens(gold: list[str], predicted: list[str]) -> dict[str, PrecisionRecallF1]:
+def _score_tokens(gold: list[str], predictions: list[str]) -> dict[str, PrecisionRecallF1]:
     return {
-        "rouge1": _score_ngrams(gold, predicted, 1),
-        "rouge2": _score_ngrams(gold, predicted, 2),
-        "rougeL": _compute_scores(compute_lcs_length(gold, predicted), len(gold), len(predicted)),
+        "rouge1": _score_ngrams(gold, predictions, 1),
+        "rouge2": _score_ngrams(gold, predictions, 2),
+        "rougeL": _compute_scores(compute_lcs_length(gold, predictions), len(gold), len(predictions)),
     }
 
 
-def _score_ngrams(gold: list[str], predicted: list[str], n: int) -> PrecisionRecallF1:
-    left, right = (Counter(zip(*(side[i:] for i in range(n)), strict=False)) for side in (gold, predicted))
+def _score_ngrams(gold: list[str], predictions: list[str], n: int) -> PrecisionRecallF1:
+    left, right = (Counter(zip(*(side[i:] for i in range(n)), strict=False)) for side in (gold, predictions))
     return _compute_scores((left & right).total(), left.total(), right.total())
 
 

@@ -1,9 +1,9 @@
-"""How sure a result is: intervals over seeds, and a paired bootstrap against a baseline.
+"""Confidence intervals over seeds, and a paired bootstrap against a baseline.
 
-    over_seeds([0.91, 0.92, 0.90])                       # mean, standard deviation, t interval
-    against(gold, [run1, run2, run3], [tfidf], accuracy)  # difference on the same examples, its interval, p
+    compute_interval([0.91, 0.92, 0.90])                              # mean, standard deviation, t interval
+    paired_bootstrap(gold, [run1, run2, run3], [tfidf], accuracy)     # difference on the same examples, interval, p
 
-Seeds say how much training by chance matters, the bootstrap how much the choice of test examples does: give both.
+Seeds measure the variance of training, the bootstrap that of the test set: report both.
 """
 
 import math
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """The mean of some runs; the rest is None for one run, of which nothing more can be known."""
+    """Mean of several runs; the other fields are None for a single run."""
 
     mean: float
     std: float | None  # of the sample: n - 1
@@ -36,10 +36,10 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A difference between two systems on the same examples, the interval of it, and how likely it is chance.
+    """Difference between two systems on the same examples, its interval, and its significance.
 
-    `p` is the share of resampled test sets on which the first is not better (no difference counts against it), the set
-    itself among them, so it is never 0.
+    `p` is the share of resampled test sets on which the first system is not better (no difference counts against it),
+    including the original set, so it is never 0.
     """
 
     difference: float
@@ -51,15 +51,15 @@ class Comparison:
 
 
 def compute_interval(scores: Sequence[float], *, level: float = 0.95) -> Interval:
-    """Mean, standard deviation and Student's t interval of the scores of several runs.
+    """Return mean, standard deviation and Student's t interval of the scores of several runs.
 
-    >>> made = compute_interval([0.90, 0.91, 0.92])
-    >>> round(made.mean, 4), round(made.std, 4), round(made.low, 4), round(made.high, 4)
+    >>> interval = compute_interval([0.90, 0.91, 0.92])
+    >>> round(interval.mean, 4), round(interval.std, 4), round(interval.low, 4), round(interval.high, 4)
     (0.91, 0.01, 0.8852, 0.9348)
     """
     values = check_finite("score of run", scores)
     if not values:
-        raise DataError("no scores of runs; give at least one")
+        raise DataError("no scores of runs; pass at least one")
     mean, n = math.fsum(values) / len(values), len(values)
     if n == 1:
         return Interval(mean=mean, std=None, low=None, high=None, runs=1)
@@ -78,63 +78,65 @@ def paired_bootstrap(
     level: float = 0.95,
     seed: int = 0,
 ) -> Comparison:
-    """Paired bootstrap (Efron and Tibshirani, 1993; Koehn, 2004) with any metric, computed anew on each resampled set.
+    """Paired bootstrap (Efron and Tibshirani, 1993; Koehn, 2004) with any metric, recomputed on each resampled set.
 
-    `ours` and `baseline` are lists of runs, each with one prediction per example; their headline scores are averaged.
-    Both are seen on the same resampled examples, so what is hard for both cancels out.
+    `system` and `baseline` are lists of runs, each with one prediction per example; their headline scores are averaged.
+    Both are scored on the same resampled examples, so shared difficulty cancels out.
     """
     examples = list(gold)
     sides = [[list(run) for run in side] for side in (system, baseline)]
     for run in (*sides[0], *sides[1]):
         if len(run) != len(examples):
-            raise DataError(
-                f"{format_count(len(run), 'predictions')} for {format_count(len(examples), 'examples')}; pass one for each"
-            )
+            predictions = format_count(len(run), "predictions")
+            raise DataError(f"{predictions} for {format_count(len(examples), 'examples')}; pass one for each")
     if not sides[0] or not sides[1]:
-        raise DataError("a comparison needs at least one run on each side")
+        raise DataError("a comparison needs at least one run of each system")
 
-    def difference(chosen: NDArray[np.int64]) -> float:
-        at = chosen.tolist()
-        wanted = [examples[i] for i in at]
+    def compute_difference(rows: NDArray[np.int64]) -> float:
+        indices = rows.tolist()
+        sample_gold = [examples[i] for i in indices]
         first, second = (
-            sum(get_headline(metric(wanted, [run[i] for i in at])) for run in side) / len(side) for side in sides
+            sum(get_headline(metric(sample_gold, [run[i] for i in indices])) for run in side) / len(side)
+            for side in sides
         )
         return first - second
 
-    return _bootstrap(len(examples), rounds, level, seed, lambda rows: np.array([difference(row) for row in rows]))
+    return _bootstrap(
+        len(examples), rounds, level, seed, lambda samples: np.array([compute_difference(rows) for rows in samples])
+    )
 
 
 def paired_bootstrap_of_means(
     system: Sequence[float], baseline: Sequence[float], *, rounds: int = 10_000, level: float = 0.95, seed: int = 0
 ) -> Comparison:
-    """The same, fast, for scores that are means over examples (accuracy, exact match, SQuAD's F1): one score for each.
+    """Paired bootstrap for scores that are means over examples (accuracy, exact match, SQuAD's F1); much faster.
 
     >>> paired_bootstrap_of_means([1, 1, 1, 0] * 50, [0, 1, 1, 0] * 50).p < 0.001
     True
     """
     first, second = (np.asarray(check_finite("score of example", side)) for side in (system, baseline))
     if len(first) != len(second):
-        raise DataError(f"{len(first)} scores against {len(second)}; both systems need one for each example")
+        raise DataError(f"{len(first)} scores, but {len(second)} of the baseline; pass one per example for both")
     gaps = first - second
     return _bootstrap(len(gaps), rounds, level, seed, lambda rows: np.asarray(gaps[rows].mean(axis=1)))
 
 
 def compute_margin(first: float, second: float, examples: int) -> float:
-    """Two standard errors of the difference of two shares of so many examples, taken as independent."""
+    """Two standard errors of the difference of two proportions of independent samples of `examples` examples."""
     return 2 * math.sqrt((first * (1 - first) + second * (1 - second)) / max(examples, 1))
 
 
 def student_t_quantile(level: float, degrees: int) -> float:
-    """The t within which a share `level` of Student's distribution lies, for whole degrees of freedom.
+    """Return the t within which a share `level` of Student's distribution lies, for integer degrees of freedom.
 
     >>> round(student_t_quantile(0.95, 4), 4)
     2.7764
     """
     if not 0 < level < 1:
-        raise DataError(f"level is {level}; a share between 0 and 1 is needed")
+        raise DataError(f"level must be between 0 and 1, got {level}")
     if degrees < 1:
-        raise DataError(f"{degrees} degrees of freedom; two runs, so 1, are needed")
-    low, high = 0.0, math.pi / 2  # the angle whose tangent is t / sqrt(freedom); the share within rises with it
+        raise DataError(f"degrees of freedom must be >= 1 (two runs), got {degrees}")
+    low, high = 0.0, math.pi / 2  # angle with tangent t / sqrt(degrees); the coverage rises with it
     for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if _student_t_coverage(middle, degrees) < level else (low, middle)
@@ -142,32 +144,34 @@ def student_t_quantile(level: float, degrees: int) -> float:
 
 
 def _student_t_coverage(angle: float, degrees: int) -> float:
-    """The finite sums for the share within t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Return the coverage of t by finite sums (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     sine, cosine = math.sin(angle), math.cos(angle)
-    odd = degrees % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for k in range(1 + odd, degrees + odd, 2):
+    parity = degrees % 2
+    term, total = (cosine if parity else 1.0), 0.0
+    for k in range(1 + parity, degrees + parity, 2):
         total += term
         term *= cosine**2 * k / (k + 1)
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return 2 / math.pi * (angle + sine * total) if parity else sine * total
 
 
 def _bootstrap(
     examples: int, rounds: int, level: float, seed: int, difference: Callable[[NDArray[np.int64]], Floats]
 ) -> Comparison:
-    """Differences over sets drawn with replacement, a few at a time so that memory stays small."""
+    """Compute differences over sets drawn with replacement, in chunks that bound the memory."""
     if examples == 0:
-        raise DataError("nothing to compare: there are no examples; at least one is needed")
+        raise DataError("no examples to compare; at least one is needed")
     if rounds < 1 or not 0 < level < 1:
-        raise DataError(f"rounds={rounds}, level={level}: 1 round or more, and a share between 0 and 1, are needed")
+        raise DataError(f"rounds must be >= 1 and level between 0 and 1, got {rounds} and {level}")
     rng = make_generator(seed)
-    observed = float(difference(np.arange(examples)[None])[0])
+    observed_difference = float(difference(np.arange(examples)[None])[0])
     step = max(1, 2_000_000 // examples)
     parts = [
-        difference(rng.integers(0, examples, size=(min(step, rounds - done), examples)))
-        for done in range(0, rounds, step)
+        difference(rng.integers(0, examples, size=(min(step, rounds - start), examples)))
+        for start in range(0, rounds, step)
     ]
-    found = np.concatenate(parts)
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2]).tolist()
-    worse = 1 + int((found <= 0).sum())
-    return Comparison(difference=observed, low=low, high=high, p=worse / (rounds + 1), rounds=rounds, examples=examples)
+    differences = np.concatenate(parts)
+    low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    worse = 1 + int((differences <= 0).sum())
+    return Comparison(
+        difference=observed_difference, low=low, high=high, p=worse / (rounds + 1), rounds=rounds, examples=examples
+    )
