@@ -42,7 +42,7 @@ PREFIX_PATH = ".attention.prefix."
 
 @spec(kind="prefix")
 class PrefixTuning:
-    """PrefixTuning tuning: learned keys and values before the text, in every block (Li and Liang, 2021)."""
+    """Prefix tuning: learned keys and values before the text, in every block (Li and Liang, 2021)."""
 
     count: int = 20
     tokens: tuple[int, ...] | None = None  # token ids whose keys and values are the start, repeated; None: sampled ones
