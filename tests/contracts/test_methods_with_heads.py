@@ -132,7 +132,7 @@ def learn(model: ModelWithHead, method: AnyMethod, batch: pt.Batch) -> None:
     if isinstance(method, Gradual):
         (hook,) = build_hooks(model, method, epoch=1)
         hook.opened = 1  # the heads, and the block below
-        hook.settle()
+        hook.update_requires_grad()
     losses = []
     for _ in range(3):
         loss = trainee(batch).mean()
