@@ -32,8 +32,8 @@ THIRD = ("the dog", "a child plays music", "bank of the river", "music")
 
 
 def batch_of(model: Any, columns: tuple[tuple[str, ...], ...], gold: Any = (0, 0, 0, 0)) -> Any:
-    lessons = PairDataset(texts=list(zip(*columns, strict=True)), gold=list(gold))
-    stream, _ = build_text_stream(lessons, get_tokenizer(model), length=None, prompt="", batch_size=99, seed=0)
+    dataset = PairDataset(texts=list(zip(*columns, strict=True)), gold=list(gold))
+    stream, _ = build_text_stream(dataset, get_tokenizer(model), length=None, prompt="", batch_size=99, seed=0)
     order = np.random.default_rng([0, 0]).permutation(len(gold))
     assert stream.steps_per_epoch == 1 and sorted(order.tolist()) == list(range(len(gold)))
     return stream.batch(0)
@@ -44,13 +44,13 @@ def ours(
 ) -> Any:
     """The mean loss, and its gradient in the token table."""
     model = encoder()
-    made = ContrastiveModel(TextEncoder(model, Embedding()), loss, columns=len(columns))
+    contrastive_model = ContrastiveModel(TextEncoder(model, Embedding()), loss, columns=len(columns))
     if head is not None:
-        made.head.load_state_dict(head)
-    found = ContrastiveObjective(len(columns)).loss(made, batch_of(model, columns, gold))
-    assert int(found.count) == len(gold)
-    found.mean().backward()
-    return found.mean().item(), model.tokens.weight.grad
+        contrastive_model.head.load_state_dict(head)
+    loss_value = ContrastiveObjective(len(columns)).loss(contrastive_model, batch_of(model, columns, gold))
+    assert int(loss_value.count) == len(gold)
+    loss_value.mean().backward()
+    return loss_value.mean().item(), model.tokens.weight.grad
 
 
 def theirs(make: Any, columns: Any, gold: Any, tmp_path: Path) -> Any:
@@ -101,8 +101,8 @@ def test_equal_texts_are_no_wrong_answers() -> None:
     first = ("the cat plays", "a bird sings", "money in the bank", "a bird sings")
     second = ("a cat runs", "the bird", "a bird sings", "the bird")
     model = encoder()
-    made = ContrastiveModel(TextEncoder(model, Embedding()), InBatch(), columns=2)
-    vectors, same, _ = (part.detach() for part in made(batch_of(model, (first, second))))
+    contrastive_model = ContrastiveModel(TextEncoder(model, Embedding()), InBatch(), columns=2)
+    vectors, same, _ = (part.detach() for part in contrastive_model(batch_of(model, (first, second))))
     u, v = (torch.nn.functional.normalize(part, dim=-1) for part in vectors)
     expected = []
     for i in range(4):
@@ -112,17 +112,17 @@ def test_equal_texts_are_no_wrong_answers() -> None:
             if j == i or (same[1][j] != same[1][i] and same[1][j] != same[0][i])
         ]
         expected.append(np.log(np.exp(scores).sum()) - 20 * float(u[i] @ v[i]))
-    found = made.criterion.compute_losses(vectors, same, torch.zeros(4), None)
-    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-4)
-    masked = sum(
+    losses = contrastive_model.criterion.compute_losses(vectors, same, torch.zeros(4), None)
+    np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=1e-4)
+    num_masked = sum(
         int(j != i and (same[1][j] == same[1][i] or same[1][j] == same[0][i])) for i in range(4) for j in range(4)
     )
-    assert masked == 4
+    assert num_masked == 4
 
 
 def test_what_does_not_fit() -> None:
-    made = TextEncoder(encoder(), Embedding())
+    text_encoder = TextEncoder(encoder(), Embedding())
     with pytest.raises(UsageError, match=r"\b3\b.*\b2\b"):
-        ContrastiveModel(made, Triplet(), columns=2)
+        ContrastiveModel(text_encoder, Triplet(), columns=2)
     with pytest.raises(UsageError, match="static"):
         ContrastiveModel(TextEncoder(encoder(), Embedding(pooling=("static",))), InBatch(), columns=2)

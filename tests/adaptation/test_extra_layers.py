@@ -21,16 +21,20 @@ SHARED = [name for name, spec in CASES.items() if spec.shared or spec.last_stack
 def test_below_the_new_blocks_nothing_is_new(case: str) -> None:
     model = model_of(case)
     depth, batch = model.spec.last_stack.depth, lay(model.spec, text(5, 3))
-    made = add_blocks(model, 2, seed=1).eval()
-    assert made.spec.last_stack.depth == depth + 2 and made.spec.depth >= model.spec.depth
-    assert set(model.state_dict()) < set(made.state_dict())
-    was, now = model(batch, hidden=True).hidden, made(batch, hidden=True).hidden
-    assert len(now) == depth + 3
-    for old, new in zip(was[:depth], now[:depth], strict=True):  # the last may be the one after the final norm
+    taller_model = add_blocks(model, 2, seed=1).eval()
+    assert taller_model.spec.last_stack.depth == depth + 2 and taller_model.spec.depth >= model.spec.depth
+    assert set(model.state_dict()) < set(taller_model.state_dict())
+    old_layers, new_layers = model(batch, hidden=True).hidden, taller_model(batch, hidden=True).hidden
+    assert len(new_layers) == depth + 3
+    for old, new in zip(
+        old_layers[:depth], new_layers[:depth], strict=True
+    ):  # the last may be the one after the final norm
         torch.testing.assert_close(new, old)
-    new_blocks = set(made.state_dict()) - set(model.state_dict())
+    new_blocks = set(taller_model.state_dict()) - set(model.state_dict())
     assert {name.split(".")[1] for name in new_blocks} == {str(depth), str(depth + 1)}
-    assert set(freeze(made, LastOnly(layers=2))) >= {name for name, _ in made.named_parameters() if name in new_blocks}
+    assert set(freeze(taller_model, LastOnly(layers=2))) >= {
+        name for name, _ in taller_model.named_parameters() if name in new_blocks
+    }
 
 
 def test_what_has_no_room() -> None:
@@ -50,9 +54,9 @@ def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:
         base, train=table, out=tmp_path / "run", method="extra", steps=60, lr=1e-2, baselines="none", changes=quick
     )
     assert run.score is not None and run.score > 0.9
-    before, after = pt.load(base), pt.load(run).model
-    assert (before.spec.depth, after.spec.depth) == (2, 4)
-    old, new = before.encoder.state_dict(), after.encoder.state_dict()
+    base_model, run_model = pt.load(base), pt.load(run).model
+    assert (base_model.spec.depth, run_model.spec.depth) == (2, 4)
+    old, new = base_model.encoder.state_dict(), run_model.encoder.state_dict()
     assert all(torch.equal(tensor, new[name]) for name, tensor in old.items())
     with pytest.raises(UsageError, match=r"base\.extra 1\b.*'lora'"):
         finetune(base, train=table, out=tmp_path / "no", method="lora", changes={"base.extra_layers": 1})

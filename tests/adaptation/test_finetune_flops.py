@@ -1,4 +1,4 @@
-"""FLOPs of steps in which not everything is trained, beside what torch counts."""
+"""FLOPs of steps in which not everything is trained, beside name torch counts."""
 
 import copy
 
@@ -20,12 +20,12 @@ from tests.contracts.tiny import lay, text
 SMALL = {"width": 64, "depth": 4, "heads": 2, "hidden": 256, "vocab": 120}
 
 
-def made(family: str = "bert-tiny") -> ModelWithHead:
+def build_model(family: str = "bert-tiny") -> ModelWithHead:
     return adapt(build(resolve(family, SMALL), seed=1), Classification(classes=2, dropout=0.0)).train()
 
 
-def counted(model: ModelWithHead) -> int:
-    """What torch counts of a forward and a backward pass."""
+def count_torch_flops(model: ModelWithHead) -> int:
+    """Return the FLOPs that torch counts in a forward and a backward pass."""
     batch = lay(model.model.spec, text(*[40] * 4))
     with FlopCounterMode(display=False) as counter:
         torch.autograd.backward(model(batch).float().sum())
@@ -33,7 +33,7 @@ def counted(model: ModelWithHead) -> int:
 
 
 @pytest.mark.parametrize(
-    ("what", "expected"),
+    ("name", "expected"),
     [
         ("full", 1.0),
         ("frozen", 1 / 3),
@@ -45,28 +45,28 @@ def counted(model: ModelWithHead) -> int:
         ("first", (1 + 1 / 2 + 1 / 2) / 3),
     ],
 )
-def test_the_share_of_a_method(what: str, expected: float) -> None:
-    whole = made()
-    model = copy.deepcopy(whole)
+def test_the_share_of_a_method(name: str, expected: float) -> None:
+    full_model = build_model()
+    model = copy.deepcopy(full_model)
     strategies: dict[str, FreezeStrategy] = {"last": LastOnly(), "first": FirstFrozen(layers=2), "frozen": Frozen()}
-    if what in strategies:
-        freeze(model, strategies[what])
+    if name in strategies:
+        freeze(model, strategies[name])
     else:
-        apply_method(model, METHODS.get(what)())
-    found = compute_flops_share(model)
-    assert found == pytest.approx(expected, rel=0.05)
-    if what not in ("ia3", "bitfit"):  # which come with products that are no matrices, or with none
-        assert found == pytest.approx(counted(model) / counted(whole), rel=0.12)
+        apply_method(model, METHODS.get(name)())
+    share = compute_flops_share(model)
+    assert share == pytest.approx(expected, rel=0.05)
+    if name not in ("ia3", "bitfit"):  # which come with products that are no matrices, or with none
+        assert share == pytest.approx(count_torch_flops(model) / count_torch_flops(full_model), rel=0.12)
 
 
 def test_parts_that_are_opened_cost_more_from_then_on() -> None:
-    model = made()
+    model = build_model()
     hook = Gradual().build_hook(model, epoch=1)
     spending = FlopsCounter(model, lambda: hook.num_unfrozen)
     step = BatchStats(sequences=4, tokens=160, squares=6400)
     first = spending(step)
     hook.num_unfrozen = len(hook.parts) - 1
     hook.update_requires_grad()
-    both = spending(step + step)
-    assert both - first == pytest.approx(3 * first, rel=1e-6)
+    total = spending(step + step)
+    assert total - first == pytest.approx(3 * first, rel=1e-6)
     assert spending(BatchStats()) == 0.0  # a meter that begins anew

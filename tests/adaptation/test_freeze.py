@@ -1,4 +1,4 @@
-"""What each strategy trains, and that the rest does not move."""
+"""Trained parts of each strategy; the rest does not change."""
 
 import pytest
 import torch
@@ -20,28 +20,30 @@ from tests.contracts.tiny import CASES
 from tests.training.test_loop import looped, weights
 
 
-def trained(strategy: FreezeStrategy, case: str = "bert-base") -> list[str]:
+def list_trained_parts(strategy: FreezeStrategy, case: str = "bert-base") -> list[str]:
     model = pt.build(CASES[case])
     names = set(freeze(model, strategy))
-    divided = split_parts(model)
-    assert all(names.issuperset(own) or names.isdisjoint(own) for own in divided.values())
-    return [part for part, own in divided.items() if names.issuperset(own)]
+    parts = split_parts(model)
+    assert all(names.issuperset(part_names) or names.isdisjoint(part_names) for part_names in parts.values())
+    return [part for part, part_names in parts.items() if names.issuperset(part_names)]
 
 
 def test_what_each_strategy_trains() -> None:
     every = ["embeddings", "encoder.0", "encoder.1", "heads"]
-    assert trained(Full()) == every
-    assert trained(Frozen()) == ["heads"]
-    assert trained(FirstFrozen(layers=0)) == every[1:]
-    assert trained(FirstFrozen(layers=1)) == every[2:]
-    assert trained(FirstFrozen(layers=2)) == ["heads"]
-    assert trained(LastOnly()) == ["encoder.1", "heads"]
-    assert trained(LastOnly(layers=5)) == every[1:]
-    assert trained(FirstFrozen(layers=3), "bart-base") == ["decoder.1"]  # its head is the token table and a buffer
+    assert list_trained_parts(Full()) == every
+    assert list_trained_parts(Frozen()) == ["heads"]
+    assert list_trained_parts(FirstFrozen(layers=0)) == every[1:]
+    assert list_trained_parts(FirstFrozen(layers=1)) == every[2:]
+    assert list_trained_parts(FirstFrozen(layers=2)) == ["heads"]
+    assert list_trained_parts(LastOnly()) == ["encoder.1", "heads"]
+    assert list_trained_parts(LastOnly(layers=5)) == every[1:]
+    assert list_trained_parts(FirstFrozen(layers=3), "bart-base") == [
+        "decoder.1"
+    ]  # its head is the token table and a buffer
     with pytest.raises(UsageError, match=r"\b2\b.*\b3\b"):
-        trained(FirstFrozen(layers=3))
+        list_trained_parts(FirstFrozen(layers=3))
     with pytest.raises(UsageError):
-        trained(Frozen(), "gpt2-small")  # its head is the token table
+        list_trained_parts(Frozen(), "gpt2-small")  # its head is the token table
 
 
 @pytest.mark.parametrize(
@@ -81,22 +83,22 @@ def test_layerwise_rates() -> None:
 
 def test_parts_are_opened_from_above_epoch_after_epoch() -> None:
     loop = looped(steps=7)
-    divided = split_parts(loop.module.model)
-    start, moved = weights(loop), {}
+    parts = split_parts(loop.module.model)
+    start, changes = weights(loop), {}
     unfreezing = Gradual(when=Epochs(every=1.0)).build_hook(loop.module.model, epoch=2)
 
     def watch(loop: object, reports: object) -> None:
-        now = weights(loop)  # type: ignore[arg-type]
+        current = weights(loop)  # type: ignore[arg-type]
         step = loop.state.step  # type: ignore[attr-defined]
-        moved[step] = [p for p, names in divided.items() if any(not torch.equal(now[n], start[n]) for n in names)]
+        changes[step] = [p for p, names in parts.items() if any(not torch.equal(current[n], start[n]) for n in names)]
 
     loop.hooks = [unfreezing, watch]
     loop.run()
-    order = list(divided)
+    order = list(parts)
     assert order == ["embeddings", "decoder.0", "decoder.1"]
-    assert moved[1] == moved[2] == order[2:]
-    assert moved[3] == moved[4] == order[1:]
-    assert moved[5] == moved[7] == order
+    assert changes[1] == changes[2] == order[2:]
+    assert changes[3] == changes[4] == order[1:]
+    assert changes[5] == changes[7] == order
 
 
 @pytest.mark.parametrize(("steps", "opened"), [(8, [0, 1, 1, 2, 2, 2, 2, 2]), (2, [1, 2])])
@@ -104,23 +106,23 @@ def test_all_parts_are_open_in_the_second_half_where_nobody_says_when(steps: int
     loop = looped()
     unfreezing = Gradual().build_hook(loop.module.model, epoch=1000, steps=steps)
     assert len(unfreezing.parts) == 3
-    found = []
+    counts = []
     for step in range(1, steps + 1):
         loop.state.step = step
         unfreezing(loop, [])
-        found.append(unfreezing.num_unfrozen)
-    assert found == opened
+        counts.append(unfreezing.num_unfrozen)
+    assert counts == opened
 
 
 def test_parts_are_opened_on_a_plateau() -> None:
     loop = looped()
     unfreezing = Gradual(when=Plateau(patience=2)).build_hook(loop.module.model, epoch=10)
-    opened = []
-    for judged, best in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 3), (5, 3), (6, 3), (7, 3), (8, 3), (9, 3)]:
-        loop.state.judged, loop.state.best_step = judged, best
+    counts = []
+    for step, best in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 3), (5, 3), (6, 3), (7, 3), (8, 3), (9, 3)]:
+        loop.state.judged, loop.state.best_step = step, best
         unfreezing(loop, [])
-        opened.append(unfreezing.num_unfrozen)
-    assert opened == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+        counts.append(unfreezing.num_unfrozen)
+    assert counts == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_what_a_method_froze_stays_frozen() -> None:

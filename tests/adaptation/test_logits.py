@@ -35,26 +35,26 @@ def model(head: Any) -> ModelWithHead:
 )
 @torch.no_grad()
 def test_one_row_for_each_sequence(head: Any, classes: int) -> None:
-    made = model(head)
+    head_model = model(head)
     batch = pt.batch(IDS, row=6)  # rows with filler, and sequences beside each other
     assert batch.cells > len(IDS)
-    found = made(batch)
-    assert found.shape == (len(IDS), classes)
-    alone = torch.cat([made(pt.batch([ids])) for ids in IDS])
-    torch.testing.assert_close(found, alone)
+    logits = head_model(batch)
+    assert logits.shape == (len(IDS), classes)
+    single_logits = torch.cat([head_model(pt.batch([ids])) for ids in IDS])
+    torch.testing.assert_close(logits, single_logits)
 
 
 @torch.no_grad()
 def test_of_several_tasks_the_one_of_the_batch() -> None:
-    made = model(Several((Classification(classes=3), Tagging(classes=2))))
-    assert made(pt.batch(IDS, row=6)).shape == (len(IDS), 3)
+    head_model = model(Several((Classification(classes=3), Tagging(classes=2))))
+    assert head_model(pt.batch(IDS, row=6)).shape == (len(IDS), 3)
 
 
 @torch.no_grad()
 def test_heads_of_tokens_are_split() -> None:
     batch = pt.batch(IDS, row=6)
-    found = model(Tagging(classes=4))(batch)
-    assert [part.shape for part in batch.split(found)] == [(len(ids), 4) for ids in IDS]
+    logits = model(Tagging(classes=4))(batch)
+    assert [part.shape for part in batch.split(logits)] == [(len(ids), 4) for ids in IDS]
 
 
 @torch.no_grad()
@@ -87,9 +87,9 @@ def test_what_cannot_be_split_is_refused() -> None:
     ids=["tensor", "text", "texts", "ids", "input_ids", "nothing", "none"],
 )
 def test_calls_of_other_libraries_say_to_use_a_batch(kind: str, arguments: Any, options: Any, named: str) -> None:
-    made: Any = body() if kind == "bare" else model(Classification(classes=2))
+    any_model: Any = body() if kind == "bare" else model(Classification(classes=2))
     with pytest.raises(UsageError, match=named) as caught:
-        made(*arguments, **options)
+        any_model(*arguments, **options)
     assert "pt.batch" in str(caught.value)
 
 
@@ -105,8 +105,8 @@ class TestPaths:
         text = "the [MASK] sea"
         assert pt.fill(encoder, text) == pt.fill(str(encoder), text) == pt.fill(pt.load(encoder), text)
         decoder = tasked.make_base(tmp_path / "decoder", "gpt2-small", "bpe", "endoftext")
-        wish: Any = {"max_new_tokens": 4, "temperature": 0}
-        assert pt.generate(decoder, ["the old"], **wish) == pt.generate(pt.load(decoder), ["the old"], **wish)
+        options: Any = {"max_new_tokens": 4, "temperature": 0}
+        assert pt.generate(decoder, ["the old"], **options) == pt.generate(pt.load(decoder), ["the old"], **options)
 
     def test_what_is_no_model(self, tmp_path: Path) -> None:
         for work in (lambda m: pt.fill(m, "a [MASK]"), lambda m: pt.generate(m, ["a"])):

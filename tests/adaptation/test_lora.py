@@ -10,7 +10,7 @@ from pretune.adaptation.peft.lora import Lora, LoraLinear
 from tests.contracts.tiny import model_of
 
 
-def made(**settings: object) -> tuple[nn.Linear, LoraLinear]:
+def build_layers(**settings: object) -> tuple[nn.Linear, LoraLinear]:
     torch.manual_seed(0)
     linear = nn.Linear(40, 7)
     layer = LoraLinear(linear, Lora(rank=3, alpha=6.0, **settings), seed=1)  # type: ignore[arg-type]
@@ -18,7 +18,7 @@ def made(**settings: object) -> tuple[nn.Linear, LoraLinear]:
 
 
 def test_dropout_is_of_what_the_product_reads_alone() -> None:
-    linear, layer = made(dropout=0.5)
+    linear, layer = build_layers(dropout=0.5)
     x = torch.randn(2000, 40)
     assert torch.equal(layer.train()(x), linear(x))  # at first there is no product, and the layer itself reads all
     nn.init.normal_(layer.b, std=0.1)

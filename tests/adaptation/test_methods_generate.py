@@ -1,4 +1,4 @@
-"""What a model with a method on it writes is what it would say if all were read at once, token by token."""
+"""Generation with a method gives the same tokens as a full forward pass per token."""
 
 import copy
 from typing import Any
@@ -19,7 +19,7 @@ SMALL: dict[str, dict[str, Any]] = {"prefix": {"count": 3}, "prompt": {"count": 
 NEW = 4
 
 
-def stirred(case: str, name: str) -> LanguageModel:
+def build_random_model(case: str, name: str) -> LanguageModel:
     model = copy.deepcopy(model_of(case))
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():
@@ -32,14 +32,14 @@ def stirred(case: str, name: str) -> LanguageModel:
 @pytest.mark.parametrize("case", ["gpt2-small", "llama3-8b", "t5-base"])
 @pytest.mark.parametrize("name", ["prefix", "prompt", "qlora", "lora"])
 def test_written_is_read(case: str, name: str) -> None:
-    model, prompts = stirred(case, name), text(5, 2)
-    marks = GenerationTokens(eos=(), start=1 if model.spec.is_encoder_decoder else None)
+    model, prompts = build_random_model(case, name), text(5, 2)
+    generation_tokens = GenerationTokens(eos=(), start=1 if model.spec.is_encoder_decoder else None)
     for search in (
         GenerationConfig(max_new_tokens=NEW),
         GenerationConfig(max_new_tokens=NEW, search=BeamSearch(beams=2)),
     ):
         for prompt, (best, *_) in zip(
-            prompts, generate_tokens(model, prompts, search, generation_tokens=marks), strict=True
+            prompts, generate_tokens(model, prompts, search, generation_tokens=generation_tokens), strict=True
         ):
             assert len(best.tokens) == NEW
             slots = [0] * 3 if name == "prompt" else []
@@ -55,7 +55,7 @@ def test_written_is_read(case: str, name: str) -> None:
 
 
 def test_a_prefix_leaves_less_room() -> None:
-    model = stirred("gpt2-small", "prefix")  # of 24 positions
+    model = build_random_model("gpt2-small", "prefix")  # of 24 positions
     generate_tokens(
         model, text(17), GenerationConfig(max_new_tokens=5), generation_tokens=GenerationTokens(eos=(), start=None)
     )

@@ -26,13 +26,13 @@ LONG = (200, 137, 300, 9, 340)
 def laid(model: LanguageModel, lengths: tuple[int, ...], row: int | None) -> pt.Batch:
     generator = torch.Generator().manual_seed(1)
     tokens = [torch.randint(5, 90, (n,), generator=generator).tolist() for n in lengths]
-    labels = [[token if i % 5 == 0 else -100 for i, token in enumerate(one)] for one in tokens]
+    labels = [[token if i % 5 == 0 else -100 for i, token in enumerate(row)] for row in tokens]
     if model.spec.is_encoder_decoder:
         return pt.batch(source=tokens, target=tokens, row=row, labels=labels)
     return pt.batch(tokens, row=row, labels=labels)
 
 
-def learned(model: LanguageModel, batch: pt.Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def compute_loss_and_grads(model: LanguageModel, batch: pt.Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The loss and the gradients of all that is trained."""
     model.zero_grad()
     loss = model.loss(model.states(batch), batch).mean()
@@ -40,12 +40,12 @@ def learned(model: LanguageModel, batch: pt.Batch) -> tuple[torch.Tensor, list[t
     return loss.detach().cpu(), [p.grad.cpu().clone() for p in model.parameters() if p.grad is not None]
 
 
-def alike(found: Any, expected: Any, tolerance: float) -> None:
-    torch.testing.assert_close(found[0], expected[0], rtol=tolerance, atol=tolerance)
-    assert len(found[1]) == len(expected[1]) > 0
-    for mine, other in zip(found[1], expected[1], strict=True):
-        scale = float(other.abs().max().clamp(min=1e-3))
-        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance * scale)
+def alike(actual: Any, expected: Any, tolerance: float) -> None:
+    torch.testing.assert_close(actual[0], expected[0], rtol=tolerance, atol=tolerance)
+    assert len(actual[1]) == len(expected[1]) > 0
+    for actual_grad, expected_grad in zip(actual[1], expected[1], strict=True):
+        scale = float(expected_grad.abs().max().clamp(min=1e-3))
+        torch.testing.assert_close(actual_grad, expected_grad, rtol=tolerance, atol=tolerance * scale)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama3", "mistral", "mpt", "t5"])
@@ -59,29 +59,32 @@ def test_a_prefix_in_every_backend(family: str, lengths: tuple[int, ...], row: i
     model.eval()
     model.attention_backend = "eager"
     batch = laid(model, lengths, row)
-    expected = learned(model, batch)
+    expected = compute_loss_and_grads(model, batch)
     model.cuda()
     able = []
     for backend in ("eager", "rows", "flex", "sdpa"):
         model.attention_backend = backend  # type: ignore[assignment]
         try:
-            alike(learned(model, batch.to("cuda")), expected, 2e-3)
+            alike(compute_loss_and_grads(model, batch.to("cuda")), expected, 2e-3)
             able.append(backend)
         except UsageError:
             assert backend == "sdpa"
     assert able[:3] == ["eager", "rows", "flex"]
     model.attention_backend = None
-    alike(learned(model, batch.to("cuda")), expected, 2e-3)
+    alike(compute_loss_and_grads(model, batch.to("cuda")), expected, 2e-3)
 
 
 def test_4_bits_are_the_same_bits() -> None:
     weight = 0.05 * torch.randn(300, 700)
-    here, there = quantize(weight), quantize(weight.cuda())
-    assert torch.equal(here.codes, there.codes.cpu())
-    assert (here.scales.int() - there.scales.cpu().int()).abs().max() <= 1
-    again = dequantize(there, torch.float32, build_value_table("cuda"), build_scale_table("cuda")).cpu()
+    cpu_weight, gpu_weight = quantize(weight), quantize(weight.cuda())
+    assert torch.equal(cpu_weight.codes, gpu_weight.codes.cpu())
+    assert (cpu_weight.scales.int() - gpu_weight.scales.cpu().int()).abs().max() <= 1
+    gpu_values = dequantize(gpu_weight, torch.float32, build_value_table("cuda"), build_scale_table("cuda")).cpu()
     torch.testing.assert_close(
-        again, dequantize(here, torch.float32, build_value_table("cpu"), build_scale_table("cpu")), rtol=0.03, atol=1e-6
+        gpu_values,
+        dequantize(cpu_weight, torch.float32, build_value_table("cpu"), build_scale_table("cpu")),
+        rtol=0.03,
+        atol=1e-6,
     )
 
 
@@ -94,12 +97,12 @@ def test_qlora(compiled: bool) -> None:
             model.get_parameter(name).add_(0.05 * torch.randn(model.get_parameter(name).shape))
     model.eval()
     batch = laid(model, (30, 20, 50), 64)
-    expected = learned(model, batch)
+    expected = compute_loss_and_grads(model, batch)
     model = copy.deepcopy(model).cuda()
     if compiled:
         model.compile()
-    alike(learned(model, batch.to("cuda")), expected, 2e-3)
+    alike(compute_loss_and_grads(model, batch.to("cuda")), expected, 2e-3)
     with torch.autocast("cuda", torch.bfloat16):
-        loss, gradients = learned(model, batch.to("cuda"))
+        loss, gradients = compute_loss_and_grads(model, batch.to("cuda"))
     torch.testing.assert_close(loss, expected[0], rtol=0.05, atol=0.05)
     assert all(torch.isfinite(gradient).all() for gradient in gradients)

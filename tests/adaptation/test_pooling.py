@@ -43,17 +43,17 @@ def logits(model: ModelWithHead) -> np.ndarray[Any, Any]:
     tokenizer = get_tokenizer(model)
     ids = [tokenizer.template.apply(tokenizer.encode(text, add_special_tokens=False)).ids for text in TEXTS]
     with torch.no_grad():
-        return np.concatenate([model(pt.batch([one]))[:1].numpy() for one in ids])
+        return np.concatenate([model(pt.batch([sentence]))[:1].numpy() for sentence in ids])
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_head_reads_the_vectors_of_the_directory(pooling: str, base: Path) -> None:
     model = sentence_encoder(base, pooling)
-    made = adapt(model, Classification(classes=3)).eval()
+    head_model = adapt(model, Classification(classes=3)).eval()
     vectors = pt.embed(model, TEXTS, normalise=False)
-    assert made.head is not None
-    weight, bias = (made.head.get_parameter(f"out.{name}").detach().numpy() for name in ("weight", "bias"))
-    np.testing.assert_allclose(logits(made), vectors @ weight.T + bias, atol=1e-5)
+    assert head_model.head is not None
+    weight, bias = (head_model.head.get_parameter(f"out.{name}").detach().numpy() for name in ("weight", "bias"))
+    np.testing.assert_allclose(logits(head_model), vectors @ weight.T + bias, atol=1e-5)
 
 
 def test_every_head_for_sequences_does(base: Path) -> None:
@@ -64,8 +64,8 @@ def test_every_head_for_sequences_does(base: Path) -> None:
 
 def test_what_is_said_of_the_head_comes_first(base: Path) -> None:
     model = sentence_encoder(base)
-    said = PoolingConfig(mode="last", layer="own")
-    assert adapt(model, Classification(classes=2, pooling=said)).spec.pooling == said  # type: ignore[attr-defined]
+    head_pooling = PoolingConfig(mode="last", layer="own")
+    assert adapt(model, Classification(classes=2, pooling=head_pooling)).spec.pooling == head_pooling  # type: ignore[attr-defined]
 
 
 def test_without_such_files_it_is_the_family_s(base: Path) -> None:
@@ -75,14 +75,14 @@ def test_without_such_files_it_is_the_family_s(base: Path) -> None:
 
 def test_gradients_of_the_maximum_are_finite_beside_empty_cells(base: Path) -> None:
     model = sentence_encoder(base, "max")
-    made = adapt(model, Classification(classes=2))
+    head_model = adapt(model, Classification(classes=2))
     batch = pt.batch([[1, 2, 3]])
     labels = torch.full((batch.cells,), -100)
     labels[0] = 1
     batch = type(batch)(**{name: getattr(batch, name) for name in batch.__slots__} | {"labels": labels})
     assert int(batch.offsets[-1] - batch.offsets[-2]) == 0  # a spare cell
-    made.spec.loss(made, batch).mean().backward()
-    assert all(bool(p.grad.isfinite().all()) for p in made.parameters() if p.grad is not None)
+    head_model.spec.loss(head_model, batch).mean().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in head_model.parameters() if p.grad is not None)
 
 
 def test_a_pooler_has_one_place() -> None:
@@ -97,8 +97,8 @@ def test_a_run_predicts_and_exports_with_it(
     encoder, run = tmp_path / "encoder", tmp_path / "run"
     pt.save(sentence_encoder(base), encoder)
     pt.finetune(encoder, train=tasked.classes(tmp_path / "t.csv", 60), method=method, steps=3, out=run)
-    found = pt.load(run)
-    assert isinstance(found, ModelWithHead) and found.spec.pooling == PoolingConfig(mode="mean")  # type: ignore[attr-defined]
+    run_model = pt.load(run)
+    assert isinstance(run_model, ModelWithHead) and run_model.spec.pooling == PoolingConfig(mode="mean")  # type: ignore[attr-defined]
     assert main(["export", str(run), "--to", "hf", "--out", str(tmp_path / "share")]) == 0
-    shared = pt.load(tmp_path / "share")
-    np.testing.assert_allclose(logits(shared), logits(found), atol=1e-4)  # type: ignore[arg-type]
+    export_model = pt.load(tmp_path / "share")
+    np.testing.assert_allclose(logits(export_model), logits(run_model), atol=1e-4)  # type: ignore[arg-type]

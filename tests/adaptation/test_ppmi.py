@@ -21,23 +21,23 @@ def test_words_meet_within_a_window_and_a_text() -> None:
     words = WordCorpus.from_texts(TEXTS, min_count=1)
     met: Counter[tuple[str, str]] = Counter()
     for text in TEXTS:
-        for i, one in enumerate(text):
-            met.update((one, text[j]) for j in range(max(0, i - 2), min(len(text), i + 3)) if j != i)
-    found = count_cooccurrences(words, 2)
-    for i, one in enumerate(words.words):
-        for j, other in enumerate(words.words):
-            assert found[i, j] == met[one, other], (one, other)
+        for i, word in enumerate(text):
+            met.update((word, text[j]) for j in range(max(0, i - 2), min(len(text), i + 3)) if j != i)
+    counts = count_cooccurrences(words, 2)
+    for i, word in enumerate(words.words):
+        for j, context in enumerate(words.words):
+            assert counts[i, j] == met[word, context], (word, context)
 
 
 def test_the_matrix_is_that_of_the_paper() -> None:
     counts = np.array([[4, 2, 0], [2, 0, 1], [0, 1, 6]], dtype=np.float32)
     rows = counts.sum(1)
     smooth = rows**0.75 / (rows**0.75).sum()
-    found = compute_ppmi(torch.from_numpy(counts.copy()), 0.75)
+    matrix = compute_ppmi(torch.from_numpy(counts.copy()), 0.75)
     for i in range(3):
         for j in range(3):
             share = counts[i, j] / (rows[i] * smooth[j])
-            assert found[i, j] == pytest.approx(max(0.0, math.log(share)) if share else 0.0, abs=1e-5)
+            assert matrix[i, j] == pytest.approx(max(0.0, math.log(share)) if share else 0.0, abs=1e-5)
 
 
 def texts(count: int = 300) -> list[list[str]]:
@@ -49,9 +49,9 @@ def texts(count: int = 300) -> list[list[str]]:
 
 def test_the_directions_are_those_of_a_whole_decomposition() -> None:
     words = WordCorpus.from_texts(texts(), min_count=1)
-    found = torch.from_numpy(Ppmi(width=4, least=1).fit(words).matrix)
+    vectors = torch.from_numpy(Ppmi(width=4, least=1).fit(words).matrix)
     u, s, _ = torch.linalg.svd(compute_ppmi(count_cooccurrences(words, 5), 0.75))
-    torch.testing.assert_close(found @ found.T, (u[:, :4] * s[:4]) @ u[:, :4].T, atol=2e-2, rtol=0)
+    torch.testing.assert_close(vectors @ vectors.T, (u[:, :4] * s[:4]) @ u[:, :4].T, atol=2e-2, rtol=0)
 
 
 def test_words_of_one_subject_are_near_each_other_and_the_same_seed_gives_the_same() -> None:
@@ -62,8 +62,8 @@ def test_words_of_one_subject_are_near_each_other_and_the_same_seed_gives_the_sa
 
 
 def test_more_columns_than_words_are_zeros() -> None:
-    found = Ppmi(width=10, least=1).train(TEXTS)
-    assert found.width == 10 and not found.matrix[:, len(found) :].any()
+    vectors = Ppmi(width=10, least=1).train(TEXTS)
+    assert vectors.width == 10 and not vectors.matrix[:, len(vectors) :].any()
 
 
 def test_too_many_words_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

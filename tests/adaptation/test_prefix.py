@@ -1,4 +1,4 @@
-"""What a prefix is: tokens that are not there, seen by all sequences, in every backend and from the cache."""
+"""A prefix acts as tokens before every sequence, in every backend and with a cache."""
 
 import copy
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tests.contracts.tiny import CASES, DECODERS, lay, model_of, text
 P = 4
 
 
-def stirred(case: str, size: float = 0.3, **settings: Any) -> LanguageModel:
+def build_random_prefix(case: str, size: float = 0.3, **settings: Any) -> LanguageModel:
     model = copy.deepcopy(model_of(case))
     names = PrefixTuning(count=P, **settings).apply(model)
     generator = torch.Generator().manual_seed(2)
@@ -39,7 +39,7 @@ def test_a_prefix_of_real_tokens_is_those_tokens(case: str) -> None:
         pytest.skip("layers that are one have one prefix")
     model = copy.deepcopy(model_of(case))
     sentences, tokens = text(4, 6, 3), (11, 7, 40, 2)
-    expected = [found[P:] for found in read(model, [[*tokens, *sentence] for sentence in sentences], row=21)]
+    expected = [states[P:] for states in read(model, [[*tokens, *sentence] for sentence in sentences], row=21)]
     PrefixTuning(count=P, tokens=tokens).apply(model)
     equal(torch.cat(read(model, sentences, row=9)), torch.cat(expected))
     laws.cache_is_no_cache(model, (4, 1, 3))
@@ -51,7 +51,7 @@ def test_a_prefix_of_real_tokens_is_those_tokens(case: str) -> None:
     + [pytest.param(case, marks=pytest.mark.slow) for case in ("gpt2-small", "llama3-8b", "mistral-7b", "mpt-7b")],
 )
 def test_backends_agree(case: str) -> None:
-    model = stirred(next(name for name in CASES if name.startswith(case.rpartition("-")[0])))
+    model = build_random_prefix(next(name for name in CASES if name.startswith(case.rpartition("-")[0])))
     able = 0
     for row, sentences in ((13, text(6, 3, 8, 1, 5)), (None, text(6, 6))):
         model.attention_backend = "eager"
@@ -71,18 +71,18 @@ def test_backends_agree(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["bert-base", "gpt2-small", "t5-base", "xlnet-base"])
 def test_weights_are_those_of_the_text(case: str) -> None:
-    model = stirred(case)
+    model = build_random_prefix(case)
     batch = lay(model.spec, text(6, 3), row=11)
     with torch.no_grad():
-        found = model(batch, attention=True).attention
-    for layer in found:
+        attention_weights = model(batch, attention=True).attention
+    for layer in attention_weights:
         assert [weights.shape[1:] for weights in layer] == [(6, 6), (3, 3)]
         assert all((weights.sum(-1) < 1).all() for weights in layer), "the prefix takes its share"
 
 
 @pytest.mark.parametrize("case", ["bert-base", "gpt2-small", "xlnet-base"])
 def test_attention_dropout_reaches_the_prefix(case: str) -> None:
-    model = stirred(case)
+    model = build_random_prefix(case)
     for module in model.modules():
         if isinstance(getattr(module, "prefix", None), torch.nn.Module):
             module.dropout = 0.5
@@ -100,31 +100,31 @@ def test_attention_dropout_reaches_the_prefix(case: str) -> None:
 
 def test_queries_of_two_streams_see_it() -> None:
     """Even the first in an order, which sees nothing else."""
-    plain, model = model_of("xlnet-base"), stirred("xlnet-base")
+    base_model, model = model_of("xlnet-base"), build_random_prefix("xlnet-base")
     batch = pt.batch(text(5))
     order = torch.tensor([1, 2, 3, 4, 5])
     batch = replace(batch, order=order, targets=Targets(index=torch.arange(5), labels=torch.ones(5, dtype=torch.long)))
     with torch.no_grad():
-        before, after = plain(batch).logits, model(batch).logits
-    assert ((before - after).abs().amax(-1) > 1e-3).all()
+        base_logits, logits = base_model(batch).logits, model(batch).logits
+    assert ((base_logits - logits).abs().amax(-1) > 1e-3).all()
 
 
 @pytest.mark.parametrize("case", ["bert-base", "t5-base", "xlnet-base"])
 def test_a_network_makes_it_and_is_folded(case: str, tmp_path: Path) -> None:
-    plain = copy.deepcopy(model_of(case))
-    PrefixTuning(count=P).apply(plain, seed=4)
+    base_model = copy.deepcopy(model_of(case))
+    PrefixTuning(count=P).apply(base_model, seed=4)
     model, method = copy.deepcopy(model_of(case)), PrefixTuning(count=P, hidden=5)
     names = method.apply(model, seed=4)
     sentences = text(6, 3, 8)
-    equal(torch.cat(read(model, sentences)), torch.cat(read(plain, sentences)), 0.0)  # it starts at the same place
-    shared = [name for name in names if ".trunk." in name]
-    assert len(shared) == 3, "one first layer for all blocks"
-    model = stirred(case, hidden=5)
+    equal(torch.cat(read(model, sentences)), torch.cat(read(base_model, sentences)), 0.0)  # it starts at the same place
+    trunk_names = [name for name in names if ".trunk." in name]
+    assert len(trunk_names) == 3, "one first layer for all blocks"
+    model = build_random_prefix(case, hidden=5)
     expected = torch.cat(read(model, sentences))
     save_adapter(model, method, tmp_path / "adapter")
-    again = copy.deepcopy(model_of(case))
-    assert load_adapter(again, tmp_path / "adapter") == PrefixTuning(count=P)
-    equal(torch.cat(read(again, sentences)), expected, 1e-6)
+    second_model = copy.deepcopy(model_of(case))
+    assert load_adapter(second_model, tmp_path / "adapter") == PrefixTuning(count=P)
+    equal(torch.cat(read(second_model, sentences)), expected, 1e-6)
 
 
 def test_a_side_may_be_left_out() -> None:
@@ -136,11 +136,11 @@ def test_a_side_may_be_left_out() -> None:
 
 
 def test_positions_run_out_in_words() -> None:
-    model = stirred("bert-base")
+    model = build_random_prefix("bert-base")
     with pytest.raises(UsageError, match=r"\b21\b.*\b24\b.*\b4\b"):
         read(model, text(21))
     read(model, text(20))
-    model = stirred("gpt2-small")
+    model = build_random_prefix("gpt2-small")
     with pytest.raises(UsageError, match=r"\b21\b.*\b24\b"):
         model.new_cache(1, 21)
     with pytest.raises(UsageError, match=r"\b24\b"):

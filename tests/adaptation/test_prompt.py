@@ -17,17 +17,17 @@ from tests.contracts.tiny import model_of, text
 
 
 def test_slots_stand_before_each_sequence() -> None:
-    given = Sequences(
+    sequences = Sequences(
         tokens=np.array([5, 6, 7, 8]),
         offsets=np.array([0, 3, 3, 4]),
         special=np.array([True, False, False, False]),
         targets=np.array([IGNORE_INDEX, 9, IGNORE_INDEX, 4]),
         prefix=np.array([2, 0, 0]),
     )
-    made = reserve(given, 2)
-    assert made.tokens.tolist() == [0, 0, 5, 6, 7, 0, 0, 0, 0, 8]
-    assert made.offsets.tolist() == [0, 5, 7, 10]
-    assert made.special is not None and made.special.tolist() == [
+    slotted_sequences = reserve(sequences, 2)
+    assert slotted_sequences.tokens.tolist() == [0, 0, 5, 6, 7, 0, 0, 0, 0, 8]
+    assert slotted_sequences.offsets.tolist() == [0, 5, 7, 10]
+    assert slotted_sequences.special is not None and slotted_sequences.special.tolist() == [
         True,
         True,
         True,
@@ -39,16 +39,21 @@ def test_slots_stand_before_each_sequence() -> None:
         True,
         False,
     ]
-    assert made.targets is not None and made.targets.tolist() == [*[IGNORE_INDEX] * 3, 9, *[IGNORE_INDEX] * 5, 4]
-    assert made.prefix is not None and made.prefix.tolist() == [4, 0, 0]
-    assert made.words is None
-    same = reserve(given, 0)
-    assert same.tokens.tolist() == given.tokens.tolist() and same.offsets.tolist() == given.offsets.tolist()
-    both = reserve(Sequences(tokens=given.tokens, offsets=given.offsets, source=given), 2)
-    assert both.tokens.tolist() == given.tokens.tolist()
-    assert both.source is not None and both.source.tokens.tolist() == made.tokens.tolist()
+    assert slotted_sequences.targets is not None and slotted_sequences.targets.tolist() == [
+        *[IGNORE_INDEX] * 3,
+        9,
+        *[IGNORE_INDEX] * 5,
+        4,
+    ]
+    assert slotted_sequences.prefix is not None and slotted_sequences.prefix.tolist() == [4, 0, 0]
+    assert slotted_sequences.words is None
+    same = reserve(sequences, 0)
+    assert same.tokens.tolist() == sequences.tokens.tolist() and same.offsets.tolist() == sequences.offsets.tolist()
+    two_sided = reserve(Sequences(tokens=sequences.tokens, offsets=sequences.offsets, source=sequences), 2)
+    assert two_sided.tokens.tolist() == sequences.tokens.tolist()
+    assert two_sided.source is not None and two_sided.source.tokens.tolist() == slotted_sequences.tokens.tolist()
     with pytest.raises(UsageError, match=r"-1\b"):
-        reserve(given, -1)
+        reserve(sequences, -1)
 
 
 @pytest.mark.parametrize("case", ["bert-base", "gpt2-small", "llama3-8b"])
@@ -59,8 +64,8 @@ def test_a_prompt_of_real_tokens_is_those_tokens(case: str) -> None:
     expected = read(model, [[11, 7, *sentence] for sentence in sentences], row=17)
     Prompt(count=2, tokens=(11, 7)).apply(model)
     for slot in (0, 30):
-        found = read(model, [[slot, slot, *sentence] for sentence in sentences], row=17)
-        equal(torch.cat(found), torch.cat(expected), 1e-6)
+        states = read(model, [[slot, slot, *sentence] for sentence in sentences], row=17)
+        equal(torch.cat(states), torch.cat(expected), 1e-6)
 
 
 def test_a_prompt_starts_from_real_tokens() -> None:

@@ -25,28 +25,28 @@ from tests.contracts.tiny import model_of, text
 SHAPES = [(48, 80), (33, 7), (1, 1), (256, 192)]
 
 
-def made(shape: tuple[int, int], size: float = 0.05, **settings: Any) -> tuple[torch.Tensor, QuantizedWeight]:
+def build_weight(shape: tuple[int, int], size: float = 0.05, **settings: Any) -> tuple[torch.Tensor, QuantizedWeight]:
     weight = size * torch.randn(shape, generator=torch.Generator().manual_seed(3))
     return weight, quantize(weight, **settings)
 
 
-def again(small: QuantizedWeight) -> torch.Tensor:
+def dequantize_weight(small: QuantizedWeight) -> torch.Tensor:
     return dequantize(small, torch.float32, build_value_table("cpu"), build_scale_table("cpu"))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_weight_is_the_nearest_value(shape: tuple[int, int]) -> None:
-    weight, small = made(shape, group=None)
+    weight, small = build_weight(shape, group=None)
     scales = F.pad(weight.reshape(-1), (0, -weight.numel() % 64)).view(-1, 64).abs().amax(1)
     assert torch.equal(compute_scales(small, build_scale_table("cpu")), scales)
     every = scales.repeat_interleave(64)[: weight.numel()].view(shape)
     nearest = (weight[..., None] - every[..., None] * build_value_table("cpu")).abs().amin(-1)
-    torch.testing.assert_close((weight - again(small)).abs(), nearest, rtol=0, atol=1e-7)
+    torch.testing.assert_close((weight - dequantize_weight(small)).abs(), nearest, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_dequantisation_written_out(shape: tuple[int, int]) -> None:
-    _, small = made(shape)
+    _, small = build_weight(shape)
     assert small.coarse is not None
     coarse, steps = small.coarse.view(torch.float32).tolist(), build_scale_table("cpu").tolist()
     expected = []
@@ -55,7 +55,7 @@ def test_dequantisation_written_out(shape: tuple[int, int]) -> None:
         block = number // 64
         scale = steps[int(small.scales[block])] * coarse[block // 256] + coarse[-1]
         expected.append(NF4_VALUES[byte & 15 if number % 2 else byte >> 4] * scale)
-    torch.testing.assert_close(again(small), torch.tensor(expected).view(shape), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(dequantize_weight(small), torch.tensor(expected).view(shape), rtol=1e-5, atol=1e-7)
 
 
 def test_tables() -> None:
@@ -67,14 +67,14 @@ def test_tables() -> None:
 def test_zeros_stay_zeros() -> None:
     weight = torch.zeros(8, 64)
     weight[3] = torch.linspace(-1, 1, 64)
-    found = again(quantize(weight, group=None))
-    assert (found[:3] == 0).all() and (found[4:] == 0).all() and found[3].abs().max() == 1
-    assert (again(quantize(torch.zeros(3, 5))) == 0).all()
+    values = dequantize_weight(quantize(weight, group=None))
+    assert (values[:3] == 0).all() and (values[4:] == 0).all() and values[3].abs().max() == 1
+    assert (dequantize_weight(quantize(torch.zeros(3, 5))) == 0).all()
 
 
 def test_bits_of_a_weight() -> None:
     """The paper's 4 + 8 / 64 + 32 / (64 * 256), and one number for the mean."""
-    _, small = made((512, 256))
+    _, small = build_weight((512, 256))
     assert small.nbytes * 8 == 512 * 256 * (4 + 8 / 64 + 32 / (64 * 256)) + 32
 
 
@@ -86,20 +86,20 @@ def test_as_bitsandbytes_has_it(shape: tuple[int, int]) -> None:
     matrices whose rows end inside a block wrongly; an odd row length takes another path, which is right.
     """
     peer = pytest.importorskip("bitsandbytes").functional
-    weight, small = made(shape)
+    weight, small = build_weight(shape)
     codes, state = peer.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=True)
     half = (weight.numel() + 1) // 2
     assert torch.equal(small.codes[:half], codes.view(-1)[:half])
     assert torch.equal(build_value_table("cpu"), state.code) and torch.equal(
         build_scale_table("cpu"), state.state2.code
     )
-    apart = (small.scales.int() - state.absmax.int()).abs()
-    assert apart.max() <= 1 and apart.float().mean() < 0.01
+    difference = (small.scales.int() - state.absmax.int()).abs()
+    assert difference.max() <= 1 and difference.float().mean() < 0.01
     if shape[1] % 64 and shape[1] % 2 == 0:
         return
-    ours, theirs = again(small), peer.dequantize_4bit(codes, state)
+    ours, theirs = dequantize_weight(small), peer.dequantize_4bit(codes, state)
     torch.testing.assert_close(ours, theirs, rtol=0.02, atol=1e-6)
-    if not apart.any():
+    if not difference.any():
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
     torch.testing.assert_close(
         dequantize_by_kernel(small, compute_scales(small, build_scale_table("cpu")), torch.float32),
@@ -110,32 +110,32 @@ def test_as_bitsandbytes_has_it(shape: tuple[int, int]) -> None:
 
 
 def test_a_product_keeps_nothing_but_the_bits() -> None:
-    weight, _ = made((40, 24))
+    weight, _ = build_weight((40, 24))
     layer = Weight4bit(weight, Qlora())
     x, bias = torch.randn(5, 24, requires_grad=True), torch.randn(40, requires_grad=True)
-    kept: list[torch.Tensor] = []
+    saved: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
+        saved.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         y = layer(x, bias)
-    assert kept and all(not tensor.is_floating_point() for tensor in kept)
+    assert saved and all(not tensor.is_floating_point() for tensor in saved)
     slope = torch.randn(5, 40)
-    found = torch.autograd.grad((y * slope).sum(), (x, bias))
+    grads = torch.autograd.grad((y * slope).sum(), (x, bias))
     expected = torch.autograd.grad((F.linear(x, layer.dequantize(torch.float32), bias) * slope).sum(), (x, bias))
-    for ours, plain in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, plain, rtol=0, atol=1e-6)
+    for grad, expected_grad in zip(grads, expected, strict=True):
+        torch.testing.assert_close(grad, expected_grad, rtol=0, atol=1e-6)
     torch.testing.assert_close(y, F.linear(x, layer.dequantize(torch.float32), bias), rtol=0, atol=0)
 
 
 def test_precision_is_that_of_the_model_and_of_autocast() -> None:
-    weight, _ = made((40, 24))
+    weight, _ = build_weight((40, 24))
     layer = Weight4bit(weight, Qlora())
-    before = [buffer.clone() for buffer in layer.buffers()]
+    buffers = [buffer.clone() for buffer in layer.buffers()]
     layer.bfloat16()
-    assert all(torch.equal(*pair) for pair in zip(before, layer.buffers(), strict=True)), "no bit is rounded"
+    assert all(torch.equal(*pair) for pair in zip(buffers, layer.buffers(), strict=True)), "no bit is rounded"
     x = torch.randn(5, 24)
     assert layer(x, None).dtype == torch.float32 and layer(x.bfloat16(), None).dtype == torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
@@ -148,22 +148,22 @@ def test_precision_is_that_of_the_model_and_of_autocast() -> None:
 def test_memory_is_a_quarter_of_half_precision() -> None:
     model = copy.deepcopy(model_of("bert-base"))
     Qlora(rank=2).apply(model)
-    now, half = compute_footprint(model.encoder[0].feedforward.up.weight4)
+    nbytes, half = compute_footprint(model.encoder[0].feedforward.up.weight4)
     tables = 4 * (16 + 256)
-    assert (now - tables) / half == pytest.approx(4.127 / 16, rel=0.03)
+    assert (nbytes - tables) / half == pytest.approx(4.127 / 16, rel=0.03)
     assert compute_footprint(model)[1] == 4 * sum(parameter.numel() for parameter in model_of("bert-base").parameters())
     assert compute_footprint(model)[0] < compute_footprint(model)[1]
-    plain = copy.deepcopy(model_of("bert-base")).requires_grad_(False)
-    assert compute_footprint(plain) == (compute_footprint(model)[1],) * 2
+    base_model = copy.deepcopy(model_of("bert-base")).requires_grad_(False)
+    assert compute_footprint(base_model) == (compute_footprint(model)[1],) * 2
     assert all(not name.endswith("q.weight") for name, _ in model.named_parameters())
 
 
 def test_the_model_moves_little() -> None:
     model = copy.deepcopy(model_of("llama3-8b"))
-    before = torch.cat(read(model, text(6, 4)))
+    states = torch.cat(read(model, text(6, 4)))
     Qlora(block=16).apply(model)
-    after = torch.cat(read(model, text(6, 4)))
-    assert 1e-4 < (after - before).abs().mean() < 0.5 * before.abs().mean()
+    merged_states = torch.cat(read(model, text(6, 4)))
+    assert 1e-4 < (merged_states - states).abs().mean() < 0.5 * states.abs().mean()
 
 
 def test_what_is_asked_is_checked() -> None:

@@ -66,8 +66,8 @@ def test_a_mix_finds_the_layer_that_tells() -> None:
     optimizer = torch.optim.Adam(reader.parameters(), lr=0.03)
     losses = []
     for _ in range(60):
-        fresh = (torch.randn_like(noise), telling, torch.randn_like(noise))
-        loss = F.cross_entropy(reader(fresh, batch), labels)
+        new_layers = (torch.randn_like(noise), telling, torch.randn_like(noise))
+        loss = F.cross_entropy(reader(new_layers, batch), labels)
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
@@ -80,8 +80,8 @@ def test_a_mix_finds_the_layer_that_tells() -> None:
     "spec", [SMALL, TAGGER, MixReader(classes=2, mix=LayerMix(norm=LayerNorm()), lstm=BiLSTM(hidden=3, depth=2))]
 )
 def test_parameters_are_counted(spec: MixReader) -> None:
-    built = spec.build(width=5, layers=4)
-    assert spec.params(width=5, layers=4) == sum(weight.numel() for weight in built.parameters())
+    module = spec.build(width=5, layers=4)
+    assert spec.params(width=5, layers=4) == sum(weight.numel() for weight in module.parameters())
 
 
 MIXING = Mixing(lstm=BiLSTM(hidden=4), attention=4, dropout=0.0)
@@ -102,9 +102,9 @@ def test_a_mix_is_a_head_of_every_kind(name: str, head: str, tmp_path: Path) -> 
     logits = model(batch)
     assert len(logits) == (len(batch.tokens) if head in ("tagging", "span") else 3)
     pt.save(model, tmp_path / "run")
-    again = pt.load(tmp_path / "run")
-    assert isinstance(again, ModelWithHead) and again.spec == model.spec
-    torch.testing.assert_close(again(batch), logits, rtol=0, atol=0)
+    second_model = pt.load(tmp_path / "run")
+    assert isinstance(second_model, ModelWithHead) and second_model.spec == model.spec
+    torch.testing.assert_close(second_model(batch), logits, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("head", ["classification", "tagging"])
@@ -116,11 +116,11 @@ def test_both_ways_are_mixed_as_elmo_does(head: str, tmp_path: Path) -> None:
     reader = model.head
     assert isinstance(reader, ScalarMixHead) and reader.backwards is not None
     batch = lay(model.model.spec, text(6, 3, 8))
-    turned, index = reverse_sequences(batch)
-    hidden = zip(extract_layers(body, batch)[0], extract_layers(reader.backwards, turned)[0], strict=True)
-    both = tuple(torch.cat((left, right.index_select(0, index)), dim=-1) for left, right in hidden)
+    reverse_batch, index = reverse_sequences(batch)
+    hidden = zip(extract_layers(body, batch)[0], extract_layers(reader.backwards, reverse_batch)[0], strict=True)
+    layers = tuple(torch.cat((left, right.index_select(0, index)), dim=-1) for left, right in hidden)
     second, reader.backwards = reader.backwards, None
-    expected = reader(both, batch)
+    expected = reader(layers, batch)
     reader.backwards = second
     expected = expected if head == "tagging" else expected[batch.find_sequence_cells()]
     torch.testing.assert_close(model(batch), expected, rtol=0, atol=0)

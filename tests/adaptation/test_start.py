@@ -19,19 +19,19 @@ CASES = ["bert-base", "gpt2-small", "t5-base", "bart-base"]
 def test_no_special_token_is_drawn(case: str) -> None:
     model = model_of(case)
     special = model.spec.special
-    kept = {special.pad, special.bos, special.start, *special.eos} - {None}
-    drawn = {*choose_tokens(model, 5000, None, seed=1).tolist()}
-    assert kept and drawn == {*range(model.spec.vocab)} - kept
+    special_ids = {special.pad, special.bos, special.start, *special.eos} - {None}
+    ids = {*choose_tokens(model, 5000, None, seed=1).tolist()}
+    assert special_ids and ids == {*range(model.spec.vocab)} - special_ids
 
 
 def test_only_the_frequent_ones_are_drawn() -> None:
     model = build(
         resolve("bert-tiny", {"vocab": 2 * NUM_COMMON_TOKENS, "width": 8, "depth": 1, "heads": 1, "hidden": 8})
     )
-    drawn = choose_tokens(model, 20_000, None, seed=0)
-    assert NUM_COMMON_TOKENS * 0.9 < drawn.max() < NUM_COMMON_TOKENS and len(drawn.unique()) > 0.9 * NUM_COMMON_TOKENS
-    assert torch.equal(drawn, choose_tokens(model, 20_000, None, seed=0))
-    assert not torch.equal(drawn, choose_tokens(model, 20_000, None, seed=1))
+    ids = choose_tokens(model, 20_000, None, seed=0)
+    assert NUM_COMMON_TOKENS * 0.9 < ids.max() < NUM_COMMON_TOKENS and len(ids.unique()) > 0.9 * NUM_COMMON_TOKENS
+    assert torch.equal(ids, choose_tokens(model, 20_000, None, seed=0))
+    assert not torch.equal(ids, choose_tokens(model, 20_000, None, seed=1))
 
 
 def test_those_that_are_given_come_in_turn() -> None:
@@ -47,8 +47,8 @@ def test_a_prefix_starts_as_the_keys_and_values_of_what_is_drawn(case: str) -> N
     layers = [layer.attention for _, stack in list_stacks(model) for layer in stack]
     assert len(layers) == sum(len(stack.layers) for stack in model.spec.stacks)
     for attention in layers:
-        for found, wanted in zip(attention.prefix(), expected[attention], strict=True):
-            assert torch.equal(found, wanted) and found.abs().max() > 0
+        for tensor, expected_tensor in zip(attention.prefix(), expected[attention], strict=True):
+            assert torch.equal(tensor, expected_tensor) and tensor.abs().max() > 0
 
 
 @pytest.mark.parametrize("case", CASES)

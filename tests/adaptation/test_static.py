@@ -29,7 +29,7 @@ def topics(texts: int = 600, seed: int = 0) -> list[list[str]]:
     return [[f"{'ab'[i % 2]}{rng.integers(20)}" for _ in range(12)] for i in range(texts)]
 
 
-def apart(vectors: WordVectors) -> float:
+def compute_separation(vectors: WordVectors) -> float:
     """By how much words of one topic are nearer to each other than to those of the other, in cosine."""
     unit = vectors.matrix - vectors.matrix.mean(0)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
@@ -48,10 +48,10 @@ def apart(vectors: WordVectors) -> float:
     ids=["skip_gram", "cbow", "glove"],
 )
 def test_words_of_one_topic_lie_together_and_the_seed_decides_all(spec: Word2Vec | Glove) -> None:
-    first, again, other = spec.train(topics()), spec.train(topics()), spec.train(topics(), seed=1)
-    assert apart(first) > 0.5
-    assert first.matrix.tobytes() == again.matrix.tobytes() and first.words == again.words
-    assert first.matrix.tobytes() != other.matrix.tobytes()
+    first, same_seed, other_seed = spec.train(topics()), spec.train(topics()), spec.train(topics(), seed=1)
+    assert compute_separation(first) > 0.5
+    assert first.matrix.tobytes() == same_seed.matrix.tobytes() and first.words == same_seed.words
+    assert first.matrix.tobytes() != other_seed.matrix.tobytes()
     assert {word[0] for word, _ in first.find_nearest("a3", 5)} == {"a"}
 
 
@@ -60,17 +60,17 @@ def inputs(mode: str) -> tuple[torch.Tensor, torch.Tensor, word2vec.NeighborMask
     torch.manual_seed(4)
     n, groups = 40, 2
     text = np.repeat([0, 1], [25, 15])
-    near = [
-        (d, a.double(), b.double())
-        for d, a, b in word2vec._find_neighbors(text, np.random.default_rng(1).integers(1, 4, n))
+    neighbors = [
+        (d, after_mask.double(), before_mask.double())
+        for d, after_mask, before_mask in word2vec._find_neighbors(text, np.random.default_rng(1).integers(1, 4, n))
     ]
     x, y = (torch.randn(n, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
     negatives = torch.randn(groups, word2vec.NEGATIVES_PER_GROUP, 6, dtype=torch.float64, requires_grad=True)
-    return x, y, near, negatives
+    return x, y, neighbors, negatives
 
 
 def against(x: torch.Tensor, times: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
-    """What the negatives add to the gain of states, written plainly."""
+    """Reference gain of the negatives."""
     total = x.new_zeros(())
     for i in range(len(x)):
         total = total + times[i] * 0.25 * F.logsigmoid(-(negatives[i // word2vec.GROUP_SIZE] @ x[i])).sum()
@@ -78,44 +78,48 @@ def against(x: torch.Tensor, times: torch.Tensor, negatives: torch.Tensor) -> to
 
 
 def test_skip_gram_has_the_gradient_of_its_loss() -> None:
-    x, y, near, negatives = inputs("skip_gram")
+    x, y, neighbors, negatives = inputs("skip_gram")
     gain, times = x.new_zeros(()), x.new_zeros(len(x))
-    for d, ahead, back in near:
+    for d, after_mask, before_mask in neighbors:
         for i in range(len(x) - d):
-            gain = gain + ahead[i, 0] * F.logsigmoid(x[i] @ y[i + d]) + back[i, 0] * F.logsigmoid(x[i + d] @ y[i])
-            times[i] += ahead[i, 0]
-            times[i + d] += back[i, 0]
+            gain = (
+                gain
+                + after_mask[i, 0] * F.logsigmoid(x[i] @ y[i + d])
+                + before_mask[i, 0] * F.logsigmoid(x[i + d] @ y[i])
+            )
+            times[i] += after_mask[i, 0]
+            times[i + d] += before_mask[i, 0]
     gain = gain + against(x, times, negatives)
-    wanted = torch.autograd.grad(gain, (x, y, negatives))
-    shared = word2vec._Negatives(negatives.detach(), 0.25)
-    found = word2vec._step_skip_gram(x.detach(), y.detach(), near, shared)
-    for ours, theirs in zip((*found, shared.gradient.view_as(negatives)), wanted, strict=True):
+    expected = torch.autograd.grad(gain, (x, y, negatives))
+    group_negatives = word2vec._Negatives(negatives.detach(), 0.25)
+    grads = word2vec._step_skip_gram(x.detach(), y.detach(), neighbors, group_negatives)
+    for ours, theirs in zip((*grads, group_negatives.gradient.view_as(negatives)), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
 def test_cbow_gives_each_word_of_a_window_the_gradient_of_their_mean() -> None:
-    x, y, near, negatives = inputs("cbow")
+    x, y, neighbors, negatives = inputs("cbow")
     weight = x.new_zeros(len(x), len(x))  # who is in whose window
-    for d, ahead, back in near:
+    for d, after_mask, before_mask in neighbors:
         for i in range(len(x) - d):
-            weight[i, i + d], weight[i + d, i] = ahead[i, 0], back[i, 0]
+            weight[i, i + d], weight[i + d, i] = after_mask[i, 0], before_mask[i, 0]
     times = weight.sum(1).clamp(max=1)
     mean = (weight @ x.detach() / weight.sum(1, keepdim=True).clamp(min=1)).requires_grad_()
     gain = (times * F.logsigmoid((mean * y).sum(1))).sum() + against(mean, times, negatives)
     d_mean, d_y, d_negatives = torch.autograd.grad(gain, (mean, y, negatives))
-    shared = word2vec._Negatives(negatives.detach(), 0.25)
-    found = word2vec._step_cbow(x.detach(), y.detach(), near, shared)
-    torch.testing.assert_close(found[0], weight.T @ d_mean, rtol=0, atol=1e-10)
-    torch.testing.assert_close(found[1], d_y, rtol=0, atol=1e-10)
-    torch.testing.assert_close(shared.gradient.view_as(negatives), d_negatives, rtol=0, atol=1e-10)
+    group_negatives = word2vec._Negatives(negatives.detach(), 0.25)
+    grads = word2vec._step_cbow(x.detach(), y.detach(), neighbors, group_negatives)
+    torch.testing.assert_close(grads[0], weight.T @ d_mean, rtol=0, atol=1e-10)
+    torch.testing.assert_close(grads[1], d_y, rtol=0, atol=1e-10)
+    torch.testing.assert_close(group_negatives.gradient.view_as(negatives), d_negatives, rtol=0, atol=1e-10)
 
 
 def test_windows_reach_no_further_than_drawn_and_never_into_another_text() -> None:
     text, windows = np.array([0, 0, 0, 1, 1]), np.array([1, 2, 1, 2, 1])
     found = {
         (i, i + d)
-        for d, ahead, _ in word2vec._find_neighbors(text, windows)
-        for i in ahead[:, 0].nonzero()[:, 0].tolist()
+        for d, after_mask, _ in word2vec._find_neighbors(text, windows)
+        for i in after_mask[:, 0].nonzero()[:, 0].tolist()
     }
     found |= {
         (i + d, i)
@@ -150,15 +154,15 @@ def test_meetings_are_counted_as_by_a_loop(texts: list[list[str]], window: int) 
     if not any(texts):
         return
     words = WordCorpus.from_texts(texts, min_count=1)
-    wanted: Counter[tuple[int, int]] = Counter()
+    expected: Counter[tuple[int, int]] = Counter()
     for text in texts:
         ids = [words.words.index(word) for word in text]
         for i, j in itertools.combinations(range(len(ids)), 2):
             if j - i <= window:
-                wanted[min(ids[i], ids[j]), max(ids[i], ids[j])] += 1 / (j - i)  # type: ignore[assignment]
+                expected[min(ids[i], ids[j]), max(ids[i], ids[j])] += 1 / (j - i)  # type: ignore[assignment]
     first, second, met = count_cooccurrences(words, window)
-    found = dict(zip(zip(first.tolist(), second.tolist(), strict=True), met.tolist(), strict=True))
-    assert found == pytest.approx(dict(wanted))
+    counts = dict(zip(zip(first.tolist(), second.tolist(), strict=True), met.tolist(), strict=True))
+    assert counts == pytest.approx(dict(expected))
 
 
 def test_words_are_numbered_by_frequency_and_rare_ones_left_out() -> None:
@@ -190,8 +194,8 @@ def test_a_file_comes_back_equal(
     )
     path = tmp_path_factory.mktemp("vectors") / "v.txt"
     WordVectors(words, matrix).save(path)
-    found = WordVectors.load(path)
-    assert found.words == tuple(words) and found.matrix.tobytes() == matrix.tobytes()
+    vectors = WordVectors.load(path)
+    assert vectors.words == tuple(words) and vectors.matrix.tobytes() == matrix.tobytes()
     assert path.read_text().partition("\n")[0] == f"{len(matrix)} {matrix.shape[1]}"
 
 
@@ -207,8 +211,8 @@ def test_gensim_reads_our_file(tmp_path: Path) -> None:
 
 def test_a_file_of_glove_has_no_first_line(tmp_path: Path) -> None:
     (tmp_path / "g.txt").write_text("the 0.5 -1\nof 2 3e-2\n")
-    found = WordVectors.load(tmp_path / "g.txt")
-    assert found.words == ("the", "of") and found.matrix.tolist() == [[0.5, -1], [2, np.float32(0.03)]]
+    vectors = WordVectors.load(tmp_path / "g.txt")
+    assert vectors.words == ("the", "of") and vectors.matrix.tolist() == [[0.5, -1], [2, np.float32(0.03)]]
 
 
 @pytest.mark.parametrize(
@@ -239,8 +243,8 @@ def test_a_file_that_is_not_one_of_vectors_is_told(tmp_path: Path, text: str, va
 def test_a_mutated_file_is_read_or_refused(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     content = bytearray(b"3 2\nthe 0.5 -1\nof 2 3e-2\na 1 1\n")
     for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(content) - 1))
-        content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        position = data.draw(st.integers(0, len(content) - 1))
+        content[position : position + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
         content = content or bytearray(b" ")
     path = tmp_path_factory.mktemp("mutated") / "v.txt"
     path.write_bytes(content)
@@ -298,6 +302,6 @@ def test_prepared_data_is_read_as_texts(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n\n".join(texts))
     tokenizer = pt.train_tokenizer("wordpiece", [tmp_path / "texts.txt"], vocab=120)
     data = pt.prepare([tmp_path / "texts.txt"], tokenizer=tokenizer, out=tmp_path / "data", workers=0)
-    found = [split_words(text) for text in read_shard_texts(data)]
-    assert len(found) > 40 and all(words in map(split_words, texts) for words in found)
+    words_by_text = [split_words(text) for text in read_shard_texts(data)]
+    assert len(words_by_text) > 40 and all(words in map(split_words, texts) for words in words_by_text)
     assert len(Word2Vec(width=8, epochs=1).train(read_shard_texts(data))) == 40

@@ -33,62 +33,71 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def test_the_same_vocabulary_changes_nothing(base: LanguageModel) -> None:
-    made = replace_vocabulary(base, get_tokenizer(base))
+    new_model = replace_vocabulary(base, get_tokenizer(base))
     batch = pt.batch([get_tokenizer(base).encode(TEXT, add_special_tokens=False)])
-    torch.testing.assert_close(made(batch).logits, base(batch).logits[:, : made.spec.vocab], rtol=0, atol=1e-6)
-    assert made.spec.special == base.spec.special
+    torch.testing.assert_close(
+        new_model(batch).logits, base(batch).logits[:, : new_model.spec.vocab], rtol=0, atol=1e-6
+    )
+    assert new_model.spec.special == base.spec.special
 
 
 def test_tokens_keep_their_rows_and_new_ones_are_means(base: LanguageModel, other: Tokenizer) -> None:
     old = get_tokenizer(base)
-    made = replace_vocabulary(base, other)
-    assert made.spec.vocab == other.vocab == len(made.tokens.weight) and get_tokenizer(made).sha256 == other.sha256
-    known, now = old.raw.get_vocab(), other.raw.get_vocab()
-    shared = [token for token in now if token in known and now[token] not in other.special.values()]
-    assert len(shared) > 50 and any(now[token] != known[token] for token in shared)
-    for token in shared:
-        assert torch.equal(made.tokens.weight[now[token]], base.tokens.weight[known[token]])
-        assert made.head is not None and base.head is not None
-        assert torch.equal(made.head.bias[now[token]], base.head.bias[known[token]])  # type: ignore[index]
+    new_model = replace_vocabulary(base, other)
+    assert (
+        new_model.spec.vocab == other.vocab == len(new_model.tokens.weight)
+        and get_tokenizer(new_model).sha256 == other.sha256
+    )
+    old_vocab, new_vocab = old.raw.get_vocab(), other.raw.get_vocab()
+    common_tokens = [
+        token for token in new_vocab if token in old_vocab and new_vocab[token] not in other.special.values()
+    ]
+    assert len(common_tokens) > 50 and any(new_vocab[token] != old_vocab[token] for token in common_tokens)
+    for token in common_tokens:
+        assert torch.equal(new_model.tokens.weight[new_vocab[token]], base.tokens.weight[old_vocab[token]])
+        assert new_model.head is not None and base.head is not None
+        assert torch.equal(new_model.head.bias[new_vocab[token]], base.head.bias[old_vocab[token]])  # type: ignore[index]
     for role, number in other.special.items():
-        assert torch.equal(made.tokens.weight[number], base.tokens.weight[old.special[role]])
-    assert "lighthouse" in now and "lighthouse" not in known
+        assert torch.equal(new_model.tokens.weight[number], base.tokens.weight[old.special[role]])
+    assert "lighthouse" in new_vocab and "lighthouse" not in old_vocab
     pieces = old.encode("lighthouse")
     mean = base.tokens.weight[pieces].mean(0)
-    torch.testing.assert_close(made.tokens.weight[now["lighthouse"]], mean)
-    assert made.spec.special.pad == other.special["pad"]
+    torch.testing.assert_close(new_model.tokens.weight[new_vocab["lighthouse"]], mean)
+    assert new_model.spec.special.pad == other.special["pad"]
 
 
 @pytest.mark.parametrize(("kind", "style"), [("bpe", "s-mask"), ("unigram", "sentinels")])
 def test_other_kinds_are_read_and_saved(base: LanguageModel, kind: str, style: str, tmp_path: Path) -> None:
     train(kind, tasked.corpus(), vocab=420, style=style).save(tmp_path / "t")
-    made = replace_vocabulary(base, Tokenizer.load(tmp_path / "t"))
-    assert torch.isfinite(made.tokens.weight).all()
-    pt.save(made, tmp_path / "run")
-    again = pt.load(tmp_path / "run")
-    assert isinstance(again, LanguageModel)
-    batch = pt.batch([get_tokenizer(again).encode(TEXT, add_special_tokens=False)])
-    torch.testing.assert_close(again(batch).logits, made.eval()(batch).logits, rtol=0, atol=0)
-    assert get_tokenizer(again).sha256 == get_tokenizer(made).sha256
+    new_model = replace_vocabulary(base, Tokenizer.load(tmp_path / "t"))
+    assert torch.isfinite(new_model.tokens.weight).all()
+    pt.save(new_model, tmp_path / "run")
+    loaded_model = pt.load(tmp_path / "run")
+    assert isinstance(loaded_model, LanguageModel)
+    batch = pt.batch([get_tokenizer(loaded_model).encode(TEXT, add_special_tokens=False)])
+    torch.testing.assert_close(loaded_model(batch).logits, new_model.eval()(batch).logits, rtol=0, atol=0)
+    assert get_tokenizer(loaded_model).sha256 == get_tokenizer(new_model).sha256
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "opt", "bart"])
 def test_a_longer_table_is_the_old_one_again(family: str, tmp_path: Path) -> None:
-    """What was short enough is read as before; RoBERTa's and OPT's first rows stay where they are."""
+    """Short inputs give the same states as before; RoBERTa's and OPT's first rows stay where they are."""
     model = rough(build(tiny(family))).eval()
     room = model.spec.max_length
     assert room is not None
-    made = resize_positions(model, 3 * room - 1)
-    assert made.spec.max_length == 3 * room - 1
-    given = [[5, 7, 9, 4]]
-    batch = pt.batch(source=given, target=given) if model.spec.is_encoder_decoder else pt.batch(given)
-    torch.testing.assert_close(made(batch).logits, model(batch).logits, rtol=0, atol=0)
-    (stack, *_) = (one for one in (made.encoder, made.decoder) if one is not None)
-    table, offset = stack.position.table.weight, made.spec.stacks[0].position.offset  # type: ignore[union-attr]
+    new_model = resize_positions(model, 3 * room - 1)
+    assert new_model.spec.max_length == 3 * room - 1
+    ids = [[5, 7, 9, 4]]
+    batch = pt.batch(source=ids, target=ids) if model.spec.is_encoder_decoder else pt.batch(ids)
+    torch.testing.assert_close(new_model(batch).logits, model(batch).logits, rtol=0, atol=0)
+    (stack, *_) = (
+        stack_or_none for stack_or_none in (new_model.encoder, new_model.decoder) if stack_or_none is not None
+    )
+    table, offset = stack.position.table.weight, new_model.spec.stacks[0].position.offset  # type: ignore[union-attr]
     assert torch.equal(table[offset : offset + room - 1], table[offset + 2 * room :])
-    pt.save(made, tmp_path / "run")
+    pt.save(new_model, tmp_path / "run")
     torch.testing.assert_close(pt.load(tmp_path / "run")(batch).logits, model(batch).logits, rtol=0, atol=0)
-    assert resize_positions(made, room).state_dict().keys() == model.state_dict().keys()
+    assert resize_positions(new_model, room).state_dict().keys() == model.state_dict().keys()
 
 
 def test_what_cannot_be_done_is_told() -> None:
@@ -115,13 +124,13 @@ def test_task_tokens_that_a_vocabulary_lacks(kind: str, style: str, expected: li
 
 def test_task_tokens_leave_the_rest_as_it_was(tmp_path: Path) -> None:
     model = pt.load(tasked.make_base(tmp_path, "gpt", kind="bpe", style="endoftext", dropout=0)).eval()
-    made = add_task_tokens(model, seed=3)
-    assert made.spec.vocab == model.spec.vocab + 3
-    assert torch.equal(made.tokens.weight[:-3], model.tokens.weight)
-    new = made.tokens.weight[-3:].detach()
+    new_model = add_task_tokens(model, seed=3)
+    assert new_model.spec.vocab == model.spec.vocab + 3
+    assert torch.equal(new_model.tokens.weight[:-3], model.tokens.weight)
+    new = new_model.tokens.weight[-3:].detach()
     assert new.abs().min() > 0 and new.std() < 0.05
-    assert torch.equal(add_task_tokens(model, seed=3).tokens.weight, made.tokens.weight)
+    assert torch.equal(add_task_tokens(model, seed=3).tokens.weight, new_model.tokens.weight)
     assert not torch.equal(add_task_tokens(model, seed=4).tokens.weight[-3:], new)
     batch = pt.batch([[5, 6, 7], [8, 9]])
-    torch.testing.assert_close(made(batch).logits[:, :-3], model(batch).logits, rtol=0, atol=0)
-    assert add_task_tokens(made) is made
+    torch.testing.assert_close(new_model(batch).logits[:, :-3], model(batch).logits, rtol=0, atol=0)
+    assert add_task_tokens(new_model) is new_model

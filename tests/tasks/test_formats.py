@@ -28,14 +28,15 @@ def jsonl(rows: list[dict[str, Any]]) -> str:
 def test_wic(tmp_path: Path) -> None:
     row = {"word": "bank", "sentence1": "The bank was wet.", "sentence2": "My bank is shut.", "idx": 0, "label": False}
     rows = [
-        {**row, "start1": 4, "end1": 8, "start2": 3, "end2": 7, "idx": at, "label": at % 2 == 1} for at in range(10)
+        {**row, "start1": 4, "end1": 8, "start2": 3, "end2": 7, "idx": index, "label": index % 2 == 1}
+        for index in range(10)
     ]
-    found = read(tmp_path, "wic", "dev", "val.jsonl", jsonl(rows))
-    assert [example.label for example in found] == [0, 1] * 5
-    assert (found[0].text, found[0].pair) == ("The *bank* was wet.", "My *bank* is shut.")
+    examples = read(tmp_path, "wic", "dev", "val.jsonl", jsonl(rows))
+    assert [example.label for example in examples] == [0, 1] * 5
+    assert (examples[0].text, examples[0].pair) == ("The *bank* was wet.", "My *bank* is shut.")
     template = TASKS.get("wic").template
     assert template is not None
-    assert template.fill(found[1]) == (
+    assert template.fill(examples[1]) == (
         "wic sentence1: The bank was wet. sentence2: My bank is shut. word: bank", "True",
     )  # fmt: skip
     with pytest.raises(DataError, match=r"val\.jsonl:1: .*start1.*end1.*\(4, 99\)"):
@@ -44,16 +45,19 @@ def test_wic(tmp_path: Path) -> None:
 
 def test_wic_s_own_files(tmp_path: Path) -> None:
     """As published beside the paper: tabs, the place of the word in each sentence, labels in a file of their own."""
-    for split, published in (("train", "train"), ("dev", "dev"), ("test", "test")):
-        folder = tmp_path / "WiC_dataset" / published
+    for split, published_name in (("train", "train"), ("dev", "dev"), ("test", "test")):
+        folder = tmp_path / "WiC_dataset" / published_name
         folder.mkdir(parents=True)
         lines = ['place\tN\t4-2\tDo you want to "place" it ?\tThe wrong place , he said .\n'] * 5
-        (folder / f"{published}.data.txt").write_text("".join(lines))
-        (folder / f"{published}.gold.txt").write_text("F\nT\nF\nT\nF\n")
-        found = list(TASKS.get("wic").read(split, tmp_path))
-        assert [example.label for example in found] == [0, 1, 0, 1, 0]
-        assert (found[0].text, found[0].pair) == ('Do you want to *"place"* it ?', "The wrong *place* , he said .")
-        assert found[0].facts["word"] == "place"
+        (folder / f"{published_name}.data.txt").write_text("".join(lines))
+        (folder / f"{published_name}.gold.txt").write_text("F\nT\nF\nT\nF\n")
+        examples = list(TASKS.get("wic").read(split, tmp_path))
+        assert [example.label for example in examples] == [0, 1, 0, 1, 0]
+        assert (examples[0].text, examples[0].pair) == (
+            'Do you want to *"place"* it ?',
+            "The wrong *place* , he said .",
+        )
+        assert examples[0].facts["word"] == "place"
     gold = folder / "test.gold.txt"
     gold.write_text("F\nT\n")
     with pytest.raises(DataError, match=r"test\.gold\.txt: .*\b2\b.*\b5\b.*test\.data\.txt"):
@@ -71,25 +75,27 @@ def test_wic_s_own_files(tmp_path: Path) -> None:
 
 def test_swag(tmp_path: Path) -> None:
     columns = ["", "video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source"]
-    columns += [f"ending{at}" for at in range(4)] + ["label"]
+    columns += [f"ending{number}" for number in range(4)] + ["label"]
     file = tmp_path / "swag" / "val.csv"
     file.parent.mkdir()
     with file.open("w", newline="") as out:
         writer = csv.writer(out)
         writer.writerow(columns)
-        for at in range(10):
-            writer.writerow([at, "v", "1", "s", 'He says "no", and', "she", "gold", "a.", "b.", "c.", "d.", at % 4])
-    found = list(TASKS.get("swag").read("dev", tmp_path))
-    assert len(found) == 10
-    assert found[3].text == 'He says "no", and'
-    assert found[3].choices == ("she a.", "she b.", "she c.", "she d.") and found[3].label == 3
+        for index in range(10):
+            writer.writerow(
+                [index, "v", "1", "s", 'He says "no", and', "she", "gold", "a.", "b.", "c.", "d.", index % 4]
+            )
+    examples = list(TASKS.get("swag").read("dev", tmp_path))
+    assert len(examples) == 10
+    assert examples[3].text == 'He says "no", and'
+    assert examples[3].choices == ("she a.", "she b.", "she c.", "she d.") and examples[3].label == 3
 
 
 def test_trec_is_latin_1(tmp_path: Path) -> None:
     lines = ["NUM:date When was Beyonc\xe9 born ?", "ABBR:exp What is TREC ?"] * 5
-    found = read(tmp_path, "trec", "train", "train_5500.label", "\n".join(lines) + "\n", "latin-1")
-    assert [example.label for example in found] == [5, 0] * 5
-    assert found[0].text == "When was Beyoncé born ?" and found[0].facts["fine"] == "date"
+    examples = read(tmp_path, "trec", "train", "train_5500.label", "\n".join(lines) + "\n", "latin-1")
+    assert [example.label for example in examples] == [5, 0] * 5
+    assert examples[0].text == "When was Beyoncé born ?" and examples[0].facts["fine"] == "date"
     with pytest.raises(DataError, match=r"train_5500\.label:1: .*'WHAT:x'"):
         read(tmp_path, "trec", "train", "train_5500.label", "WHAT:x y\n")
 
@@ -102,8 +108,8 @@ def test_sick_in_three_parts(tmp_path: Path) -> None:
     columns = ["pair_ID", "sentence_A", "sentence_B", "entailment_label", "relatedness_score", "entailment_AB"]
     columns += ["entailment_BA", "sentence_A_original", "sentence_B_original", "sentence_A_dataset"]
     rows = [[*columns, "sentence_B_dataset", "SemEval_set"]]
-    for at, part in enumerate(["TRAIN"] * 6 + ["TRIAL"] + ["TEST"] * 3):
-        pair = [str(at), 'A "dog" runs', "A dog is running", ENTAILED[at % 3], f"{1 + at % 5 * 0.9:.3f}"]
+    for index, part in enumerate(["TRAIN"] * 6 + ["TRIAL"] + ["TEST"] * 3):
+        pair = [str(index), 'A "dog" runs', "A dog is running", ENTAILED[index % 3], f"{1 + index % 5 * 0.9:.3f}"]
         rows.append([*pair, "A_neutral_B", "B_neutral_A", "A dog runs.", "A dog.", "FLICKR", "FLICKR", part])
     train = read(tmp_path, "sick", "train", "SICK.txt", "".join("\t".join(row) + "\r\n" for row in rows))
     assert [example.label for example in train] == [1.0, 1.9, 2.8, 3.7, 4.6, 1.0]
@@ -116,44 +122,48 @@ def test_sick_in_three_parts(tmp_path: Path) -> None:
 def test_sick_as_semeval_gave_it(tmp_path: Path) -> None:
     """Three files, with the columns in another order and another name for one of them."""
     header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
-    lines = "".join(f"{at}\tA dog runs\tA dog is running\t4.5\t{ENTAILED[at % 3]}\n" for at in range(10))
+    lines = "".join(f"{index}\tA dog runs\tA dog is running\t4.5\t{ENTAILED[index % 3]}\n" for index in range(10))
     for split, file in (("train", "SICK_train.txt"), ("dev", "SICK_trial.txt"), ("test", "SICK_test_annotated.txt")):
-        found = read(tmp_path, "sick", split, file, header + lines)
-        assert len(found) == 10 and found[0].label == 4.5
-        assert [one.label for one in TASKS.get("sick_entailment").read(split, tmp_path)] == [1, 0, 2] * 3 + [1]
+        examples = read(tmp_path, "sick", split, file, header + lines)
+        assert len(examples) == 10 and examples[0].label == 4.5
+        assert [example.label for example in TASKS.get("sick_entailment").read(split, tmp_path)] == [1, 0, 2] * 3 + [1]
     with pytest.raises(DataError, match=r"SICK_trial\.txt:2: .*'relatedness_score'.*\b1\b.*'5\.5'"):
         read(tmp_path, "sick", "dev", "SICK_trial.txt", header + "0\ta\tb\t5.5\tNEUTRAL\n")
 
 
 def test_sick_is_scored_as_semeval_did(tmp_path: Path) -> None:
     examples = [Example(text="a", pair="b", label=label) for label in (1.0, 2.0, 4.0, 5.0)]
-    said = [Prediction(value=value) for value in (1.5, 2.0, 3.0, 5.0)]
-    found = score(TASKS.get("sick"), examples, said)
-    assert [*found] == ["pearson", "spearman", "mean_squared_error"]
-    assert found["spearman"] == 1.0 and found["mean_squared_error"] == (0.25 + 1.0) / 4
+    predictions = [Prediction(value=value) for value in (1.5, 2.0, 3.0, 5.0)]
+    scores = score(TASKS.get("sick"), examples, predictions)
+    assert [*scores] == ["pearson", "spearman", "mean_squared_error"]
+    assert scores["spearman"] == 1.0 and scores["mean_squared_error"] == (0.25 + 1.0) / 4
     assert TASKS.get("sick_entailment").metrics == ("accuracy",)
 
 
 def test_cnn_in_a_table(tmp_path: Path) -> None:
     text = "id,article,highlights\n" + 'a1,"One, ""two""\nthree.","First .\nSecond ."\n' * 10
-    found = read(tmp_path, "cnndm", "dev", "validation.csv", text)
-    assert len(found) == 10 and found[9].text == 'One, "two"\nthree.' and found[9].target == "First .\nSecond ."
+    examples = read(tmp_path, "cnndm", "dev", "validation.csv", text)
+    assert (
+        len(examples) == 10 and examples[9].text == 'One, "two"\nthree.' and examples[9].target == "First .\nSecond ."
+    )
 
 
 def test_cnn_stories_by_their_addresses(tmp_path: Path) -> None:
     home = tmp_path / "cnndm"
-    for at in range(10):
-        folder = home / ("cnn" if at % 2 else "dailymail") / "stories"
+    for index in range(10):
+        folder = home / ("cnn" if index % 2 else "dailymail") / "stories"
         folder.mkdir(parents=True, exist_ok=True)
-        name = hashlib.sha1(f"http://x/{at}".encode()).hexdigest()
-        (folder / f"{name}.story").write_text(f"Story {at}.\n\nMore.\n\n@highlight\n\nOne {at}\n\n@highlight\n\nTwo\n")
-    (home / "all_test.txt").write_text("".join(f"http://x/{at}\n" for at in range(10)))
-    found = list(TASKS.get("cnndm").read("test", tmp_path))
-    assert [example.target for example in found] == [f"One {at}\nTwo" for at in range(10)]
-    assert found[2].text == "Story 2.\n\nMore."
+        name = hashlib.sha1(f"http://x/{index}".encode()).hexdigest()
+        (folder / f"{name}.story").write_text(
+            f"Story {index}.\n\nMore.\n\n@highlight\n\nOne {index}\n\n@highlight\n\nTwo\n"
+        )
+    (home / "all_test.txt").write_text("".join(f"http://x/{index}\n" for index in range(10)))
+    examples = list(TASKS.get("cnndm").read("test", tmp_path))
+    assert [example.target for example in examples] == [f"One {index}\nTwo" for index in range(10)]
+    assert examples[2].text == "Story 2.\n\nMore."
     (home / "url_lists").mkdir()
     (home / "all_test.txt").rename(home / "url_lists" / "all_test.txt")
-    assert list(TASKS.get("cnndm").read("test", tmp_path)) == found, "where the lists have a folder of their own"
+    assert list(TASKS.get("cnndm").read("test", tmp_path)) == examples, "where the lists have a folder of their own"
     (home / "all_test.txt").write_text("http://x/missing\n")
     with pytest.raises(DataError, match=r"all_test\.txt:1: .*'http://x/missing'"):
         list(TASKS.get("cnndm").read("test", tmp_path))
@@ -162,27 +172,28 @@ def test_cnn_stories_by_their_addresses(tmp_path: Path) -> None:
 def test_imdb_in_folders(tmp_path: Path) -> None:
     for label in ("neg", "pos"):
         (tmp_path / "aclImdb" / "train" / label).mkdir(parents=True)
-        for at in range(5):
-            (tmp_path / "aclImdb" / "train" / label / f"{at}_1.txt").write_text(f"{label} film {at}")
-    found = list(TASKS.get("imdb").read("train", tmp_path))
-    assert [example.label for example in found] == [0] * 5 + [1] * 5 and found[7].text == "pos film 2"
+        for index in range(5):
+            (tmp_path / "aclImdb" / "train" / label / f"{index}_1.txt").write_text(f"{label} film {index}")
+    examples = list(TASKS.get("imdb").read("train", tmp_path))
+    assert [example.label for example in examples] == [0] * 5 + [1] * 5 and examples[7].text == "pos film 2"
 
 
 def test_snli_s_own_file_leaves_out_what_was_not_agreed_on(tmp_path: Path) -> None:
     golds = ["neutral", "-", "entailment", "contradiction", "neutral"] * 2
     rows = [
-        {"sentence1": "A.", "sentence2": "B.", "gold_label": gold, "pairID": str(at)} for at, gold in enumerate(golds)
+        {"sentence1": "A.", "sentence2": "B.", "gold_label": gold, "pairID": str(index)}
+        for index, gold in enumerate(golds)
     ]
-    found = read(tmp_path, "snli", "test", "snli_1.0_test.jsonl", jsonl(rows))
-    assert [example.label for example in found] == [1, 0, 2, 1] * 2
+    examples = read(tmp_path, "snli", "test", "snli_1.0_test.jsonl", jsonl(rows))
+    assert [example.label for example in examples] == [1, 0, 2, 1] * 2
 
 
 def test_an_answer_that_is_not_where_it_should_be(tmp_path: Path) -> None:
     answer = {"text": "Rome", "answer_start": 3}
     question = {"id": "q", "question": "Where?", "answers": [answer]}
     data = {"data": [{"title": "t", "paragraphs": [{"context": "In Rome.", "qas": [question]}]}]}
-    (found,) = read(tmp_path, "squad1", "dev", "dev-v1.1.json", json.dumps(data))
-    assert found.spans == ((3, 7),) and found.answers == ("Rome",)
+    (example,) = read(tmp_path, "squad1", "dev", "dev-v1.1.json", json.dumps(data))
+    assert example.spans == ((3, 7),) and example.answers == ("Rome",)
     answer["answer_start"] = 4
     with pytest.raises(DataError, match=r"data\[0\]\.paragraphs\[0\]: .*'Rome'.*'q'.*\b4\b"):
         read(tmp_path, "squad1", "dev", "dev-v1.1.json", json.dumps(data))

@@ -30,7 +30,7 @@ def test_a_task_is_whole(name: str) -> None:
 
 
 def check(name: str, example: Example) -> None:
-    """What every example of a kind has."""
+    """Check the fields of every example of a kind."""
     task = TASKS.get(name)
     assert example.text.strip()
     assert example.pair is None or example.pair.strip()
@@ -45,7 +45,10 @@ def check(name: str, example: Example) -> None:
             assert {*example.tags} <= {*task.labels} and all(example.words)
         case "span":
             assert example.pair is not None and len(example.spans) == len(example.answers)
-            assert all(example.pair[a:b] == text for (a, b), text in zip(example.spans, example.answers, strict=True))
+            assert all(
+                example.pair[start:end] == text
+                for (start, end), text in zip(example.spans, example.answers, strict=True)
+            )
         case "choice":
             assert type(example.label) is int and 0 <= example.label < len(example.choices)
             assert len(example.choices) > 1 and all(choice.strip() for choice in example.choices)
@@ -63,16 +66,16 @@ def check(name: str, example: Example) -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_what_is_there_is_read_whole(name: str, shared_data: Path) -> None:
     task = TASKS.get(name)
-    found = task.find_available(shared_data)
-    if not found:
+    available = task.find_available(shared_data)
+    if not available:
         pytest.skip(f"no files of {name} in {shared_data}")
-    for split, where in found.items():
+    for split, files in available.items():
         count, labels = 0, set()
-        for example in where.read():
+        for example in files.read():
             check(name, example)
             count += 1
             labels.add(example.label)
-        assert count == where.file.rows, split
+        assert count == files.file.rows, split
         if task.kind in ("classification", "pair"):
             assert labels == {*range(len(task.labels))}, split
 
@@ -83,10 +86,10 @@ def test_every_folder_is_a_name_and_every_count_the_table_s(shared_data: Path) -
     assert folders <= {*TASKS}
     digits = set("".join(c if c in string.digits else " " for c in table.replace("\u202f", "")).split())
     for name in folders - {"arc", "sts12-16", "blimp", "multi30k"}:
-        for split, found in TASKS.get(name).find_available(shared_data).items():
-            rows = found.file.rows
+        for split, files in TASKS.get(name).find_available(shared_data).items():
+            rows = files.file.rows
             assert rows is not None and str(rows + FEWER.get(name, 0)) in digits, (name, split)
-    arc = sum(found.file.rows or 0 for found in TASKS.get("arc").find_available(shared_data).values())
+    arc = sum(files.file.rows or 0 for files in TASKS.get("arc").find_available(shared_data).values())
     assert arc + FEWER["arc"] == 2251 + 570 + 1119 + 299
 
 

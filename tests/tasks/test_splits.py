@@ -16,32 +16,32 @@ from pretune.tasks.splits import compute_strata, divide, order_stratified, sampl
 LABELS = st.lists(st.integers(0, 5), min_size=3, max_size=80)
 
 
-def made(labels: list[int]) -> list[Example]:
-    return [Example(text=f"text {at}", label=label, id=str(at)) for at, label in enumerate(labels)]
+def make_examples(labels: list[int]) -> list[Example]:
+    return [Example(text=f"text {index}", label=label, id=str(index)) for index, label in enumerate(labels)]
 
 
 @settings(max_examples=60)
 @given(labels=LABELS, seed=st.integers(0, 2**32))
 def test_every_beginning_is_stratified(labels: list[int], seed: int) -> None:
-    found = order_stratified(labels, seed)
-    assert sorted(found) == list(range(len(labels)))
-    whole, so_far = Counter(labels), Counter[int]()
-    for count, at in enumerate(found, start=1):
-        so_far[labels[at]] += 1
-        assert all(abs(so_far[label] - count * size / len(labels)) < 1 for label, size in whole.items())
+    order = order_stratified(labels, seed)
+    assert sorted(order) == list(range(len(labels)))
+    totals, counts = Counter(labels), Counter[int]()
+    for count, index in enumerate(order, start=1):
+        counts[labels[index]] += 1
+        assert all(abs(counts[label] - count * size / len(labels)) < 1 for label, size in totals.items())
 
 
 @settings(max_examples=60)
 @given(labels=LABELS, seed=st.integers(0, 2**32), shares=st.sampled_from([(0.9, 0.1), (0.8, 0.1, 0.1), (0.5, 0.5)]))
 def test_parts_are_disjoint_exhaustive_and_stratified(labels: list[int], seed: int, shares: tuple[float, ...]) -> None:
-    examples = made(labels)
+    examples = make_examples(labels)
     parts = divide(examples, shares, seed)
     assert sorted(int(example.id) for part in parts for example in part) == list(range(len(labels)))
     assert all(parts)
     pool = Counter(labels)
     for part in parts:  # out of what the parts before it left
         got, size = Counter(int(example.label or 0) for example in part), sum(pool.values())
-        assert all(abs(got[label] - len(part) * many / size) < 1 for label, many in pool.items())
+        assert all(abs(got[label] - len(part) * class_size / size) < 1 for label, class_size in pool.items())
         assert [int(example.id) for example in part] == sorted(int(example.id) for example in part)
         pool -= got
     assert parts == divide(examples, shares, seed)
@@ -50,54 +50,54 @@ def test_parts_are_disjoint_exhaustive_and_stratified(labels: list[int], seed: i
 @settings(max_examples=40)
 @given(labels=LABELS, seed=st.integers(0, 9), small=st.integers(1, 40), more=st.integers(0, 40))
 def test_subsets_are_nested(labels: list[int], seed: int, small: int, more: int) -> None:
-    examples = made(labels)
-    few, many = sample_subset(examples, small, seed), sample_subset(examples, small + more, seed)
-    assert len(few) == min(small, len(labels)) and {*few} <= {*many} <= {*examples}
+    examples = make_examples(labels)
+    smaller, larger = sample_subset(examples, small, seed), sample_subset(examples, small + more, seed)
+    assert len(smaller) == min(small, len(labels)) and {*smaller} <= {*larger} <= {*examples}
 
 
 @settings(max_examples=40)
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=20), small=st.integers(1, 40), more=st.integers(0, 40))
 def test_a_subset_has_whole_groups(sizes: list[int], small: int, more: int) -> None:
-    groups = [str(at) for at, size in enumerate(sizes) for _ in range(size)]
-    examples = [Example(text="x", label=at % 2, id=str(at), group=group) for at, group in enumerate(groups)]
-    few, many = sample_subset(examples, small, 3, groups), sample_subset(examples, small + more, 3, groups)
-    assert {*few} <= {*many} and few
-    drawn = Counter(example.group for example in few)
-    assert all(drawn[group] == sizes[int(group or 0)] for group in drawn)
-    assert len(few) <= small or len(drawn) == 1  # a group that is larger than the limit is not parted
-    assert len(few) + max(sizes) > small or len(few) == len(examples)
-    assert sample_subset(examples, len(few), 3, groups) == few
-    alone: list[str | None] = [None] * len(examples)
-    assert len(sample_subset(examples, small, 3, alone)) == min(small, len(examples))
+    groups = [str(number) for number, size in enumerate(sizes) for _ in range(size)]
+    examples = [Example(text="x", label=index % 2, id=str(index), group=group) for index, group in enumerate(groups)]
+    smaller, larger = sample_subset(examples, small, 3, groups), sample_subset(examples, small + more, 3, groups)
+    assert {*smaller} <= {*larger} and smaller
+    group_counts = Counter(example.group for example in smaller)
+    assert all(group_counts[group] == sizes[int(group or 0)] for group in group_counts)
+    assert len(smaller) <= small or len(group_counts) == 1  # a group that is larger than the limit is not parted
+    assert len(smaller) + max(sizes) > small or len(smaller) == len(examples)
+    assert sample_subset(examples, len(smaller), 3, groups) == smaller
+    no_groups: list[str | None] = [None] * len(examples)
+    assert len(sample_subset(examples, small, 3, no_groups)) == min(small, len(examples))
 
 
 def test_another_seed_gives_another_division() -> None:
-    examples = made([0, 1] * 50)
+    examples = make_examples([0, 1] * 50)
     assert divide(examples, (0.9, 0.1), 0)[1] != divide(examples, (0.9, 0.1), 1)[1]
 
 
 def test_scores_are_mixed_by_fifths() -> None:
-    examples = [Example(text="x", label=float(at)) for at in range(100)]
+    examples = [Example(text="x", label=float(value)) for value in range(100)]
     _, dev = divide(examples, (0.9, 0.1))
     assert Counter(int(float(example.label or 0) // 20) for example in dev) == dict.fromkeys(range(5), 2)
     assert compute_strata([Example(text="x", choices=("a", "b"), label=1)]) == [0]
 
 
 def test_groups_stay_together() -> None:
-    examples = [Example(text="x", group=str(at // 7), id=str(at)) for at in range(70)]
+    examples = [Example(text="x", group=str(index // 7), id=str(index)) for index in range(70)]
     parts = divide(examples, (0.8, 0.1, 0.1), group_field="group")
     groups = [{example.group for example in part} for part in parts]
-    assert [len(found) for found in groups] == [8, 1, 1]
+    assert [len(group) for group in groups] == [8, 1, 1]
     assert sum(map(len, groups)) == len(set.union(*groups))
 
 
 def test_faults() -> None:
     with pytest.raises(DataError, match=r"\b2\b.*\b3\b"):
-        divide(made([0, 1]), (0.8, 0.1, 0.1))
+        divide(make_examples([0, 1]), (0.8, 0.1, 0.1))
     with pytest.raises(UsageError, match=r"0\.8, 0\.1"):
-        divide(made([0, 1]), (0.8, 0.1))
+        divide(make_examples([0, 1]), (0.8, 0.1))
     with pytest.raises(UsageError, match=r"\b0\b"):
-        sample_subset(made([0, 1]), 0)
+        sample_subset(make_examples([0, 1]), 0)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def test_text_to_text(name: str) -> None:
 def test_an_unanswerable_question_has_an_empty_target(shared_data: Path) -> None:
     template = TASKS.get("squad2").template
     assert template is not None
-    found = [template.fill(example)[1] for example in TASKS.get("squad2").read("dev", shared_data)]
-    assert found.count("") == 5945
+    targets = [template.fill(example)[1] for example in TASKS.get("squad2").read("dev", shared_data)]
+    assert targets.count("") == 5945
 
 
 def test_a_field_that_an_input_lacks_is_told() -> None:

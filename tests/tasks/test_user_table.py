@@ -42,7 +42,9 @@ def test_delimited_round_trip(rows: list[tuple[str, str]], delimiter: str, endin
 @given(rows=st.lists(st.tuples(CELLS.filter(lambda t: not set(t) & set("\t\n")), st.sampled_from("ab")), min_size=2))
 def test_plain_tsv_round_trip(rows: list[tuple[str, str]], tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path_factory.mktemp("table") / "rows.tsv"
-    path.write_text("text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8", newline="")
+    path.write_text(
+        "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows), encoding="utf-8", newline=""
+    )
     if not any(text.startswith('"') and text.endswith('"') for text, _ in rows):
         assert texts(path) == rows
 
@@ -51,7 +53,7 @@ def test_plain_tsv_round_trip(rows: list[tuple[str, str]], tmp_path_factory) -> 
 @given(rows=ROWS)
 def test_jsonl_round_trip(rows: list[tuple[str, str]], tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path_factory.mktemp("table") / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": a, "label": b}) + "\n" for a, b in rows))
+    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
     assert texts(path) == rows
 
 
@@ -225,8 +227,8 @@ WHOLE = [
     ending=st.sampled_from([".csv", ".tsv", ".jsonl", ".conll", ".conllu", ".txt"]),
 )
 def test_damage_gives_one_line_or_examples(whole: bytes, edits, ending: str, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
-    for at, gone, piece in edits:
-        whole = whole[:at] + piece + whole[at + gone :]
+    for position, length, piece in edits:
+        whole = whole[:position] + piece + whole[position + length :]
     path = tmp_path_factory.mktemp("damaged") / f"rows{ending}"
     path.write_bytes(whole)
     try:
@@ -245,28 +247,28 @@ def test_half_a_character(write) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_one_file_is_divided_and_that_is_said(write) -> None:  # type: ignore[no-untyped-def]
-    path = write("a.csv", "text,label\n" + "".join(f"row {at},{'ab'[at % 2]}\n" for at in range(40)))
+    path = write("a.csv", "text,label\n" + "".join(f"row {index},{'ab'[index % 2]}\n" for index in range(40)))
     parts = load_task(build_user_task({"train": path}), train_examples=10)
     assert (len(parts.train), len(parts.dev), parts.test) == (10, 4, [])
-    divided, drawn = parts.notes
-    assert all(value in divided for value in ("'train'", "40", "90/10", "seed 0"))
-    assert all(value in drawn for value in ("10", "36", "seed 0"))
+    split_note, subset_note = parts.notes
+    assert all(value in split_note for value in ("'train'", "40", "90/10", "seed 0"))
+    assert all(value in subset_note for value in ("10", "36", "seed 0"))
     with pytest.raises(DataError, match=r"'own'.*\b36\b.*\b50\b"):
         load_task(build_user_task({"train": path}), train_examples=50)
 
 
 def rows(labels: list[object]) -> str:
-    return "text,label\n" + "".join(f"text {at},{label}\n" for at, label in enumerate(labels))
+    return "text,label\n" + "".join(f"text {index},{label}\n" for index, label in enumerate(labels))
 
 
 def test_the_type_is_found_by_the_labels(write) -> None:  # type: ignore[no-untyped-def]
-    def kind(labels: list[object], **wish: str) -> str:
-        return build_user_task({"train": write("a.csv", rows(labels))}, **wish).kind
+    def kind(labels: list[object], **options: str) -> str:
+        return build_user_task({"train": write("a.csv", rows(labels))}, **options).kind
 
-    assert kind([at % 20 for at in range(60)]) == "classification"
-    assert kind([at % 21 for at in range(60)]) == "regression"
-    assert kind([at % 21 for at in range(60)], type="classification") == "classification"
-    assert kind([at % 5 for at in range(60)], type="regression") == "regression"
+    assert kind([index % 20 for index in range(60)]) == "classification"
+    assert kind([index % 21 for index in range(60)]) == "regression"
+    assert kind([index % 21 for index in range(60)], type="classification") == "classification"
+    assert kind([index % 5 for index in range(60)], type="regression") == "regression"
     assert kind(["x", "y", "z", "3"]) == "classification"  # most are no numbers
 
 
@@ -274,9 +276,9 @@ def test_the_type_is_found_by_the_labels(write) -> None:  # type: ignore[no-unty
 @pytest.mark.parametrize("numbers", [[0.5 * at for at in range(40)], [at % 5 for at in range(40)]])
 def test_one_bad_score_is_an_error_with_its_row(write, bad: str, numbers: list[float]) -> None:  # type: ignore[no-untyped-def]
     path = write("a.csv", rows([*numbers[:30], bad, *numbers[30:]]))
-    for wish in ({}, {"type": "regression"}):
+    for options in ({}, {"type": "regression"}):
         with pytest.raises(DataError) as fault:
-            build_user_task({"train": path}, **wish)
+            build_user_task({"train": path}, **options)
         assert f"{path}:32:" in str(fault.value) and bad in str(fault.value)
     if len({*numbers}) < 10:
         assert bad in build_user_task({"train": path}, type="classification").labels
@@ -285,9 +287,9 @@ def test_one_bad_score_is_an_error_with_its_row(write, bad: str, numbers: list[f
 def test_types_that_a_file_does_not_fit(write) -> None:  # type: ignore[no-untyped-def]
     conll = write("a.conll", "EU I-ORG\nrejects O\n\nPeter I-PER\n")
     assert build_user_task({"train": conll}, type="tagging").kind == "tagging"
-    for path, wish in ((conll, "classification"), (write("a.csv", rows([1, 2])), "embedding"), (conll, "sorting")):
-        with pytest.raises(UsageError, match=wish):
-            build_user_task({"train": path}, type=wish)
+    for path, task_type in ((conll, "classification"), (write("a.csv", rows([1, 2])), "embedding"), (conll, "sorting")):
+        with pytest.raises(UsageError, match=task_type):
+            build_user_task({"train": path}, type=task_type)
     with pytest.raises(UsageError, match="second"):
         build_user_task({"train": write("b.csv", "text,second,target\na,b,c\nd,e,f\n")}, type="text", pair="second")
 
@@ -317,10 +319,10 @@ def test_known_columns_are_a_pair(write, columns: tuple[str, str], form: str) ->
 
 
 def test_a_column_called_text_is_the_text(write) -> None:  # type: ignore[no-untyped-def]
-    one = write("c.csv", "sentence1,sentence2,label\na,b,x\nc,d,y\n")
-    assert build_user_task({"train": one}, has_pair=False).kind == "classification"
+    train_path = write("c.csv", "sentence1,sentence2,label\na,b,x\nc,d,y\n")
+    assert build_user_task({"train": train_path}, has_pair=False).kind == "classification"
     path = write("a.csv", "text,premise,hypothesis,label\na,b,c,x\nd,e,f,y\n")
-    assert [(one.text, one.pair) for one in build_user_task({"train": path}).read("train")] == [
+    assert [(example.text, example.pair) for example in build_user_task({"train": path}).read("train")] == [
         ("a", None),
         ("d", None),
     ]
@@ -338,6 +340,6 @@ def test_a_quote_that_is_never_closed_is_refused(write, where: int, ending: str)
 
 
 def test_long_lists_of_labels_end_with_how_many_more(write) -> None:  # type: ignore[no-untyped-def]
-    train = write("a.csv", rows([f"class {at % 200}" for at in range(400)]))
+    train = write("a.csv", rows([f"class {index % 200}" for index in range(400)]))
     with pytest.raises(DataError, match=r"\b180\b"):
         build_user_task({"train": train, "dev": write("b.csv", rows(["another"]))})

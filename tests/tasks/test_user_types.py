@@ -44,11 +44,13 @@ def test_spans(tmp_path: Path) -> None:
 
 def test_squad_json(tmp_path: Path) -> None:
     path, (question, context) = tmp_path / "own.json", ("what?", "the red house")
-    asked = {"id": "1", "question": question, "answers": [{"text": "red", "answer_start": 4}]}
-    document = {"data": [{"title": "a", "paragraphs": [{"context": context, "qas": [asked]}]}]}
+    qa = {"id": "1", "question": question, "answers": [{"text": "red", "answer_start": 4}]}
+    document = {"data": [{"title": "a", "paragraphs": [{"context": context, "qas": [qa]}]}]}
     path.write_text(json.dumps(document, indent=1))
     task = build_user_task({"train": path}, type="span")
-    assert [(one.text, one.pair, one.spans) for one in task.read("train")] == [(question, context, ((4, 7),))]
+    assert [(example.text, example.pair, example.spans) for example in task.read("train")] == [
+        (question, context, ((4, 7),))
+    ]
     with pytest.raises(UsageError, match="--text"):
         build_user_task({"train": path}, type="span", text="question")
 
@@ -64,11 +66,15 @@ def test_choices(tmp_path: Path) -> None:
     assert task.kind == "choice" and [example.label for example in task.read("train")] == [1, 2, 1, 0]
     path = tmp_path / "own.csv"
     path.write_text("question,A,B,C,answer\na?,x,y,,B\nb?,x,y,z,C\n")
-    found = [(one.choices, one.label) for one in build_user_task({"train": path}, type="choice").read("train")]
-    assert found == [(("x", "y"), 1), (("x", "y", "z"), 2)]
+    choices = [
+        (example.choices, example.label) for example in build_user_task({"train": path}, type="choice").read("train")
+    ]
+    assert choices == [(("x", "y"), 1), (("x", "y", "z"), 2)]
     path.write_text("ctx,ending0,ending1,label\na,x,y,0\nb,z,w,1\n")
-    found = [(one.choices, one.label) for one in build_user_task({"train": path}, type="choice").read("train")]
-    assert found == [(("x", "y"), 0), (("z", "w"), 1)]
+    choices = [
+        (example.choices, example.label) for example in build_user_task({"train": path}, type="choice").read("train")
+    ]
+    assert choices == [(("x", "y"), 0), (("z", "w"), 1)]
 
 
 def test_texts(tmp_path: Path) -> None:

@@ -16,22 +16,22 @@ from pretune.tasks.example import Example
 
 def perfect(encoder: TaskEncoder, examples: Sequence[Example]) -> list[Prediction]:
     """The predictions of a model that says exactly what training asks for."""
-    learnt = encoder.encode(examples)
+    training_items = encoder.encode(examples)
     if encoder.is_generative:
-        targets, offsets = learnt.sequences.targets, learnt.sequences.offsets
+        targets, offsets = training_items.sequences.targets, training_items.sequences.offsets
         assert targets is not None
         decode = encoder.rules.tokenizer.decode
         parts = [targets[low:high] for low, high in itertools.pairwise(offsets)]
-        said = [decode(part[part != IGNORE_INDEX], special=False).strip() for part in parts]
-        return [parse_answer(encoder.rules, example, text) for example, text in zip(examples, said, strict=True)]
+        texts = [decode(part[part != IGNORE_INDEX], special=False).strip() for part in parts]
+        return [parse_answer(encoder.rules, example, text) for example, text in zip(examples, texts, strict=True)]
     items = encoder.encode(examples, training=False)
-    return _PREDICTORS[encoder.task.kind](encoder, examples, items, _logits(encoder, examples, learnt, items))
+    return _PREDICTORS[encoder.task.kind](encoder, examples, items, _logits(encoder, examples, training_items, items))
 
 
 def _logits(
-    encoder: TaskEncoder, examples: Sequence[Example], learnt: Items, items: Items
+    encoder: TaskEncoder, examples: Sequence[Example], training_items: Items, items: Items
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    kind, labels, targets = encoder.task.kind, learnt.sequences.labels, learnt.sequences.targets
+    kind, labels, targets = encoder.task.kind, training_items.sequences.labels, training_items.sequences.targets
     if kind == "regression":
         assert labels is not None
         return labels[:, None].astype(np.float32)
@@ -39,10 +39,10 @@ def _logits(
         assert labels is not None
         return np.eye(len(encoder.labels), dtype=np.float32)[labels]
     if kind == "choice":
-        right = [float(at == example.label) for example in examples for at in range(len(example.choices))]
+        right = [float(index == example.label) for example in examples for index in range(len(example.choices))]
         return np.array(right, dtype=np.float32)[:, None]
     assert targets is not None
-    known = np.where(targets == IGNORE_INDEX, 0, targets)
+    target_labels = np.where(targets == IGNORE_INDEX, 0, targets)
     if kind == "tagging":
-        return np.eye(len(encoder.labels), dtype=np.float32)[known]
-    return np.stack((known & START > 0, known & END > 0), axis=1).astype(np.float32) * 9
+        return np.eye(len(encoder.labels), dtype=np.float32)[target_labels]
+    return np.stack((target_labels & START > 0, target_labels & END > 0), axis=1).astype(np.float32) * 9

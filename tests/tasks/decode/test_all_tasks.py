@@ -18,30 +18,30 @@ from pretune.tasks.task import Task
 from tests.tasks.decode.oracle import perfect
 from tests.tasks.encode.small import model_for, tokenizer
 
-TRAINED = [name for name in TASKS if TASKS.get(name).kind not in ("pairs", "cloze", "retrieval")]
-FEW = ("cola", "stsb", "multirc", "squad2", "conll2003", "record", "multi30k")
-QUICK = {("multi30k", "gpt2"), ("rte", "t5"), *((name, "bert") for name in FEW)}
+TRAINABLE_TASKS = [name for name in TASKS if TASKS.get(name).kind not in ("pairs", "cloze", "retrieval")]
+FAST_TASKS = ("cola", "stsb", "multirc", "squad2", "conll2003", "record", "multi30k")
+QUICK = {("multi30k", "gpt2"), ("rte", "t5"), *((name, "bert") for name in FAST_TASKS)}
 
 
 def cases(*shapes: str) -> list[Any]:
     """All tasks on these shapes; a handful of them are quick to read."""
-    pairs = [(name, shape) for name in TRAINED for shape in shapes]
+    pairs = [(name, shape) for name in TRAINABLE_TASKS for shape in shapes]
     return [pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow]) for pair in pairs]
 
 
-def some(task: Task, data: Path, count: int) -> list[Example]:
+def sample_examples(task: Task, data: Path, count: int) -> list[Example]:
     """A few examples, of all classes."""
-    there = task.find_available(data)
-    if not there:
+    available = task.find_available(data)
+    if not available:
         pytest.skip(f"no files of {task.name}")
-    found = [*islice(next(iter(there.values())).read(), 400)]
-    return sample_subset(found, min(count, len(found)))
+    examples = [*islice(next(iter(available.values())).read(), 400)]
+    return sample_subset(examples, min(count, len(examples)))
 
 
 @pytest.mark.parametrize(("name", "shape"), cases("bert", "gpt2", "t5"))
 def test_a_task_on_a_model(name: str, shape: str, shared_data: Path) -> None:
     task = TASKS.get(name)
-    examples = some(task, shared_data, 16)
+    examples = sample_examples(task, shared_data, 16)
     if shape == "bert" and task.kind == "generation":
         with pytest.raises(UsageError, match="generation"):
             model_for(shape, task)
@@ -51,15 +51,15 @@ def test_a_task_on_a_model(name: str, shape: str, shared_data: Path) -> None:
     stream = TaskStream(encoder.encode(examples), batch=8, fixed_shape=True)
     with torch.no_grad():
         assert torch.isfinite(model.spec.loss(model, stream[0]).mean())
-    few = examples[:4]
-    said = predict(model, TaskEncoder.from_task(task, model, new_tokens=4), few)
-    assert len(said) == 4 and 0 <= abs(get_headline(score(task, few, said))) <= 1
+    subset = examples[:4]
+    predictions = predict(model, TaskEncoder.from_task(task, model, new_tokens=4), subset)
+    assert len(predictions) == 4 and 0 <= abs(get_headline(score(task, subset, predictions))) <= 1
 
 
 @pytest.mark.parametrize(("name", "shape"), cases("bert", "gpt2"))
 def test_gold_is_perfect(name: str, shape: str, shared_data: Path) -> None:
     task = TASKS.get(name)
-    examples = some(task, shared_data, 32)
+    examples = sample_examples(task, shared_data, 32)
     if shape == "bert" and task.kind == "generation":
         pytest.skip("it cannot write")
     encoder = TaskEncoder.from_task(task, model_for(shape, task), max_length=128, stride=64, new_tokens=100)
@@ -71,8 +71,8 @@ def test_gold_is_perfect(name: str, shape: str, shared_data: Path) -> None:
             for example in examples
             if len(tokenizer(shape).encode(example.target or "", add_special_tokens=False)) <= 100
         ]
-    found = score(task, examples, perfect(encoder, examples))
-    assert get_headline(found) == pytest.approx(1.0, abs=0.02), found
+    scores = score(task, examples, perfect(encoder, examples))
+    assert get_headline(scores) == pytest.approx(1.0, abs=0.02), scores
 
 
 @pytest.mark.parametrize(("name", "shape"), cases("t5"))
@@ -83,20 +83,20 @@ def test_gold_written_is_perfect(name: str, shape: str, shared_data: Path) -> No
     model = model_for(shape, task)
     assert build_head(task, model.model).__class__.__name__ == "Generation"
     encoder = TaskEncoder.from_task(task, model, new_tokens=600)
-    examples = some(task, shared_data, 32)
+    examples = sample_examples(task, shared_data, 32)
     assert get_headline(score(task, examples, perfect(encoder, examples))) == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize("shape", ["bert", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gpt2", "t5"))])
 def test_answers_of_squad_come_back(shape: str, shared_data: Path) -> None:
-    """Which are whole words; a year in "1930s" has no token of its own."""
+    """Answers are whole words; a year in "1930s" has no token of its own."""
     task = TASKS.get("squad1")
     examples = [*islice(task.read("dev", shared_data), 300)]
     encoder = TaskEncoder.from_task(task, model_for(shape, task, text_to_text=False), max_length=128, stride=64)
-    said = perfect(encoder, examples)
-    same = [one.text in example.answers for one, example in zip(said, examples, strict=True)]
+    predictions = perfect(encoder, examples)
+    same = [prediction.text in example.answers for prediction, example in zip(predictions, examples, strict=True)]
     lost = encoder.encode(examples).counts.answers_lost
     assert sum(same) >= 0.95 * (len(examples) - lost) and lost < 10
-    for example, one in zip(examples, said, strict=True):
+    for example, prediction in zip(examples, predictions, strict=True):
         assert example.pair is not None
-        assert one.span is None or example.pair[slice(*one.span)] == one.text
+        assert prediction.span is None or example.pair[slice(*prediction.span)] == prediction.text

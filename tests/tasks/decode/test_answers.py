@@ -33,8 +33,8 @@ PAIRS = [(shape, kind) for shape in SHAPES for kind in KINDS if (shape, kind) !=
 @pytest.mark.parametrize(("shape", "kind"), PAIRS)
 def test_gold_is_perfect(shape: str, kind: Kind) -> None:
     task, examples = task_of(kind), examples_of(kind)
-    found = score(task, examples, perfect(encoder_for(shape, task), examples))
-    assert get_headline(found) == pytest.approx(
+    scores = score(task, examples, perfect(encoder_for(shape, task), examples))
+    assert get_headline(scores) == pytest.approx(
         1.0, abs=0.02 if kind == "regression" else 1e-9
     )  # written in steps of 0.2
 
@@ -45,20 +45,25 @@ def test_one_prediction_for_each_example_however_they_are_packed(shape: str, kin
     model = model_for(shape, task)
     model.train()
     encoder = TaskEncoder.from_task(task, model, max_length=48, new_tokens=4)
-    told: list[tuple[int, int]] = []
-    found = predict(model, encoder, examples, on_progress=lambda done, of: told.append((done, of)))
-    assert len(found) == len(examples) and model.training and told[-1][0] == told[-1][1]
-    alone = [
+    progress: list[tuple[int, int]] = []
+    predictions = predict(model, encoder, examples, on_progress=lambda count, total: progress.append((count, total)))
+    assert len(predictions) == len(examples) and model.training and progress[-1][0] == progress[-1][1]
+    single_predictions = [
         predict(model, encoder, [replace(example, label=None, target=None)], tokens=8)[0] for example in examples[:3]
     ]
-    for one, other in zip(found, alone, strict=False):
-        assert (one.label, one.text, one.tags, one.span) == (other.label, other.text, other.tags, other.span)
-        np.testing.assert_allclose(one.probabilities, other.probabilities, atol=1e-5)
-        assert one.value == pytest.approx(other.value, abs=1e-5)
-        if one.probabilities:
-            assert sum(one.probabilities) == pytest.approx(1, abs=1e-6)
-    assert get_headline(score(task, examples, found)) <= 1
-    assert all(prediction.to_dict(task) for prediction in found)
+    for batch_prediction, single_prediction in zip(predictions, single_predictions, strict=False):
+        assert (batch_prediction.label, batch_prediction.text, batch_prediction.tags, batch_prediction.span) == (
+            single_prediction.label,
+            single_prediction.text,
+            single_prediction.tags,
+            single_prediction.span,
+        )
+        np.testing.assert_allclose(batch_prediction.probabilities, single_prediction.probabilities, atol=1e-5)
+        assert batch_prediction.value == pytest.approx(single_prediction.value, abs=1e-5)
+        if batch_prediction.probabilities:
+            assert sum(batch_prediction.probabilities) == pytest.approx(1, abs=1e-6)
+    assert get_headline(score(task, examples, predictions)) <= 1
+    assert all(prediction.to_dict(task) for prediction in predictions)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,7 @@ def test_eight_rows_are_learnt(shape: str, kind: Kind) -> None:
     task = task_of(kind)
     model = model_for(shape, task)
     work = ModelWithLoss(model, model.spec)
-    begun = {name: value.clone() for name, value in model.state_dict().items()}
+    initial_state = {name: value.clone() for name, value in model.state_dict().items()}
     try:
         stream = TaskStream(TaskEncoder.from_task(task, model, max_length=32).encode(examples_of(kind)), batch=8)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
@@ -85,14 +90,14 @@ def test_eight_rows_are_learnt(shape: str, kind: Kind) -> None:
             losses.append(loss.item())
         assert min(losses[-3:]) < 0.9 * losses[0]
     finally:
-        model.load_state_dict(begun)  # the body is shared
+        model.load_state_dict(initial_state)  # the body is shared
 
 
 @pytest.mark.parametrize("shape", ["bert", pytest.param("t5", marks=pytest.mark.slow)])
 def test_a_fitted_model_says_what_it_has_learnt(shape: str) -> None:
     task, examples = task_of("classification"), examples_of("classification")[4:]
     model = model_for(shape, task)
-    begun = {name: value.clone() for name, value in model.state_dict().items()}
+    initial_state = {name: value.clone() for name, value in model.state_dict().items()}
     try:
         encoder = TaskEncoder.from_task(task, model, max_length=32)
         stream = TaskStream(encoder.encode(examples), batch=4, seed=0)
@@ -103,18 +108,18 @@ def test_a_fitted_model_says_what_it_has_learnt(shape: str) -> None:
             optimizer.step()
         assert score(task, examples, predict(model, encoder, examples))["accuracy"] == 1.0
     finally:
-        model.load_state_dict(begun)
+        model.load_state_dict(initial_state)
 
 
 def test_the_best_span_is_the_best_of_all() -> None:
     rng = np.random.default_rng(0)
     for _ in range(30):
         logits = rng.normal(size=(20, 2)).astype(np.float32)
-        marks = np.where(np.arange(20) < 4, -1, np.arange(20) - 4)
-        found = max(_score_spans(logits, marks))
-        answer = find_best_span(torch.from_numpy(logits), torch.from_numpy(marks >= 0))
-        assert (found[1] + 4, found[2] + 4) == (answer.start, answer.end)
-        assert found[0] == pytest.approx(answer.score)
+        alignment = np.where(np.arange(20) < 4, -1, np.arange(20) - 4)
+        best_span = max(_score_spans(logits, alignment))
+        answer = find_best_span(torch.from_numpy(logits), torch.from_numpy(alignment >= 0))
+        assert (best_span[1] + 4, best_span[2] + 4) == (answer.start, answer.end)
+        assert best_span[0] == pytest.approx(answer.score)
 
 
 def test_the_threshold_is_that_of_the_best_f1() -> None:
@@ -124,35 +129,39 @@ def test_the_threshold_is_that_of_the_best_f1() -> None:
         Example(text="q", pair="Bonn is old", answers=("Bonn",), spans=((0, 4),)),
     ]
     texts, nulls = ("Paris", "Rome", "Bonn"), (-3.0, 2.0, 1.0)
-    said = [
+    predictions = [
         Prediction(text="", null_score_diff=null, candidates=(AnswerCandidate(text, 1.0, (0, len(text))),))
         for text, null in zip(texts, nulls, strict=True)
     ]
-    threshold = find_no_answer_threshold(examples, said)
+    threshold = find_no_answer_threshold(examples, predictions)
     assert threshold == 1.0
-    final = apply_threshold(said, threshold)
-    assert [one.text for one in final] == ["Paris", "", "Bonn"] and final[0].span == (0, 5)
+    final = apply_threshold(predictions, threshold)
+    assert [prediction.text for prediction in final] == ["Paris", "", "Bonn"] and final[0].span == (0, 5)
     task = task_of("span")
     assert score(task, examples, final)["f1"] == 1.0
-    plain = score(task, examples, apply_threshold(said, 0.0))
-    assert plain["f1"] == pytest.approx(2 / 3) and plain["best_f1"] == 1.0
+    scores = score(task, examples, apply_threshold(predictions, 0.0))
+    assert scores["f1"] == pytest.approx(2 / 3) and scores["best_f1"] == 1.0
     with pytest.raises(UsageError):
         find_no_answer_threshold(examples, [Prediction(text="a")] * 3)
 
 
 def test_groups_options_and_answers_are_scored_as_published() -> None:
     pair = task_of("pair")
-    examples = [Example(text="p", pair=f"q{at}", label=at % 2, group="a" if at < 2 else "b") for at in range(4)]
-    right = [Prediction(label=at % 2) for at in range(3)]
+    examples = [
+        Example(text="p", pair=f"q{index}", label=index % 2, group="a" if index < 2 else "b") for index in range(4)
+    ]
+    right = [Prediction(label=index % 2) for index in range(3)]
     multirc = score(replace(pair, metrics=("multirc",)), examples, [*right, Prediction(label=0)])
     assert multirc["exact_match"] == 0.5 and multirc["average"] == pytest.approx((2 / 3 + 0.5) / 2)
     parity = score(replace(pair, metrics=("accuracy", "gender_parity")), examples, [Prediction(label=1)] * 4)
     assert parity == {"accuracy": 0.5, "gender_parity": 1.0}
     record = replace(task_of("choice"), metrics=("record",))
-    asked = [Example(text="t", pair="@placeholder", choices=("Nina Simone", "John"), label=0, answers=("Nina Simone",))]
-    assert score(record, asked, [Prediction(label=1, scores=(0, 1))])["average"] == 0
-    assert score(record, asked, [Prediction(label=0, scores=(1, 0))])["average"] == 1
-    assert score(record, asked, [Prediction(text="Nina")])["f1"] == pytest.approx(2 / 3)
+    questions = [
+        Example(text="t", pair="@placeholder", choices=("Nina Simone", "John"), label=0, answers=("Nina Simone",))
+    ]
+    assert score(record, questions, [Prediction(label=1, scores=(0, 1))])["average"] == 0
+    assert score(record, questions, [Prediction(label=0, scores=(1, 0))])["average"] == 1
+    assert score(record, questions, [Prediction(text="Nina")])["f1"] == pytest.approx(2 / 3)
 
 
 def test_what_is_written_stands_for_a_label_or_nothing() -> None:
@@ -160,8 +169,8 @@ def test_what_is_written_stands_for_a_label_or_nothing() -> None:
     assert parse_answer(rules, Example(text=""), " positive ").label == 1
     assert parse_answer(rules, Example(text=""), "posit").label is None
     assert score(rules.task, [Example(text="", label=1)] * 2, [Prediction(label=1), Prediction()])["accuracy"] == 0.5
-    scored = encoder_for("t5", task_of("regression")).rules
-    assert [parse_answer(scored, Example(text=""), text).value for text in ("3.2", "9", "nan", "much")] == [
+    score_rules = encoder_for("t5", task_of("regression")).rules
+    assert [parse_answer(score_rules, Example(text=""), text).value for text in ("3.2", "9", "nan", "much")] == [
         3.2,
         5.0,
         2.5,
@@ -173,8 +182,13 @@ def test_words_without_tokens_are_outside() -> None:
     task = task_of("tagging")
     encoder = encoder_for("bert", task, max_length=6)
     example = Example(text="", words=("Nina", "\x00", *["Paris"] * 20), tags=("B-PER", "O", *["B-LOC"] * 20))
-    (found,) = perfect(encoder, [example])
-    assert len(found.tags) == 22 and found.tags[0] == "B-PER" and found.tags[1] == "O" and found.tags[-1] == "O"
+    (prediction,) = perfect(encoder, [example])
+    assert (
+        len(prediction.tags) == 22
+        and prediction.tags[0] == "B-PER"
+        and prediction.tags[1] == "O"
+        and prediction.tags[-1] == "O"
+    )
 
 
 def test_what_cannot_be_scored_is_named() -> None:

@@ -58,5 +58,5 @@ def test_a_family_on_every_kind(family: str) -> None:
         assert torch.isfinite(loss.mean()) and int(loss.count) > 0
         slopes = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         assert slopes and all(torch.isfinite(slope).all() for slope in slopes) and any(slope.any() for slope in slopes)
-        found = score(task, examples[:3], predict(model, encoder, examples[:3]))
-        assert found and all(-1 <= value <= 1 for value in found.values())
+        scores = score(task, examples[:3], predict(model, encoder, examples[:3]))
+        assert scores and all(-1 <= value <= 1 for value in scores.values())

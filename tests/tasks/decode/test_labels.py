@@ -15,7 +15,7 @@ SENTENCES = [
 
 
 def test_what_was_not_read_has_the_usual_tag() -> None:
-    for labels, usual in ((("N", "V", "D"), "V"), (("N", "V", "O"), "O")):
+    for labels, default_tag in ((("N", "V", "D"), "V"), (("N", "V", "O"), "O")):
         task = replace(task_of("tagging"), labels=labels, metrics=("tag_accuracy",))
         encoder = encoder_for("bert", task, max_length=16)
         items = encoder.encode(SENTENCES, training=False)
@@ -24,6 +24,10 @@ def test_what_was_not_read_has_the_usual_tag() -> None:
         logits[:, 1] = 1.0  # a verb, almost everywhere
         first = int(np.flatnonzero(items.alignment == 0)[0])
         logits[first, 0] = 2.0
-        one, other = predict_tags(encoder, SENTENCES, items, logits)
-        assert one.tags == ("N", "V", usual, "V", "V")
-        assert len(other.tags) == 41 and other.tags[0] == "V" and other.tags[-1] == usual
+        first_prediction, second_prediction = predict_tags(encoder, SENTENCES, items, logits)
+        assert first_prediction.tags == ("N", "V", default_tag, "V", "V")
+        assert (
+            len(second_prediction.tags) == 41
+            and second_prediction.tags[0] == "V"
+            and second_prediction.tags[-1] == default_tag
+        )

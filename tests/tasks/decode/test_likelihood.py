@@ -38,22 +38,26 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @torch.no_grad()
 def by_hand(model: ModelWithHead, encoder: TaskEncoder, example: Example) -> tuple[float, int]:
-    one = encoder.encode([example]).sequences
-    read = one.tokens.tolist()
-    batch = pt.batch([read]) if one.source is None else pt.batch(source=[one.source.tokens.tolist()], target=[read])
-    assert one.targets is not None
-    logits, labels = model(batch), torch.from_numpy(one.targets).long()
-    asked = labels != -100
-    return float(F.cross_entropy(logits[asked], labels[asked], reduction="sum")), int(asked.sum())
+    sequences = encoder.encode([example]).sequences
+    read = sequences.tokens.tolist()
+    batch = (
+        pt.batch([read])
+        if sequences.source is None
+        else pt.batch(source=[sequences.source.tokens.tolist()], target=[read])
+    )
+    assert sequences.targets is not None
+    logits, labels = model(batch), torch.from_numpy(sequences.targets).long()
+    is_target = labels != -100
+    return float(F.cross_entropy(logits[is_target], labels[is_target], reduction="sum")), int(is_target.sum())
 
 
 def test_it_is_that_of_the_answers_tokens(model: ModelWithHead) -> None:
     encoder = TaskEncoder.from_task(TASK, model, max_length=48)
-    each = [by_hand(model, encoder, example) for example in EXAMPLES]
-    expected = math.exp(sum(nats for nats, _ in each) / sum(count for _, count in each))
+    values = [by_hand(model, encoder, example) for example in EXAMPLES]
+    expected = math.exp(sum(nats for nats, _ in values) / sum(count for _, count in values))
     assert answer_perplexity(model, encoder, EXAMPLES) == pytest.approx(expected, rel=1e-4)
     assert answer_perplexity(model, encoder, EXAMPLES, tokens=1) == pytest.approx(expected, rel=1e-4)
-    assert expected != pytest.approx(math.exp(each[0][0] / each[0][1]), rel=1e-3)
+    assert expected != pytest.approx(math.exp(values[0][0] / values[0][1]), rel=1e-3)
 
 
 def test_who_does_not_write_is_not_asked(tmp_path: Path) -> None:
@@ -61,5 +65,5 @@ def test_who_does_not_write_is_not_asked(tmp_path: Path) -> None:
     assert isinstance(base, LanguageModel)
     task = Task(name="own", kind="classification", metrics=("accuracy",), splits={}, labels=("a", "b"))
     with pytest.raises(UsageError):
-        made = adapt(base, Classification(classes=2))
-        answer_perplexity(made, TaskEncoder.from_task(task, made), EXAMPLES)
+        classifier = adapt(base, Classification(classes=2))
+        answer_perplexity(classifier, TaskEncoder.from_task(task, classifier), EXAMPLES)

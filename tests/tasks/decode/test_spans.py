@@ -13,7 +13,7 @@ from tests.tasks.encode.small import TEXT, encoder_for, task_of
 LONG = Example(text="Who sang it?", pair=" ".join(TEXT))
 
 
-def opened(shape: str = "bert", **options: int) -> tuple[TaskEncoder, Items]:
+def encode_long_example(shape: str = "bert", **options: int) -> tuple[TaskEncoder, Items]:
     """A passage that is read in several windows."""
     encoder = encoder_for(shape, task_of("span"), max_length=48, stride=8, **options)
     items = encoder.encode([LONG], training=False)
@@ -33,46 +33,51 @@ def place(items: Items, window: int) -> int:
 
 
 def test_an_answer_has_so_many_tokens_at_most() -> None:
-    marks, logits = np.arange(60), np.full((60, 2), -9, dtype=np.float32)
+    alignment, logits = np.arange(60), np.full((60, 2), -9, dtype=np.float32)
     logits[0, 0] = logits[MAX_ANSWER_TOKENS, 1] = 9  # one too many
     logits[1, 0] = 8
-    found = _score_spans(logits, marks)
-    assert max(found)[1:] == (1, MAX_ANSWER_TOKENS) and all(
-        0 <= last - first < MAX_ANSWER_TOKENS for _, first, last in found
+    spans = _score_spans(logits, alignment)
+    assert max(spans)[1:] == (1, MAX_ANSWER_TOKENS) and all(
+        0 <= last - first < MAX_ANSWER_TOKENS for _, first, last in spans
     )
 
 
 def test_the_best_of_all_windows_is_given_and_others_beside_it() -> None:
-    encoder, items = opened()
+    encoder, items = encode_long_example()
     logits = logits_of(items)
     weak, strong = place(items, 0), place(items, 2)
     logits[weak] = 3
     logits[strong] = 6
-    (said,) = predict_spans(encoder, [LONG], items, logits)
-    assert said.span is not None and said.text == LONG.pair[slice(*said.span)] == said.candidates[0].text  # type: ignore[index]
-    assert (said.candidates[0].score, said.candidates[1].score) == (12, 6) and len(said.candidates) == MAX_CANDIDATES
-    assert len({one.text for one in said.candidates}) == MAX_CANDIDATES
-    assert said.candidates[1].span[0] == 0  # where the first window begins
+    (prediction,) = predict_spans(encoder, [LONG], items, logits)
+    assert (
+        prediction.span is not None
+        and prediction.text == LONG.pair[slice(*prediction.span)] == prediction.candidates[0].text
+    )  # type: ignore[index]
+    assert (prediction.candidates[0].score, prediction.candidates[1].score) == (12, 6) and len(
+        prediction.candidates
+    ) == MAX_CANDIDATES
+    assert len({candidate.text for candidate in prediction.candidates}) == MAX_CANDIDATES
+    assert prediction.candidates[1].span[0] == 0  # where the first window begins
 
 
 @pytest.mark.parametrize("slots", [0, 3])
 def test_no_answer_is_as_likely_as_in_the_window_where_it_is_least(slots: int) -> None:
     """A window that has the answer knows it, whatever those without one say; slots of a prompt say nothing."""
-    encoder, items = opened(slots=slots)
+    encoder, items = encode_long_example(slots=slots)
     logits = logits_of(items)
     firsts = items.sequences.offsets[:-1] + slots
     logits[place(items, 1)] = 4
     for first, null in zip(firsts, (9, 1, *[9] * len(firsts)), strict=False):
         logits[first] = null
-    (said,) = predict_spans(encoder, [LONG], items, logits)
-    assert said.null_score_diff == 2 - 8 and said.text
+    (prediction,) = predict_spans(encoder, [LONG], items, logits)
+    assert prediction.null_score_diff == 2 - 8 and prediction.text
     logits[firsts[1]] = 5
-    (said,) = predict_spans(encoder, [LONG], items, logits)
-    assert said.null_score_diff == 10 - 8 and said.text == "" and said.span is None
+    (prediction,) = predict_spans(encoder, [LONG], items, logits)
+    assert prediction.null_score_diff == 10 - 8 and prediction.text == "" and prediction.span is None
 
 
 def test_a_task_in_which_every_question_has_an_answer_gives_one() -> None:
-    encoder, items = opened()
+    encoder, items = encode_long_example()
     sure = replace(encoder, rules=replace(encoder.rules, task=replace(encoder.task, metrics=("squad",))))
     logits = logits_of(items)
     logits[items.sequences.offsets[:-1]] = 9

@@ -34,12 +34,14 @@ def test_a_prompt_stands_before_what_is_read(shape: str, kind: Kind) -> None:
     loss.backward()
     table = model.model.get_parameter("prompt.table")
     assert torch.isfinite(loss) and table.grad is not None and table.grad.abs().sum() > 0
-    found = predict(model, encoder, examples)
-    alone = [predict(model, encoder, [example], tokens=8)[0] for example in examples[:2]]
-    assert [(one.text, one.tags) for one in found[:2]] == [(one.text, one.tags) for one in alone]
-    if found[0].span is not None:
-        assert (examples[0].pair or "")[slice(*found[0].span)] == found[0].text
-    score(task, examples, found)
+    predictions = predict(model, encoder, examples)
+    single_predictions = [predict(model, encoder, [example], tokens=8)[0] for example in examples[:2]]
+    assert [(prediction.text, prediction.tags) for prediction in predictions[:2]] == [
+        (prediction.text, prediction.tags) for prediction in single_predictions
+    ]
+    if predictions[0].span is not None:
+        assert (examples[0].pair or "")[slice(*predictions[0].span)] == predictions[0].text
+    score(task, examples, predictions)
 
 
 def test_the_next_token_is_learnt_beside_the_class() -> None:
@@ -62,24 +64,24 @@ def test_held_out_loss_reads_every_item_once() -> None:
     losses = []
     for batch in (3, 8):
         stream = TaskStream(TaskEncoder.from_task(task, model).encode(examples), batch=batch, seed=batch)
-        found = compute_validation_loss(ModelWithLoss(model, model.spec), stream, len(stream.steps(0)), LOCAL_RANK)
-        assert found is not None
-        losses.append(found["loss"])
-        assert found["accuracy"] * 8 == pytest.approx(round(found["accuracy"] * 8))
+        loss = compute_validation_loss(ModelWithLoss(model, model.spec), stream, len(stream.steps(0)), LOCAL_RANK)
+        assert loss is not None
+        losses.append(loss["loss"])
+        assert loss["accuracy"] * 8 == pytest.approx(round(loss["accuracy"] * 8))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_tasks_that_are_written_are_mixed_in_one_stream() -> None:
     names: tuple[Kind, ...] = ("classification", "span", "generation")
-    encoded = [
+    items_by_task = [
         TaskEncoder.from_task(task_of(kind), model_for("t5", task_of(kind))).encode(examples_of(kind)) for kind in names
     ]
-    both = mix_items([encoded[0], encoded[1], encoded[2]])
-    assert both.counts.examples == 24 and len(both) == 24
+    items = mix_items([items_by_task[0], items_by_task[1], items_by_task[2]])
+    assert items.counts.examples == 24 and len(items) == 24
     model = model_for("t5", task_of("generation"))
-    stream = TaskStream(both, batch=6, seed=0, mixing=SmoothedMixing(alpha=0.5))
-    seen = {number // 8 for step in stream.steps(0) for number in stream.examples(step)}
-    assert seen == {0, 1, 2}
+    stream = TaskStream(items, batch=6, seed=0, mixing=SmoothedMixing(alpha=0.5))
+    tasks = {number // 8 for step in stream.steps(0) for number in stream.examples(step)}
+    assert tasks == {0, 1, 2}
     with torch.no_grad():
         assert torch.isfinite(model.spec.loss(model, stream[0]).mean())
 
@@ -91,11 +93,13 @@ def test_several_heads_on_one_body_all_learn() -> None:
     model = adapt(base, Several(tuple(build_head(task, base) for task in tasks)), seed=3)
     views = [select_head(model, number) for number in range(len(tasks))]
     encoders = [TaskEncoder.from_task(task, view, max_length=32) for task, view in zip(tasks, views, strict=True)]
-    streams = [TaskStream(one.encode(examples_of(kind)), batch=8) for one, kind in zip(encoders, kinds, strict=True)]
+    streams = [
+        TaskStream(encoder.encode(examples_of(kind)), batch=8) for encoder, kind in zip(encoders, kinds, strict=True)
+    ]
     stream = MultiTaskStream(streams, seed=1)
     work = ModelWithLoss(model, model.spec)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    begun = {name: value.clone() for name, value in model.state_dict().items()}
+    initial_state = {name: value.clone() for name, value in model.state_dict().items()}
     losses: dict[int, list[float]] = {}
     for step in range(60):
         batch = stream[step]
@@ -108,7 +112,9 @@ def test_several_heads_on_one_body_all_learn() -> None:
     assert sorted(losses) == [0, 1, 2] and all(min(losses[task][-5:]) < 0.9 * losses[task][0] for task in (0, 1)), (
         losses
     )
-    assert all(not torch.equal(value, begun[name]) for name, value in model.state_dict().items() if "out" in name)
+    assert all(
+        not torch.equal(value, initial_state[name]) for name, value in model.state_dict().items() if "out" in name
+    )
     for view, encoder, kind in zip(views, encoders, kinds, strict=True):
         assert len(predict(view, encoder, examples_of(kind))) == 8
     with pytest.raises(UsageError, match=r"\b3\b"):
@@ -131,16 +137,16 @@ def test_tasks_come_in_turn_by_their_temperature() -> None:
     task = task_of("classification")
     encoder, examples = TaskEncoder.from_task(task, model_for("bert", task)), examples_of("classification")
     large, small = (TaskStream(encoder.encode(examples * times), batch=4, seed=times) for times in (16, 2))
-    drawn = {}
+    orders = {}
     for temperature in (1.0, 2.0, 1e9):
         stream = MultiTaskStream([large, small], temperature=temperature, seed=5)
         for epoch in (0, 4):
-            found = [stream.locate_step(step) for step in stream.steps(epoch)]
-            drawn[temperature] = Counter(number for number, _ in found)
+            locations = [stream.locate_step(step) for step in stream.steps(epoch)]
+            orders[temperature] = Counter(number for number, _ in locations)
             for number in (0, 1):  # each goes on where it was
-                own = [step for which, step in found if which == number]
-                assert own == list(range(epoch * len(own), (epoch + 1) * len(own)))
-    assert drawn[1.0] == {0: 32, 1: 4} and drawn[1e9] == {0: 18, 1: 18} and 4 < drawn[2.0][1] < 18
-    again = pickle.loads(pickle.dumps(stream))
-    assert torch.equal(again[50].tokens, stream[50].tokens) and again[50].task == stream[50].task
+                task_steps = [step for task, step in locations if task == number]
+                assert task_steps == list(range(epoch * len(task_steps), (epoch + 1) * len(task_steps)))
+    assert orders[1.0] == {0: 32, 1: 4} and orders[1e9] == {0: 18, 1: 18} and 4 < orders[2.0][1] < 18
+    copy = pickle.loads(pickle.dumps(stream))
+    assert torch.equal(copy[50].tokens, stream[50].tokens) and copy[50].task == stream[50].task
     assert {stream.batch(3, part=part, parts=2).task for part in (0, 1)} == {stream[3].task}

@@ -45,11 +45,11 @@ def body(shape: str, positions: int = 128) -> LanguageModel:
 
 def model_for(shape: str, task: Task, seed: int = 0, **options: Any) -> ModelWithHead:
     """A tiny model with the task's head, without dropout."""
-    found = body(shape)
-    head = build_head(task, found.spec, found.tokenizer, **options)
+    model = body(shape)
+    head = build_head(task, model.spec, model.tokenizer, **options)
     if hasattr(head, "dropout"):
         head = replace(head, dropout=0.0)
-    return adapt(found, head, seed=seed)
+    return adapt(model, head, seed=seed)
 
 
 def encoder_for(shape: str, task: Task, **options: Any) -> TaskEncoder:
@@ -83,27 +83,27 @@ def examples_of(kind: Kind) -> list[Example]:
     """Eight or so examples of a kind, as different as their lengths."""
     texts = [*TEXT, "A bad film.", "Good!", "The boat was gone again, and the river was not the old river."]
     if kind == "classification":
-        return [Example(text=text, label=at % 2) for at, text in enumerate(texts)]
+        return [Example(text=text, label=index % 2) for index, text in enumerate(texts)]
     if kind == "pair":
-        return [Example(text=text, pair=texts[-at], label=at % 3) for at, text in enumerate(texts)]
+        return [Example(text=text, pair=texts[-index], label=index % 3) for index, text in enumerate(texts)]
     if kind == "regression":
-        return [Example(text=text, pair=texts[-at], label=at * 0.6) for at, text in enumerate(texts)]
+        return [Example(text=text, pair=texts[-index], label=index * 0.6) for index, text in enumerate(texts)]
     if kind == "tagging":
-        marks = {"Nina": "B-PER", "John": "B-PER", "Simone": "I-PER", "Smith": "I-PER", "Paris": "B-LOC"}
+        tags = {"Nina": "B-PER", "John": "B-PER", "Simone": "I-PER", "Smith": "I-PER", "Paris": "B-LOC"}
         rows = [tuple(text.replace(",", " ,").split()) for text in texts]
-        return [
-            Example(text=" ".join(row), words=row, tags=tuple(marks.get(word, "O") for word in row)) for row in rows
-        ]
+        return [Example(text=" ".join(row), words=row, tags=tuple(tags.get(word, "O") for word in row)) for row in rows]
     if kind == "span":
-        return [_asked(text, at) for at, text in enumerate(texts)]
+        return [_make_question(text, index) for index, text in enumerate(texts)]
     if kind == "choice":
         options = ("was gone.", "Good!", "it was sung again in London by the old man")
-        return [Example(text=text, choices=options[: 2 + at % 2], label=at % 2) for at, text in enumerate(texts)]
+        return [
+            Example(text=text, choices=options[: 2 + index % 2], label=index % 2) for index, text in enumerate(texts)
+        ]
     return [Example(text=text, target=" ".join(text.split()[:3])) for text in texts]
 
 
-def _asked(text: str, at: int) -> Example:
-    if at == 3:
+def _make_question(text: str, index: int) -> Example:
+    if index == 3:
         return Example(text="What is not there?", pair=text)
     words = text.split()
     answer = " ".join(words[len(words) // 2 : len(words) // 2 + 2])

@@ -35,22 +35,22 @@ def test_pairs_are_cut_as_templates_cut_them(a: int, b: int, room: int) -> None:
 @given(texts=st.lists(st.tuples(st.text(max_size=60), st.text(min_size=1, max_size=60)), min_size=1, max_size=4))
 @settings(max_examples=40)
 def test_a_pair_is_what_the_template_makes_of_it(texts: list[tuple[str, str]]) -> None:
-    task, found = task_of("pair"), tokenizer("bert")
+    task, tokenizer_ = task_of("pair"), tokenizer("bert")
     encoder = encoder_for("bert", task, max_length=16)
-    examples = [Example(text=a, pair=b, label=0) for a, b in texts]
+    examples = [Example(text=first, pair=second, label=0) for first, second in texts]
     items = encoder.encode(examples)
     lost = 0
-    for number, (a, b) in enumerate(texts):
-        ids = found.encode_batch([a, b], literal=True)
+    for number, (first, second) in enumerate(texts):
+        ids = tokenizer_.encode_batch([first, second], literal=True)
         if not len(ids[1]):
             continue  # stands as one text
-        fitted = found.template.fit(ids[0], ids[1], length=16)
+        fit = tokenizer_.template.fit(ids[0], ids[1], length=16)
         low, high = items.sequences.offsets[number : number + 2]
-        assert items.sequences.tokens[low:high].tolist() == fitted.sequences[0].ids.tolist()
+        assert items.sequences.tokens[low:high].tolist() == fit.sequences[0].ids.tolist()
         assert items.sequences.segments is None or (
-            items.sequences.segments[low:high].tolist() == fitted.sequences[0].segments.tolist()
+            items.sequences.segments[low:high].tolist() == fit.sequences[0].segments.tolist()
         )
-        lost += sum(fitted.dropped_tokens)
+        lost += sum(fit.dropped_tokens)
     assert items.counts.lost >= lost
     assert items.counts.longest <= 16
 
@@ -99,16 +99,16 @@ def test_a_decoder_reads_and_writes_in_one_sequence() -> None:
 @pytest.mark.parametrize("shape", ["bert", "gpt2", "t5"])
 def test_every_word_has_its_first_token_or_is_counted(shape: str, words: list[str]) -> None:
     task = task_of("tagging")
-    tags = tuple("OB"[at % 2] + "-PER" * (at % 2) for at in range(len(words)))
+    tags = tuple("OB"[index % 2] + "-PER" * (index % 2) for index in range(len(words)))
     example = Example(text=" ".join(words), words=tuple(words), tags=tags)
     items = encoder_for(shape, task, max_length=24).encode([example])
     assert items.alignment is not None and items.sequences.targets is not None
-    marked = items.alignment[items.alignment >= 0].tolist()
-    assert marked == sorted(set(marked)), "each word once, in order"
-    assert items.counts.words_lost == len(words) - len(marked)
-    at = items.alignment >= 0
-    assert ((items.sequences.targets != IGNORE_INDEX) == at).all()
-    assert items.sequences.targets[at].tolist() == [task.labels.index(tags[word]) for word in marked]
+    words_with_token = items.alignment[items.alignment >= 0].tolist()
+    assert words_with_token == sorted(set(words_with_token)), "each word once, in order"
+    assert items.counts.words_lost == len(words) - len(words_with_token)
+    is_first = items.alignment >= 0
+    assert ((items.sequences.targets != IGNORE_INDEX) == is_first).all()
+    assert items.sequences.targets[is_first].tolist() == [task.labels.index(tags[word]) for word in words_with_token]
 
 
 @pytest.mark.parametrize("shape", ["bert", "gpt2", "t5"])
@@ -119,7 +119,8 @@ def test_the_first_token_of_a_word_starts_it(shape: str) -> None:
     assert items.alignment is not None
     places = [*np.flatnonzero(items.alignment >= 0), len(side.tokens) - 1]
     pieces = [
-        tokenizer(shape).decode(side.tokens[a:b], special=False).replace(" ", "") for a, b in itertools.pairwise(places)
+        tokenizer(shape).decode(side.tokens[low:high], special=False).replace(" ", "")
+        for low, high in itertools.pairwise(places)
     ]
     assert pieces == list(example.words)
 
@@ -142,23 +143,23 @@ def test_an_answer_comes_back_from_its_tokens(shape: str, words: list[str], data
     example = Example(text="Who sang it?", pair=text, spans=((start, start + len(answer)),), answers=(answer,))
     encoder = encoder_for(shape, task_of("span"), max_length=40, stride=8)
     items = encoder.encode([example])
-    targets, marks = items.sequences.targets, items.alignment
-    assert targets is not None and marks is not None
+    targets, alignment = items.sequences.targets, items.alignment
+    assert targets is not None and alignment is not None
     starts = tokenizer(shape).encode_batch([text], literal=True).starts.astype(np.int64)
     hits = 0
     for low, high in zip(items.sequences.offsets[:-1], items.sequences.offsets[1:], strict=True):
-        here, mine = targets[low:high], marks[low:high]
-        known = np.where(here == IGNORE_INDEX, 0, here)
-        assert (known & START > 0).sum() == 1 and (known & END > 0).sum() == 1
-        a, b = int((known & START > 0).argmax()), int((known & END > 0).argmax())
-        if mine[a] < 0:
+        window_targets, window_alignment = targets[low:high], alignment[low:high]
+        labels = np.where(window_targets == IGNORE_INDEX, 0, window_targets)
+        assert (labels & START > 0).sum() == 1 and (labels & END > 0).sum() == 1
+        a, b = int((labels & START > 0).argmax()), int((labels & END > 0).argmax())
+        if window_alignment[a] < 0:
             assert a == b == 0, "no answer is the first token"
             continue
         hits += 1
-        begin, end = find_characters(text, starts, int(mine[a]), int(mine[b]))
+        begin, end = find_characters(text, starts, int(window_alignment[a]), int(window_alignment[b]))
         assert text[begin:end] == answer
     assert hits > 0 or items.counts.answers_lost == 1
-    every = np.unique(marks[marks >= 0])
+    every = np.unique(alignment[alignment >= 0])
     assert every.tolist() == list(range(len(starts))), "every token of the passage is in a window"
 
 
@@ -168,8 +169,8 @@ def test_windows_are_those_of_templates() -> None:
     items = encoder.encode([Example(text="Who sang it?", pair=text)])
     found = tokenizer("bert")
     ids = found.encode_batch(["Who sang it?", text], literal=True)
-    fitted = found.template.fit(ids[0], ids[1], length=32, strategy="only_second", stride=6, windows=True)
-    assert items.sequences.tokens.tolist() == np.concatenate([one.ids for one in fitted.sequences]).tolist()
+    fit = found.template.fit(ids[0], ids[1], length=32, strategy="only_second", stride=6, windows=True)
+    assert items.sequences.tokens.tolist() == np.concatenate([sequence.ids for sequence in fit.sequences]).tolist()
 
 
 def test_a_long_question_takes_half_of_the_room() -> None:
@@ -186,14 +187,14 @@ def test_tokens_of_parts_of_words() -> None:
 
 
 def test_options_fill_gaps() -> None:
-    filled = split_context(Example(text="t", pair="@placeholder sang", choices=("Nina", "John")))
-    assert filled == ("t", ["Nina sang", "John sang"])
+    context = split_context(Example(text="t", pair="@placeholder sang", choices=("Nina", "John")))
+    assert context == ("t", ["Nina sang", "John sang"])
     assert split_context(Example(text="a __ b", choices=("x",))) == ("a __ b", ["x"])
     assert split_context(Example(text="a", pair="why?", choices=("x",))) == ("a why?", ["x"])
 
 
 def test_too_many_options_are_left_out_but_never_the_right_one() -> None:
-    example = Example(text="which?", choices=tuple(f"Nina {at}" for at in range(30)), label=23)
+    example = Example(text="which?", choices=tuple(f"Nina {number}" for number in range(30)), label=23)
     encoder = encoder_for("gpt2", task_of("choice"))
     items = encoder.encode([example, replace(example, label=0)])
     assert items.sizes.tolist() == [8, 8] and items.counts.options_left == 44
@@ -217,10 +218,10 @@ def test_nasty_texts_give_a_finite_loss(shape: str, kind: Kind) -> None:
     nasty = ["", " ", "[CLS] [SEP]</s><|endoftext|>", "😀👩‍👩‍👧", "a" * 600, "\u200b\ufeff", "word " * 99, "\ud800"]
     examples = [
         Example(
-            text=text, pair=nasty[-at] if kind in ("pair", "regression", "span") else None, label=1,
-            words=(text or "x", "y"), tags=("O", "O"), choices=(text, "b"), target=nasty[at - 1],
+            text=text, pair=nasty[-index] if kind in ("pair", "regression", "span") else None, label=1,
+            words=(text or "x", "y"), tags=("O", "O"), choices=(text, "b"), target=nasty[index - 1],
         )
-        for at, text in enumerate(nasty)
+        for index, text in enumerate(nasty)
     ]  # fmt: skip
     items = encoder.encode(examples)
     assert items.counts.longest <= 32 and items.counts.cut > 0
@@ -240,12 +241,15 @@ def test_a_word_of_a_million_characters() -> None:
 def test_slots_stand_before_every_sequence(kind: Kind) -> None:
     task, examples = task_of(kind), examples_of(kind)
     model = model_for("bert", task)
-    plain, slotted = (TaskEncoder.from_task(task, model, slots=slots).encode(examples) for slots in (0, 3))
-    assert (slotted.sequences.lengths == plain.sequences.lengths + 3).all()
-    assert slotted.counts.longest == plain.counts.longest + 3
-    if plain.alignment is not None and slotted.alignment is not None:
-        place = slotted.sequences.compute_positions() >= 3
-        assert slotted.alignment[place].tolist() == plain.alignment.tolist() and (slotted.alignment[~place] == -1).all()
+    items, slot_items = (TaskEncoder.from_task(task, model, slots=slots).encode(examples) for slots in (0, 3))
+    assert (slot_items.sequences.lengths == items.sequences.lengths + 3).all()
+    assert slot_items.counts.longest == items.counts.longest + 3
+    if items.alignment is not None and slot_items.alignment is not None:
+        place = slot_items.sequences.compute_positions() >= 3
+        assert (
+            slot_items.alignment[place].tolist() == items.alignment.tolist()
+            and (slot_items.alignment[~place] == -1).all()
+        )
 
 
 def test_scores_are_learnt_between_minus_one_and_one() -> None:
@@ -301,7 +305,7 @@ def test_lengths_that_cannot_be() -> None:
 def test_what_is_cut_off_an_answer_is_counted(shape: str) -> None:
     task = replace(task_of("generation"), template=None)
     example = Example(text="Good!", target="the old man looked for the boat")
-    whole = encoder_for(shape, task, new_tokens=60).encode([example]).counts
+    full_counts = encoder_for(shape, task, new_tokens=60).encode([example]).counts
     short = encoder_for(shape, task, new_tokens=3).encode([example]).counts
     tokens = len(tokenizer(shape).encode(example.target or "", add_special_tokens=False))
-    assert (whole.cut, whole.lost) == (0, 0) and (short.cut, short.lost) == (1, tokens - 3)
+    assert (full_counts.cut, full_counts.lost) == (0, 0) and (short.cut, short.lost) == (1, tokens - 3)
