@@ -46,7 +46,7 @@ class ModelWithHead(nn.Module):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that came with the weights, or None."""
+        """Tokenizer stored with the weights, or None."""
         return self.model.tokenizer
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:

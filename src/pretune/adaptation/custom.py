@@ -1,4 +1,4 @@
-"""Heads and adapters for a training loop of the user's own: `pt.add_head`, `pt.add_adapter`.
+"""Heads and adapters for custom training loops: `pt.add_head`, `pt.add_adapter`.
 
 model = pt.add_head(pt.load("runs/bert"), "classification", labels=["bad", "good"])
 pt.add_adapter(model, pt.LoRA(rank=8))
@@ -20,7 +20,7 @@ from pretune.models.model import LanguageModel
 
 M = TypeVar("M", bound=LanguageModel | ModelWithHead)
 HeadKind = Literal["classification", "regression", "tagging", "span", "choice", "generation"]
-LABELLED = ("classification", "tagging")
+HEADS_WITH_LABELS = ("classification", "tagging")
 """Heads that need the names of their labels."""
 
 
@@ -32,10 +32,10 @@ def add_head(
     dropout: float | None = None,
     seed: int = 0,
 ) -> ModelWithHead:
-    """Return a model with a new task head; its body has the same weights as `model`, which is left as it was.
+    """Return a model with a new task head; its body has the same weights as `model`, which is unchanged.
 
     Args:
-        model: A pre-trained model, as `pt.load` gives it.
+        model: A pre-trained model, as returned by `pt.load`.
         kind: "classification", "regression", "tagging", "span", "choice" or "generation".
         labels: The names of the classes or tags, in the order of their numbers (classification and tagging).
         dropout: Dropout before the head; None: the head's default.
@@ -45,15 +45,15 @@ def add_head(
         UsageError: an unknown kind, missing labels, labels that the head does not have, or a model that has a head.
     """
     if not isinstance(model, LanguageModel):
-        raise UsageError(f"add_head takes a model as pt.load gives it, got {type(model).__name__}")
+        raise UsageError(f"add_head takes a model as returned by pt.load, got {type(model).__name__}")
     head = HEADS.get(kind)
     settings: dict[str, Any] = {} if dropout is None else {"dropout": dropout}
-    if kind in LABELLED:
+    if kind in HEADS_WITH_LABELS:
         if not labels:
             raise UsageError(f"a {kind} head needs labels, such as labels=['bad', 'good']")
         settings |= {"classes": len(labels), "labels": tuple(labels)}
     elif labels is not None:
-        raise UsageError(f"a {kind} head has no labels; leave labels out")
+        raise UsageError(f"a {kind} head has no labels; remove labels")
     return adapt(model, head(**settings), seed=seed)
 
 
@@ -71,6 +71,6 @@ def add_adapter(model: M, method: PeftMethod, *, seed: int = 0) -> M:
         UsageError: a model that has an adapter already.
     """
     if not isinstance(model, LanguageModel | ModelWithHead):
-        raise UsageError(f"add_adapter takes a model as pt.load gives it, got {type(model).__name__}")
+        raise UsageError(f"add_adapter takes a model as returned by pt.load, got {type(model).__name__}")
     method.apply(model.model if isinstance(model, ModelWithHead) else model, seed=seed)
     return model

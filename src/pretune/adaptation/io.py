@@ -226,9 +226,9 @@ def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
     if layout is None or spec.parts or checkpoint.describe_checkpoint(spec)[0]["model_type"] != layout.model_type:
         return None
     kind = "classification" if isinstance(model.spec, Regression) else config.get_kind(model.spec)
-    reading = getattr(model.spec, "pooling", None)
+    pooling = getattr(model.spec, "pooling", None)
     narrow = spec.table != spec.width and spec.decoder is not None  # NOTE: such a class reads the projected states
-    fitting = [(name, task) for name, task in layout.task_heads.items() if (task.kind, task.pooling) == (kind, reading)]
+    fitting = [(name, task) for name, task in layout.task_heads.items() if (task.kind, task.pooling) == (kind, pooling)]
     if not fitting or narrow:
         return None
     name, task = fitting[0]

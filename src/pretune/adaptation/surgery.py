@@ -160,7 +160,7 @@ def _map_tokens(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
             pieces.append([old_ids[token]])
         else:
             text = new.decode([number], special=False).removeprefix(CONTINUATION_PREFIX)
-            pieces.append(old.encode(text, literal=True) if text.strip() else [])
+            pieces.append(old.encode(text, add_special_tokens=False, literal=True) if text.strip() else [])
     return pieces
 
 

@@ -59,7 +59,7 @@ def test_a_decoder_has_start_delimiter_and_end() -> None:
     found = tokenizer("gpt2")
     end = found.special["eos"]
     items = encoder_for("gpt2", task_of("pair")).encode([Example(text="A bad film.", pair="Good!", label=2)])
-    first, second = found.encode("A bad film."), found.encode("Good!")
+    first, second = (found.encode(text, add_special_tokens=False) for text in ("A bad film.", "Good!"))
     assert items.sequences.tokens.tolist() == [end, *first, end, *second, end]
     assert items.sequences.segments is None
 
@@ -85,7 +85,8 @@ def test_a_decoder_reads_and_writes_in_one_sequence() -> None:
     task = task_of("generation")
     encoder = encoder_for("gpt2", task)
     found = tokenizer("gpt2")
-    end, source, target = found.special["eos"], found.encode("A bad film."), found.encode("A bad")
+    end = found.special["eos"]
+    source, target = (found.encode(text, add_special_tokens=False) for text in ("A bad film.", "A bad"))
     items = encoder.encode([Example(text="A bad film.", target="A bad")])
     assert items.sequences.tokens.tolist() == [end, *source, end, *target, end]
     assert items.sequences.targets is not None
@@ -177,7 +178,10 @@ def test_a_long_question_takes_half_of_the_room() -> None:
     items = encoder_for("bert", task_of("span"), max_length=23).encode(
         [Example(text="Who sang it? " * 20, pair="Paris")]
     )
-    assert (items.counts.cut, items.counts.longest) == (1, len(tokenizer("bert").encode("Paris")) + 3 + 10)
+    assert (items.counts.cut, items.counts.longest) == (
+        1,
+        len(tokenizer("bert").encode("Paris", add_special_tokens=False)) + 3 + 10,
+    )
 
 
 def test_tokens_of_parts_of_words() -> None:

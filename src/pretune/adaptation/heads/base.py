@@ -66,15 +66,15 @@ class SequenceHead(nn.Module):
     mean input of a head with fitted weights, whose bias is relative to that mean.
     """
 
-    def __init__(self, reading: PoolingConfig, width: int, classes: int, dropout: float) -> None:
+    def __init__(self, pooling: PoolingConfig, width: int, classes: int, dropout: float) -> None:
         super().__init__()
-        self.places = reading.modes
+        self.places = pooling.modes
         width *= len(self.places)
-        self.dense = nn.Linear(width, width) if reading.layer else None
-        self.activate = ACTIVATIONS[reading.activation]
-        self.input_dropout = nn.Dropout(dropout if reading.layer == "own" else 0.0)
+        self.dense = nn.Linear(width, width) if pooling.layer else None
+        self.activate = ACTIVATIONS[pooling.activation]
+        self.input_dropout = nn.Dropout(dropout if pooling.layer == "own" else 0.0)
         self.dropout = nn.Dropout(dropout)
-        self.out = nn.Linear(width, classes, bias=reading.bias)
+        self.out = nn.Linear(width, classes, bias=pooling.bias)
         self.center: Tensor | None = None  # [W]; for training only, never saved
 
     def pool(self, states: Tensor, batch: Batch) -> Tensor:
@@ -142,13 +142,13 @@ def init_head(model: LanguageModel, head: nn.Module, seed: int) -> nn.Module:
 
 
 def build_sequence_head(
-    model: LanguageModel, reading: PoolingConfig, classes: int, dropout: float, seed: int
+    model: LanguageModel, pooling: PoolingConfig, classes: int, dropout: float, seed: int
 ) -> nn.Module:
     """Build a head for sequences; its dense layer starts from the model's pooler if that is its pooling."""
     with torch.device("meta"):
-        head = SequenceHead(reading, model.spec.width, classes, dropout)
+        head = SequenceHead(pooling, model.spec.width, classes, dropout)
     new_head = init_head(model, head, seed)
-    if reading.layer == "pooler" and model.pooler is not None:
+    if pooling.layer == "pooler" and model.pooler is not None:
         new_head.get_submodule("dense").load_state_dict(model.pooler.dense.state_dict())
     return new_head
 

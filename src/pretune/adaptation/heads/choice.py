@@ -46,8 +46,8 @@ class Choice:
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
         if self.scalar_mix is not None:
             return self.scalar_mix.build(model, 1, tagging=False, seed=seed)
-        reading = self.pooling or resolve_pooling(model.spec, is_choice=True)
-        return build_sequence_head(model, reading, 1, self.dropout, seed)
+        pooling = self.pooling or resolve_pooling(model.spec, is_choice=True)
+        return build_sequence_head(model, pooling, 1, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"loss": (get_labels(batch) >= 0).sum()}

@@ -56,10 +56,10 @@ class Classification:
         return self if self.pooling else replace(self, pooling=resolve_pooling(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        reading = self.pooling or resolve_pooling(model.spec)
+        pooling = self.pooling or resolve_pooling(model.spec)
         if self.scalar_mix is not None:
             return self.scalar_mix.build(model, self.classes, tagging=False, seed=seed)
-        return build_sequence_head(model, reading, self.classes, self.dropout, seed)
+        return build_sequence_head(model, pooling, self.classes, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         counts = {"loss": count_labels(get_labels(batch))}
