@@ -29,7 +29,7 @@ WAYS: dict[str, dict[str, Way]] = {
 
 
 def run_forward_backward(way: Way, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """What comes out, and the gradient of what went in."""
+    """Return the output, and the gradient of the input."""
     out = way(x)
     (found,) = torch.autograd.grad(out, x, slope)
     return out, found

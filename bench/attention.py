@@ -1,4 +1,4 @@
-"""Attention of one layer, forward and backward: the kernels of `nn/attend_tiles.py` beside those that torch has, on one GPU.
+"""Attention of one layer, forward and backward: the kernels of `nn/attend_tiles.py` and those of torch, on one GPU.
 
     PYTHONPATH=src python bench/attention.py [--only t5,sentences] [--dropout 0.1] [--out result.json]
 

@@ -1,4 +1,4 @@
-"""How long a training loop stands still for a checkpoint, and how long until the checkpoint is on the disk.
+"""Checkpoint cost: seconds the training loop is blocked, and seconds until the checkpoint is on disk.
 
     PYTHONPATH=src python bench/checkpoints.py [--params 30e6] [--device cpu] [--out result.json]
 

@@ -276,7 +276,7 @@ def build_peers(
 
 
 def profile(work: Workload, device: str, dropout: float) -> None:
-    """Where our step spends its time."""
+    """Profile of our step."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         work.reference(dropout).save_pretrained(folder)

@@ -46,7 +46,7 @@ def finish(process: "subprocess.Popen[str]") -> None:
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
-    """What a run has told so far; the last line may still be on its way."""
+    """Read the metrics of a run so far; the last line may be incomplete."""
     try:
         text = (run / "metrics.jsonl").read_text()
     except FileNotFoundError:

@@ -128,7 +128,7 @@ class Trainer:
     name = "transformers Trainer"
     files = ("model.safetensors", "optimizer.pt", "rng_state.pth")
     usual = ("%|", "mtime may not", "missing keys")
-    """What it says in every run, and of tied weights in every resumed one."""
+    """Messages printed in every run, and about tied weights in every resumed one."""
 
     def __init__(self, folder: Path, data: Path) -> None:
         self.folder, self.data = folder, data
@@ -260,7 +260,7 @@ class Pretune:
 
 
 def describe_outcome(side: Any, code: int, out: Path, straight: Path) -> str:
-    """What became of a run that was resumed."""
+    """Describe the outcome of a resumed run."""
     if code:
         return f"does not resume: exit {code}, `{strip_paths(side.error)}`"
     mine, wanted = side.weights(out), side.weights(straight)
@@ -271,7 +271,7 @@ def describe_outcome(side: Any, code: int, out: Path, straight: Path) -> str:
 
 
 def describe_warning(side: Any) -> str:
-    """Whether a run that ended well said something to look at."""
+    """Return True if a successful run printed a warning."""
     return (
         f"exit 0, said `{strip_paths(side.error)}`"
         if isinstance(side, Trainer) and side.error

@@ -1,4 +1,4 @@
-"""How full the rows of a run are, on prepared data: as planned now, and by bounds and best fit alone.
+"""Fill rate of rows on prepared data: as planned, and by bounds and best fit alone.
 
     PYTHONPATH=src python bench/fill.py DATA [--objective mixture prefix …] [--length 512] [--tokens 65536]
                                              [--samples blocks] [--out result.json]

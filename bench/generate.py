@@ -104,7 +104,7 @@ def write_theirs(model: Any, given: list[list[int]], new: int, **options: Any) -
 
 @torch.no_grad()
 def check(ours: Any, reference: Any, device: str, new: int) -> tuple[float, float]:
-    """How far the logits of our tokens lie below the reference's largest, and the share of equal texts; in fp32."""
+    """In fp32: gap between the logits of our tokens and the reference's maximum, and the share of equal texts."""
     given = make_prompts(8, ours.spec.vocab)
     mine, theirs = write(ours, given, new), write_theirs(reference, given, new)
     whole = torch.tensor([a + b for a, b in zip(given, mine, strict=True)], device=device)

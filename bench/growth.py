@@ -1,4 +1,4 @@
-"""How cost grows: tokens/s against sequence length, width, vocabulary and batch, ours beside transformers', as plots.
+"""Scaling of cost: tokens/s against sequence length, width, vocabulary and batch, compared with transformers, as plots.
 
     PYTHONPATH=src python bench/growth.py --out growth/ [--only length,width] [--minutes 8] [--compiled [--mode MODE]]
 

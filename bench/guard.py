@@ -154,7 +154,7 @@ def _done(result: object, amount: int) -> int:
 
 
 def ratio(pair: Pair, rounds: int, least: float = 0.2) -> float:
-    """How many times as fast we are: the best rate of each, over rounds in turns of at least so many seconds."""
+    """Return our speedup: the best rate of each side, over alternating rounds of at least the given seconds."""
     best = [0.0, 0.0]
     for turn in range(rounds + 1):
         for which, work in enumerate(pair):
@@ -174,7 +174,7 @@ def lost(found: Mapping[str, float], recorded: Mapping[str, float]) -> dict[str,
 
 
 def machine() -> str:
-    """What ratios depend on."""
+    """Describe the machine and versions that ratios depend on."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     named = {key.strip(): value.strip() for key, value in facts.items()}

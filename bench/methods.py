@@ -1,4 +1,4 @@
-"""What methods cost on a device: LoRA, QLoRA and prefixes on one model, checked before they are timed.
+"""Cost of adaptation methods on a device: LoRA, QLoRA and prefixes on one model, checked before timing.
 
     PYTHONPATH=src python bench/methods.py [--model bert-base] [--rows 64] [--length 128] [--compile] [--out FILE]
 

@@ -1,4 +1,4 @@
-"""How fast objectives make lessons on one core, beside the collators of transformers.
+"""Speed of the corruption of objectives on one core, compared with the collators of transformers.
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python bench/objectives.py [--tokens 65536] [--length 128] [--repeats 15]
                                                               [--only masked permuted] [--out result.json]

@@ -1,4 +1,4 @@
-"""How fast samples are planned and batches cut and laid out, and how full their rows are, on real text.
+"""Speed of planning and packing of batches, and fill rate of their rows, on real text.
 
     PYTHONPATH=src python bench/packing.py [--megabytes 24] [--out result.json]
 

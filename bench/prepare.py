@@ -1,4 +1,4 @@
-"""How fast text becomes shards, end to end, against `datasets.map` with the same tokenizer and number of processes.
+"""Speed of text preparation, end to end, compared with `datasets.map` with the same tokenizer and number of processes.
 
     PYTHONPATH=src python bench/prepare.py [--megabytes 40] [--repeats 3] [--best 1] [--out FILE]    the ratio
     PYTHONPATH=src python bench/prepare.py --all [--only wikinews-en]                           every shared corpus
@@ -87,7 +87,7 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_fill(data: Any) -> dict[str, float]:
-    """How full rows are when whole sentences and documents are packed into them."""
+    """Measure how full rows are when whole sentences and documents are packed."""
     from pretune.data.batch_shape import BatchShape
     from pretune.data.samples import Documents, Sentences
     from pretune.data.sequence_template import SequenceTemplate

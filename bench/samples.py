@@ -1,4 +1,4 @@
-"""What it costs to ask a model on its way what it makes of a few texts (`train.samples_every` left to itself).
+"""Cost of text samples during training (default `train.samples_every`).
 
     PYTHONPATH=src python bench/samples.py --data DATA --model gpt2 --steps 600 [--set model.depth=2 …]
 

@@ -1,4 +1,4 @@
-"""How good are vectors without training? STS by pooling, and Cranfield beside BM25 and averaged vectors.
+"""Quality of embeddings without training: STS by pooling, and Cranfield compared with BM25 and averaged vectors.
 
     python bench/similarity.py MODEL --data DATA [--json FILE]
 

@@ -84,7 +84,7 @@ def run(arguments: list[str], folder: Path) -> tuple[float, float]:
 
 
 def measure_phases(arguments: list[str], folder: Path) -> dict[str, tuple[float, float]]:
-    """What a process says that it has come to: seconds by the clock since before it was started, and of processor."""
+    """Milestones of a process: wall-clock seconds since its start, and processor seconds."""
     begun = time.time()
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
     ended = time.time()

@@ -72,7 +72,7 @@ def measure_similarity(vectors: WordVectors, path: Path) -> float:
 
 
 def measure_pseudo_words(vectors: WordVectors, words: list[str]) -> float:
-    """How near the two names of a word lie."""
+    """Compute the similarity of the two spellings of a word."""
     ranks = []
     for word in words:
         near = [other for other, _ in vectors.find_nearest(f"{word}_0", 20)]

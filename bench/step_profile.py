@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, through the whole engine: milliseconds a step, then kernels and host calls.
+"""Profile of a training step through the whole engine: milliseconds per step, then kernels and host calls.
 
     python bench/step_profile.py bert-base --data DATA --objective masked --set data.max_length=128
 

@@ -1,4 +1,4 @@
-"""What is done before, or beside, the fine-tuning of a cell of bench/transfer.py, where a method is more than its name.
+"""Stages before or during the fine-tuning of a cell of bench/transfer.py, for methods that need more than a name.
 
 A first stage is computed once in a process for each task (or source) and seed, and lies in a folder of that process.
 """
@@ -27,14 +27,14 @@ DOMAIN = {"train.batch_tokens": 8192, "data.max_length": 128, "data.length_sched
 DOMAIN_STEPS, SOME = 300, 1500
 """Of pre-training on a task's texts; the examples of dev that are enough to choose by where nothing is reported."""
 SOURCES = {"conll2003": "ud_ewt", "ud_ewt": "conll2003"}
-"""What is learnt before some tasks; before all others MNLI."""
+"""Intermediate task before some tasks; MNLI before all others."""
 GROUPS = (("cola", "sst2", "mrpc", "stsb", "rte"), ("conll2003", "ud_ewt", "squad1"))
 """Tasks that are learnt together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where the fine-tuning of a cell begins: a base, a method of `pretune finetune`, and settings."""
+    """Start of the fine-tuning of a cell: a base, a method of `pretune finetune`, and settings."""
 
     base: Path
     method: str
@@ -57,7 +57,7 @@ class Stages:
     made: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
     def start(self, task: str, method: str, seed: int) -> Start:
-        """What a cell begins with; methods that are just a name begin with the base."""
+        """Return the start of a cell; methods without stages start from the base."""
         if method == "decay":
             return Start(self.base, "full", {"tune.layer_decay": 0.9})
         if method not in ("domain", "intermediate"):

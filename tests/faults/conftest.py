@@ -1,4 +1,4 @@
-"""What tests of whole runs share: the process they are forked from, data, and a run that nothing happened to."""
+"""Fixtures of tests of whole runs: the fork server, data, and an undisturbed run."""
 
 from collections.abc import Iterator
 from pathlib import Path

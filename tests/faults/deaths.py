@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 CALLS = ("fsync", "open", "replace", "rename", "mkdir", "unlink", "rmdir")
-"""What a writer asks of the system: a moment to die is before one of these."""
+"""System calls of a writer; a process is killed before one of these."""
 
 LIMIT = 30
 """Seconds after which a child that hangs is ended by the system."""
 
 
 class Dead(BaseException):
-    """What a process sees that is no longer there: from then on nothing it asks for is done, cleaning up neither."""
+    """Raised in a dead process: no later call has an effect, cleanup included."""
 
 
 @contextmanager
@@ -91,5 +91,5 @@ def _work(work: Callable[[], None]) -> NoReturn:
 
 
 def ended(pid: int) -> int:
-    """How a child ended: its exit code, or minus the signal."""
+    """Return the exit code of a child, or minus its signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

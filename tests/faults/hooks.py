@@ -1,4 +1,4 @@
-"""What is done to a run from the inside, before it begins: it dies, is signalled or is denied something at a step."""
+"""Faults injected into a run: it is killed, signalled, or denied a resource at a step."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ from pretune.training.validation import ValidationHook
 from tests.faults import deaths
 
 ending = contextlib.ExitStack()
-"""What lasts as long as the process."""
+"""Contexts that last as long as the process."""
 
 
 def at_step(step: int, work: Callable[[], None]) -> None:
@@ -150,7 +150,7 @@ def only_rank(rank: int, name: str, *arguments: Any) -> None:
 
 
 def reads_late() -> None:
-    """What steps say is read one step late, as it is where the device is not the host."""
+    """Metrics are read one step late, as on a GPU."""
     make = MetricBuffer.__init__
 
     def late(self: MetricBuffer, device: Any) -> None:

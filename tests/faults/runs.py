@@ -91,7 +91,7 @@ class Child:
         return self.code
 
     def done(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds."""
+        """Return True if it ends within the given seconds."""
         if self.code is None:
             self.code = self.nursery.ask(wait=self.pid, seconds=seconds)
         return self.code is not None
@@ -109,7 +109,7 @@ class Child:
         return self.errors().splitlines()[-1]
 
     def children(self) -> list[int]:
-        """What is alive of its session."""
+        """Return the living processes of its session."""
         return [pid for pid, session, state in processes() if session == self.pid and state not in "ZX"]
 
 
@@ -200,7 +200,7 @@ def steps_of(run: Path) -> list[str]:
 
 
 def same(run: Path, other: Path) -> bool:
-    """Whether two runs ended bit for bit the same and tell the same of themselves."""
+    """Return True if two runs have the same weights, bit for bit, and the same logs."""
     files = ("model.safetensors", "config.json", "tokenizer.json")
     assert metrics(run) == metrics(other)
     assert all((run / name).read_bytes() == (other / name).read_bytes() for name in files)

@@ -1,4 +1,4 @@
-"""What is learnt depends neither on micro-batches nor on ranks, for every objective (R9).
+"""Results depend neither on micro-batches nor on ranks, for every objective (R9).
 
 Rows have unequal numbers of targets, so that a mean of means would be another number. Plain SGD: weights are then sums
 of gradients, and show whatever is wrong with them.

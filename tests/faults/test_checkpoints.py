@@ -24,7 +24,7 @@ from tests.faults.mutations import mutate, restructure, scramble
 from tests.faults.strangers import WEIGHTS, change_config, directory, raw
 
 LONGEST = 900
-"""What an error may need to say everything, the path of a temporary directory included."""
+"""Maximum length of an error message, including the path of a temporary directory."""
 
 
 def assert_one_line(error: PretuneError) -> None:

@@ -76,7 +76,7 @@ def test_tables_without_any_text(tmp_path: Path, name: str, content: str) -> Non
 
 
 def test_the_smallest_corpus_is_a_corpus(tmp_path: Path) -> None:
-    """Whether it fills a sequence is asked where sequences are made."""
+    """The length is checked where sequences are made."""
     (tmp_path / "a.txt").write_text("x")
     assert texts(tmp_path / "a.txt") == ["x"]
 

@@ -54,7 +54,7 @@ def session(leader: int) -> dict[int, str]:
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Whether something comes true in time."""
+    """Return True if a condition becomes true in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -69,7 +69,7 @@ def line(process: "subprocess.Popen[str]") -> str:
 
 
 def check_fork(parent: int, workers: list[int]) -> None:
-    """What the workers are forked from has one thread: a fork copies one thread, and the locks of all."""
+    """The fork server has a single thread: a fork copies one thread, and the locks of all."""
     parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in workers}
     assert len(parents) == 1 and parent not in parents
     assert len(list(Path(f"/proc/{parents.pop()}/task").iterdir())) == 1

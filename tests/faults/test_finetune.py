@@ -34,7 +34,7 @@ def command(base: Path, table: Path, out: Path, *more: str) -> list[str]:
 
 
 def same(run: Path, other: Path) -> bool:
-    """Whether two runs ended bit for bit the same and tell the same of themselves."""
+    """Return True if two runs have the same weights, bit for bit, and the same logs."""
     weights = [path.name for path in sorted(other.glob("*.safetensors"))]
     assert weights and metrics(run) == metrics(other)
     for name in (*weights, "predictions.jsonl", "task.json"):

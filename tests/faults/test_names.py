@@ -93,7 +93,7 @@ def test_runs_of_results(name: Callable[[Path], str], tmp_path: Path) -> None:
 
 
 def test_units_of_a_slice(name: Callable[[Path], str], tmp_path: Path) -> None:
-    """Which are removed when they have been read."""
+    """Temporary files, removed after reading."""
     folder = tmp_path / "m"
     folder.mkdir()
     facts = {"documents": 0, "counts": {}, "languages": {}, "shard": [1, 2], "units": [name(folder)]}

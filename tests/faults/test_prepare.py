@@ -36,7 +36,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where the data would go; whatever is beside it afterwards is too much."""
+    """Output directory of the data; nothing else may be left next to it."""
     (tmp_path / "place").mkdir()
     return tmp_path / "place"
 

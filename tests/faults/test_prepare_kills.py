@@ -105,7 +105,7 @@ def test_data_that_is_up_to_date(tmp_path: Path, tokenizer: Path, given: list[st
 
 
 def moments(work: Callable[[], object]) -> int:
-    """How often something asks the file system for a change."""
+    """Count the calls that change the file system."""
     with watched(lambda _: None) as count:
         work()
         return count()
@@ -172,7 +172,7 @@ def test_merging(tmp_path: Path, tokenizer: Path, given: list[str]) -> None:
 
 
 class TestOthers:
-    """What is not a dead writer's of the same directory."""
+    """Files that do not belong to a dead writer of the same directory."""
 
     def test_a_live_writer(self, tmp_path: Path) -> None:
         with atomic_directory(tmp_path / "data") as mine:

@@ -29,7 +29,7 @@ def losses(run: Path) -> list[float]:
 
 
 def asked(run: Path) -> list[tuple[int, str]]:
-    """What a run was asked on its way, and when."""
+    """Log of the collectives of a run."""
     return [(line["step"], line["sample"].split(" → ")[0]) for line in metrics(run) if "sample" in line]
 
 

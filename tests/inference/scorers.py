@@ -44,23 +44,23 @@ TEXTS = [
 def tokenizer(kind: str, style: str) -> Tokenizer:
     """Trained on a few stories."""
     if style == "none":
-        found = train(kind, stories(40), vocab=VOCAB[kind], style="plain")
-        return Tokenizer(found.raw, {"unk_token": "<unk>"})  # files that name no other role
+        result = train(kind, stories(40), vocab=VOCAB[kind], style="plain")
+        return Tokenizer(result.raw, {"unk_token": "<unk>"})  # files that name no other role
     return train(kind, stories(40), vocab=VOCAB[kind], style=style)
 
 
 @cache
 def scorer(family: str) -> LanguageModel:
     """A tiny model in fp64 with its tokenizer; shared by all tests, so never to be changed."""
-    found = tokenizer(*STYLE[family])
-    model = rough(build(replace(tiny(family), vocab=found.vocab))).double().eval()
-    model.assets.tokenizer = found
+    result = tokenizer(*STYLE[family])
+    model = rough(build(replace(tiny(family), vocab=result.vocab))).double().eval()
+    model.assets.tokenizer = result
     return model
 
 
-def log_softmax(model: LanguageModel, tokens: Sequence[int], **more: object) -> Tensor:
+def log_softmax(model: LanguageModel, tokens: Sequence[int], **kwargs: object) -> Tensor:
     """[n, vocab] of one sequence alone."""
-    batch = pt.batch([list(tokens)], **more) if "source" not in more else pt.batch(target=[list(tokens)], **more)  # type: ignore[arg-type]
+    batch = pt.batch([list(tokens)], **kwargs) if "source" not in kwargs else pt.batch(target=[list(tokens)], **kwargs)  # type: ignore[arg-type]
     with torch.no_grad():
         logits = model(batch).logits
     assert logits is not None
@@ -74,36 +74,36 @@ def ids(model: LanguageModel, text: str) -> list[int]:
 
 def causal(model: LanguageModel, text: str, lead: list[int]) -> list[float]:
     """From the left, one prefix at a time."""
-    found, read = [], list(lead)
+    result, read = [], list(lead)
     for token in ids(model, text):
         if read:
-            found.append(float(log_softmax(model, read)[-1, token]))
+            result.append(float(log_softmax(model, read)[-1, token]))
         read.append(token)
-    return found
+    return result
 
 
 def words_of(model: LanguageModel, text: str) -> list[list[int]]:
     """The places of the tokens of each word."""
     starts = model.tokenizer.encode_batch([text], literal=True).word_start.tolist()
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     for place, start in enumerate(starts):
-        if start or not found:
-            found.append([])
-        found[-1].append(place)
-    return found
+        if start or not result:
+            result.append([])
+        result[-1].append(place)
+    return result
 
 
 def masked(model: LanguageModel, text: str, *, rest: bool = True) -> list[float]:
     """One masked copy per token; with `rest` the later pieces of its word are masked too."""
-    special, template, found = model.tokenizer.special, model.tokenizer.template, []
+    special, template, result = model.tokenizer.special, model.tokenizer.template, []
     tokens = ids(model, text)
     for word in words_of(model, text):
         for place in word:
             hidden = [other for other in word if other >= place] if rest else [place]
-            shown = [special["mask"] if at in hidden else token for at, token in enumerate(tokens)]
+            shown = [special["mask"] if index in hidden else token for index, token in enumerate(tokens)]
             laid = template.apply(shown)
-            at = int((~laid.is_special).argmax()) + place
-            found.append(
-                float(log_softmax(model, laid.ids.tolist(), segments=[laid.segments.tolist()])[at, tokens[place]])
+            index = int((~laid.is_special).argmax()) + place
+            result.append(
+                float(log_softmax(model, laid.ids.tolist(), segments=[laid.segments.tolist()])[index, tokens[place]])
             )
-    return found
+    return result

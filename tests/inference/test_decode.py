@@ -32,18 +32,18 @@ MARKS = GenerationTokens(start=3)
 def anew(model: LanguageModel, prompt: list[int], new: int, slots: int = 0) -> list[int]:
     """The likeliest token after reading everything again, each time."""
     read: list[int] = [MARKS.start] if model.spec.is_encoder_decoder else list(prompt)  # type: ignore[list-item]
-    begun = len(read)
+    start_time = len(read)
     for _ in range(new):
         first = [0] * slots + (prompt if model.spec.is_encoder_decoder else read)
         logits = model(batch(source=[first], target=[read]) if model.spec.is_encoder_decoder else batch([first])).logits
         assert logits is not None
         read.append(int(logits[-1].argmax()))
-    return read[begun:]
+    return read[start_time:]
 
 
 def tokens(model: Any, prompts: list[list[int]], search: Any = GreedySearch(), **options: Any) -> list[list[int]]:  # noqa: B008
-    how = GenerationConfig(max_new_tokens=NEW, search=search)
-    return [answer[0].tokens for answer in generate_tokens(model, prompts, how, generation_tokens=MARKS, **options)]
+    config = GenerationConfig(max_new_tokens=NEW, search=search)
+    return [answer[0].tokens for answer in generate_tokens(model, prompts, config, generation_tokens=MARKS, **options)]
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *PAIRS])
@@ -70,14 +70,14 @@ def test_with_a_method_on_the_model(name: str, method: Any) -> None:
 
 def test_a_prompt_that_sees_all_of_itself() -> None:
     model, prompts = model_of(DECODERS[0]), text(5, 1, 9)
-    wanted = []
+    reference = []
     for prompt in prompts:
         read = list(prompt)
         for _ in range(NEW):
             with torch.no_grad():
                 read.append(int(model(batch([read], prefix=[len(prompt)])).logits[-1].argmax()))
-        wanted.append(read[len(prompt) :])
-    assert tokens(model, prompts, prefix=True) == wanted != tokens(model, prompts)
+        reference.append(read[len(prompt) :])
+    assert tokens(model, prompts, prefix=True) == reference != tokens(model, prompts)
     with pytest.raises(UsageError):
         tokens(model_of(PAIRS[0]), prompts, prefix=True)
 
@@ -91,8 +91,8 @@ def test_the_mode_of_a_model_is_left_as_it_was() -> None:
     model = deepcopy(model_of(DECODERS[0]))
     model.train()
     model.head.eval()
-    wanted = tokens(model_of(DECODERS[0]), text(4))
-    assert tokens(model, text(4)) == wanted, "dropout is off while it writes"
+    reference = tokens(model_of(DECODERS[0]), text(4))
+    assert tokens(model, text(4)) == reference, "dropout is off while it writes"
     assert model.training and not model.head.training
 
 
@@ -101,9 +101,9 @@ def test_the_mode_of_a_model_is_left_as_it_was() -> None:
 )
 def test_looks_and_groups_change_nothing(search: Any) -> None:
     model, prompts = model_of(DECODERS[0]), text(5, 1, 9, 3, 5)
-    wanted = tokens(model, prompts, search)
-    assert tokens(model, prompts, search, callbacks=DecodingCallbacks(interval=4)) == wanted
-    assert tokens(model, prompts, search, batch=3) == wanted
+    reference = tokens(model, prompts, search)
+    assert tokens(model, prompts, search, callbacks=DecodingCallbacks(interval=4)) == reference
+    assert tokens(model, prompts, search, batch=3) == reference
 
 
 def test_rows_that_end_stay_ended() -> None:
@@ -111,62 +111,62 @@ def test_rows_that_end_stay_ended() -> None:
     model, prompts = model_of(DECODERS[0]), text(5, 1, 9, 3)
     free = tokens(model, prompts)
     end = free[0][2]
-    how = GenerationConfig(max_new_tokens=NEW)
-    found = generate_tokens(
-        model, prompts, how, generation_tokens=GenerationTokens(eos=(end,)), callbacks=DecodingCallbacks(interval=4)
+    config = GenerationConfig(max_new_tokens=NEW)
+    result = generate_tokens(
+        model, prompts, config, generation_tokens=GenerationTokens(eos=(end,)), callbacks=DecodingCallbacks(interval=4)
     )
-    for (one,), whole in zip(found, free, strict=True):
-        size = whole.index(end) if end in whole else NEW
-        assert (one.tokens, one.finish_reason) == (whole[:size], "end" if end in whole else "length")
+    for (item,), full in zip(result, free, strict=True):
+        size = full.index(end) if end in full else NEW
+        assert (item.tokens, item.finish_reason) == (full[:size], "end" if end in full else "length")
     least = generate_tokens(
         model,
         prompts,
         GenerationConfig(max_new_tokens=NEW, min_new_tokens=4),
         generation_tokens=GenerationTokens(eos=(end,)),
     )
-    assert all(len(one.tokens) >= 4 for (one,) in least)
+    assert all(len(item.tokens) >= 4 for (item,) in least)
 
 
 def test_what_must_come_first_and_last() -> None:
     model = model_of(PAIRS[0])
     marks = GenerationTokens(start=3, forced_bos=17, forced_eos=23, eos=(23,))
     for search in (GreedySearch(), BeamSearch(beams=2)):
-        (one,) = generate_tokens(
+        (item,) = generate_tokens(
             model, text(4), GenerationConfig(max_new_tokens=3, search=search), generation_tokens=marks
         )[0]
-        assert one.tokens[0] == 17
-        assert one.finish_reason == "end"
+        assert item.tokens[0] == 17
+        assert item.finish_reason == "end"
 
 
 def test_a_watcher_sees_texts_grow_and_can_end_them() -> None:
-    model, seen = model_of(DECODERS[0]), []
+    model, calls = model_of(DECODERS[0]), []
 
     def watch(request: int, number: int, new: list[int]) -> bool:
-        seen.append((request, number, len(new)))
+        calls.append((request, number, len(new)))
         return request == 1 and len(new) == 2
 
-    found = generate_tokens(
+    result = generate_tokens(
         model,
         text(5, 3),
         GenerationConfig(max_new_tokens=NEW),
         generation_tokens=MARKS,
         callbacks=DecodingCallbacks(watch),
     )
-    assert [(len(one.tokens), one.finish_reason) for (one,) in found] == [(NEW, "length"), (2, "stop")]
-    assert [size for request, _, size in seen if request == 0] == [1, 2, 3, 4, 5, 6]
-    assert [size for request, _, size in seen if request == 1] == [1, 2]
+    assert [(len(item.tokens), item.finish_reason) for (item,) in result] == [(NEW, "length"), (2, "stop")]
+    assert [size for request, _, size in calls if request == 0] == [1, 2, 3, 4, 5, 6]
+    assert [size for request, _, size in calls if request == 1] == [1, 2]
 
 
 @pytest.mark.parametrize("search", [GreedySearch(), BeamSearch(beams=2)], ids=["greedy", "beams"])
 def test_the_share_that_is_done_grows_to_the_whole(search: Any) -> None:
     shares: list[float] = []
-    how = GenerationConfig(max_new_tokens=NEW, search=search)
+    config = GenerationConfig(max_new_tokens=NEW, search=search)
     generate_tokens(
         model_of(DECODERS[0]),
         text(5, 1, 9),
-        how,
+        config,
         generation_tokens=MARKS,
-        batch=how.rows_per_prompt,
+        batch=config.rows_per_prompt,
         callbacks=DecodingCallbacks(on_progress=shares.append),
     )
     assert shares == sorted(shares) and shares[-1] == 1
@@ -174,23 +174,23 @@ def test_the_share_that_is_done_grows_to_the_whole(search: Any) -> None:
 
 
 def test_a_step_changes_its_buffers_in_place() -> None:
-    """What is captured on a GPU reads and writes the same memory at every step."""
+    """A captured step reads and writes the same memory every time."""
     model = model_of(DECODERS[0])
     for search in (Sampling(), BeamSearch(beams=2)):
-        how = GenerationConfig(max_new_tokens=NEW, search=search, repetition_penalty=1.2, no_repeat_ngram=3)
+        config = GenerationConfig(max_new_tokens=NEW, search=search, repetition_penalty=1.2, no_repeat_ngram=3)
         rows = (BeamSearchState if isinstance(search, BeamSearch) else DecodingState)(
-            1, 12, how, MARKS, torch.device("cpu")
+            1, 12, config, MARKS, torch.device("cpu")
         )
         engine = DecodingEngine(model, rows, 12)
         parts = {name: value for name, value in vars(rows).items() if isinstance(value, torch.Tensor)}
         parts |= {"lengths": engine.cache.lengths, "keys": engine.cache.layers[0].store[0]}
-        before = {name: value.data_ptr() for name, value in parts.items()}
+        previous = {name: value.data_ptr() for name, value in parts.items()}
         with torch.no_grad():
             engine.advance()
             engine.advance()
         now = {name: value for name, value in vars(rows).items() if isinstance(value, torch.Tensor)}
         now |= {"lengths": engine.cache.lengths, "keys": engine.cache.layers[0].store[0]}
-        assert {name: value.data_ptr() for name, value in now.items()} == before
+        assert {name: value.data_ptr() for name, value in now.items()} == previous
         assert engine.cache.lengths.tolist() == [2] * len(rows.tokens)
 
 
@@ -217,12 +217,12 @@ class Waits(TorchDispatchMode):
 def test_a_step_waits_for_nothing(name: str, search: Any) -> None:
     """But for the one look at the cache's room that a model takes on a CPU."""
     model = model_of(name)
-    how = GenerationConfig(
+    config = GenerationConfig(
         max_new_tokens=NEW, min_new_tokens=2, search=search, repetition_penalty=1.2, no_repeat_ngram=3
     )
     marks = GenerationTokens(start=3, eos=(5, 9), forced_bos=4, forced_eos=5)
     rows = (BeamSearchState if isinstance(search, BeamSearch) else DecodingState)(
-        2, 12, how, marks, torch.device("cpu")
+        2, 12, config, marks, torch.device("cpu")
     )
     engine = DecodingEngine(model, rows, 12, source=4 if model.spec.is_encoder_decoder else 0)
     engine._reset()
@@ -237,8 +237,8 @@ def limited() -> str:
 
 def test_limits() -> None:
     model = model_of(limited())
-    whole = generate_tokens(model, text(ROOM - NEW), GenerationConfig(max_new_tokens=NEW), generation_tokens=MARKS)
-    assert len(whole[0][0].tokens) == NEW
+    full = generate_tokens(model, text(ROOM - NEW), GenerationConfig(max_new_tokens=NEW), generation_tokens=MARKS)
+    assert len(full[0][0].tokens) == NEW
     with pytest.raises(UsageError, match=rf"\b{ROOM}\b"):
         generate_tokens(model, text(ROOM), GenerationConfig(max_new_tokens=NEW))
     with pytest.raises(UsageError, match="prompt 2"):
@@ -267,8 +267,8 @@ def test_an_unfinished_source_is_part_of_no_prompt() -> None:
     with pytest.raises(UsageError):
         generate_tokens(model_of(DECODERS[0]), text(3), decoder_prompts=[[1]])
     model, source = model_of(PAIRS[0]), text(4)
-    whole = tokens(model, source)[0]
+    full = tokens(model, source)[0]
     rest = generate_tokens(
-        model, source, GenerationConfig(max_new_tokens=NEW - 2), generation_tokens=MARKS, decoder_prompts=[whole[:2]]
+        model, source, GenerationConfig(max_new_tokens=NEW - 2), generation_tokens=MARKS, decoder_prompts=[full[:2]]
     )
-    assert rest[0][0].tokens == whole[2:]
+    assert rest[0][0].tokens == full[2:]

@@ -33,8 +33,8 @@ def slowly(model: Any, text: str, pooling: str, layer: int | None) -> np.ndarray
     if not len(ids):
         return np.zeros(model.spec.width, dtype=np.float32)
     with torch.no_grad():
-        found = model(pt.batch([ids]), hidden=True)
-    states = found.hidden[-1 if layer is None else layer]
+        result = model(pt.batch([ids]), hidden=True)
+    states = result.hidden[-1 if layer is None else layer]
     weights = torch.arange(1, len(ids) + 1)[:, None]
     return {
         "mean": lambda: states.mean(0),
@@ -53,41 +53,45 @@ def test_poolings(make: Any, pooling: str, layer: int | None) -> None:
     if pooling == "static" and layer is not None:
         pytest.skip("static vectors have no layer")
     model = make()
-    found = pt.embed(model, TEXTS, pooling=pooling, layer=layer)
-    for text, vector in zip(TEXTS, found, strict=True):
+    result = pt.embed(model, TEXTS, pooling=pooling, layer=layer)
+    for text, vector in zip(TEXTS, result, strict=True):
         np.testing.assert_allclose(vector, slowly(model, text, pooling, layer), **EXACT)
 
 
 def test_normalised_and_side_by_side() -> None:
     model = encoder()
     both = pt.embed(model, TEXTS, pooling="cls+mean")
-    one, other = (pt.embed(model, TEXTS, pooling=name) for name in ("cls", "mean"))
-    np.testing.assert_allclose(both, np.concatenate((one, other), axis=1), **EXACT)
+    item, other = (pt.embed(model, TEXTS, pooling=name) for name in ("cls", "mean"))
+    np.testing.assert_allclose(both, np.concatenate((item, other), axis=1), **EXACT)
     np.testing.assert_allclose(np.linalg.norm(pt.embed(model, TEXTS, normalise=True), axis=1), 1, atol=1e-6)
 
 
 def test_many_batches_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks and batches of any size give the same; weights that lie by columns do so only meanwhile."""
     model = encoder()
-    before = [(p.data_ptr(), p.stride()) for p in model.parameters()]
+    previous = [(p.data_ptr(), p.stride()) for p in model.parameters()]
     texts = [" ".join(TEXTS[i % 8].split()[: 1 + i % 5]) + f" {i}" for i in range(60)]
-    expected = pt.embed(model, texts)
+    reference = pt.embed(model, texts)
     monkeypatch.setattr(weight_layout, "MIN_CHARACTERS", 0)
     monkeypatch.setattr("pretune.inference.embed.split_into_chunks", lambda texts: split_into_chunks(texts, 300, 9))
-    told: list[tuple[int, int]] = []
-    found = pt.embed(model, texts, batch_tokens=1, on_progress=lambda done, total: told.append((done, total)))
-    np.testing.assert_allclose(found, expected, **EXACT)
-    assert told[-1] == (60, 60) and [done for done, _ in told] == sorted(done for done, _ in told) and len(told) > 8
-    assert [(p.data_ptr(), p.stride()) for p in model.parameters()] == before
+    messages: list[tuple[int, int]] = []
+    result = pt.embed(model, texts, batch_tokens=1, on_progress=lambda done, total: messages.append((done, total)))
+    np.testing.assert_allclose(result, reference, **EXACT)
+    assert (
+        messages[-1] == (60, 60)
+        and [done for done, _ in messages] == sorted(done for done, _ in messages)
+        and len(messages) > 8
+    )
+    assert [(p.data_ptr(), p.stride()) for p in model.parameters()] == previous
 
 
 def test_too_long_is_counted() -> None:
     model = encoder()
     ask = build_embedder(model)
     assert ask.length == 40
-    found = ask(["bird " * 100, "bird", ""])
-    assert (found.truncated_texts, found.truncated_tokens, found.empty_texts) == (1, 62, 1)
-    np.testing.assert_allclose(found.vectors[0], slowly(model, "bird " * 38, "mean", None), **EXACT)
+    result = ask(["bird " * 100, "bird", ""])
+    assert (result.truncated_texts, result.truncated_tokens, result.empty_texts) == (1, 62, 1)
+    np.testing.assert_allclose(result.vectors[0], slowly(model, "bird " * 38, "mean", None), **EXACT)
     short = build_embedder(model, length=5)(["the cat plays music", "the cat plays"])
     assert (short.truncated_texts, short.truncated_tokens) == (1, 1)
     np.testing.assert_allclose(short.vectors[0], short.vectors[1], **EXACT)
@@ -125,14 +129,14 @@ def test_what_is_no_list() -> None:
 def test_batches_hold_every_sequence_once(lengths: list[int], tokens: int, row: int, step: int) -> None:
     offsets = np.cumsum([0, *lengths])
     given_ = Sequences(tokens=np.arange(offsets[-1]), offsets=offsets)
-    seen: list[int] = []
+    calls: list[int] = []
     for ids, cells, batch in pack_batches(given_, tokens=tokens, row=row, step=step):
-        seen += ids.tolist()
+        calls += ids.tolist()
         for number, cell in zip(ids.tolist(), cells.tolist(), strict=True):
             start, end = batch.offsets[cell : cell + 2].tolist()
             assert batch.tokens[start:end].tolist() == list(range(offsets[number], offsets[number + 1]))
         assert batch.tokens.shape[0] <= max(tokens, batch.length) and batch.length % step == 0
-    assert sorted(seen) == [i for i, length in enumerate(lengths) if length]
+    assert sorted(calls) == [i for i, length in enumerate(lengths) if length]
 
 
 def test_batches_are_full() -> None:
@@ -154,8 +158,8 @@ def test_framed_segments_and_frames() -> None:
     tokenizer = get_tokenizer(encoder())
     made = encode_texts(tokenizer, ["the cat", ""], None)
     for i, text in enumerate(["the cat", ""]):
-        expected = tokenizer.template.apply(tokenizer.encode(text, add_special_tokens=False)).ids
-        assert made.sequences.take(np.array([i])).tokens.tolist() == expected.tolist()
+        reference = tokenizer.template.apply(tokenizer.encode(text, add_special_tokens=False)).ids
+        assert made.sequences.take(np.array([i])).tokens.tolist() == reference.tolist()
     assert encode_texts(tokenizer, ["the cat", ""], None, without_special=True).sequences.lengths.tolist() == [2, 0]
 
 
@@ -163,16 +167,16 @@ def test_modules_there_and_back(tmp_path: Path) -> None:
     """Pooling, a dense layer and a norm through the files of sentence-transformers, saved and read again."""
     model = encoder()
     dense = sentence_modules.Dense(64, 8, bias=True, activation="torch.nn.modules.activation.Tanh")
-    how = Embedding(pooling=("cls", "mean"), normalise=True, prompt="query: ")
-    made = TextEncoder(model, how, torch.nn.ModuleList([dense]))
+    config = Embedding(pooling=("cls", "mean"), normalise=True, prompt="query: ")
+    made = TextEncoder(model, config, torch.nn.ModuleList([dense]))
     model.assets.modules = sentence_modules.write_modules(made)
     pt.save(model, tmp_path / "m")
-    again = pt.load(tmp_path / "m")
-    assert sentence_modules.read_modules(again)[0] == how
-    expected = build_embedder(made)(TEXTS).vectors
-    np.testing.assert_allclose(pt.embed(tmp_path / "m", TEXTS), expected, **EXACT)
-    assert expected.shape == (8, 8)
-    assert pt.embed(again, TEXTS, pooling="max").shape == (8, 32)  # the dense layer was not made for that
+    repeat = pt.load(tmp_path / "m")
+    assert sentence_modules.read_modules(repeat)[0] == config
+    reference = build_embedder(made)(TEXTS).vectors
+    np.testing.assert_allclose(pt.embed(tmp_path / "m", TEXTS), reference, **EXACT)
+    assert reference.shape == (8, 8)
+    assert pt.embed(repeat, TEXTS, pooling="max").shape == (8, 32)  # the dense layer was not made for that
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def test_how_blanks_are_written() -> None:
 
 def logs(model: Any, ids: list[int], place: int) -> torch.Tensor:
     with torch.no_grad():
-        found = model(batch([ids])).logits
-    return found[place].log_softmax(-1)
+        result = model(batch([ids])).logits
+    return result[place].log_softmax(-1)
 
 
 @pytest.mark.parametrize("make", [bert, roberta])
@@ -52,10 +52,10 @@ def test_one_piece_for_each_of_several_blanks(make: Any) -> None:
     answers = pt.fill(model, TEXT, k=7)
     assert len(answers) == len(places) == 2
     for blank, place in zip(answers, places, strict=True):
-        wanted = logs(model, ids, place).exp()
-        order = [token for token in wanted.argsort(descending=True).tolist() if token not in words.special_ids]
+        reference = logs(model, ids, place).exp()
+        order = [token for token in reference.argsort(descending=True).tolist() if token not in words.special_ids]
         assert [answer.tokens for answer in blank] == [[token] for token in order[:7]]
-        np.testing.assert_allclose([answer.probability for answer in blank], wanted[order[:7]], rtol=1e-4)
+        np.testing.assert_allclose([answer.probability for answer in blank], reference[order[:7]], rtol=1e-4)
         assert blank[0].word == words.decode(order[:1]).strip()
     best = insert_answers(find_blanks(model, TEXT), answers)
     assert best == f"The old king {answers[0][0].word} home and {answers[1][0].word} there."
@@ -93,12 +93,12 @@ def test_words_of_two_pieces_are_the_best_of_all() -> None:
         scores |= {(token, other): float(first[token] + second[other]) for other in continues}
     ranked = sorted(scores, key=lambda word: -scores[word] / len(word))
     count = len(begins)  # kept in the search: four times as many
-    found = pt.fill(model, text, k=count, pieces=2)[0]
+    result = pt.fill(model, text, k=count, pieces=2)[0]
     spelled = list(dict.fromkeys(words.decode(list(word)) for word in ranked))
-    assert [answer.word for answer in found][:25] == spelled[:25]
-    for answer in found[:25]:
+    assert [answer.word for answer in result][:25] == spelled[:25]
+    for answer in result[:25]:
         assert math.isclose(answer.probability, math.exp(scores[tuple(answer.tokens)]), rel_tol=1e-3)
-    assert {len(answer.tokens) for answer in found} == {1, 2}
+    assert {len(answer.tokens) for answer in result} == {1, 2}
 
 
 def test_whole_words_begin_where_words_begin() -> None:
@@ -171,10 +171,10 @@ def test_sentinels_as_the_reference_searches(tmp_path: Path) -> None:
         wanted[word] = wanted.get(word, 0.0) + math.exp(score)
     wanted.pop("", None)
     assert len(wanted) > 1
-    found = pt.fill(model, "The king ___ home.", k=count // 2, pieces=4)[0]
+    result = pt.fill(model, "The king ___ home.", k=count // 2, pieces=4)[0]
     best = sorted(wanted, key=lambda word: -wanted[word])[: count // 2]
-    assert [answer.word for answer in found] == best
-    for answer in found:
+    assert [answer.word for answer in result] == best
+    for answer in result:
         assert math.isclose(answer.probability, wanted[answer.word], rel_tol=1e-3)
 
 
@@ -217,18 +217,18 @@ def best_by_hand(model: Any, text: str, most: int) -> list[int]:
     ids = words.template.apply(words.encode(text, add_special_tokens=False)).ids.tolist()
     place = ids.index(words.special["mask"])
     ends = {ids[place + 1], *model.spec.special.eos}
-    said: list[int] = []
-    while len(said) < most + 1:
+    output: list[int] = []
+    while len(output) < most + 1:
         with torch.no_grad():
-            target = [model.spec.special.start, *ids[:place], *said]
+            target = [model.spec.special.start, *ids[:place], *output]
             logits = model(batch(source=[ids], target=[target])).logits[-1]
-        if not said:
+        if not output:
             logits[list(ends)] = float("-inf")
         token = int(logits.argmax())
         if token in ends:
             break
-        said.append(token)
-    return said
+        output.append(token)
+    return output
 
 
 def test_what_cannot_be_filled() -> None:

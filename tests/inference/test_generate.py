@@ -59,10 +59,12 @@ def test_prompts_as_the_layouts_say() -> None:
     ]
     framed = tokenizer("wordpiece", "cls-sep")
     model = speaker("gpt2-small", "wordpiece", "cls-sep")
-    found = encode_prompts(
+    result = encode_prompts(
         model, framed, ["The"], GenerationTokens.from_model(model), max_new_tokens=4, truncate=False
     ).ids
-    assert found == [[framed.special["cls"], *framed.encode("The")]], "nothing is put behind a prompt"
+    assert result == [[framed.special["cls"], *framed.encode("The", add_special_tokens=False)]], (
+        "nothing is put behind a prompt"
+    )
     ended = tokenizer("unigram", "sentinels")
     source = encode_prompts(
         t5(), ended, ["The king"], GenerationTokens.from_model(t5()), max_new_tokens=4, truncate=False
@@ -86,17 +88,21 @@ def test_prompts_that_are_too_long(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.startswith(long)
     words = tokenizer("bpe", "endoftext")
     assert f"{len(words.encode(long, add_special_tokens=False)) - 37} tokens" in capsys.readouterr().err
-    kept, cut = encode_prompts(gpt(), words, [long], GenerationTokens(start=None), max_new_tokens=10, truncate=True)
+    remaining, cut = encode_prompts(
+        gpt(), words, [long], GenerationTokens(start=None), max_new_tokens=10, truncate=True
+    )
     assert (
-        kept[0] == words.encode(long, add_special_tokens=False)[-38:]
+        remaining[0] == words.encode(long, add_special_tokens=False)[-38:]
         and cut == len(words.encode(long, add_special_tokens=False)) - 38
     ), "a decoder keeps the end"
     model, spelled = bart(), tokenizer("bpe", "s-mask")
-    kept, _ = encode_prompts(
+    remaining, _ = encode_prompts(
         model, spelled, [long], GenerationTokens.from_model(model), max_new_tokens=10, truncate=True
     )
-    whole = spelled.encode(long, add_special_tokens=False)
-    assert kept[0][1:-1] == whole[: len(kept[0]) - 2] and len(kept[0]) == 48, "a source keeps its beginning"
+    full = spelled.encode(long, add_special_tokens=False)
+    assert remaining[0][1:-1] == full[: len(remaining[0]) - 2] and len(remaining[0]) == 48, (
+        "a source keeps its beginning"
+    )
     with pytest.raises(UsageError, match=r"\b48\b"):
         pt.generate(gpt(), ["The"], max_new_tokens=48)
 
@@ -143,23 +149,23 @@ def test_a_decoder_may_be_started_with_another_token() -> None:
 
 
 def long_text(**options: object) -> str:
-    (found,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=24, seed=2), **options)[0]  # type: ignore[arg-type]
-    return found.new
+    (result,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=24, seed=2), **options)[0]  # type: ignore[arg-type]
+    return result.new
 
 
 def test_a_text_ends_before_a_stop_wherever_tokens_end() -> None:
     """Stops of every place and length, most of which cross the borders of tokens."""
-    whole = long_text()
-    for start in range(1, len(whole) - 6):
+    full = long_text()
+    for start in range(1, len(full) - 6):
         for size in (1, 2, 5):
-            stop = whole[start : start + size]
+            stop = full[start : start + size]
             if "\ufffd" in stop:
                 continue
-            (found,) = generate_texts(
+            (result,) = generate_texts(
                 gpt(), [ONCE], build_generation_config(max_new_tokens=24, seed=2), stop=[stop, "never said"]
             )[0]
-            assert found.new == whole[: whole.index(stop)]
-            assert found.finish_reason == "stop" and found.text == ONCE + found.new
+            assert result.new == full[: full.index(stop)]
+            assert result.finish_reason == "stop" and result.text == ONCE + result.new
         if start > 12:
             break
 
@@ -174,11 +180,11 @@ def test_a_stop_in_the_prompt_stops_nothing() -> None:
 
 
 def test_beams_are_cut_at_a_stop() -> None:
-    (whole,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=8, beams=2))[0]
-    (found,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=8, beams=2), stop=[whole.new[2:4]])[
+    (full,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=8, beams=2))[0]
+    (result,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=8, beams=2), stop=[full.new[2:4]])[
         0
     ]
-    assert found.new == whole.new[: whole.new.index(whole.new[2:4])] and found.finish_reason == "stop"
+    assert result.new == full.new[: full.new.index(full.new[2:4])] and result.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("stop", [[], ["e"], ["ing the", "zz"]])
@@ -201,12 +207,12 @@ def test_only_one_text_is_streamed() -> None:
 
 
 def test_a_stream_takes_nothing_back() -> None:
-    told: list[str] = []
-    stream = TextStreamer(told.append, StopStrings(["END", "D!"]))
+    messages: list[str] = []
+    stream = TextStreamer(messages.append, StopStrings(["END", "D!"]))
     for text in ("a", "a E", "a EN", "a ENx", "a ENx\ufffd", "a ENxé E", "a ENxé END"):
         stream.update(text)
     stream.finish("a ENxé ")
-    assert "".join(told) == "a ENxé " and told == ["a", " ", "ENx", "é "]
+    assert "".join(messages) == "a ENxé " and messages == ["a", " ", "ENx", "é "]
 
 
 def test_stops_that_mean_nothing() -> None:
@@ -218,10 +224,10 @@ def test_stops_that_mean_nothing() -> None:
 @pytest.mark.parametrize(("kind", "style"), [("bpe", "endoftext"), ("unigram", "sentinels"), ("wordpiece", "cls-sep")])
 def test_new_tokens_add_to_the_text_before(kind: str, style: str) -> None:
     words: Tokenizer = tokenizer(kind, style)
-    whole = words.encode("The old king went home", add_special_tokens=False)
-    for cut in range(1, len(whole)):
-        follow = Continuation(words, whole[:cut])
-        assert words.decode(whole[:cut], special=False) + follow(whole[cut:]) == words.decode(whole, special=False)
+    full = words.encode("The old king went home", add_special_tokens=False)
+    for cut in range(1, len(full)):
+        follow = Continuation(words, full[:cut])
+        assert words.decode(full[:cut], special=False) + follow(full[cut:]) == words.decode(full, special=False)
 
 
 def test_one_tokenizer_for_a_model() -> None:

@@ -36,55 +36,57 @@ def graphs(model: LanguageModel) -> Any:
 def test_captured_as_single_steps(name: str, how: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompts = on_gpu(name), text(5, 1, 9, 3, 5)
     marks = GenerationTokens(start=3, eos=(7,))
-    found = generate_tokens(model, prompts, how, generation_tokens=marks)
+    result = generate_tokens(model, prompts, how, generation_tokens=marks)
     assert graphs(model) is not None, "the step was captured"
-    assert generate_tokens(model, prompts, how, generation_tokens=marks) == found, "and serves again"
+    assert generate_tokens(model, prompts, how, generation_tokens=marks) == result, "and serves again"
     engines.release_engine(model)
     monkeypatch.setattr(engines.DecodingEngine, "capture", lambda self: None)
     single = generate_tokens(model, prompts, how, generation_tokens=marks)
-    assert [[one.tokens for one in answer] for answer in single] == [[one.tokens for one in answer] for answer in found]
+    assert [[item.tokens for item in answer] for answer in single] == [
+        [item.tokens for item in answer] for answer in result
+    ]
 
 
 def test_a_step_is_captured_once_for_requests_of_a_kind() -> None:
     model = on_gpu(DECODERS[0])
-    how = GenerationConfig(max_new_tokens=5, search=Sampling(seed=1))
-    generate_tokens(model, text(5, 4), how)
+    config = GenerationConfig(max_new_tokens=5, search=Sampling(seed=1))
+    generate_tokens(model, text(5, 4), config)
     first = graphs(model)
     generate_tokens(model, text(3, 6), GenerationConfig(max_new_tokens=5, search=Sampling(seed=2)))
     assert graphs(model) is first
-    generate_tokens(model, text(3, 6, 2), how)
+    generate_tokens(model, text(3, 6, 2), config)
     assert graphs(model) is not first
 
 
 def test_weights_that_changed_or_moved_are_seen() -> None:
-    model, prompts, how = on_gpu(DECODERS[0]), text(5, 4), GenerationConfig(max_new_tokens=8)
-    before = generate_tokens(model, prompts, how)
+    model, prompts, config = on_gpu(DECODERS[0]), text(5, 4), GenerationConfig(max_new_tokens=8)
+    previous = generate_tokens(model, prompts, config)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.7)
-    changed = generate_tokens(model, prompts, how)
-    assert changed != before
+    changed = generate_tokens(model, prompts, config)
+    assert changed != previous
     engines.release_engine(model)
-    assert generate_tokens(model, prompts, how) == changed
+    assert generate_tokens(model, prompts, config) == changed
     model.load_state_dict(
         {name: tensor.clone() for name, tensor in on_gpu(DECODERS[0]).state_dict().items()}, assign=True
     )
-    assert generate_tokens(model, prompts, how) == before
+    assert generate_tokens(model, prompts, config) == previous
 
 
 def test_under_autocast() -> None:
     """Weights in fp32, computed with in half precision: another capture than without, and the same words again."""
-    model, prompts, how = on_gpu(DECODERS[0]), text(5, 4), GenerationConfig(max_new_tokens=8)
-    generate_tokens(model, prompts, how)
-    plain = graphs(model)
+    model, prompts, config = on_gpu(DECODERS[0]), text(5, 4), GenerationConfig(max_new_tokens=8)
+    generate_tokens(model, prompts, config)
+    baseline = graphs(model)
     with torch.autocast("cuda", torch.bfloat16):
-        found = generate_tokens(model, prompts, how)
-        assert graphs(model) is not plain
+        result = generate_tokens(model, prompts, config)
+        assert graphs(model) is not baseline
     with torch.autocast("cuda", torch.bfloat16):
-        assert generate_tokens(model, prompts, how) == found
+        assert generate_tokens(model, prompts, config) == result
 
 
 @pytest.mark.slow
 def test_compiled() -> None:
-    model, prompts, how = on_gpu(DECODERS[0]), text(5, 4), GenerationConfig(max_new_tokens=8)
-    assert generate_tokens(model, prompts, how, torch_compile=True) == generate_tokens(model, prompts, how)
+    model, prompts, config = on_gpu(DECODERS[0]), text(5, 4), GenerationConfig(max_new_tokens=8)
+    assert generate_tokens(model, prompts, config, torch_compile=True) == generate_tokens(model, prompts, config)

@@ -23,8 +23,8 @@ PROMPTS = ((5, 9, 31, 12, 7), (60, 3), (8, 15, 77, 44, 21, 90, 13, 6))
 @cache
 def pair(name: str, folder: Path) -> tuple[Any, Any]:
     """A reference with ends that it comes to now and then, and the same weights here."""
-    found = {case.name: case for case in cases.CASES}[name]
-    model = found.build()
+    result = {case.name: case for case in cases.CASES}[name]
+    model = result.build()
     start = {"decoder_start_token_id": 2} if model.config.is_encoder_decoder else {}
     with torch.no_grad():  # texts of several lengths, none of which says the padding
         for weight in model.parameters():
@@ -61,20 +61,20 @@ def cut(tokens: list[int]) -> list[int]:
 
 
 def said(answers: list[list[GeneratedTokens]]) -> list[list[int]]:
-    return [one.tokens for answer in answers for one in answer]
+    return [item.tokens for answer in answers for item in answer]
 
 
 def same(ours: list[list[GeneratedTokens]], theirs: list[list[int]]) -> None:
     assert [tokens[:-1] if tokens[-1] in ENDS else tokens for tokens in theirs] == said(ours)
     ended = ["end" if tokens[-1] in ENDS else "length" for tokens in theirs]
-    assert [one.finish_reason for answer in ours for one in answer] == ended
+    assert [item.finish_reason for answer in ours for item in answer] == ended
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy(name: str, folder: Path) -> None:
     model, ours = pair(name, folder)
-    found = generate_tokens(ours, PROMPTS, GenerationConfig(max_new_tokens=NEW, search=GreedySearch()))
-    same(found, reference(model, PROMPTS))
+    result = generate_tokens(ours, PROMPTS, GenerationConfig(max_new_tokens=NEW, search=GreedySearch()))
+    same(result, reference(model, PROMPTS))
 
 
 BEAMS = {
@@ -91,9 +91,9 @@ BEAMS = {
 )
 def test_beams(name: str, beam: BeamSearch, folder: Path) -> None:
     model, ours = pair(name, folder)
-    found = generate_tokens(ours, PROMPTS, GenerationConfig(max_new_tokens=NEW, search=beam, returns=2))
+    result = generate_tokens(ours, PROMPTS, GenerationConfig(max_new_tokens=NEW, search=beam, returns=2))
     options = {"length_penalty": beam.length_penalty, "early_stopping": beam.early_stopping}
-    same(found, reference(model, PROMPTS, num_beams=beam.beams, num_return_sequences=2, **options))
+    same(result, reference(model, PROMPTS, num_beams=beam.beams, num_return_sequences=2, **options))
 
 
 @pytest.mark.parametrize("name", MAIN)
@@ -112,11 +112,11 @@ def test_penalties(name: str, search: GreedySearch | BeamSearch, penalty: float,
 def test_some_texts_end_and_some_do_not(folder: Path) -> None:
     """Or the comparisons above would say little about ends."""
     ended = {
-        one.finish_reason
+        item.finish_reason
         for name in NAMES
         for answer in generate_tokens(
             pair(name, folder)[1], PROMPTS, GenerationConfig(max_new_tokens=NEW, search=BeamSearch(beams=4))
         )
-        for one in answer
+        for item in answer
     }
     assert ended == {"end", "length"}

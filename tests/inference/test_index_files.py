@@ -53,10 +53,10 @@ def test_adding_to_a_hostile_index_removes_nothing(name: str, made: Path, place:
     if name == "link":
         (place / "i" / "link").symlink_to("../x")
     change(place / "i", file=name.format(place=place))
-    before = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
+    previous = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
     with pytest.raises(CheckpointError, match=r"index\.json|MANIFEST\.json"):
         build(made / "model", ["a new text"], out=place / "i", add=True)
-    assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == before
+    assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == previous
 
 
 @pytest.mark.parametrize("name", ["vectors-00000.npy", "texts-00000.jsonl"])
@@ -65,7 +65,7 @@ def test_links_out_of_the_index_are_not_followed(name: str, place: Path) -> None
     (place / "i" / name).symlink_to(place / name)
     for listed in (True, False):
         names = [file.name for file in (place / "i").iterdir() if listed or file.name != name]
-        write_manifest(place / "i", [one for one in names if one != "MANIFEST.json"])
+        write_manifest(place / "i", [item for item in names if item != "MANIFEST.json"])
         with pytest.raises(CheckpointError, match=name):
             Index.open(place / "i")
 
@@ -142,7 +142,7 @@ def test_graphs_that_lead_elsewhere_are_refused(name: str, made: Path, tmp_path:
 def test_a_graph_that_grows_is_one_made_at_once(made: Path, tmp_path: Path) -> None:
     build(made / "model", TEXTS[:100], out=tmp_path / "i", method=HNSW)
     grown = build(made / "model", TEXTS[100:], out=tmp_path / "i", add=True)
-    whole = Index.open(made / "hnsw")
+    full = Index.open(made / "hnsw")
     queries = ["the bird", "a river", "new house 7"]
-    found = [[round(hit.score, 4) for hit in hits] for hits in grown.search(queries, 3)]
-    assert found == [[round(hit.score, 4) for hit in hits] for hits in whole.search(queries, 3)]
+    result = [[round(hit.score, 4) for hit in hits] for hits in grown.search(queries, 3)]
+    assert result == [[round(hit.score, 4) for hit in hits] for hits in full.search(queries, 3)]

@@ -1,4 +1,4 @@
-"""What is drawn: by exact probabilities, by the seed and its place alone; and what is cut and discouraged."""
+"""Sampling: exact probabilities, dependence on seed and position only, filters and penalties."""
 
 import numpy as np
 import pytest
@@ -34,8 +34,8 @@ def agree(drawn: np.ndarray, expected: list[float]) -> None:
     counts = np.bincount(drawn, minlength=len(expected))
     real = np.array(expected) > 0
     assert counts[~real].sum() == 0
-    wanted = np.array(expected)[real] * counts.sum()
-    assert stats.chisquare(counts[real], wanted * counts[real].sum() / wanted.sum()).pvalue > 1e-4
+    reference = np.array(expected)[real] * counts.sum()
+    assert stats.chisquare(counts[real], reference * counts[real].sum() / reference.sum()).pvalue > 1e-4
 
 
 def test_draws_follow_the_shares() -> None:
@@ -62,8 +62,8 @@ def test_filters() -> None:
 
 def test_penalties() -> None:
     history, known = torch.tensor([[0, 4, 1, 0, 4]]), torch.tensor([4])
-    found = sampling.apply_repetition_penalty(LOGITS, history, known, 2.0)
-    assert found[0].tolist() == [1.0, 0.5, 0.5, 0.0, -2.0, -3.0]
+    result = sampling.apply_repetition_penalty(LOGITS, history, known, 2.0)
+    assert result[0].tolist() == [1.0, 0.5, 0.5, 0.0, -2.0, -3.0]
     assert left(sampling.ban_repeated_ngrams(LOGITS, history, known, 2)) == [0, 1, 2, 3, 5]  # 0 was followed by 4
     assert left(sampling.ban_repeated_ngrams(LOGITS, history, known, 1)) == [2, 3, 5]
     assert left(sampling.ban_repeated_ngrams(LOGITS, history, torch.tensor([5]), 3)) == [0, 2, 3, 4, 5]  # 0 4 by 1
@@ -85,40 +85,40 @@ def test_penalties() -> None:
 def test_a_model_draws_by_its_own_probabilities(search: Sampling) -> None:
     """The first new token of many returns, against the filtered softmax written out."""
     model, prompt, count = model_of(DECODERS[0]), text(5)[0], 3000
-    found = generate_tokens(
+    result = generate_tokens(
         model, [prompt], GenerationConfig(max_new_tokens=1, search=search, returns=count), batch=count
     )
-    drawn = np.array([one.tokens[0] if one.tokens else model.spec.special.eos[0] for one in found[0]])
+    drawn = np.array([item.tokens[0] if item.tokens else model.spec.special.eos[0] for item in result[0]])
     with torch.no_grad():
         logits = model(lay(model.spec, [prompt])).logits[-1:].double() / search.temperature
     order = logits[0].argsort(descending=True).tolist()
-    kept, total, chosen = logits.softmax(-1)[0], 0.0, []
+    remaining, total, chosen = logits.softmax(-1)[0], 0.0, []
     if search.top_k:
         order = order[: search.top_k]
-    whole = float(kept[order].sum())
+    full = float(remaining[order].sum())
     for token in order:
-        if search.top_p and total / whole >= search.top_p:
+        if search.top_p and total / full >= search.top_p:
             break
-        if not search.min_p or kept[token] >= search.min_p * kept[order[0]]:
+        if not search.min_p or remaining[token] >= search.min_p * remaining[order[0]]:
             chosen.append(token)
-        total += float(kept[token])
-    expected = torch.zeros_like(kept)
-    expected[chosen] = kept[chosen] / kept[chosen].sum()
-    agree(drawn, expected.tolist())
+        total += float(remaining[token])
+    reference = torch.zeros_like(remaining)
+    reference[chosen] = remaining[chosen] / remaining[chosen].sum()
+    agree(drawn, reference.tolist())
 
 
 @pytest.mark.parametrize("name", [DECODERS[0], PAIRS[0]])
 def test_a_request_does_not_depend_on_its_company(name: str) -> None:
     model = model_of(name)
-    how = GenerationConfig(max_new_tokens=6, search=Sampling(seed=5, top_p=0.9), returns=2)
+    config = GenerationConfig(max_new_tokens=6, search=Sampling(seed=5, top_p=0.9), returns=2)
     prompts = text(4, 7, 2, 7)
-    together = generate_tokens(model, prompts, how)
-    assert generate_tokens(model, prompts, how, batch=1) == together
+    together = generate_tokens(model, prompts, config)
+    assert generate_tokens(model, prompts, config, batch=1) == together
     others = [*text(9, 1, 2, seed=8), prompts[3]]
-    assert generate_tokens(model, others, how)[3] == together[3]
+    assert generate_tokens(model, others, config)[3] == together[3]
     assert together[3][0] != together[3][1], "returns of a prompt differ"
-    again = GenerationConfig(max_new_tokens=6, search=Sampling(seed=6, top_p=0.9), returns=2)
-    assert generate_tokens(model, prompts, again) != together
+    repeat = GenerationConfig(max_new_tokens=6, search=Sampling(seed=6, top_p=0.9), returns=2)
+    assert generate_tokens(model, prompts, repeat) != together
 
 
 def test_flat_options() -> None:

@@ -33,31 +33,31 @@ ASKING = ScoringConfig(tokens=64)
 @pytest.mark.parametrize(("family", "lead"), [("gpt2", ["bos"]), ("llama", ["bos"]), ("gpt", [])])
 def test_a_decoder_reads_from_the_left(family: str, lead: list[str]) -> None:
     model = scorer(family)
-    found = compute_token_logprobs(model, encode_passages(model.tokenizer, SHORT), ASKING)
-    for at, text in enumerate(SHORT):
+    result = compute_token_logprobs(model, encode_passages(model.tokenizer, SHORT), ASKING)
+    for index, text in enumerate(SHORT):
         slow = causal(model, text, [model.tokenizer.special[role] for role in lead])
-        assert found[at][0 if lead else 1 :] == pytest.approx(slow, abs=1e-9)
-        assert found.sums[at] == pytest.approx(sum(slow), abs=1e-9)
-        assert np.isnan(found[at]).sum() == (not lead)  # without a token before it, the first has no probability
+        assert result[index][0 if lead else 1 :] == pytest.approx(slow, abs=1e-9)
+        assert result.sums[index] == pytest.approx(sum(slow), abs=1e-9)
+        assert np.isnan(result[index]).sum() == (not lead)  # without a token before it, the first has no probability
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 @pytest.mark.parametrize("rest", [True, False])
 def test_an_encoder_reads_a_masked_copy_for_every_token(family: str, rest: bool) -> None:
     model = scorer(family)
-    found = compute_token_logprobs(model, encode_passages(model.tokenizer, SHORT), ScoringConfig(tokens=64, rest=rest))
-    for at, text in enumerate(SHORT):
-        assert found[at] == pytest.approx(masked(model, text, rest=rest), abs=1e-9)
+    result = compute_token_logprobs(model, encode_passages(model.tokenizer, SHORT), ScoringConfig(tokens=64, rest=rest))
+    for index, text in enumerate(SHORT):
+        assert result[index] == pytest.approx(masked(model, text, rest=rest), abs=1e-9)
     assert any(len(ids(model, text)) > len(text.split()) for text in SHORT)  # some words have several pieces
 
 
 def test_a_two_stream_model_has_the_token_last_in_the_order() -> None:
     model = scorer("xlnet")
-    found = compute_token_logprobs(
+    result = compute_token_logprobs(
         model, encode_passages(model.tokenizer, SHORT, [(0, len(text)) for text in SHORT]), ASKING
     )
-    plain = compute_token_logprobs(model, encode_passages(model.tokenizer, SHORT), ScoringConfig(rest=False))
-    for at, text in enumerate(SHORT):
+    baseline = compute_token_logprobs(model, encode_passages(model.tokenizer, SHORT), ScoringConfig(rest=False))
+    for index, text in enumerate(SHORT):
         tokens = ids(model, text)
         laid = model.tokenizer.template.apply(tokens)
         slow = []
@@ -71,19 +71,19 @@ def test_a_two_stream_model_has_the_token_last_in_the_order() -> None:
             with torch.no_grad():
                 logits = model(replace(batch, order=torch.tensor(order))).logits
             slow.append(float(logits.log_softmax(-1)[0, tokens[place]]))
-        assert plain[at] == pytest.approx(slow, abs=1e-9)
-    assert not np.allclose(found.logprobs, plain.logprobs)
+        assert baseline[index] == pytest.approx(slow, abs=1e-9)
+    assert not np.allclose(result.logprobs, baseline.logprobs)
 
 
 def test_an_encoder_decoder_with_sentinels_fills_a_blank() -> None:
     model = scorer("t5")
     special, sentinel = model.tokenizer.special, model.tokenizer.sentinels[0]
-    found = compute_token_logprobs(model, encode_passages(model.tokenizer, TEXTS), ASKING)
-    for at, text in enumerate(TEXTS):
+    result = compute_token_logprobs(model, encode_passages(model.tokenizer, TEXTS), ASKING)
+    for index, text in enumerate(TEXTS):
         tokens = ids(model, text)
         read = [special["pad"], sentinel, *tokens]
         rows = log_softmax(model, read[:-1], source=[[sentinel, special["eos"]]])
-        assert found[at] == pytest.approx(
+        assert result[index] == pytest.approx(
             [float(rows[place + 1, token]) for place, token in enumerate(tokens)], abs=1e-9
         )
 
@@ -92,7 +92,7 @@ def test_an_encoder_decoder_with_a_mask_writes_the_text_around_it() -> None:
     model = scorer("bart")
     special = model.tokenizer.special
     text = "The sea was quiet."
-    found = compute_token_logprobs(model, encode_passages(model.tokenizer, [text], [(3, 7)]), ASKING)
+    result = compute_token_logprobs(model, encode_passages(model.tokenizer, [text], [(3, 7)]), ASKING)
     tokens, sea = ids(model, text), ids(model, " sea")
     start = len(ids(model, "The"))
     stop = start + len(sea)
@@ -100,14 +100,14 @@ def test_an_encoder_decoder_with_a_mask_writes_the_text_around_it() -> None:
     source = [special["bos"], *tokens[:start], special["mask"], *tokens[stop:], special["eos"]]
     read = [special["eos"], special["bos"], *tokens]
     rows = log_softmax(model, read, source=[source])
-    assert found[0] == pytest.approx([float(rows[place + 1, tokens[place]]) for place in range(start, stop)], abs=1e-9)
+    assert result[0] == pytest.approx([float(rows[place + 1, tokens[place]]) for place in range(start, stop)], abs=1e-9)
 
 
 @pytest.mark.parametrize(("family", "start"), [("t5", "pad"), ("bart", "eos")])
 def test_a_target_is_judged_given_its_source(family: str, start: str) -> None:
     model = scorer(family)
     source, target = "The sea was", " quiet before"
-    found = compute_token_logprobs(
+    result = compute_token_logprobs(
         model, encode_passages(model.tokenizer, [source + target], [(len(source), 99)]), ScoringConfig(given=True)
     )
     tokens = ids(model, source + target)[len(ids(model, source)) :]
@@ -116,8 +116,8 @@ def test_a_target_is_judged_given_its_source(family: str, start: str) -> None:
         [model.tokenizer.special[start], *tokens[:-1]],
         source=[model.tokenizer.template.apply(ids(model, source)).ids.tolist()],
     )
-    assert found[0] == pytest.approx([float(rows[at, token]) for at, token in enumerate(tokens)], abs=1e-9)
-    assert len(found[0]) == len(tokens)
+    assert result[0] == pytest.approx([float(rows[index, token]) for index, token in enumerate(tokens)], abs=1e-9)
+    assert len(result[0]) == len(tokens)
 
 
 def test_pieces_of_a_word_are_hidden_with_those_before_them() -> None:
@@ -141,8 +141,8 @@ def test_pieces_of_a_word_are_hidden_with_those_before_them() -> None:
     ]
     assert asked.sequences.targets is not None
     assert asked.sequences.targets[asked.sequences.targets >= 0].tolist() == [10, 11, 12, 13, 14]
-    (plain,) = MaskedScoring(frame, 3, mask_word_rest=False).build_queries(text)
-    assert (plain.sequences.tokens == 3).sum() == 5 and (asked.sequences.tokens == 3).sum() == 8
+    (baseline,) = MaskedScoring(frame, 3, mask_word_rest=False).build_queries(text)
+    assert (baseline.sequences.tokens == 3).sum() == 5 and (asked.sequences.tokens == 3).sum() == 8
 
 
 def test_an_answer_can_be_one_unit() -> None:
@@ -159,29 +159,29 @@ def test_an_answer_can_be_one_unit() -> None:
 
 
 def test_what_is_too_long_loses_its_context_first_and_is_counted() -> None:
-    found = Passages(
+    result = Passages(
         tokens=np.arange(14),
         offsets=np.array([0, 5, 14]),
         start=np.array([0, 6]),
         stop=np.array([5, 8]),
         unit_starts=np.ones(14, bool),
     )
-    fitted = found.fit(4)
+    fitted = result.fit(4)
     assert fitted.truncated_texts == 2
     assert np.split(fitted.tokens, fitted.offsets[1:-1])[0].tolist() == [0, 1, 2, 3]
     assert np.split(fitted.tokens, fitted.offsets[1:-1])[1].tolist() == [10, 11, 12, 13]  # judged: 11 and 12
     assert fitted.start.tolist() == [0, 1] and fitted.stop.tolist() == [4, 3]
-    assert found.fit(None) is found and found.fit(9) is found
-    assert found.fit(1).stop.tolist() == [1, 1] and found.fit(1).tokens.tolist() == [0, 11]
+    assert result.fit(None) is result and result.fit(9) is result
+    assert result.fit(1).stop.tolist() == [1, 1] and result.fit(1).tokens.tolist() == [0, 11]
 
 
 @pytest.mark.parametrize("family", [family for family in STYLE if family not in ("t5", "gpt")])
 def test_a_text_longer_than_the_model_is_cut_to_what_fits(family: str) -> None:
     model = scorer(family)
-    found = compute_token_logprobs(model, encode_passages(model.tokenizer, TEXTS), ASKING)
+    result = compute_token_logprobs(model, encode_passages(model.tokenizer, TEXTS), ASKING)
     longest = model.spec.max_length or model.spec.context
-    assert found.truncated_passages == sum(len(ids(model, text)) > found.counts.max() for text in TEXTS) == 1
-    assert longest is not None and found.counts.max() <= longest + 1
+    assert result.truncated_passages == sum(len(ids(model, text)) > result.counts.max() for text in TEXTS) == 1
+    assert longest is not None and result.counts.max() <= longest + 1
 
 
 @pytest.mark.parametrize("family", list(STYLE))
@@ -197,7 +197,7 @@ def test_company_and_parts_change_nothing(family: str, monkeypatch: pytest.Monke
 def test_what_is_read_alike_is_read_once(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = scorer(family)
     asked = encode_passages(model.tokenizer, [f"The sea was {word}" for word in ("old", "quiet", "old", "house")])
-    plain = compute_token_logprobs(model, asked)
+    baseline = compute_token_logprobs(model, asked)
     rows = []
     inside = type(model).states
 
@@ -207,8 +207,8 @@ def test_what_is_read_alike_is_read_once(family: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(type(model), "states", counted)
     once = compute_token_logprobs(model, asked, deduplicate=True)
-    assert once.logprobs == pytest.approx(plain.logprobs, abs=1e-9, nan_ok=True)
-    assert (once.is_argmax == plain.is_argmax).all()
+    assert once.logprobs == pytest.approx(baseline.logprobs, abs=1e-9, nan_ok=True)
+    assert (once.is_argmax == baseline.is_argmax).all()
     fewer = sum(rows)
     rows.clear()
     compute_token_logprobs(model, asked)
@@ -220,15 +220,15 @@ def test_every_sequence_is_in_one_bin_that_holds_it(lengths: list[int], both: bo
     n = np.array(lengths)
     source = Sequences(tokens=np.zeros(n.sum(), int), offsets=np.concatenate(([0], np.cumsum(n))))
     m = n[::-1] // 3 + 1
-    found = Sequences(
+    result = Sequences(
         tokens=np.zeros(m.sum(), int), offsets=np.concatenate(([0], np.cumsum(m))), source=source if both else None
     )
-    seen = []
-    for which, length, room in iterate_bins(found):
-        seen += which.tolist()
-        assert found.lengths[which].max() <= length
+    calls = []
+    for which, length, room in iterate_bins(result):
+        calls += which.tolist()
+        assert result.lengths[which].max() <= length
         assert (room is None) != both and (room is None or n[which].max() <= room)
-    assert sorted(seen) == list(range(len(n)))
+    assert sorted(calls) == list(range(len(n)))
 
 
 def test_the_likeliest_is_told_and_a_tie_is_not() -> None:
@@ -238,8 +238,8 @@ def test_the_likeliest_is_told_and_a_tie_is_not() -> None:
     )
     rows = log_softmax(model, asked.sequences.tokens.tolist())
     best = rows.argmax(-1).numpy()
-    told = compute_target_logprobs(model, replace(asked.sequences, targets=best), tokens=64)
-    assert told.is_argmax.all()
+    messages = compute_target_logprobs(model, replace(asked.sequences, targets=best), tokens=64)
+    assert messages.is_argmax.all()
     worst = compute_target_logprobs(model, replace(asked.sequences, targets=rows.argmin(-1).numpy()), tokens=64)
     assert not worst.is_argmax.any()
 
@@ -247,28 +247,28 @@ def test_the_likeliest_is_told_and_a_tie_is_not() -> None:
 @pytest.mark.parametrize("fixed", [False, True])
 def test_batches_have_one_shape_and_hold_everything_once(fixed: bool) -> None:
     lengths = np.random.default_rng(0).integers(2, 100, 200)
-    found = Sequences(tokens=np.arange(lengths.sum()), offsets=np.concatenate(([0], np.cumsum(lengths))))
-    made = list(iterate_batches(found, 1024, fixed_rows=fixed))
-    assert sorted(at for which, _ in made for at in which.tolist()) == list(range(200))
+    result = Sequences(tokens=np.arange(lengths.sum()), offsets=np.concatenate(([0], np.cumsum(lengths))))
+    made = list(iterate_batches(result, 1024, fixed_rows=fixed))
+    assert sorted(index for which, _ in made for index in which.tolist()) == list(range(200))
     assert len({(batch.rows, batch.length) for _, batch in made}) == 1 and len(made) > 5
     assert not fixed or made[0][1].rows == 8
     for which, batch in made:
         inside = batch.tokens[batch.sequence >= 0].numpy()
-        assert inside.tolist() == found.take(which).tokens.tolist()
+        assert inside.tolist() == result.take(which).tokens.tolist()
 
 
 def test_batches_become_smaller_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tried = scorer("bert"), []
 
-    def short(*given: object, tokens: int, **more: object) -> packed_forward.TargetLogProbs:
+    def short(*args: object, tokens: int, **kwargs: object) -> packed_forward.TargetLogProbs:
         tried.append(tokens)
         if tokens > 2048:
             raise torch.OutOfMemoryError("no room")
-        return compute_target_logprobs(*given, tokens=tokens, **more)  # type: ignore[arg-type]
+        return compute_target_logprobs(*args, tokens=tokens, **kwargs)  # type: ignore[arg-type]
 
-    plain = score(model, TEXTS)
+    baseline = score(model, TEXTS)
     monkeypatch.setattr("pretune.inference.scoring.logprobs.compute_target_logprobs", short)
-    assert score(model, TEXTS, config=ScoringConfig(tokens=8192)) == pytest.approx(plain, abs=1e-9)
+    assert score(model, TEXTS, config=ScoringConfig(tokens=8192)) == pytest.approx(baseline, abs=1e-9)
     assert tried == [8192, 4096, 2048]
     monkeypatch.setattr("pretune.inference.scoring.logprobs.MIN_BATCH_TOKENS", 4096)
     with pytest.raises(torch.OutOfMemoryError):
@@ -276,18 +276,18 @@ def test_batches_become_smaller_where_memory_runs_out(monkeypatch: pytest.Monkey
 
 
 def test_progress_is_told_to_the_end() -> None:
-    model, told = scorer("bert"), []
-    found = compute_token_logprobs(
-        model, encode_passages(model.tokenizer, TEXTS), ASKING, lambda done, of: told.append((done, of))
+    model, messages = scorer("bert"), []
+    result = compute_token_logprobs(
+        model, encode_passages(model.tokenizer, TEXTS), ASKING, lambda done, of: messages.append((done, of))
     )
-    assert len(told) > 2 and told[-1] == (len(found.logprobs), len(found.logprobs))
+    assert len(messages) > 2 and messages[-1] == (len(result.logprobs), len(result.logprobs))
 
 
 def test_logits_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = scorer("bert")
-    whole = score(model, TEXTS)
+    full = score(model, TEXTS)
     monkeypatch.setattr(packed_forward, "BLOCK_BYTES", {"cpu": 1})
-    assert score(model, TEXTS) == pytest.approx(whole, abs=1e-9)
+    assert score(model, TEXTS) == pytest.approx(full, abs=1e-9)
 
 
 @pytest.mark.gpu
@@ -295,11 +295,11 @@ def test_logits_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", list(STYLE))
 def test_a_gpu_says_the_same(family: str) -> None:
     model = copy.deepcopy(scorer(family)).float()
-    expected = score(scorer(family), TEXTS)
+    reference = score(scorer(family), TEXTS)
     model.cuda()
-    assert score(model, TEXTS) == pytest.approx(expected, rel=1e-4)
+    assert score(model, TEXTS) == pytest.approx(reference, rel=1e-4)
     half = score(model, TEXTS, config=ScoringConfig(precision="bfloat16", tokens=64))
-    assert half == pytest.approx(expected, rel=0.05, abs=0.5)
+    assert half == pytest.approx(reference, rel=0.05, abs=0.5)
 
 
 def test_bad_input_is_one_line() -> None:

@@ -35,23 +35,23 @@ def test_exact_is_a_full_sort(seed: int, sizes: list[int], k: int) -> None:
     queries = rng.integers(-2, 3, (4, 3)).astype(np.float32)
     scores, numbers = search_exact(parts, queries, k, rows=7)
     every = queries @ np.concatenate(parts).T
-    for row, found in enumerate(numbers.tolist()):
+    for row, result in enumerate(numbers.tolist()):
         order = sorted(range(every.shape[1]), key=lambda i: (-every[row, i], i))[:k]
-        assert found == order
+        assert result == order
         assert scores[row].tolist() == [every[row, i] for i in order]
 
 
 def test_bm25_is_its_formula() -> None:
     texts = ["the cat sat on the mat", "a dog", "the cat and the cats"]
-    found = BM25(texts)
+    result = BM25(texts)
     # "cats" is "cat": in documents 0 (once of 6 words) and 2 (twice of 5), of 13 words in three
     for query, times in (("cats", 1), ("cat cats", 2)):
         rare = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
-        expected = [
+        reference = [
             times * rare * n / (n + 1.2 * (1 - 0.75 + 0.75 * size / (13 / 3))) for n, size in ((1, 6), (0, 2), (2, 5))
         ]
-        np.testing.assert_allclose(found.score(query), expected)
-    scores, numbers = found.search(["cats", "bird", "the"], k=3)
+        np.testing.assert_allclose(result.score(query), reference)
+    scores, numbers = result.search(["cats", "bird", "the"], k=3)
     assert numbers.tolist() == [[2, 0, -1], [-1, -1, -1], [2, 0, -1]] and scores[1].tolist() == [0, 0, 0]
 
 
@@ -84,14 +84,14 @@ def test_search_from_python(model: Path, tmp_path: Path) -> None:
 
 
 def test_it_grows_as_if_made_at_once(model: Path, tmp_path: Path) -> None:
-    whole = build(model, DOCUMENTS, out=tmp_path / "whole")
+    full = build(model, DOCUMENTS, out=tmp_path / "whole")
     build(model, DOCUMENTS[:2], out=tmp_path / "i")
     build(model, DOCUMENTS[2:3], out=tmp_path / "i", add=True)
     grown = build(model, DOCUMENTS[3:], out=tmp_path / "i", add=True)
     assert [hit.id for hit in grown.search(["the bird"], k=6)[0]] == [
-        hit.id for hit in whole.search(["the bird"], k=6)[0]
+        hit.id for hit in full.search(["the bird"], k=6)[0]
     ]
-    assert grown.rows == whole.rows and grown.metadata["parts"] == [2, 1, 3]
+    assert grown.rows == full.rows and grown.metadata["parts"] == [2, 1, 3]
 
 
 @pytest.mark.parametrize("method", faiss_index.METHODS)
@@ -101,10 +101,10 @@ def test_faiss(model: Path, tmp_path: Path, method: str) -> None:
     build(model, texts[:-1], out=tmp_path / "i", method=method)
     made = build(model, texts[-1:], out=tmp_path / "i", add=True)
     exactly = build(model, texts, out=tmp_path / "exact")
-    found, expected = (
-        np.mean([hit.score for hits in one.search(DOCUMENTS, k=10) for hit in hits]) for one in (made, exactly)
+    result, reference = (
+        np.mean([hit.score for hits in item.search(DOCUMENTS, k=10) for hit in hits]) for item in (made, exactly)
     )
-    assert expected - 0.01 < found <= expected + 1e-5
+    assert reference - 0.01 < result <= reference + 1e-5
     assert made.search(texts[-1:], k=1)[0][0].score == pytest.approx(1.0, abs=1e-4)
     (graph,) = (tmp_path / "i").glob("graph-*")
     graph.write_bytes(b"x" * 100)
@@ -176,13 +176,13 @@ def test_invalid_options(
 
 def test_a_failed_addition_changes_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(model, DOCUMENTS, out=tmp_path / "i")
-    before = {file.name: file.read_bytes() for file in (tmp_path / "i").iterdir()}
+    previous = {file.name: file.read_bytes() for file in (tmp_path / "i").iterdir()}
     monkeypatch.setattr(
         "pretune.inference.index.io.write_manifest", lambda *_: (_ for _ in ()).throw(OSError(28, "full"))
     )
     with pytest.raises(PretuneError):
         build(model, ["the bird"], out=tmp_path / "i", add=True)
-    assert {file.name: file.read_bytes() for file in (tmp_path / "i").iterdir()} == before
+    assert {file.name: file.read_bytes() for file in (tmp_path / "i").iterdir()} == previous
 
 
 def test_texts_of_any_kind_are_kept(model: Path, tmp_path: Path) -> None:
@@ -204,13 +204,13 @@ def test_answers_read_as_many_hits_as_fit() -> None:
 
 
 def test_an_answer() -> None:
-    """What the reader writes after the prompt, up to the end of the line."""
+    """The reader's continuation of the prompt, up to the end of the line."""
     small = decoder()
     reader = pt.build("gpt2", seed=1, width=32, depth=1, heads=4, hidden=48, vocab=small.spec.vocab, positions=600)
     reader.assets = small.assets
-    found = answer_questions(reader.eval(), ["who plays?"], [[Hit("7", "the cat plays", 1.0)]], max_new_tokens=5)
-    assert found[0].hits_read == 1 and "the cat plays" in found[0].prompt and "\n" not in found[0].text
-    assert json.dumps(found[0]._asdict())
+    result = answer_questions(reader.eval(), ["who plays?"], [[Hit("7", "the cat plays", 1.0)]], max_new_tokens=5)
+    assert result[0].hits_read == 1 and "the cat plays" in result[0].prompt and "\n" not in result[0].text
+    assert json.dumps(result[0]._asdict())
 
 
 def test_answers_of_encoder_decoders() -> None:
@@ -218,14 +218,14 @@ def test_answers_of_encoder_decoders() -> None:
     less, but for the first where no table of positions ends."""
     hits = [Hit("1", "the cat plays", 1.0), Hit("2", "the dog sleeps", 0.5)]
     for reader, read in ((t5(), 2), (bart(), 1)):  # the second has 48 positions
-        (found,) = answer_questions(reader, ["who plays?"], [hits], max_new_tokens=6)
+        (result,) = answer_questions(reader, ["who plays?"], [hits], max_new_tokens=6)
         passages = " ".join(hit.text for hit in hits[:read])
-        assert found.prompt == f"question: who plays? context: {passages}" and found.hits_read == read
-        (text,) = pt.generate(reader, [found.prompt], max_new_tokens=6, temperature=0)
-        assert found.text == StopStrings("\n", after_text=True).truncate(text)[0].strip()
+        assert result.prompt == f"question: who plays? context: {passages}" and result.hits_read == read
+        (text,) = pt.generate(reader, [result.prompt], max_new_tokens=6, temperature=0)
+        assert result.text == StopStrings("\n", after_text=True).truncate(text)[0].strip()
     long = [Hit(str(i), "the cat plays music " * 60, 1.0) for i in range(9)]
-    (found,) = answer_questions(t5(), ["who plays?"], [long], max_new_tokens=2)
-    assert found.hits_read < 9
+    (result,) = answer_questions(t5(), ["who plays?"], [long], max_new_tokens=2)
+    assert result.hits_read < 9
     assert build_prompt(t5(), "who plays?", long, 40, 1)[1] == 1 and build_prompt(t5(), "who plays?", [], 40, 1)[1] == 0
     with pytest.raises(UsageError, match="'encoder'"):
         answer_questions(bert(), ["who plays?"], [hits])

@@ -16,7 +16,7 @@ def test_models_with_the_same_files_share_a_tokenizer(tmp_path: Path) -> None:
 def test_other_roles_are_another_tokenizer(tmp_path: Path) -> None:
     base = tasked.make_base(tmp_path / "a")
     first = checkpoint.load(base)
-    kept = get_tokenizer(first)
+    remaining = get_tokenizer(first)
     file = base / "tokenizer_config.json"
     file.write_text(file.read_text().replace("{", '{"model_max_length": 7,', 1))
-    assert get_tokenizer(checkpoint.load(base)).length == 7 and kept.length != 7
+    assert get_tokenizer(checkpoint.load(base)).length == 7 and remaining.length != 7

@@ -29,8 +29,8 @@ def test_as_the_full_class_does(bare: type, full: type, config: type, options: d
     prompt = [7, 30, 4, 18]
     options = {"decoder_start_token_id": model.spec.special.start} if model.spec.is_encoder_decoder else {}
     wanted = reference.generate(torch.tensor([prompt]), max_new_tokens=5, do_sample=False, pad_token_id=1, **options)
-    (found,) = generate_tokens(model, [prompt], GenerationConfig(max_new_tokens=5))[0]
-    assert found.tokens == wanted[0, 1 if model.spec.is_encoder_decoder else 4 :].tolist()[: len(found.tokens)]
+    (result,) = generate_tokens(model, [prompt], GenerationConfig(max_new_tokens=5))[0]
+    assert result.tokens == wanted[0, 1 if model.spec.is_encoder_decoder else 4 :].tolist()[: len(result.tokens)]
     pt.save(model, tmp_path / "full")
     assert pt.load(tmp_path / "full").head is not None
 

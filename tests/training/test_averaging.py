@@ -108,6 +108,6 @@ def test_averages_and_a_checkpoint_in_the_middle() -> None:
 
 def test_others_are_evaluated_as_they_are() -> None:
     model = nn.Linear(2, 2)
-    before = model.weight.detach().clone()
+    previous = model.weight.detach().clone()
     with use_averages(AdamW().build(build_parameter_groups(model))):
-        assert torch.equal(model.weight, before)
+        assert torch.equal(model.weight, previous)

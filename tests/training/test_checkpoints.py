@@ -88,18 +88,18 @@ def test_everything_comes_back(
     saved = make(directory)
     saved.save(step, groups, facts)
     saved.wait()
-    found = make(directory).find_latest({})
-    assert found is not None
-    assert (found.step, found.facts, set(found.groups), found.score) == (step, facts, set(groups), None)
-    for group, expected in groups.items():
-        loaded = found.load_tensors(group)
-        assert loaded.keys() == expected.keys()
-        for name, tensor in expected.items():
+    result = make(directory).find_latest({})
+    assert result is not None
+    assert (result.step, result.facts, set(result.groups), result.score) == (step, facts, set(groups), None)
+    for group, reference in groups.items():
+        loaded = result.load_tensors(group)
+        assert loaded.keys() == reference.keys()
+        for name, tensor in reference.items():
             assert (loaded[name].dtype, loaded[name].shape) == (tensor.dtype, tensor.shape)
             assert bits(loaded[name]) == bits(tensor)
-        targets = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
-        found.copy_into(group, targets)
-        assert all(bits(targets[name]) == bits(tensor) for name, tensor in expected.items())
+        targets = {name: torch.zeros_like(tensor) for name, tensor in reference.items()}
+        result.copy_into(group, targets)
+        assert all(bits(targets[name]) == bits(tensor) for name, tensor in reference.items())
 
 
 def test_a_model_and_its_optimiser_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
@@ -127,25 +127,25 @@ def test_a_model_and_its_optimiser_go_on_as_if_nothing_had_happened(tmp_path: Pa
     saved.save(2, state(*straight), RUN)
     train(*straight, 3)  # while it is written
     saved.wait()
-    again = started()
-    train(*again, 1)
-    found = saved.find_latest(RUN)
-    assert found is not None
-    for group, targets in state(*again).items():
-        found.copy_into(group, targets)
-    train(*again, 3)
-    for one, other in zip(straight[0].parameters(), again[0].parameters(), strict=True):
-        assert torch.equal(one, other)
+    repeat = started()
+    train(*repeat, 1)
+    result = saved.find_latest(RUN)
+    assert result is not None
+    for group, targets in state(*repeat).items():
+        result.copy_into(group, targets)
+    train(*repeat, 3)
+    for item, other in zip(straight[0].parameters(), repeat[0].parameters(), strict=True):
+        assert torch.equal(item, other)
 
 
 def test_tied_weights_are_stored_once_and_tied_again(tmp_path: Path) -> None:
     table = torch.randn(64, 64)
     saved = make(tmp_path)
     saved.save(1, {"model": {"input": table, "output": table, "turned": table.t(), "part": table[1:]}}, {}, wait=True)
-    found = saved.find_latest({})
-    assert found is not None and found.tied_names == {"model": {"output": "input"}}
-    assert (found.folder / "model.safetensors").stat().st_size < 3 * table.nbytes + 1000
-    loaded = found.load_tensors("model")
+    result = saved.find_latest({})
+    assert result is not None and result.tied_names == {"model": {"output": "input"}}
+    assert (result.folder / "model.safetensors").stat().st_size < 3 * table.nbytes + 1000
+    loaded = result.load_tensors("model")
     assert loaded["output"] is loaded["input"]
     assert torch.equal(loaded["turned"], table.t()) and torch.equal(loaded["part"], table[1:])
 
@@ -229,13 +229,13 @@ def test_the_first_difference_is_named(name: str, tmp_path: Path) -> None:
 def test_tensors_that_do_not_fit(targets: dict[str, Tensor], message: str, tmp_path: Path) -> None:
     saved = make(tmp_path)
     saved.save(1, weights(), {}, wait=True)
-    found = saved.find_latest({})
-    assert found is not None
+    result = saved.find_latest({})
+    assert result is not None
     with pytest.raises(CheckpointError, match=rf"model.safetensors: .*{message}"):
-        found.copy_into("model", targets)
+        result.copy_into("model", targets)
     assert all(not tensor.any() for tensor in targets.values())
     with pytest.raises(CheckpointError, match=r"'optimizer'.*model"):
-        found.copy_into("optimizer", {})
+        result.copy_into("optimizer", {})
 
 
 # What stays
@@ -243,12 +243,12 @@ def test_tensors_that_do_not_fit(targets: dict[str, Tensor], message: str, tmp_p
 
 def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     saved = make(tmp_path)
-    seen = []
+    calls = []
     for step, score in enumerate([3.0, 1.0, 2.0, None, 4.0, 0.5, 9.0, 9.0, float("nan")]):
         saved.save(step, weights(step), {}, score=score, wait=True)
         best = saved.find_best()
-        seen.append((steps(tmp_path), best and best.step))
-    assert seen == [
+        calls.append((steps(tmp_path), best and best.step))
+    assert calls == [
         ([0], 0),
         ([1, 0], 1),
         ([2, 1], 1),
@@ -304,8 +304,8 @@ def test_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
     saved.save(5, weights(1), {"try": 1}, score=1.0)
     saved.save(5, weights(2), {"try": 2})
     saved.wait()
-    found = saved.find_latest({})
-    assert found is not None and (found.facts, found.score) == ({"try": 2}, None)
+    result = saved.find_latest({})
+    assert result is not None and (result.facts, result.score) == ({"try": 2}, None)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
 
 
@@ -322,16 +322,16 @@ def test_a_write_that_failed_is_heeded_and_one_at_work_is_not_waited_for(
         raise OSError(28, "no space left on device")
 
     monkeypatch.setattr(manager, "write_checkpoint", full)
-    one = make(tmp_path)
-    one.raise_pending_error()
-    one.save(1, weights(), RUN)
-    one.raise_pending_error()  # it is still at work
+    item = make(tmp_path)
+    item.raise_pending_error()
+    item.save(1, weights(), RUN)
+    item.raise_pending_error()  # it is still at work
     gate.set()
     with pytest.raises(OSError, match="no space left"):
         for _ in range(1000):
-            one.raise_pending_error()
+            item.raise_pending_error()
             time.sleep(0.01)
-    one.raise_pending_error()  # told once
+    item.raise_pending_error()  # told once
 
 
 def test_the_tensors_are_those_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,9 +357,9 @@ def test_the_tensors_are_those_of_the_moment(tmp_path: Path, monkeypatch: pytest
 def test_memory_is_used_again(tmp_path: Path) -> None:
     saved = make(tmp_path)
     saved.save(1, weights(1.0), {})
-    before = {key: buffer.data_ptr() for key, buffer in saved._snapshot._buffers.items()}
+    previous = {key: buffer.data_ptr() for key, buffer in saved._snapshot._buffers.items()}
     saved.save(2, weights(2.0), {})
-    assert {key: buffer.data_ptr() for key, buffer in saved._snapshot._buffers.items()} == before
+    assert {key: buffer.data_ptr() for key, buffer in saved._snapshot._buffers.items()} == previous
     saved.save(3, {"model": {"weight": torch.zeros(7)}}, {}, wait=True)
     assert [list(buffer.shape) for buffer in saved._snapshot._buffers.values()] == [[7]]
 
@@ -400,11 +400,11 @@ def test_all_is_on_the_disk_before_the_name_and_the_name_before_the_end(
     monkeypatch.setattr(os, "rename", rename)
     make(tmp_path / "run").save(1, weights(), {}, wait=True)
     folder = tmp_path / "run" / "checkpoints"
-    at = events.index(("rename", str(folder / "step-00000001")))
-    synced = {Path(path).name for kind, path in events[:at] if Path(path).parent.parent == folder}
+    index = events.index(("rename", str(folder / "step-00000001")))
+    synced = {Path(path).name for kind, path in events[:index] if Path(path).parent.parent == folder}
     assert synced >= {MANIFEST, "model.safetensors", "state.json"}
-    assert any(Path(path).name.startswith(".tmp-") and Path(path).parent == folder for _, path in events[:at])
-    assert {path for _, path in events[at + 1 :]} >= {str(folder), str(folder.parent), str(tmp_path)}
+    assert any(Path(path).name.startswith(".tmp-") and Path(path).parent == folder for _, path in events[:index])
+    assert {path for _, path in events[index + 1 :]} >= {str(folder), str(folder.parent), str(tmp_path)}
 
 
 # Leftovers
@@ -467,22 +467,22 @@ def test_from_a_device(tmp_path: Path) -> None:
     }
     saved = make(tmp_path)
     saved.save(1, groups, RUN, wait=True)  # the pinned memory is made here
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     saved.save(1, groups, RUN, wait=True)
-    written = time.perf_counter() - begun
+    written = time.perf_counter() - start_time
     for step in (2, 3):
         torch.cuda.synchronize()
         saved.wait()
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         stalled = saved.save(step, groups, RUN)
         values.mul_(2)
-        assert time.perf_counter() - begun < written / 2 and stalled < written / 2
+        assert time.perf_counter() - start_time < written / 2 and stalled < written / 2
     saved.wait()
-    expected = torch.arange(1 << 26, dtype=torch.float32)
+    reference = torch.arange(1 << 26, dtype=torch.float32)
     for path, factor in zip(reversed(list_checkpoints(tmp_path / "checkpoints")), (1, 2), strict=True):
-        found = open_checkpoint(path)
-        loaded = found.load_tensors("model")
-        assert torch.equal(loaded["a"], expected * factor) and loaded["tied"] is loaded["a"]
+        result = open_checkpoint(path)
+        loaded = result.load_tensors("model")
+        assert torch.equal(loaded["a"], reference * factor) and loaded["tied"] is loaded["a"]
         target = torch.empty_like(values)
-        found.copy_into("model", {"a": target, "tied": target, "b": torch.empty_like(groups["model"]["b"])})
-        assert torch.equal(target.cpu(), expected * factor)
+        result.copy_into("model", {"a": target, "tied": target, "b": torch.empty_like(groups["model"]["b"])})
+        assert torch.equal(target.cpu(), reference * factor)

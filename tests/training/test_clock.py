@@ -1,4 +1,4 @@
-"""How long a run is: by steps, by the clock, and by what another run read off its clock."""
+"""Length of a run: by steps, by time budget, and repeated from the progress of another run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -105,11 +105,11 @@ def test_repeated() -> None:
     first = Clock(pace, state, first=4.0)
     for number in range(2):
         first.phase(number)
-    again = TrainState(progress=[*state.progress], planned=[state.phases[1], state.step])
-    second = Clock(TrainingClock(schedule=LinearSchedule(), budget=60.0, phase_ends=(0.5, 1.0)), again, first=900.0)
+    repeat = TrainState(progress=[*state.progress], planned=[state.phases[1], state.step])
+    second = Clock(TrainingClock(schedule=LinearSchedule(), budget=60.0, phase_ends=(0.5, 1.0)), repeat, first=900.0)
     for number in range(2):
         second.phase(number)
-    assert second.rates == first.rates and again.phases[:2] == state.phases[:2] and again.progress == state.progress
+    assert second.rates == first.rates and repeat.phases[:2] == state.phases[:2] and repeat.progress == state.progress
 
 
 def test_ranks_agree_on_what_a_phase_takes_to_begin() -> None:
@@ -132,10 +132,10 @@ def test_what_comes_after_the_last_step_is_kept_for(
     monkeypatch: pytest.MonkeyPatch, step: float, slower: float
 ) -> None:
     """By a clock of its own: halfway the machine becomes slower, the last evaluation and save with it."""
-    now, after = 20.0, 12.0
+    now, later_value = 20.0, 12.0
     monkeypatch.setattr("pretune.training.clock.time.monotonic", lambda: now)
     pace, state = (
-        TrainingClock(schedule=LinearSchedule(), budget=200.0, phase_ends=(0.9, 1.0), reserve=after),
+        TrainingClock(schedule=LinearSchedule(), budget=200.0, phase_ends=(0.9, 1.0), reserve=later_value),
         TrainState(elapsed=now),
     )
     clock = Clock(pace, state)
@@ -150,6 +150,6 @@ def test_what_comes_after_the_last_step_is_kept_for(
             values = {"norm": 1.0, "tokens": 1, "stop_requested": False, "lr": 0.0, "terms": {}, "loss": 0.0}
             pace(clock, [StepMetrics(step=state.step - 1, ok=True, elapsed_seconds=began, **values)])  # type: ignore[arg-type]
         state.phases.append(state.step)
-    now += after * speed()
+    now += later_value * speed()
     assert 200.0 * 0.8 < now <= 200.0
     assert state.progress == sorted(state.progress)

@@ -1,4 +1,4 @@
-"""What a run costs: FLOPs against the formulas, gauges against counters made by hand, totals over resumes."""
+"""Cost of a run: FLOPs against formulas, gauges against fake counters, totals over resumes."""
 
 import ctypes
 import json
@@ -38,13 +38,13 @@ class TestFlops:
     @pytest.mark.parametrize("name", ["bert-base", "gpt2-small"])
     def test_sequences_of_one_length_are_the_formula(self, name: str) -> None:
         model = resolve(name)
-        seen = BatchStats(sequences=10, tokens=10 * 96, squares=10 * 96 * 96, targets=240)
-        expected = 960 * flops_per_token(model, length=96, targets=0.25)
-        assert build_flops_counter(model)(seen) == pytest.approx(expected, rel=1e-12)
+        calls = BatchStats(sequences=10, tokens=10 * 96, squares=10 * 96 * 96, targets=240)
+        reference = 960 * flops_per_token(model, length=96, targets=0.25)
+        assert build_flops_counter(model)(calls) == pytest.approx(reference, rel=1e-12)
 
     @pytest.mark.parametrize("name", ["bert-base", "gpt2-small", "t5-small"])
     def test_sequences_of_many_lengths_add_up(self, name: str) -> None:
-        """What a batch costs is the sum of what its sequences cost; filler is nothing."""
+        """The cost of a batch is the sum over its sequences; padding costs nothing."""
         model = resolve(name)
         lengths = [(3, 5), (64, 7), (20, 20), (1, 64)]
         tokens = [[[1] * number for number in side] for side in zip(*lengths, strict=True)]
@@ -54,22 +54,22 @@ class TestFlops:
             if model.is_encoder_decoder
             else batch(tokens[1], labels=labels, row=80)
         )
-        seen = BatchStats.from_batches([made])
-        share = seen.targets / seen.tokens
-        expected = sum(
+        calls = BatchStats.from_batches([made])
+        share = calls.targets / calls.tokens
+        reference = sum(
             (m + n) * flops_per_token(model, length=m, target_length=n, targets=share)
             if model.is_encoder_decoder
             else n * flops_per_token(model, length=n, targets=share)
             for m, n in lengths
         )
-        assert build_flops_counter(model)(seen) == pytest.approx(
-            expected, rel=1e-12 if model.is_encoder_decoder else 2e-4
+        assert build_flops_counter(model)(calls) == pytest.approx(
+            reference, rel=1e-12 if model.is_encoder_decoder else 2e-4
         )
 
     def test_a_second_model_has_no_targets(self) -> None:
-        model, seen = resolve("bert-base"), BatchStats(sequences=1, tokens=10, squares=100, targets=5)
-        both = build_flops_counter(model, model)(seen)
-        assert both == build_flops_counter(model)(seen) + 10 * flops_per_token(model, length=10, targets=0)
+        model, calls = resolve("bert-base"), BatchStats(sequences=1, tokens=10, squares=100, targets=5)
+        both = build_flops_counter(model, model)(calls)
+        assert both == build_flops_counter(model)(calls) + 10 * flops_per_token(model, length=10, targets=0)
         assert build_flops_counter(model)(BatchStats()) == 0
 
 
@@ -90,8 +90,8 @@ class TestBoards:
         ],
     )
     def test_names_of_drivers(self, name: str, device: str | None) -> None:
-        found = find_device(name)
-        assert (found and found.name) == device
+        result = find_device(name)
+        assert (result and result.name) == device
 
     def test_a_board_we_cannot_ask_is_assumed(self) -> None:
         for name, watts in (("NVIDIA H200", "700"), ("Quadro", "300")):
@@ -159,10 +159,10 @@ def zone(root: Path, number: str, name: str, value: int, full: int = 1000) -> Pa
 class TestRapl:
     def test_packages_and_memory_are_summed_over_the_wrap(self, tmp_path: Path) -> None:
         package, memory = zone(tmp_path, "0", "package-0", 900), zone(tmp_path, "0:1", "dram", 5)
-        core, whole = zone(tmp_path, "0:0", "core", 100), zone(tmp_path, "1", "psys", 100)
+        core, full = zone(tmp_path, "0:0", "core", 100), zone(tmp_path, "1", "psys", 100)
         gauge = Rapl.open(tmp_path)
         assert gauge is not None and gauge.read_joules() == 0
-        for path in (core, whole):  # parts of others, or all of them again
+        for path in (core, full):  # parts of others, or all of them again
             (path / "energy_uj").write_text("900")
         (package / "energy_uj").write_text("99")  # 900 … 1000, 0 … 99
         (memory / "energy_uj").write_text("25")
@@ -208,31 +208,31 @@ class TestMeter:
         with first:
             first.add(BatchStats(tokens=3))
             time.sleep(0.05)
-        kept = from_dict(Totals, json.loads(json.dumps(to_dict(first.compute_totals()))))  # by way of a checkpoint
-        assert kept == first.compute_totals() and kept.seconds >= 0.05
-        second = CostMeter(flops, CPU, initial_totals=kept)
-        begun = time.monotonic()
+        remaining = from_dict(Totals, json.loads(json.dumps(to_dict(first.compute_totals()))))  # by way of a checkpoint
+        assert remaining == first.compute_totals() and remaining.seconds >= 0.05
+        second = CostMeter(flops, CPU, initial_totals=remaining)
+        start_time = time.monotonic()
         second.start()
         second.add(BatchStats(tokens=4))
         while_running = second.compute_totals()
         second.stop()
-        longest = time.monotonic() - begun
+        longest = time.monotonic() - start_time
         second.add(BatchStats(tokens=100))  # not running: counted when it goes on
         total = second.compute_totals()
         assert while_running.flops == total.flops == 70
-        assert kept.seconds <= while_running.seconds <= total.seconds <= kept.seconds + longest
+        assert remaining.seconds <= while_running.seconds <= total.seconds <= remaining.seconds + longest
         assert total.energy == (Energy(what="thing", how="by hand", measured=True, joules=7200.0),)
 
     def test_gauges_that_must_be_read_are(self, gauged: Gauged) -> None:
         slow, quick = Steady(), Steady(every=0.01)
         gauged(slow, quick)
-        before = threading.active_count()
+        previous = threading.active_count()
         with CostMeter(lambda seen: 0.0, CPU):
             end = time.monotonic() + 60
             while quick.reads <= 3 and time.monotonic() < end:
                 time.sleep(0.01)
             assert quick.reads > 3
-        assert threading.active_count() == before
+        assert threading.active_count() == previous
 
     def test_a_counter_that_fails_ends_nothing(self, gauged: Gauged) -> None:
         class Failing(Steady):
@@ -254,10 +254,10 @@ class TestMeter:
         threads = torch.get_num_threads()
         assert isinstance(gauge, AssumedPower) and not gauge.is_measured
         assert gauge.method == f"assumed: 5.6 W for each of {format_count(threads, 'threads')}"
-        before = time.monotonic()
+        previous = time.monotonic()
         first = gauge.read_joules()
         time.sleep(0.05)
-        watts = (gauge.read_joules() - first) / (time.monotonic() - before)
+        watts = (gauge.read_joules() - first) / (time.monotonic() - previous)
         assert 0 < watts <= 5.625 * threads
         assert gauge.read_joules() - first >= 0.05 * 5.625 * threads
         assert energy.find_gauges(CPU, host=False) == []
@@ -277,43 +277,43 @@ class TestCost:
     )
 
     def test_ranks_add_up(self) -> None:
-        found = compute_cost(
+        result = compute_cost(
             self.totals, CPU, CostRates(grid_g_per_kwh=100, dollars_per_device_hour=2.0, dollars_per_kwh=0.5)
         )
-        assert (found.devices, found.seconds, found.flops) == (2, 3600, 1.2e16)
-        assert found.kwh == 2.0 and len(found.energy) == 2
-        assert found.co2e_kg == 0.2 and found.dollars == 2 * 2.0 + 2.0 * 0.5
-        assert (found.energy_label, found.price_label) == ("partly measured", "given")
-        assert found.mfu is None and found.peak_flops is None
-        assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["kwh"] == 2.0
+        assert (result.devices, result.seconds, result.flops) == (2, 3600, 1.2e16)
+        assert result.kwh == 2.0 and len(result.energy) == 2
+        assert result.co2e_kg == 0.2 and result.dollars == 2 * 2.0 + 2.0 * 0.5
+        assert (result.energy_label, result.price_label) == ("partly measured", "given")
+        assert result.mfu is None and result.peak_flops is None
+        assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["kwh"] == 2.0
 
     def test_labels_and_what_is_assumed(self) -> None:
-        found = compute_cost(self.totals[:1], CPU, CostRates())
-        assert found.energy_label == "measured"
+        result = compute_cost(self.totals[:1], CPU, CostRates())
+        assert result.energy_label == "measured"
         measured = replace(self.totals[0], energy=(Energy(what="processor", how="", measured=True, joules=1.0),))
-        assert len(found.left_out) == len(compute_cost([measured], CPU, CostRates()).left_out) + 1
-        assert found.grid_g_per_kwh == 475
-        assert (found.price_label, found.dollars_per_device_hour, found.dollars_per_kwh) == ("assumed", 0, 0.3)
+        assert len(result.left_out) == len(compute_cost([measured], CPU, CostRates()).left_out) + 1
+        assert result.grid_g_per_kwh == 475
+        assert (result.price_label, result.dollars_per_device_hour, result.dollars_per_kwh) == ("assumed", 0, 0.3)
         assert compute_cost([Totals()], CPU, CostRates()).energy_label == "estimated"
 
     def test_a_device_we_know(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
         assert find_peak_flops("cuda", torch.bfloat16) == 989e12 and find_peak_flops("cuda", None) == 67e12
-        found = compute_cost(self.totals[:1], "cuda", CostRates(), precision=torch.bfloat16)
-        assert found.device == "NVIDIA H200"
-        assert found.mfu == pytest.approx(5e15 / (3600 * 989e12))
-        assert found.dollars == pytest.approx(3.80) and found.dollars_per_kwh == 0  # it is in the rent
+        result = compute_cost(self.totals[:1], "cuda", CostRates(), precision=torch.bfloat16)
+        assert result.device == "NVIDIA H200"
+        assert result.mfu == pytest.approx(5e15 / (3600 * 989e12))
+        assert result.dollars == pytest.approx(3.80) and result.dollars_per_kwh == 0  # it is in the rent
 
 
 @pytest.mark.gpu
 def test_a_gpu_is_measured() -> None:
     (board, *_) = energy.find_gauges(torch.device("cuda"))
     assert board.is_measured, "no NVML here"
-    found = []
+    result = []
     for _ in range(4):
         end = time.monotonic() + 0.5
         while time.monotonic() < end:
             torch.randn(4000, 4000, device="cuda") @ torch.randn(4000, 4000, device="cuda")
             torch.cuda.synchronize()
-        found.append(board.read_joules())
-    assert all(10 < later - sooner < 1000 for sooner, later in pairwise(found))
+        result.append(board.read_joules())
+    assert all(10 < later - sooner < 1000 for sooner, later in pairwise(result))

@@ -32,9 +32,9 @@ class Taped:
             self.played += 1
             for parameter in self.parameters:
                 parameter.grad = None
-            found = run()
-            first.sum.copy_(found.sum)
-            first.count.copy_(found.count)
+            result = run()
+            first.sum.copy_(result.sum)
+            first.count.copy_(result.count)
             for parameter, slope in slopes:
                 assert parameter.grad is not None
                 slope.copy_(parameter.grad)
@@ -73,21 +73,21 @@ def run(steps: int, *, replay: bool, **options: Any) -> tuple[Any, Taped | None]
 
 
 def test_a_run_ends_with_the_same_weights() -> None:
-    plain, _ = run(9, replay=False)
+    baseline, _ = run(9, replay=False)
     loop, tape = run(9, replay=True)
     assert tape is not None
     assert (tape.made, tape.played) == (1, 9 - WARMUP_STEPS)
-    assert loop.state.tokens == plain.state.tokens
-    for name, value in weights(plain).items():
+    assert loop.state.tokens == baseline.state.tokens
+    for name, value in weights(baseline).items():
         torch.testing.assert_close(weights(loop)[name], value, rtol=0, atol=0, msg=name)
 
 
 def test_a_form_that_is_rare_is_not_recorded() -> None:
-    plain, _ = run(10, replay=False, odd=(5, 8))
+    baseline, _ = run(10, replay=False, odd=(5, 8))
     loop, tape = run(10, replay=True, odd=(5, 8))
     assert tape is not None
     assert (tape.made, tape.played) == (1, 10 - WARMUP_STEPS - 2)
-    for name, value in weights(plain).items():
+    for name, value in weights(baseline).items():
         torch.testing.assert_close(weights(loop)[name], value, rtol=0, atol=0, msg=name)
 
 
@@ -124,10 +124,10 @@ def test_only_so_many_are_kept() -> None:
     loop = looped(steps=0)
     tape = taped(loop)
     assert loop.graph_runner is not None
-    told = {"loss": torch.tensor(8.0)}
+    messages = {"loss": torch.tensor(8.0)}
     for size in range(1, MAX_GRAPHS + 3):
         for _ in range(WARMUP_STEPS + 2):
-            loop.graph_runner(loop._forward_backward, causal_batch([[7] * 5] * size), told)
+            loop.graph_runner(loop._forward_backward, causal_batch([[7] * 5] * size), messages)
             replaying.clear_gradients(loop.module.parameters())
     assert tape.made == MAX_GRAPHS + 2
     assert len(loop.graph_runner._recordings) == MAX_GRAPHS
@@ -138,10 +138,10 @@ def test_forms_that_come_in_turn_are_recorded_once_each() -> None:
     loop = looped(steps=0)
     tape = taped(loop)
     assert loop.graph_runner is not None
-    turns, told = 12, {"loss": torch.tensor(8.0)}
+    turns, messages = 12, {"loss": torch.tensor(8.0)}
     for _ in range(turns):
         for task in range(MAX_GRAPHS + 2):
-            loop.graph_runner(loop._forward_backward, replace(causal_batch([[7] * 5] * 2), task=task), told)
+            loop.graph_runner(loop._forward_backward, replace(causal_batch([[7] * 5] * 2), task=task), messages)
             replaying.clear_gradients(loop.module.parameters())
     assert tape.made == MAX_GRAPHS and tape.played == MAX_GRAPHS * (turns - WARMUP_STEPS)
 
@@ -160,11 +160,11 @@ def test_what_cannot_be_recorded_goes_on_as_before(
         given()
         raise error
 
-    plain, _ = run(8, replay=False)
+    baseline, _ = run(8, replay=False)
     loop = looped(steps=8)
     loop.batches, loop.graph_runner = Alike(), CudaGraphRunner(loop.module, refuses)
     loop.run()
-    for name, value in weights(plain).items():
+    for name, value in weights(baseline).items():
         torch.testing.assert_close(weights(loop)[name], value, rtol=0, atol=0, msg=name)
     assert capsys.readouterr().err.count(said) == 1
 
@@ -195,7 +195,7 @@ def trained(folder: Any, model: str, objective: str, data: Any, **changes: Any) 
 def text(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("text")
     words = [f"w{number * number % 997}" for number in range(30_000)]
-    lines = [" ".join(words[at : at + 40]) + "." for at in range(0, len(words), 40)]
+    lines = [" ".join(words[index : index + 40]) + "." for index in range(0, len(words), 40)]
     (folder / "a.txt").write_text("\n\n".join(lines))
     return folder
 
@@ -219,15 +219,15 @@ def test_on_a_gpu_losses_are_those_of_single_kernels(
     kind, form = style.get(model, ("wordpiece", "cls-sep"))
     tokenizer = pt.train_tokenizer(kind, [text], vocab=600, style=form)
     data = pt.prepare([text], tokenizer=tokenizer, out=tmp_path / "data")
-    found = {
+    result = {
         graphs: trained(tmp_path, model, objective, data, **{"train.cuda_graphs": graphs, "train.compile": compiled})
         for graphs in (False, True)
     }
     assert None not in recordings
-    assert found[True] == pytest.approx(found[False], rel=2e-3)
+    assert result[True] == pytest.approx(result[False], rel=2e-3)
     # NOTE: compiled, rows of a table add up their gradients with atomics, in any order, unless train.deterministic.
-    assert found[True][:WARMUP_STEPS] == (
-        pytest.approx(found[False][:WARMUP_STEPS], rel=1e-5) if compiled else found[False][:WARMUP_STEPS]
+    assert result[True][:WARMUP_STEPS] == (
+        pytest.approx(result[False][:WARMUP_STEPS], rel=1e-5) if compiled else result[False][:WARMUP_STEPS]
     )
 
 

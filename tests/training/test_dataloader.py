@@ -29,7 +29,7 @@ from tests.training.streams import Halves, Masking, stream
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two batches are equal in all their parts, types included."""
+    """Return True if two batches are equal in all parts, dtypes included."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
@@ -76,10 +76,10 @@ class TestPacked:
         packed = PackedBatches.from_batches(made)
         memory = torch.full((packed.layout.size + 9,), 255, dtype=torch.uint8)
         packed.write(memory)
-        again = packed.layout.read(memory)
-        assert same(again, made)
-        assert all(part.data_ptr() % 64 == memory.data_ptr() % 64 for b in again for part in (b.tokens, b.offsets))
-        assert again[0].tokens.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()  # nothing is copied
+        repeat = packed.layout.read(memory)
+        assert same(repeat, made)
+        assert all(part.data_ptr() % 64 == memory.data_ptr() % 64 for b in repeat for part in (b.tokens, b.offsets))
+        assert repeat[0].tokens.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()  # nothing is copied
 
     def test_the_form_of_static_shapes_is_always_the_same(self, data: Path) -> None:
         steps = stream(data, Halves())
@@ -94,28 +94,28 @@ def test_the_tally_counts_what_is_useful(data: Path, lesson: Any) -> None:
     assert BatchStats.from_batches(batches) == BatchStats(
         sequences=len(n),
         tokens=sum(n),
-        squares=sum(one * one for one in n),
+        squares=sum(item * item for item in n),
         targets=sum(int((batch.targets.labels != -100).sum()) for batch in batches if batch.targets),
         source=sum(m),
-        source_squares=sum(one * one for one in m),
-        products=sum(one * other for one, other in zip(m, n, strict=True)) if m else 0,
+        source_squares=sum(item * item for item in m),
+        products=sum(item * other for item, other in zip(m, n, strict=True)) if m else 0,
     )
     assert BatchStats.from_batches(batches).total_tokens == sum(n) + sum(m)
 
 
 class TestWorkers:
-    """What it costs to start a process is paid once for several claims."""
+    """Several claims in one test, because starting a process is slow."""
 
     @pytest.mark.parametrize("workers", [0, 1, 3])
     def test_all_numbers_of_workers_give_the_same(self, staged: StagedStream, data: Path, workers: int) -> None:
         with DataLoader(staged, start=2, micro=2, rank=1, world=2, workers=workers, prefetch_factor=2) as feed:
             for step, batches in enumerate(islice(feed, 12), 2):  # over the stages' end: memory grows, forms change
-                expected = [staged.batch(step, part=part, parts=4) for part in (2, 3)]
-                assert same(batches, expected)
-                assert feed.stats == BatchStats.from_batches(expected)
+                reference = [staged.batch(step, part=part, parts=4) for part in (2, 3)]
+                assert same(batches, reference)
+                assert feed.stats == BatchStats.from_batches(reference)
             assert feed.step == 14
-            kept = batches
-        assert same(kept, expected)  # what was given stays good
+            remaining = batches
+        assert same(remaining, reference)  # what was given stays good
         assert 0 < feed.wait_seconds < 60
         assert alive() == []
 
@@ -252,14 +252,14 @@ def test_what_breaks_early_is_told_when_it_is_asked_for(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_gpu_gets_the_same(staged: StagedStream, workers: int) -> None:
     with DataLoader(staged, micro=2, workers=workers, device="cuda") as feed:
-        kept: list[list[Batch]] = []
+        remaining: list[list[Batch]] = []
         for _ in range(40):  # memory is used again and again while the stream is busy
-            kept = [*kept[-3:], next(feed)]
+            remaining = [*remaining[-3:], next(feed)]
             torch.randn(2000, 2000, device="cuda").matmul(torch.randn(2000, 2000, device="cuda"))
-        assert kept[-1][0].tokens.device.type == "cuda"
-        for step, batches in enumerate(kept, 36):
-            expected = [staged.batch(step, part=part, parts=2) for part in range(2)]
-            assert same([batch.to("cpu") for batch in batches], expected)
+        assert remaining[-1][0].tokens.device.type == "cuda"
+        for step, batches in enumerate(remaining, 36):
+            reference = [staged.batch(step, part=part, parts=2) for part in range(2)]
+            assert same([batch.to("cpu") for batch in batches], reference)
         feed.split(4)
         assert same([b.to("cpu") for b in next(feed)], [staged.batch(39, part=part, parts=4) for part in range(4)])
 
@@ -273,4 +273,4 @@ def test_what_a_thread_sends_stays_out_of_recordings(staged: StagedStream) -> No
             with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
                 torch.ones(1, device="cuda").add_(1)
                 load = hand.submit(by.send, [batch]).result()
-            assert same([one.to("cpu") for one in load.result()], [batch])
+            assert same([item.to("cpu") for item in load.result()], [batch])

@@ -12,7 +12,7 @@ from tests.training.test_loop import causal_batch
 
 
 class Clock:
-    """What would be asked of CUDA, in its order. Copies are done at once, into memory of their own."""
+    """Log of the calls of CUDA, in order. Copies are done at once, into separate memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.told: list[tuple[str, int]] = []
@@ -39,7 +39,7 @@ class Clock:
 
         monkeypatch.setattr(torch, "empty", made)
         monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda *given, **options: object())
+        monkeypatch.setattr(torch.cuda, "Stream", lambda *args, **options: object())
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
 
 
@@ -56,10 +56,10 @@ def test_a_buffer_is_waited_for_before_it_is_written_again(monkeypatch: pytest.M
 
         load = carrier.send_packed(packed.layout, device_prefetch.BatchStats(), write)
         assert load._memory.nbytes == packed.layout.size
-    expected: list[tuple[str, int]] = []
+    reference: list[tuple[str, int]] = []
     for step in range(1, 7):
-        expected += [("waited for", step - 2)] * (step > 2) + [("written", step), ("copied", step)]
-    assert clock.told == expected
+        reference += [("waited for", step - 2)] * (step > 2) + [("written", step), ("copied", step)]
+    assert clock.told == reference
     assert len(clock.pinned) == 4  # two of the first size, and two more where a step did not fit
 
 
@@ -72,5 +72,5 @@ def test_on_a_cpu_a_step_has_memory_of_its_own() -> None:
     carrier = device_prefetch.build_prefetcher(torch.device("cpu"))
     load = carrier.send_packed(packed.layout, device_prefetch.BatchStats(), lambda memory: memory.copy_(foreign))
     foreign.zero_()
-    (found,) = load.result()
-    assert not carrier.is_async and torch.equal(found.tokens, batch.tokens)
+    (result,) = load.result()
+    assert not carrier.is_async and torch.equal(result.tokens, batch.tokens)

@@ -17,31 +17,31 @@ def small(name: str, **settings: object) -> LanguageModel:
 
 
 def test_parts_run_from_the_input_to_the_heads() -> None:
-    found = split_parts(small("bert-mini"))
-    assert list(found) == ["embeddings", "encoder.0", "encoder.1", "encoder.2", "heads"]
-    assert found["embeddings"] == [
+    result = split_parts(small("bert-mini"))
+    assert list(result) == ["embeddings", "encoder.0", "encoder.1", "encoder.2", "heads"]
+    assert result["embeddings"] == [
         "tokens.weight",
         "encoder.embed.segments.weight",
         "encoder.embed.norm.weight",
         "encoder.embed.norm.bias",
         "encoder.position.table.weight",
     ]
-    assert all(name.startswith("encoder.1.") for name in found["encoder.1"])
-    assert {name.partition(".")[0] for name in found["heads"]} == {"pooler", "pair", "head"}
+    assert all(name.startswith("encoder.1.") for name in result["encoder.1"])
+    assert {name.partition(".")[0] for name in result["heads"]} == {"pooler", "pair", "head"}
 
 
 def test_a_final_norm_goes_with_the_last_block() -> None:
-    found = split_parts(small("gpt2-small"))
-    assert list(found) == ["embeddings", "decoder.0", "decoder.1", "decoder.2"]  # its head is the token table
-    assert found["decoder.2"][-2:] == ["decoder.norm.weight", "decoder.norm.bias"]
+    result = split_parts(small("gpt2-small"))
+    assert list(result) == ["embeddings", "decoder.0", "decoder.1", "decoder.2"]  # its head is the token table
+    assert result["decoder.2"][-2:] == ["decoder.norm.weight", "decoder.norm.bias"]
 
 
 def test_both_halves_of_an_encoder_decoder_are_in_one_line() -> None:
-    found = split_parts(small("t5-small"))
-    assert list(found) == ["embeddings", *(f"encoder.{i}" for i in range(3)), *(f"decoder.{i}" for i in range(3))]
-    assert found["encoder.2"][-1] == "encoder.norm.weight"
+    result = split_parts(small("t5-small"))
+    assert list(result) == ["embeddings", *(f"encoder.{i}" for i in range(3)), *(f"decoder.{i}" for i in range(3))]
+    assert result["encoder.2"][-1] == "encoder.norm.weight"
     assert {"tokens.weight", "encoder.position.table.weight", "decoder.position.table.weight"} == set(
-        found["embeddings"]
+        result["embeddings"]
     )
 
 
@@ -56,9 +56,9 @@ class Task(nn.Module):
 
 
 def test_a_body_inside_a_task_is_split_the_same_way() -> None:
-    found = split_parts(Task())
-    assert list(found) == ["embeddings", "body.encoder.0", "body.encoder.1", "body.encoder.2", "lstm", "heads"]
-    assert {"head.0.weight", "head.1.weight", "body.pooler.dense.weight"} <= set(found["heads"])
+    result = split_parts(Task())
+    assert list(result) == ["embeddings", "body.encoder.0", "body.encoder.1", "body.encoder.2", "lstm", "heads"]
+    assert {"head.0.weight", "head.1.weight", "body.pooler.dense.weight"} <= set(result["heads"])
 
 
 @pytest.mark.parametrize("rates", [True, False])
@@ -72,8 +72,8 @@ def test_every_parameter_is_in_one_group(name: str, rates: bool) -> None:
     for group in groups:
         assert all(names[name] is p for name, p in zip(group.names, group.parameters, strict=True))
         assert all(p.ndim >= 2 for p in group.parameters) == group.has_decay
-    again = build_parameter_groups(model, lr_factor=(lambda above: 0.9**above) if rates else None)
-    assert [(g.part, g.names, g.lr_factor) for g in again] == [(g.part, g.names, g.lr_factor) for g in groups]
+    repeat = build_parameter_groups(model, lr_factor=(lambda above: 0.9**above) if rates else None)
+    assert [(g.part, g.names, g.lr_factor) for g in repeat] == [(g.part, g.names, g.lr_factor) for g in groups]
 
 
 def test_norms_and_biases_are_exempt_by_kind() -> None:
@@ -90,11 +90,11 @@ def test_norms_and_biases_are_exempt_by_kind() -> None:
 
 def test_hidden_matrices_are_those_of_blocks() -> None:
     model = small("bert-mini")
-    found = {name for group in build_parameter_groups(model) if group.is_matrix for name in group.names}
-    wanted = {
+    result = {name for group in build_parameter_groups(model) if group.is_matrix for name in group.names}
+    reference = {
         name for name, p in model.named_parameters() if name.split(".")[1].isdigit() and p.ndim == 2
     }  # encoder.0.attention.q.weight
-    assert found == wanted and len(found) == 3 * 6
+    assert result == reference and len(result) == 3 * 6
 
 
 def test_tied_weights_come_once_and_frozen_ones_not_at_all() -> None:

@@ -34,7 +34,7 @@ def sequences(step: int, count: int = 8) -> list[list[int]]:
 
 
 def causal_batch(given: list[list[int]]) -> Batch:
-    return pt.batch(given, row=16, labels=[[*one[1:], -100] for one in given])
+    return pt.batch(given, row=16, labels=[[*item[1:], -100] for item in given])
 
 
 class Parts:
@@ -96,11 +96,11 @@ def test_the_same_as_plain_torch() -> None:
         q for q, p in zip(model.parameters(), loop.module.model.parameters(), strict=True) if id(p) not in exempt
     ]
     rest = [q for q in model.parameters() if all(q is not p for p in decayed)]
-    plain = torch.optim.AdamW(
+    baseline = torch.optim.AdamW(
         [{"params": decayed}, {"params": rest, "weight_decay": 0.0}], lr=1e-2, weight_decay=0.01, eps=1e-4
     )
-    told = Told()
-    loop.hooks = [told]
+    messages = Told()
+    loop.hooks = [messages]
     loop.run()
     for step in range(5):
         batch = causal_batch(sequences(step))
@@ -108,22 +108,22 @@ def test_the_same_as_plain_torch() -> None:
         loss = nn.functional.cross_entropy(logits, batch.targets.labels)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        plain.step()
-        plain.zero_grad()
-        assert told.reports[step].loss == pytest.approx(loss.item(), rel=1e-5)
-        assert told.reports[step].norm == pytest.approx(norm.item(), rel=1e-4)
-        assert told.reports[step].tokens == sum(map(len, sequences(step)))
+        baseline.step()
+        baseline.zero_grad()
+        assert messages.reports[step].loss == pytest.approx(loss.item(), rel=1e-5)
+        assert messages.reports[step].norm == pytest.approx(norm.item(), rel=1e-4)
+        assert messages.reports[step].tokens == sum(map(len, sequences(step)))
     for (name, mine), theirs in zip(weights(loop).items(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("micro", [2, 4, 8])
 def test_micro_batches_do_not_change_what_is_learnt(micro: int) -> None:
-    one, several = looped(1), looped(micro)
-    one.run()
+    item, several = looped(1), looped(micro)
+    item.run()
     several.run()
-    assert one.state.tokens == several.state.tokens == sum(sum(map(len, sequences(step))) for step in range(5))
-    for name, value in weights(one).items():
+    assert item.state.tokens == several.state.tokens == sum(sum(map(len, sequences(step))) for step in range(5))
+    for name, value in weights(item).items():
         torch.testing.assert_close(weights(several)[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
@@ -137,11 +137,11 @@ class Poisoned:
         return self.inner.counts(batch)
 
     def loss(self, model: Any, batch: Batch) -> Loss:
-        found = self.inner.loss(model, batch)
+        result = self.inner.loss(model, batch)
         self.step += 1
         if not self.bad(self.step - 1):
-            return found
-        return Loss(sum=found.sum * self.value, count=found.count)
+            return result
+        return Loss(sum=result.sum * self.value, count=result.count)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -228,16 +228,16 @@ def test_a_leap_of_the_loss_is_flagged() -> None:
 
 def test_dropout_is_a_function_of_the_step() -> None:
     losses = []
-    for begun in (0, 2):
+    for start_time in (0, 2):
         loop = looped(steps=4)
         loop.module.train()
         for part in loop.module.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.5
         loop.lr_factor = lambda state: 0.0
-        told = Told()
-        loop.hooks = [told]
-        loop.state.step = loop.batches.step = begun
+        messages = Told()
+        loop.hooks = [messages]
+        loop.state.step = loop.batches.step = start_time
         loop.run()
-        losses.append([report.loss for report in told.reports])
+        losses.append([report.loss for report in messages.reports])
     assert losses[0][2:] == losses[1] and len({*losses[0]}) == 4

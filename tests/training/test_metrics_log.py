@@ -47,10 +47,10 @@ def test_a_resumed_file_is_that_of_a_run_without_interruption(
     steps = [json.loads(line)["step"] for line in whole.splitlines()]
     cut = data.draw(st.integers(0, len(whole)))
     complete = [step for step in range(12) if cut >= max(e for e, s in zip(ends, steps, strict=True) if s == step)]
-    after = data.draw(st.sampled_from([-1, *complete]))
+    later_value = data.draw(st.sampled_from([-1, *complete]))
     (folder / METRICS_FILE).write_bytes(whole[:cut])
-    with MetricsLog(folder, last_step=after) as metrics:
-        told(metrics, range(after + 1, 12))
+    with MetricsLog(folder, last_step=later_value) as metrics:
+        told(metrics, range(later_value + 1, 12))
     assert (folder / METRICS_FILE).read_bytes() == whole
 
 
@@ -142,23 +142,23 @@ class TestTrackers:
             Trackers(["tensorbord"], tmp_path)
 
     def test_finite_numbers_go_to_an_offline_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        said: list[Any] = []
+        output: list[Any] = []
 
         class Run:
             def log(self, values: dict[str, float], step: int) -> None:
-                said.append((step, values))
+                output.append((step, values))
 
             def finish(self) -> None:
-                said.append("end")
+                output.append("end")
 
         fake: Any = ModuleType("wandb")
         fake.Settings = dict
-        fake.init = lambda **options: said.append(options) or Run()
+        fake.init = lambda **options: output.append(options) or Run()
         monkeypatch.setitem(sys.modules, "wandb", fake)
         trackers = Trackers(["wandb", "wandb"], tmp_path / "run", config={"lr": 1})
         trackers.log(4, {"loss": 2.0, "norm": INF, "best": None})
         trackers.close()
-        options, *rest = said
+        options, *rest = output
         assert (options["mode"], options["dir"], options["name"]) == ("offline", str(tmp_path / "run"), "run")
         assert rest == [(4, {"loss": 2.0}), "end"]
 

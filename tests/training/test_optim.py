@@ -115,16 +115,16 @@ def test_a_skipped_step_changes_not_one_bit(made: Made, poison: float, ok: Tenso
     with torch.no_grad():
         model.head.weight[0, 0] = model.table.weight[0, 0] = -0.0
     for taken in range(3):  # before the first step, and later
-        before = everything(model, optimizer)
+        previous = everything(model, optimizer)
         slopes(model, 10)
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter.grad.reshape(-1)[0] = poison
         step_if(optimizer, ok)
-        assert everything(model, optimizer) == before
+        assert everything(model, optimizer) == previous
         slopes(model, taken)
         step_if(optimizer, YES)
-        assert everything(model, optimizer) != before
+        assert everything(model, optimizer) != previous
 
 
 def test_a_run_with_a_skipped_step_is_the_run_without_it(made: Made) -> None:
@@ -163,20 +163,24 @@ def test_weights_without_a_gradient_stay(made: Made) -> None:
     model, optimizer = made()
     slopes(model, 0)
     model.head.weight.grad = model.blocks[0][0].weight.grad = None  # type: ignore[union-attr, index]
-    before = everything(model, optimizer)
+    previous = everything(model, optimizer)
     step_if(optimizer, YES)
-    after = everything(model, optimizer)
-    changed = {name for name in model.state_dict() if before[name] != after[name]}
+    later_value = everything(model, optimizer)
+    changed = {name for name in model.state_dict() if previous[name] != later_value[name]}
     assert changed == set(model.state_dict()) - {"head.weight", "blocks.0.0.weight"}
-    assert all(before[name] == after[name] for name in before if name.startswith(("head.weight", "blocks.0.0.weight")))
+    assert all(
+        previous[name] == later_value[name]
+        for name in previous
+        if name.startswith(("head.weight", "blocks.0.0.weight"))
+    )
 
 
 def test_all_state_is_there_from_the_start(made: Made) -> None:
     model, optimizer = made()
-    before = {name: tuple(tensor.shape) for name, tensor in get_state_tensors(optimizer, model).items()}
+    previous = {name: tuple(tensor.shape) for name, tensor in get_state_tensors(optimizer, model).items()}
     slopes(model, 0)
     step_if(optimizer, YES)
-    assert before == {name: tuple(tensor.shape) for name, tensor in get_state_tensors(optimizer, model).items()}
+    assert previous == {name: tuple(tensor.shape) for name, tensor in get_state_tensors(optimizer, model).items()}
 
 
 def test_training_lowers_a_loss(made: Made) -> None:
@@ -204,25 +208,25 @@ def test_saved_and_restored_a_run_goes_on_bit_for_bit(made: Made) -> None:
         step_if(optimizer, YES)
     saved = {name: tensor.clone() for name, tensor in get_state_tensors(optimizer, model).items()}
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    again, other = made()
-    again.load_state_dict(weights)
-    load_state(other, again, saved)
+    repeat, other = made()
+    repeat.load_state_dict(weights)
+    load_state(other, repeat, saved)
     for taken in range(3, 5):
-        for m, o in ((model, optimizer), (again, other)):
+        for m, o in ((model, optimizer), (repeat, other)):
             slopes(m, taken)
             step_if(o, YES)
-    assert everything(model, optimizer) == everything(again, other)
+    assert everything(model, optimizer) == everything(repeat, other)
 
 
 def test_state_is_known_by_names_whatever_the_groups() -> None:
     model = toy()
-    one = AdamW().build(build_parameter_groups(model))
+    item = AdamW().build(build_parameter_groups(model))
     many = AdamW().build(build_parameter_groups(model, lr_factor=lambda above: 0.5**above))
     slopes(model, 0)
-    step_if(one, YES)
-    load_state(many, model, get_state_tensors(one, model))
-    assert bits(get_state_tensors(one, model)) == bits(get_state_tensors(many, model))
-    assert list(get_state_tensors(one, model))[:4] == [
+    step_if(item, YES)
+    load_state(many, model, get_state_tensors(item, model))
+    assert bits(get_state_tensors(item, model)) == bits(get_state_tensors(many, model))
+    assert list(get_state_tensors(item, model))[:4] == [
         "gain.exp_avg",
         "gain.exp_avg_sq",
         "gain.step",
@@ -249,11 +253,11 @@ def test_state_that_does_not_fit_is_refused_by_name(spoil: Callable[[dict[str, T
     model = toy()
     optimizer = AdamW().build(build_parameter_groups(model))
     tensors = {name: torch.full_like(tensor, 7.0) for name, tensor in get_state_tensors(optimizer, model).items()}
-    before = everything(model, optimizer)
+    previous = everything(model, optimizer)
     spoil(tensors)
     with pytest.raises(CheckpointError, match=message):
         load_state(optimizer, model, tensors)
-    assert everything(model, optimizer) == before
+    assert everything(model, optimizer) == previous
 
 
 def test_state_of_another_model_is_a_mistake() -> None:
@@ -318,11 +322,11 @@ def test_rates_are_peaks_times_a_factor() -> None:
     assert rates["head.weight"] == 0.1 * 0.5
     assert rates["table.weight"] == 0.1 * 0.5**3 * 0.5
     slopes(model, 0)
-    before = everything(model, optimizer)
+    previous = everything(model, optimizer)
     set_rates(optimizer, 0.0)
     step_if(optimizer, YES)
-    after = everything(model, optimizer)
-    assert all(before[name] == after[name] for name in model.state_dict())
+    later_value = everything(model, optimizer)
+    assert all(previous[name] == later_value[name] for name in model.state_dict())
 
 
 # Peers and formulas
@@ -353,8 +357,8 @@ def race(
     theirs = [nn.Parameter(weight.detach().clone()) for weight in weights]
     other = peer(theirs)
     for taken in range(steps):
-        found = drawn(*(tuple(weight.shape) for weight in weights), seed=50 + taken)
-        for weight, their, slope in zip(weights, theirs, found, strict=True):
+        result = drawn(*(tuple(weight.shape) for weight in weights), seed=50 + taken)
+        for weight, their, slope in zip(weights, theirs, result, strict=True):
             weight.grad, their.grad = slope.clone(), slope.clone()
         step_if(mine, YES)
         other.step()
@@ -369,8 +373,8 @@ def test_adamw_is_torchs() -> None:
     options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.1}
     for mine, fused in race(ours, loose(drawn(*SHAPES)), lambda p: torch.optim.AdamW(p, fused=True, **options)):
         assert torch.equal(mine, fused)
-    for mine, plain in race(ours, loose(drawn(*SHAPES)), lambda p: torch.optim.AdamW(p, foreach=False, **options)):
-        torch.testing.assert_close(mine, plain, rtol=1e-6, atol=1e-7)
+    for mine, baseline in race(ours, loose(drawn(*SHAPES)), lambda p: torch.optim.AdamW(p, foreach=False, **options)):
+        torch.testing.assert_close(mine, baseline, rtol=1e-6, atol=1e-7)
 
 
 def test_adamw_without_bias_correction_is_the_formula() -> None:
@@ -389,8 +393,8 @@ def test_adamw_without_bias_correction_is_the_formula() -> None:
                 w -= lr * (m / (v.sqrt() + eps) + decay * w)
 
     ours = AdamW(lr=lr, betas=(b1, b2), eps=eps, weight_decay=decay, bias_correction=False)
-    for mine, plain in race(ours, loose(drawn(*SHAPES)), Bert):
-        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-6)
+    for mine, baseline in race(ours, loose(drawn(*SHAPES)), Bert):
+        torch.testing.assert_close(mine, baseline, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("scaled", [True, False])
@@ -444,8 +448,8 @@ def test_lamb_is_its_formula(trust: bool) -> None:
 
     ours = Lamb(lr=lr, betas=(b1, b2), eps=eps, weight_decay=decay)
     weights = [*drawn(*SHAPES), torch.zeros(3)]
-    for mine, plain in race(ours, loose(weights, has_decay=trust), Plain):
-        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-6)
+    for mine, baseline in race(ours, loose(weights, has_decay=trust), Plain):
+        torch.testing.assert_close(mine, baseline, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)])
@@ -523,11 +527,11 @@ def test_asgd_is_torchs_from_its_trigger_on() -> None:
         for weight, their in zip(weights, theirs, strict=True):
             torch.testing.assert_close(weight, their, rtol=1e-6, atol=1e-6)
             torch.testing.assert_close(ours.state[weight]["average"], other.state[their]["ax"], rtol=1e-5, atol=1e-6)
-    kept = [weight.detach().clone() for weight in weights]
+    remaining = [weight.detach().clone() for weight in weights]
     with ours.use_averages():
         assert all(torch.allclose(w, other.state[t]["ax"], atol=1e-5) for w, t in zip(weights, theirs, strict=True))
-        assert not torch.equal(weights[0], kept[0])
-    assert all(torch.equal(weight, was) for weight, was in zip(weights, kept, strict=True))
+        assert not torch.equal(weights[0], remaining[0])
+    assert all(torch.equal(weight, was) for weight, was in zip(weights, remaining, strict=True))
 
 
 def test_many_weights_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,8 +544,8 @@ def test_many_weights_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
             slopes(model, 0)
             step_if(optimizer, YES)
             ends.append({key: value.clone() for key, value in model.state_dict().items()})
-    for whole, cut in zip(ends[:4], ends[4:], strict=True):
-        torch.testing.assert_close(whole, cut, rtol=1e-5, atol=1e-6)
+    for full, cut in zip(ends[:4], ends[4:], strict=True):
+        torch.testing.assert_close(full, cut, rtol=1e-5, atol=1e-6)
 
 
 # Devices
@@ -557,14 +561,14 @@ def test_no_step_waits_for_the_device(name: str) -> None:
     for taken in range(3):
         slopes(model, taken)
         slopes(twin, taken)
-        before = everything(model, optimizer)
+        previous = everything(model, optimizer)
         torch.cuda.set_sync_debug_mode("error")
         try:
             set_rates(optimizer, 0.5)
             finite = clip_gradients(model.parameters(), 1.0).isfinite()
             step_if(optimizer, no & finite)
             torch.cuda.set_sync_debug_mode("default")
-            assert everything(model, optimizer) == before
+            assert everything(model, optimizer) == previous
             torch.cuda.set_sync_debug_mode("error")
             step_if(optimizer, yes & finite)
         finally:

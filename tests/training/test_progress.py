@@ -1,4 +1,4 @@
-"""What a run shows: lines where there is no terminal, a bar where there is one, a table at the end, all on stderr."""
+"""Progress display: lines without a terminal, a bar with one, a table at the end, all on stderr."""
 
 import io
 import re
@@ -114,8 +114,8 @@ def test_the_time_left_is_smoothed(capsys: Capture) -> None:
         for step in range(1, 1001):
             clock.time += 2.0 if step % 100 < 20 else 0.1
             shown(step, elapsed_seconds=clock.time)
-            found = left(capsys.readouterr().err)
-            ends += [clock.time + found[0]] if step > 500 else []
+            result = left(capsys.readouterr().err)
+            ends += [clock.time + result[0]] if step > 500 else []
     assert max(ends) - min(ends) < 480 and abs(ends[-1] - 100 - 960) < 240
 
 

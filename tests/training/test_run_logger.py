@@ -19,9 +19,9 @@ class Counted(Parts):
     stats = BatchStats()
 
     def __next__(self) -> Any:
-        found = super().__next__()
-        self.stats = BatchStats.from_batches(found)
-        return found
+        result = super().__next__()
+        self.stats = BatchStats.from_batches(result)
+        return result
 
 
 def kept(where: Path, steps: int, *, done: Any = None, every: int = 1) -> tuple[RunLogger, Any]:
@@ -76,12 +76,14 @@ def test_a_resumed_run_has_the_lines_of_one_that_was_not(tmp_path: Path) -> None
 def test_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """FLOPs and tokens are those of all processes; the table says what was held out."""
     _, half = kept(tmp_path, 3)
-    before = half.state.meter["flops"]
+    previous = half.state.meter["flops"]
     journal, loop = kept(tmp_path, 6, done=half)
     loop.state.held = {"loss": 2.0, "perplexity": 7.4, "accuracy": 0.5}
     capsys.readouterr()
-    found = journal.summarize(loop)
-    assert found["cost"]["flops"] > 1.5 * before > 0 and found["steps"] == 6 and found["held_out"]["accuracy"] == 0.5
-    told = capsys.readouterr().err
+    result = journal.summarize(loop)
+    assert (
+        result["cost"]["flops"] > 1.5 * previous > 0 and result["steps"] == 6 and result["held_out"]["accuracy"] == 0.5
+    )
+    messages = capsys.readouterr().err
     for name, value in (("loss", "2.0000"), ("perplexity", "7.4"), ("accuracy", "0.5"), ("steps", "6")):
-        assert re.search(rf"{name} +{value}\n", told)
+        assert re.search(rf"{name} +{value}\n", messages)

@@ -36,7 +36,7 @@ schedules: st.SearchStrategy[Schedule] = st.one_of(
 
 
 def low(schedule: Schedule) -> float | None:
-    """Where a schedule ends; None: nowhere in particular."""
+    """Return the final factor of a schedule; None if undefined."""
     if isinstance(schedule, Stable) and schedule.decay == 0:
         return None
     return getattr(schedule, "floor", None)
@@ -73,17 +73,17 @@ def test_factors_do_not_jump(schedule: Schedule) -> None:
 
 
 def _stretches(schedule: Schedule, total: int) -> list[float]:
-    """How many steps each of its slopes takes."""
-    found: list[float] = [total / 2]
+    """Return the number of steps of each slope."""
+    result: list[float] = [total / 2]
     for name in ("warmup", "decay", "cooldown", "cut"):
         value = getattr(schedule, name, 0)
         if value:
-            found.append(value * total if value < 1 else value)
+            result.append(value * total if value < 1 else value)
     if isinstance(schedule, SlantedTriangular):
-        found.append((1 - schedule.cut) * total)
+        result.append((1 - schedule.cut) * total)
     if isinstance(schedule, InverseSquareRoot):
-        found.append(max(schedule.warmup + schedule.hold, 1))
-    return found
+        result.append(max(schedule.warmup + schedule.hold, 1))
+    return result
 
 
 @settings(max_examples=40)

@@ -1,1 +1,1 @@
-"""The engine: one training loop and what it is made of (optimisers, schedules, checkpoints, devices)."""
+"""Training: one loop and its components (optimizers, schedules, checkpoints, data loading, devices)."""
