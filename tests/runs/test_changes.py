@@ -170,7 +170,7 @@ class TestRates:
         assert (found.lr, found.optimizer.eps) == (paper.lr, 1e-5)
 
     def test_the_docs_have_the_defaults(self) -> None:
-        page = (Path(__file__).parents[2] / "docs" / "optimisers.md").read_text()
+        page = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
         for kind, cls in OPTIMIZERS.items():
             (line,) = [line for line in page.splitlines() if line.startswith(f"| `{kind}` |")]
             assert float(line.split("|")[3]) == cls().lr
