@@ -14,6 +14,7 @@ from pathlib import Path
 from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.cli.app import VERBS, main
 from pretune.core.errors import UsageError
+from pretune.core.migration import RENAMED_METHODS, RENAMED_OPTIONS, RENAMED_SETTINGS, RENAMED_VALUES
 from pretune.models.families import FAMILIES
 from pretune.models.family import PaperDefaults
 from pretune.models.spec import Model
@@ -51,7 +52,7 @@ VERB_PAGES = {
 
 
 def list_pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def rewrite(text: str) -> str:
@@ -176,6 +177,17 @@ def describe_paper(name: str, paper: PaperDefaults) -> tuple[str, ...]:
     )
 
 
+def describe_renames() -> str:
+    """Old and new names of settings, values, options and methods."""
+    renames = {path: new for path, new in RENAMED_SETTINGS.items() if not path.startswith("plan.")}
+    for path, values in RENAMED_VALUES.items():
+        renames |= {f"{path}={old}": f"{path}={new}" for old, new in values.items()}
+    renames |= RENAMED_OPTIONS
+    renames |= {f"--method {old}": f"--method {new}" for old, new in RENAMED_METHODS.items()}
+    header = ("settings, options, methods: before", "now")
+    return format_table(header, ((f"`{old}`", f"`{new}`") for old, new in renames.items()))
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "verbs": describe_verbs,
     "shapes": describe_shapes,
@@ -183,6 +195,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "objectives": describe_objectives,
     "tasks": describe_tasks,
     "training": describe_training,
+    "renames": describe_renames,
 }
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
     "tokenizers": {"vocab=8000)  #": f"vocab={VOCAB['unigram']})  #"},
     "models": {'resolve("electra-small")': 'resolve("electra-small", {"width": 32, "depth": 1, "heads": 2})'},
     "finetune": {
-        'method="lora", out': 'method="lora", steps=2, changes={"task.train_examples": 40, "task.max_eval_examples": 20}, out'
+        'method="lora", out': 'method="lora", steps=2, changes={"task.train_examples": 40, '
+        '"task.max_eval_examples": 20}, out'
     },
     "evaluation": {'"blimp,boolq"': '"mr,boolq"', "limit=500": "limit=8"},
     "tasks": {"predict(model, encoder, parts.dev)": "predict(model, encoder, dev)", "task, parts.dev,": "task, dev,"},

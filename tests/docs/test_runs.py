@@ -56,15 +56,20 @@ def test_a_command(line: str, home: Path) -> None:
     changes = parse_assignments(given.get("settings") or [])
     if verb == "pretrain":
         length = {name: given[name] for name in ("steps", "epochs") if given[name] is not None}
-        start = None if given["start"] is None else home / "base"
-        wishes = {"data": home / "data", "objective": given["objective"], "start": start, "changes": changes}
-        found = build_pretrain_config(given["name"], **wishes, **length)
-        paper = FAMILIES.get(found.model.family).training
+        config = build_pretrain_config(
+            given["name"],
+            data=home / "data",
+            objective=given["objective"],
+            init_from=None if given["start"] is None else home / "base",
+            changes=changes,
+            **length,
+        )
+        paper = FAMILIES.get(config.model.family).training
         assert paper is not None
         for name in ("lr", "batch_tokens"):
             if f"train.{name}" in changes:
                 set_to = float(changes[f"train.{name}"])
-                assert getattr(found.train, name) == set_to
+                assert getattr(config.train, name) == set_to
                 assert set_to == (SMALL[name] if given["name"] == "electra-small" else getattr(paper, name))
     elif verb == "finetune" and not given["task"].startswith("embedding"):
         rate = parse_numbers(given["lr"], "--lr")[0] if given["lr"] else None
