@@ -95,7 +95,7 @@ def test_totals(name: str, total: int) -> None:
 
 
 def test_derived_widths_follow() -> None:
-    """What a recipe derives is derived again; what is set stays."""
+    """Derived values are derived again; values that are set stay."""
     assert resolve("bert", {"width": 384, "heads": 6}).last_stack.blocks[0].feedforward.hidden == 4 * 384
     assert resolve("bert", {"width": 384, "hidden": 500}).last_stack.blocks[0].feedforward.hidden == 500
     assert resolve("llama", {"width": 384}).last_stack.blocks[0].feedforward.hidden == 1024
@@ -123,10 +123,10 @@ def test_derived_widths_follow() -> None:
     ],
 )
 def test_text_is_read_by_its_field(settings: dict[str, Any], path: str, value: Any) -> None:
-    found: Any = resolve("bert", settings)
+    actual: Any = resolve("bert", settings)
     for part in path.split("."):
-        found = found[int(part)] if part.isdecimal() else getattr(found, part)
-    assert found == value and type(found) is type(value)
+        actual = actual[int(part)] if part.isdecimal() else getattr(actual, part)
+    assert actual == value and type(actual) is type(value)
 
 
 def test_switches_and_what_can_be_empty() -> None:
@@ -145,13 +145,13 @@ def test_every_knob_of_a_recipe_does_something(family: str) -> None:
     assert {"width", "depth", "heads", "vocab"} <= set(knobs)
     for knob, annotation in knobs.items():
         values = {bool: (True, False), float: (0.25, 0.5)}.get(annotation, (1, 2, 4, 6, 8, 16, 768, 1536, 4096))
-        found = []
+        actual = []
         for value in values:
             try:
-                found.append(resolve(family, {knob: value}))
+                actual.append(resolve(family, {knob: value}))
             except UsageError:
                 continue
-        assert len(found) > 1 and all(spec != found[0] for spec in found[1:]), knob
+        assert len(actual) > 1 and all(spec != actual[0] for spec in actual[1:]), knob
 
 
 @pytest.mark.parametrize(

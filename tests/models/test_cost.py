@@ -70,8 +70,8 @@ class TestFlops:
     def test_encoder_formula(self, name: str, L: int, d: int, length: int, share: float) -> None:  # noqa: N803
         P, V = 12 * d * d, 30522
         expected = 6 * L * P + 12 * L * d * length + share * 6 * (d * V + d * d)
-        found = flops_per_token(catalog.resolve(name), length=length, targets=share)
-        assert found == pytest.approx(expected, rel=1e-12)
+        actual = flops_per_token(catalog.resolve(name), length=length, targets=share)
+        assert actual == pytest.approx(expected, rel=1e-12)
 
     @pytest.mark.parametrize(("name", "L", "d"), [("gpt2-small", 12, 768), ("gpt2-xl", 48, 1600)])
     def test_decoder_formula(self, name: str, L: int, d: int) -> None:  # noqa: N803
@@ -137,10 +137,10 @@ class TestFlops:
             for key in range(length):
                 near = window is None or abs(key - query) < window
                 allowed += near and not (causal and key > query)
-        found = count_visible_keys(length, window, causal=causal)
-        assert abs(found - allowed / length) <= 1
+        actual = count_visible_keys(length, window, causal=causal)
+        assert abs(actual - allowed / length) <= 1
         if window is None or window >= length:
-            assert found == (length / 2 if causal else length)
+            assert actual == (length / 2 if causal else length)
 
     @given(depth=st.integers(1, 40), share=st.integers(1, 40) | st.none(), kinds=st.integers(1, 4))
     def test_every_layer_is_counted_once(self, depth: int, share: int | None, kinds: int) -> None:
@@ -175,12 +175,12 @@ class TestParts:
 
     def test_they_are_what_the_modules_hold(self) -> None:
         model, _, _ = tiny("t5-shared")
-        found = count_params_by_part(model.spec)
+        actual = count_params_by_part(model.spec)
         assert model.decoder is not None
         cross = [p for name, p in model.decoder.named_parameters() if ".cross." in name]
-        assert found["decoder cross-attention"] == sum(map(Tensor.numel, cross))
-        assert "decoder attention" not in found  # they are the encoder's
-        assert found["token table"] == model.tokens.weight.numel()
+        assert actual["decoder cross-attention"] == sum(map(Tensor.numel, cross))
+        assert "decoder attention" not in actual  # they are the encoder's
+        assert actual["token table"] == model.tokens.weight.numel()
 
 
 class Kept:
@@ -204,7 +204,7 @@ class Kept:
 
 
 FACTOR = 1.6
-"""How far the estimate may be off, either way."""
+"""Allowed relative error of the estimate."""
 
 
 class TestMemory:
@@ -215,8 +215,8 @@ class TestMemory:
         kept = Kept(model)
         with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
             model.loss(model.states(batch), batch)
-        found = estimate_memory(model.spec, tokens=tokens, **lengths(name), training=True, precision="fp32")
-        assert 1 / FACTOR < kept.total / found.activations < FACTOR
+        actual = estimate_memory(model.spec, tokens=tokens, **lengths(name), training=True, precision="fp32")
+        assert 1 / FACTOR < kept.total / actual.activations < FACTOR
 
     def test_dropout_is_counted_by_the_byte(self) -> None:
         dry, wet = (catalog.resolve("bert-base", {"dropout": rate}) for rate in (0.0, 0.1))
@@ -232,10 +232,10 @@ class TestMemory:
     def test_training_state(self, precision: str, each: int) -> None:
         spec = catalog.resolve("bert-base")
         total = spec.params().total
-        found = estimate_memory(spec, tokens=512, length=512, training=True, precision=precision)  # type: ignore[arg-type]
-        assert (found.weights, found.gradients, found.optimizer) == (each * total, 4 * total, 8 * total)
-        assert found.cache == 0
-        assert found.total == (each + 12) * total + found.activations
+        actual = estimate_memory(spec, tokens=512, length=512, training=True, precision=precision)  # type: ignore[arg-type]
+        assert (actual.weights, actual.gradients, actual.optimizer) == (each * total, 4 * total, 8 * total)
+        assert actual.cache == 0
+        assert actual.total == (each + 12) * total + actual.activations
 
     def test_activations_grow_with_the_tokens(self) -> None:
         spec = replace(catalog.resolve("gpt2-small"), {"head": None})
@@ -257,8 +257,8 @@ class TestMemory:
     def test_bert_by_hand(self) -> None:
         """Per token and layer: 4 d read and normed, 4 d of attention, 8 d hidden, all of 4 bytes; dropout aside."""
         spec = catalog.resolve("bert-base", {"dropout": 0.0})
-        found = estimate_memory(spec, tokens=1, length=512, training=True, precision="fp32", targets=0.0)
-        assert found.activations == 4 * (12 * 16 * 768 + 768)
+        actual = estimate_memory(spec, tokens=1, length=512, training=True, precision="fp32", targets=0.0)
+        assert actual.activations == 4 * (12 * 16 * 768 + 768)
 
     @pytest.mark.parametrize("name", ["gpt2", "llama-grouped", "t5", "bart"])
     def test_the_cache_is_the_one_that_is_built(self, name: str) -> None:
@@ -267,16 +267,16 @@ class TestMemory:
         built = model.new_cache(3, target, source=source)
         stores = [store for layer in [*built.layers, *built.cross] for store in (layer.keys, layer.values)]
         size = sum(store.numel() for store in stores)
-        found = estimate_memory(
+        actual = estimate_memory(
             model.spec, tokens=3 * (source + target), **lengths(name), training=False, precision="bf16"
         )
-        assert found.cache == 2 * size
+        assert actual.cache == 2 * size
 
     def test_inference(self) -> None:
         bert, gpt = catalog.resolve("bert-base"), catalog.resolve("gpt2-small")
-        found = estimate_memory(bert, tokens=512, length=512, training=False, precision="bf16")
-        assert (found.weights, found.gradients, found.optimizer, found.cache) == (2 * bert.params().total, 0, 0, 0)
-        assert 0 < found.activations < 0.2 * found.weights
+        actual = estimate_memory(bert, tokens=512, length=512, training=False, precision="bf16")
+        assert (actual.weights, actual.gradients, actual.optimizer, actual.cache) == (2 * bert.params().total, 0, 0, 0)
+        assert 0 < actual.activations < 0.2 * actual.weights
         two = estimate_memory(gpt, tokens=2048, length=1024, training=False, precision="fp32")
         assert two.cache == 2 * 2 * 12 * 768 * 1024 * 4
         assert estimate_memory(gpt, tokens=1, length=1024, training=False, precision="fp32").cache == two.cache // 2
@@ -331,8 +331,8 @@ class TestTwoStreams:
             model.loss(model.states(batch), batch)
         N = self.LENGTH * self.ROWS
         given = {"tokens": N, "length": self.LENGTH, "targets": 1 / every}
-        found = estimate_memory(model.spec, **given, training=True, precision="fp32")
-        assert 1 / FACTOR < kept.total / found.activations < FACTOR
+        actual = estimate_memory(model.spec, **given, training=True, precision="fp32")
+        assert 1 / FACTOR < kept.total / actual.activations < FACTOR
 
 
 class TestDevices:
@@ -352,12 +352,12 @@ class TestDevices:
 
     def test_an_estimate_by_hand(self) -> None:
         spec = catalog.resolve("bert-base")
-        found = estimate_cost(spec, 1e9, DEVICES["h200"], 512, 0.15)
-        assert found.flops == pytest.approx(5.87858688e17)
-        assert found.seconds == pytest.approx(5.87858688e17 / (989e12 * 0.4))
-        assert found.kwh == pytest.approx(found.seconds / 3600 * 0.7)
-        assert found.co2_kg == pytest.approx(found.kwh * 0.475)
-        assert found.dollars == pytest.approx(found.seconds / 3600 * 3.80)
+        actual = estimate_cost(spec, 1e9, DEVICES["h200"], 512, 0.15)
+        assert actual.flops == pytest.approx(5.87858688e17)
+        assert actual.seconds == pytest.approx(5.87858688e17 / (989e12 * 0.4))
+        assert actual.kwh == pytest.approx(actual.seconds / 3600 * 0.7)
+        assert actual.co2_kg == pytest.approx(actual.kwh * 0.475)
+        assert actual.dollars == pytest.approx(actual.seconds / 3600 * 3.80)
 
     def test_the_grid_is_an_argument(self) -> None:
         spec, device = catalog.resolve("bert-tiny"), DEVICES["l4"]

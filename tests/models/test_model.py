@@ -49,8 +49,8 @@ def test_parts_of_parts_add_too() -> None:
 def test_nothing_to_predict_is_no_loss() -> None:
     assert loss(0.0, 0).mean().item() == 0.0
     model, batch = model_of("bert-base"), lay(CASES["bert-base"], text(3, 2), labels=[[-100] * 3, [-100] * 2])
-    found = model.loss(model.states(batch), batch)
-    assert found.count == 0 and found.mean() == 0
+    actual = model.loss(model.states(batch), batch)
+    assert actual.count == 0 and actual.mean() == 0
 
 
 @torch.no_grad()
@@ -152,10 +152,10 @@ def test_a_bare_model_has_no_logits() -> None:
 
 def test_names_of_parameters_are_api() -> None:
     """Adaptation and analysis rely on these."""
-    found = dict(model_of("bert-base").named_parameters())
+    actual = dict(model_of("bert-base").named_parameters())
     for part in ("q", "k", "v", "out"):
-        assert f"encoder.1.attention.{part}.weight" in found
-    assert {"tokens.weight", "encoder.0.feedforward.up.bias", "pooler.dense.weight", "head.bias"} <= set(found)
+        assert f"encoder.1.attention.{part}.weight" in actual
+    assert {"tokens.weight", "encoder.0.feedforward.up.bias", "pooler.dense.weight", "head.bias"} <= set(actual)
     assert "decoder.1.cross.q.weight" in dict(model_of("t5-base").named_parameters())
     model: LanguageModel = model_of("made-shared-layers")
     assert {path.split(".")[1] for path, _ in model.named_parameters() if path.startswith("encoder.0")} == {"0"}

@@ -24,13 +24,13 @@ def entry(dtype: str = "F32", shape: tuple[int, ...] = (2,), at: tuple[int, int]
 
 def test_what_is_written_is_found(tmp_path: Path) -> None:
     assert tensor_files.write_shards(tmp_path, {"a": A, "b": B.half()}, limit=10**9) == ["model.safetensors"]
-    found = tensor_files.read_headers(tmp_path)
+    actual = tensor_files.read_headers(tmp_path)
     file = tmp_path / "model.safetensors"
-    assert found == {
+    assert actual == {
         "a": tensor_files.TensorInfo(file, "a", (2, 3), "F32"),
         "b": tensor_files.TensorInfo(file, "b", (4,), "F16"),
     }
-    values = list(tensor_files.read_tensors([found["b"], found["a"], found["b"]]))
+    values = list(tensor_files.read_tensors([actual["b"], actual["a"], actual["b"]]))
     assert torch.equal(values[1], A) and torch.equal(values[2], B.half())
 
 
@@ -41,9 +41,9 @@ def test_shards(tmp_path: Path) -> None:
         tensor_files.INDEX_FILE
     ]
     assert all(len(load_file(tmp_path / name)) <= 2 for name in names[:3])
-    found = tensor_files.read_headers(tmp_path)
-    assert set(found) == set(tensors) and len({stored.file for stored in found.values()}) == 3
-    for name, value in zip(found, tensor_files.read_tensors(found.values()), strict=True):
+    actual = tensor_files.read_headers(tmp_path)
+    assert set(actual) == set(tensors) and len({stored.file for stored in actual.values()}) == 3
+    for name, value in zip(actual, tensor_files.read_tensors(actual.values()), strict=True):
         assert torch.equal(value, tensors[name])
 
 
@@ -225,13 +225,13 @@ def test_a_tensor_in_two_shards(sharded: Path) -> None:
 
 def test_a_file_that_breaks_after_its_header_was_read(tmp_path: Path) -> None:
     tensor_files.write_shards(tmp_path, {"a": A, "b": B}, limit=10**9)
-    found = tensor_files.read_headers(tmp_path)
+    actual = tensor_files.read_headers(tmp_path)
     (tmp_path / tensor_files.SINGLE_FILE).write_bytes(b"gone")
     with pytest.raises(CheckpointError, match=r"model.safetensors: "):
-        list(tensor_files.read_tensors(found.values()))
+        list(tensor_files.read_tensors(actual.values()))
     (tmp_path / tensor_files.SINGLE_FILE).unlink()
     with pytest.raises(CheckpointError, match=r"model.safetensors: .*No such file"):
-        list(tensor_files.read_tensors(found.values()))
+        list(tensor_files.read_tensors(actual.values()))
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ def test_a_manifest_must_list_the_weights(folder: Path) -> None:
 
 
 class TestWithoutManifest:
-    """What can be known of a stranger's files."""
+    """Checks of files without a manifest."""
 
     def broken(self, folder: Path, part: str) -> str:
         with pytest.raises(CheckpointError) as caught:

@@ -1,4 +1,4 @@
-"""What is done by hand on a CPU: the same values and gradients as torch's, and chances as asked for."""
+"""Custom gelu and dropout: values and gradients of torch, and the requested probabilities."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from pretune.nn.activations import Dropout, compute_threshold, dropout, gelu, ge
 def test_gelu_is_torch_s(dtype: torch.dtype) -> None:
     x = torch.cat((torch.linspace(-40, 40, 4001), torch.tensor([0.0, -0.0, 1e-30, -1e30, 1e30]))).to(dtype)
     slope = torch.randn(len(x), dtype=dtype)
-    found = []
+    actual = []
     for function in (gelu, F.gelu):
         leaf = x.clone().requires_grad_()
         out = function(leaf)
         out.backward(slope)
-        found.append((out.detach(), leaf.grad))
-    for mine, theirs in zip(*found, strict=True):
+        actual.append((out.detach(), leaf.grad))
+    for mine, theirs in zip(*actual, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
     assert torch.autograd.gradcheck(gelu, torch.randn(7, dtype=torch.float64, requires_grad=True))
 
@@ -51,11 +51,11 @@ def test_dropout_drops_as_often_as_asked_and_keeps_the_mean(p: float, count: int
 
 def test_dropout_is_seeded_and_goes_with_the_mode() -> None:
     x, layer = torch.randn(100), Dropout(0.5)
-    found = []
+    actual = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        found.append(layer(x))
-    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+        actual.append(layer(x))
+    assert torch.equal(actual[0], actual[1]) and not torch.equal(actual[0], actual[2])
     assert layer.eval()(x) is x
     assert Dropout(0.0)(x) is x and torch.equal(Dropout(1.0)(x), torch.zeros(100))
 
@@ -75,8 +75,8 @@ def test_what_a_compiler_is_given_for_a_gpu() -> None:
         assert abs(masks[-1].double().mean().item() - 0.9) < 4 * (0.09 / x.numel()) ** 0.5
     assert abs((masks[0] & masks[1]).double().mean().item() - 0.81) < 0.003
     for mine, other in ((gelu, F.gelu), (gelu_tanh, lambda x: F.gelu(x, approximate="tanh"))):
-        found, expected = torch.compile(mine)(x), other(x.detach().double().requires_grad_())
-        torch.testing.assert_close(found.double(), expected, rtol=4e-3, atol=1e-4)
+        actual, expected = torch.compile(mine)(x), other(x.detach().double().requires_grad_())
+        torch.testing.assert_close(actual.double(), expected, rtol=4e-3, atol=1e-4)
         wide = x.detach().double().requires_grad_()
         (slope,) = torch.autograd.grad(torch.compile(mine)(x).sum(), x)
         torch.testing.assert_close(
@@ -99,7 +99,7 @@ def test_the_hash_is_random() -> None:
 
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a compiler is given for a GPU, done here as it stands."""
+    """The code for compiled graphs on a GPU, run eagerly."""
     monkeypatch.setattr(activations, "_is_fused", lambda x: True)
 
 
@@ -156,7 +156,7 @@ def test_numbers_of_elements_have_hashes_of_their_own() -> None:
     """Also those past the largest int32, which wrap around: they are as many as 32 bits have."""
     index = torch.cat([torch.arange(start, start + 4096) for start in (0, 2**31 - 2048, 2**32 - 4096)])
     wrapped = torch.where(index >= 2**31, index - 2**32, index).int()
-    found = hash_bits(wrapped, torch.tensor(12345, dtype=torch.int32), torch.tensor(678910, dtype=torch.int32))
-    share = (found >= compute_threshold(0.5)).double().mean().item()
+    actual = hash_bits(wrapped, torch.tensor(12345, dtype=torch.int32), torch.tensor(678910, dtype=torch.int32))
+    share = (actual >= compute_threshold(0.5)).double().mean().item()
     assert wrapped.unique().numel() == index.numel() and abs(share - 0.5) < 4 * 0.5 / index.numel() ** 0.5
-    assert found.unique().numel() > 0.999 * index.numel()
+    assert actual.unique().numel() > 0.999 * index.numel()

@@ -187,7 +187,7 @@ def on(*backends: str) -> list[tuple[str, str]]:
 SLOW = ("full-whole", "causal-whole", "causal-window-wide", "window-of-one", "prefix-window", "alibi-both-ways")
 SLOW += ("one-key-head", "grouped-whole", "no-filler", "one-row", "cross-whole", "causal-window-whole", "alibi-whole")
 SLOW += ("view-both", "view-left", "view-right", "view-prefix-of-nothing", "view-window", "view-causal")
-"""What flex, slow on a CPU, need not repeat."""
+"""Cases that flex skips, because it is slow on a CPU."""
 
 
 @pytest.mark.parametrize(
@@ -197,20 +197,20 @@ SLOW += ("view-both", "view-left", "view-right", "view-prefix-of-nothing", "view
 def test_forward(name: str, backend: str) -> None:
     inputs = Inputs(CASES[name])
     with torch.no_grad():
-        found, expected = inputs.run(backend), inputs.truth()
-    assert torch.isfinite(found).all(), "filler too"
-    torch.testing.assert_close(found.double()[inputs.real], expected[inputs.real], rtol=0, atol=1e-5)
+        actual, expected = inputs.run(backend), inputs.truth()
+    assert torch.isfinite(actual).all(), "filler too"
+    torch.testing.assert_close(actual.double()[inputs.real], expected[inputs.real], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "backend"), on("rows", "eager", "sdpa"))
 def test_gradient(name: str, backend: str) -> None:
     inputs = Inputs(CASES[name])
     expected = inputs.gradients(inputs.truth())
-    found = inputs.gradients(inputs.run(backend))
-    for mine, other in zip(found, expected, strict=True):
+    actual = inputs.gradients(inputs.run(backend))
+    for mine, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
     filler = inputs.keys.sequence < 0
-    assert all((grad[filler] == 0).all() for grad in found[1:3]), "nothing is learned from filler"
+    assert all((grad[filler] == 0).all() for grad in actual[1:3]), "nothing is learned from filler"
     assert all(torch.isfinite(grad).all() for grad in inputs.gradients(inputs.run(backend), filler=True))
 
 
@@ -436,10 +436,12 @@ def test_pick_is_told_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     near = replace(block, attention=replace(block.attention, window=4))
     model = build(replace(spec, decoder=replace(spec.decoder, depth=3, blocks=(block, dropping, near))))
     model.train()(pt.batch([[1, 2, 3], [4, 5]], row=5, prefix=[1, 0]))
-    found = {given["window"]: given for given in asked}
-    assert set(found) == {None, 4}
-    assert found[None]["dropout"] == 0.1, "or a backend is picked that cannot drop"
-    assert found[4]["dropout"] == 0.0 and found[4]["prefix"] and not found[4]["one_per_row"] and not found[4]["half"]
+    actual = {given["window"]: given for given in asked}
+    assert set(actual) == {None, 4}
+    assert actual[None]["dropout"] == 0.1, "or a backend is picked that cannot drop"
+    assert (
+        actual[4]["dropout"] == 0.0 and actual[4]["prefix"] and not actual[4]["one_per_row"] and not actual[4]["half"]
+    )
     asked.clear()
     model.eval()(pt.batch([[1, 2, 3], [4, 5, 6]]))
     assert all(given["dropout"] == 0.0 and given["one_per_row"] and not given["prefix"] for given in asked)
@@ -495,10 +497,10 @@ def test_on_a_gpu(name: str, backend: str, dtype: torch.dtype) -> None:
     out, truth = inputs.run(backend), inputs.truth()
     assert torch.isfinite(out).all()
     torch.testing.assert_close(out.double()[inputs.real], truth[inputs.real], rtol=forward, atol=forward)
-    found, expected = inputs.gradients(out), inputs.gradients(truth)
-    for mine, other in zip(found, expected, strict=True):
+    actual, expected = inputs.gradients(out), inputs.gradients(truth)
+    for mine, other in zip(actual, expected, strict=True):
         scale = float(other.abs().max().clamp(min=1.0))
         torch.testing.assert_close(mine, other, rtol=backward, atol=backward * scale)
     filler = inputs.keys.sequence < 0
-    assert all((grad[filler] == 0).all() for grad in found[1:3])
+    assert all((grad[filler] == 0).all() for grad in actual[1:3])
     assert all(torch.isfinite(grad).all() for grad in inputs.gradients(inputs.run(backend), filler=True))

@@ -41,8 +41,8 @@ def test_as_torch_has_it(vocab: int, width: int, dtype: torch.dtype, wanted: boo
     labels = torch.tensor([vocab - 1, 0, 0, IGNORE_INDEX, vocab // 2])
     losses, slope = expected(logits, labels, vocab)
     given = logits.clone().to(DEVICE)
-    found = compute_row_losses(given, labels.to(DEVICE), vocab, wanted).cpu()
-    torch.testing.assert_close(found.double(), losses, rtol=1e-5, atol=1e-4)
+    actual = compute_row_losses(given, labels.to(DEVICE), vocab, wanted).cpu()
+    torch.testing.assert_close(actual.double(), losses, rtol=1e-5, atol=1e-4)
     if not wanted:
         assert torch.equal(given.cpu(), logits)
         return

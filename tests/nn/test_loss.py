@@ -36,16 +36,16 @@ def test_equals_the_plain_loss(device: str, bias: bool, block: int, monkeypatch:
     dtype = torch.float64 if device == "cpu" else torch.float32
     torch.backends.cuda.matmul.allow_tf32 = False
     states, weight, shift, labels = make(device, dtype, bias=bias)
-    found = linear_cross_entropy(states, weight, shift, labels)
+    actual = linear_cross_entropy(states, weight, shift, labels)
     inputs = [part for part in (states, weight, shift) if part is not None]
-    mine = torch.autograd.grad(3 * found.sum, inputs)
+    mine = torch.autograd.grad(3 * actual.sum, inputs)
     expected = F.cross_entropy(F.linear(states, weight, shift), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     theirs = torch.autograd.grad(3 * expected, inputs)
     tolerance = {"rtol": 1e-9, "atol": 1e-9} if device == "cpu" else {"rtol": 1e-4, "atol": 1e-4}
-    torch.testing.assert_close(found.sum, expected, **tolerance)
+    torch.testing.assert_close(actual.sum, expected, **tolerance)
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, **tolerance)
-    assert found.count.item() == (labels != IGNORE_INDEX).sum().item()
+    assert actual.count.item() == (labels != IGNORE_INDEX).sum().item()
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn")  # a CPU without bf16 says that it falls back
@@ -56,23 +56,23 @@ def test_half_precision(device: str) -> None:
     exact = F.cross_entropy(F.linear(states, weight, shift), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     truth = torch.autograd.grad(exact, [states, weight, shift])
     with torch.autocast(device, torch.bfloat16):
-        found = linear_cross_entropy(states, weight, shift, labels)
+        actual = linear_cross_entropy(states, weight, shift, labels)
         plain = F.cross_entropy(
             F.linear(states, weight, shift).float(), labels, ignore_index=IGNORE_INDEX, reduction="sum"
         )
-    mine = torch.autograd.grad(found.sum, [states, weight, shift])
+    mine = torch.autograd.grad(actual.sum, [states, weight, shift])
     other = torch.autograd.grad(plain, [states, weight, shift])
-    assert found.sum.dtype == torch.float32 and mine[1].dtype == torch.float32
-    torch.testing.assert_close(found.sum, plain, rtol=1e-3, atol=1e-3)
+    assert actual.sum.dtype == torch.float32 and mine[1].dtype == torch.float32
+    torch.testing.assert_close(actual.sum, plain, rtol=1e-3, atol=1e-3)
     for a, b, c in zip(mine, other, truth, strict=True):
         assert (a - c).norm() <= 1.5 * (b - c).norm() + 1e-6 * c.norm()
 
 
 def test_nothing_to_predict() -> None:
     states, weight, shift, labels = make("cpu", torch.float32)
-    found = linear_cross_entropy(states, weight, shift, torch.full_like(labels, IGNORE_INDEX))
-    found.sum.backward()
-    assert found.count.item() == 0 and found.mean().item() == 0.0
+    actual = linear_cross_entropy(states, weight, shift, torch.full_like(labels, IGNORE_INDEX))
+    actual.sum.backward()
+    assert actual.count.item() == 0 and actual.mean().item() == 0.0
     assert states.grad is not None and not states.grad.any()
 
 
@@ -95,8 +95,8 @@ def test_what_is_right_is_counted_where_no_gradient_is_asked_for(
         logits = F.linear(states, weight, shift)
         labels[1:60] = logits.argmax(1)[1:60]
         labels[::7] = IGNORE_INDEX
-        found = linear_cross_entropy(states, weight, shift, labels).correct
-        assert found is not None
-        assert found.item() == ((logits.argmax(1) == labels) & (labels != IGNORE_INDEX)).sum().item() > 40
+        actual = linear_cross_entropy(states, weight, shift, labels).correct
+        assert actual is not None
+        assert actual.item() == ((logits.argmax(1) == labels) & (labels != IGNORE_INDEX)).sum().item() > 40
         flat = linear_cross_entropy(torch.zeros_like(states), weight, None, labels).correct
         assert flat is not None and flat.item() == 0, "a tie is no success"

@@ -47,9 +47,9 @@ def test_sinusoidal(width: int) -> None:
         [(math.sin if c % 2 == 0 else math.cos)(position / 10000 ** (2 * (c // 2) / width)) for c in range(width)]
         for position in (0, 1, 5, 300)
     ]
-    found = module(torch.tensor([0, 1, 5, 300]))
-    torch.testing.assert_close(found.double(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-4)
-    torch.testing.assert_close(found[:3].double(), torch.tensor(expected[:3], dtype=torch.float64), rtol=0, atol=1e-6)
+    actual = module(torch.tensor([0, 1, 5, 300]))
+    torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-4)
+    torch.testing.assert_close(actual[:3].double(), torch.tensor(expected[:3], dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 # Rotary
@@ -76,10 +76,10 @@ def turned(x: torch.Tensor, positions: list[int], frequencies: list[float]) -> t
 def test_rotary_is_a_complex_product(spec: Rotary, width: int, count: int) -> None:
     positions = [0, 1, 7, 30]
     x = torch.randn(4, 3, width)
-    found = rotate(x, spec.build(width=1, heads=1, head_width=width)(torch.tensor(positions)))
+    actual = rotate(x, spec.build(width=1, heads=1, head_width=width)(torch.tensor(positions)))
     frequencies = [spec.theta ** (-2 * i / (2 * count)) for i in range(count)]
-    torch.testing.assert_close(found.double(), turned(x, positions, frequencies), rtol=0, atol=1e-5)
-    assert torch.equal(found[..., 2 * count :], x[..., 2 * count :])
+    torch.testing.assert_close(actual.double(), turned(x, positions, frequencies), rtol=0, atol=1e-5)
+    assert torch.equal(actual[..., 2 * count :], x[..., 2 * count :])
 
 
 @given(st.integers(0, 200), st.integers(0, 200), st.integers(0, 500))
@@ -140,9 +140,9 @@ def test_banded_scaling_by_hand() -> None:
 def test_alibi_slopes(heads: int, slopes: list[float]) -> None:
     module = Alibi().build(width=1, heads=heads, head_width=1)
     distance = torch.tensor([[-3, 0], [5, -1]])
-    found = module(distance)
+    actual = module(distance)
     expected = -torch.tensor(slopes)[:, None, None] * torch.tensor([[3.0, 0.0], [5.0, 1.0]])
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
 
 
 def bucket(distance: int, *, buckets: int, far: int, both_ways: bool) -> int:
@@ -170,9 +170,9 @@ def test_buckets(buckets: int, far: int, both_ways: bool) -> None:
     module = spec.build(width=1, heads=3, head_width=1)
     distances = list(range(-300, 301))
     expected = [bucket(d, buckets=buckets, far=far, both_ways=both_ways) for d in distances]
-    found = module.compute_bucket(torch.tensor(distances))
-    assert found.tolist() == expected
+    actual = module.compute_bucket(torch.tensor(distances))
+    assert actual.tolist() == expected
     assert set(expected) == set(range(buckets)) - ({buckets // 2} if both_ways else set()), "0 is never 'after'"
     bias = module(torch.tensor([distances[:300], distances[301:]]))
     assert bias.shape == (3, 2, 300)
-    assert torch.equal(bias[1, 1], module.table.weight[found[301:], 1])
+    assert torch.equal(bias[1, 1], module.table.weight[actual[301:], 1])

@@ -14,9 +14,9 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 
 def made(lengths: list[int], width: int = 5) -> tuple[Batch, Tensor]:
-    found = batch([[1] * length for length in lengths])
+    actual = batch([[1] * length for length in lengths])
     torch.manual_seed(len(lengths))
-    return found, torch.randn(found.tokens.shape[0], width, dtype=torch.float64, requires_grad=True)
+    return actual, torch.randn(actual.tokens.shape[0], width, dtype=torch.float64, requires_grad=True)
 
 
 @settings(max_examples=15)

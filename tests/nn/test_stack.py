@@ -117,8 +117,8 @@ def test_attention_by_hand(kv_heads: int) -> None:
     k = rotate(layer.k_norm(k).view(5, kv_heads, 6), turn)
     v = v.view(5, kv_heads, 6)
     heads = [(q[:, h] @ k[:, h * kv_heads // 4].T * 0.4).softmax(-1) @ v[:, h * kv_heads // 4] for h in range(4)]
-    found, _ = layer(x, stack.build_contexts(batch, torch.float32, OutputFlags())[None])
-    close(found, layer.out(torch.cat(heads, dim=-1)))
+    actual, _ = layer(x, stack.build_contexts(batch, torch.float32, OutputFlags())[None])
+    close(actual, layer.out(torch.cat(heads, dim=-1)))
 
 
 @torch.no_grad()
@@ -139,8 +139,8 @@ def test_the_source_is_not_turned() -> None:
     across = stack.build_cross_context(PAIR, x.dtype, OutputFlags())
     assert across.rotation is None and across.bias is None
     layer = stack[0].cross
-    found = PAIR.split(layer(x, across, source)[0])
-    for mine, read, (start, end) in zip(found, PAIR.source.split(source), PAIR.list_spans(), strict=True):
+    actual = PAIR.split(layer(x, across, source)[0])
+    for mine, read, (start, end) in zip(actual, PAIR.source.split(source), PAIR.list_spans(), strict=True):
         q, k, v = layer.q(x[start:end]), layer.k(read), layer.v(read)
         heads = [(q[:, h : h + 4] @ k[:, h : h + 4].T * 0.5).softmax(-1) @ v[:, h : h + 4] for h in range(0, WIDTH, 4)]
         close(mine, layer.out(torch.cat(heads, dim=-1)))
@@ -286,12 +286,12 @@ def test_refused(given: dict[str, Any], word: str) -> None:
 def test_recomputed_activations_give_the_same_gradients() -> None:
     spec = config.replace(tiny("bert"), {"encoder.blocks.0.dropout": 0.3})
     batch = pt.batch([[5, 6, 7, 8], [9, 10]], labels=[[1, 2, 3, 4], [5, 6]])
-    found = []
+    actual = []
     for recompute in (False, True):
         model = pt.build(spec, seed=0).train()
         assert model.encoder is not None
         model.encoder.activation_checkpointing = recompute
         torch.manual_seed(0)
         model.loss(model.states(batch), batch).sum.backward()
-        found.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
-    assert all(a is b or torch.equal(a, b) for a, b in zip(*found, strict=True))
+        actual.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+    assert all(a is b or torch.equal(a, b) for a, b in zip(*actual, strict=True))

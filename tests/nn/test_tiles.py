@@ -172,7 +172,7 @@ def test_parts_of_one_product(apart: bool) -> None:
     sequence = torch.arange(length).div(7, rounding_mode="floor").repeat(rows).to(DEVICE)
     where = build_layout(sequence, sequence if apart else None, rows)
     slope = torch.randn(heads, rows * length, width).to(DEVICE, DTYPE).transpose(0, 1)
-    found = []
+    actual = []
     for whole in (False, True):
         first, second = both if apart else (both[0], both[0])
         q, k, v = (
@@ -180,8 +180,8 @@ def test_parts_of_one_product(apart: bool) -> None:
         )
         q, k, v = (x.contiguous() if whole else x for x in (q, k, v))
         out = attend_tiles(q, k, v, where, scale=SCALE)
-        found.append((out, *torch.autograd.grad(out, both[: 1 + apart], slope.contiguous() if whole else slope)))
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        actual.append((out, *torch.autograd.grad(out, both[: 1 + apart], slope.contiguous() if whole else slope)))
+    assert all(torch.equal(one, other) for one, other in zip(*actual, strict=True))
 
 
 class Started:
@@ -217,7 +217,7 @@ def test_more_rows_than_the_sides_of_a_grid_are_long(
     k = torch.zeros(rows * length, key_heads, 1, requires_grad=True)
     where = build_layout(torch.zeros(rows * length, dtype=torch.long), None, rows)
     attend_tiles(q, k, k, where, scale=1.0).sum().backward()
-    found = {name: kernel.grids for name, kernel in started.items() if kernel.grids}
+    actual = {name: kernel.grids for name, kernel in started.items() if kernel.grids}
     expected = {"forward": [(where.forward_spans.shape[1] * rows * 2,)]}
     if length == 1 and key_heads == 2:
         expected |= {"compute_row_gradients": [(rows * 2,)]}
@@ -227,7 +227,7 @@ def test_more_rows_than_the_sides_of_a_grid_are_long(
             "compute_query_gradients": [(where.backward_spans.shape[1] * rows * 2,)],
         }
         expected |= {"compute_key_gradients": [(where.key_spans.shape[1] * rows * key_heads,)]}
-    assert found == expected
+    assert actual == expected
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")

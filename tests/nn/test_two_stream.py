@@ -106,8 +106,8 @@ def test_packed_is_alone() -> None:
     expected = torch.cat(first.split(model(vectors(first), first).states))
     for batch in (lay(ORDERS, row=6), lay(ORDERS, row=30), lay(ORDERS, slots=5)):
         for backend in ("rows", "eager"):
-            found = model(vectors(batch), batch, flags=OutputFlags(backend=backend)).states
-            torch.testing.assert_close(torch.cat(batch.split(found)), expected)
+            actual = model(vectors(batch), batch, flags=OutputFlags(backend=backend)).states
+            torch.testing.assert_close(torch.cat(batch.split(actual)), expected)
 
 
 @torch.no_grad()
@@ -123,13 +123,13 @@ def test_one_segment_is_none() -> None:
 def test_spare_slots_have_no_gradient() -> None:
     """All of them point at the first token, here a target: it counts once."""
     orders = [[1, 0, 2], [0, 1]]
-    found = []
+    actual = []
     for slots in (0, 6):
         model, batch = stack(), lay(orders, slots=slots)
         model(vectors(batch), batch).states.square().sum().backward()
-        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    for name, grad in found[0].items():
-        torch.testing.assert_close(found[1][name], grad, msg=lambda m, n=name: f"{n}: {m}")
+        actual.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, grad in actual[0].items():
+        torch.testing.assert_close(actual[1][name], grad, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_dropout_keeps_the_queries_blind() -> None:
@@ -189,7 +189,7 @@ def test_refusals() -> None:
 
 class TestMemory:
     def test_two_segments_see_what_one_text_sees_of_its_past(self) -> None:
-        """Where nothing sees what is ahead, a text in two segments gives the states of the whole."""
+        """With a causal mask, a text in two segments gives the states of the whole text."""
         made = stack(depth=2)
         x = torch.randn(8, W)
         ranks = [[1, 2, 3, 4, 5, 6, 7, 8]]

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 
 class Tokenizer(SimpleNamespace):
-    """What the collators ask of a tokenizer."""
+    """The tokenizer methods that the collators call."""
 
     mask_token, mask_token_id, pad_token, pad_token_id, is_fast = "[MASK]", MASK, "[PAD]", PAD, True
 
@@ -30,7 +30,7 @@ class Tokenizer(SimpleNamespace):
 
 
 def shares(before: np.ndarray, shown: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """What became of the tokens that are to be predicted."""
+    """Return the replacements of the target tokens."""
     chosen = labels != IGNORE_INDEX
     return {
         "chosen": chosen.sum() / (~np.isin(before, SPECIAL)).sum(),

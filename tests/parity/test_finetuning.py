@@ -33,32 +33,32 @@ def read(name: str, *texts: Any, **options: Any) -> Any:
 
 
 def pairs(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-    found = read("bert", [one.text for one in examples], [one.pair for one in examples])
-    return {**found, "labels": torch.tensor([one.label for one in examples])}
+    actual = read("bert", [one.text for one in examples], [one.pair for one in examples])
+    return {**actual, "labels": torch.tensor([one.label for one in examples])}
 
 
 def tags(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
     """As in their token classification script: the first token of a word has its label."""
-    found = read("bert", [[*one.words] for one in examples], is_split_into_words=True)
-    labels = torch.full_like(found["input_ids"], -100)
+    actual = read("bert", [[*one.words] for one in examples], is_split_into_words=True)
+    labels = torch.full_like(actual["input_ids"], -100)
     names = task_of("tagging").labels
     for number, example in enumerate(examples):
         before = None
-        for at, word in enumerate(found.word_ids(number)):
+        for at, word in enumerate(actual.word_ids(number)):
             if word is not None and word != before:
                 labels[number, at] = names.index(example.tags[word])
             before = word
-    return {**found, "labels": labels}
+    return {**actual, "labels": labels}
 
 
 def windows(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
     """As in their question answering script: windows, and the tokens that the answer's characters are in."""
-    found = read("bert", [one.text for one in examples], [one.pair for one in examples], truncation="only_second",
+    actual = read("bert", [one.text for one in examples], [one.pair for one in examples], truncation="only_second",
                  stride=STRIDE, return_overflowing_tokens=True, return_offsets_mapping=True)  # fmt: skip
-    owner, places = found.pop("overflow_to_sample_mapping"), found.pop("offset_mapping")
+    owner, places = actual.pop("overflow_to_sample_mapping"), actual.pop("offset_mapping")
     ends: list[tuple[int, int]] = []
     for number, sample in enumerate(owner.tolist()):
-        inside = [at for at, which in enumerate(found.sequence_ids(number)) if which == 1]
+        inside = [at for at, which in enumerate(actual.sequence_ids(number)) if which == 1]
         span = examples[sample].spans[0] if examples[sample].spans else None
         hits = (
             []
@@ -69,7 +69,7 @@ def windows(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
         whole = span is not None and first <= span[0] and last >= span[1]
         ends.append((hits[0], hits[-1]) if whole else (0, 0))
     return {
-        **found,
+        **actual,
         "start_positions": torch.tensor([a for a, _ in ends]),
         "end_positions": torch.tensor([b for _, b in ends]),
     }
@@ -77,25 +77,25 @@ def windows(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
 
 def options(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
     many = len(examples[0].choices)
-    found = read(
+    actual = read(
         "bert", [one.text for one in examples for _ in one.choices], [c for one in examples for c in one.choices]
     )
     return {
-        **{name: value.view(len(examples), many, -1) for name, value in found.items()},
+        **{name: value.view(len(examples), many, -1) for name, value in actual.items()},
         "labels": torch.tensor([one.label for one in examples]),
     }
 
 
 def last_token(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
     """Start, delimiter and end around texts, padded to the right with a token that is none of these."""
-    found = tokenizer("gpt2")
-    end, pad = found.special["eos"], found.vocab
+    actual = tokenizer("gpt2")
+    end, pad = actual.special["eos"], actual.vocab
     rows = [
         [
             end,
-            *found.encode(one.text, add_special_tokens=False)[:9],
+            *actual.encode(one.text, add_special_tokens=False)[:9],
             end,
-            *found.encode(one.pair or "", add_special_tokens=False)[:9],
+            *actual.encode(one.pair or "", add_special_tokens=False)[:9],
             end,
         ]
         for one in examples
@@ -131,14 +131,14 @@ def reference_of(name: str, shape: str, kind: Kind) -> Any:
 
 
 def examples_for(name: str, kind: Kind) -> list[Example]:
-    found = examples_of(kind)
+    actual = examples_of(kind)
     if kind == "choice":
-        return [Example(text=one.text, choices=one.choices[:2], label=one.label) for one in found]
+        return [Example(text=one.text, choices=one.choices[:2], label=one.label) for one in actual]
     if kind == "span":  # one window each, so that batches are the same on both sides
-        return [one for one in found if one.pair in (TEXT[0], "A bad film.", "Good!")] * 2
+        return [one for one in actual if one.pair in (TEXT[0], "A bad film.", "Good!")] * 2
     if "GPT2" in name:  # nothing to cut: their script has no rule for a pair in one sequence
-        return [Example(text=one.text[:12], pair=(one.pair or "")[:12], label=one.label) for one in found]
-    return found
+        return [Example(text=one.text[:12], pair=(one.pair or "")[:12], label=one.label) for one in actual]
+    return actual
 
 
 def loss_of(reference: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -183,7 +183,7 @@ def test_thirty_steps_from_text(name: str, tmp_path: Path) -> None:
 
 
 def test_windows_have_the_answers_that_theirs_have(tmp_path: Path) -> None:
-    """Where a passage is longer than a window: the loss of all windows together."""
+    """A passage longer than a window: the loss over all of its windows."""
     name, kind = "BertForQuestionAnswering", "span"
     long = " ".join(TEXT)
     asked = [

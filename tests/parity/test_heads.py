@@ -125,8 +125,8 @@ def test_logits_both_ways(case: Case, tmp_path: Path) -> None:
         wanted = logits_of(theirs_on(reference, tokens))
         if "mbart" in case.name:  # its decoder begins with the text's last token, which is </s> here
             assert ours.model.spec.special.start is None
-        found = our_logits(ours, tokens).reshape(wanted.shape)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+        actual = our_logits(ours, tokens).reshape(wanted.shape)
+        torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-5)
         pt.save(ours, tmp_path / "ours")
         back, told = case.cls.from_pretrained(tmp_path / "ours", output_loading_info=True, attn_implementation="eager")
         assert not told["missing_keys"] and not told["unexpected_keys"], told
@@ -249,8 +249,8 @@ def test_padding_is_not_read(tmp_path: Path) -> None:
         mask = torch.tensor([[1] * len(row) + [0] * (LONG - len(row)) for row in tokens])
         batch = pt.batch(tokens, row=14)
         with torch.no_grad():
-            found = ours(batch)
-            torch.testing.assert_close(found, reference(ids, attention_mask=mask).logits, rtol=0, atol=1e-5)
+            actual = ours(batch)
+            torch.testing.assert_close(actual, reference(ids, attention_mask=mask).logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -286,6 +286,6 @@ def test_a_head_of_no_class_leaves_the_body_readable(tmp_path: Path) -> None:
     ids = torch.tensor(tokens_of(2))
     with torch.no_grad():
         states = body(ids).last_hidden_state
-        found = our_logits(pt.load(tmp_path / "b"), ids.tolist())
-        torch.testing.assert_close(found, model.head.out(states.mean(1)), rtol=0, atol=1e-5)
+        actual = our_logits(pt.load(tmp_path / "b"), ids.tolist())
+        torch.testing.assert_close(actual, model.head.out(states.mean(1)), rtol=0, atol=1e-5)
     assert HEAD_KEY in (tmp_path / "b" / "config.json").read_text()

@@ -79,10 +79,10 @@ def test_the_example_of_the_readme_gives_the_states_of_transformers() -> None:
     """The file asks for padding to 128 tokens; padding in a ragged batch would be attended to."""
     texts = ["a lovely film", "dull"]
     batch = pt.batch([ours().tokenizer.encode(text) for text in texts])
-    found = batch.split(ours()(batch).states)
+    actual = batch.split(ours()(batch).states)
     encoded = tf.AutoTokenizer.from_pretrained(folder())(texts, padding=True, return_tensors="pt")
     expected = theirs()(**encoded).last_hidden_state
-    for states, reference, mask in zip(found, expected, encoded["attention_mask"].bool(), strict=True):
+    for states, reference, mask in zip(actual, expected, encoded["attention_mask"].bool(), strict=True):
         torch.testing.assert_close(states, reference[mask], **EXACT)
 
 
@@ -115,9 +115,9 @@ def test_sentence_vectors() -> None:
     weights = mask.unsqueeze(-1).float()
     pooled = F.normalize((expected * weights).sum(1) / weights.sum(1))
     batch = pt.batch(encoded(), row=512)
-    found = mean(batch.split(ours()(batch).states))
-    torch.testing.assert_close(found, pooled, **EXACT)
-    close = found @ found.T
+    actual = mean(batch.split(ours()(batch).states))
+    torch.testing.assert_close(actual, pooled, **EXACT)
+    close = actual @ actual.T
     assert close[7, 8] > 0.7 > 0.3 > close[7, 1]  # it knows what belongs together
 
 
@@ -125,8 +125,8 @@ def test_sentence_vectors() -> None:
 def test_pooled() -> None:
     tokens = torch.tensor([encoded()[3]])
     batch = pt.batch([encoded()[3]])
-    found = ours().pool(ours()(batch).states, batch)[:1]
-    torch.testing.assert_close(found, theirs()(tokens).pooler_output, **EXACT)
+    actual = ours().pool(ours()(batch).states, batch)[:1]
+    torch.testing.assert_close(actual, theirs()(tokens).pooler_output, **EXACT)
 
 
 @torch.no_grad()

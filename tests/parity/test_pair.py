@@ -36,8 +36,8 @@ def test_released_counts(size: str) -> None:
     cls, options = RELEASED[size]
     with torch.device("meta"):
         reference = cls(tf.ElectraConfig(**options))
-    found = resolve(f"electra-{size}").params()
-    assert (found.body, found.total) == (reference.electra.num_parameters(), reference.num_parameters())
+    actual = resolve(f"electra-{size}").params()
+    assert (actual.body, actual.total) == (reference.electra.num_parameters(), reference.num_parameters())
 
 
 def test_a_run_directory(tmp_path: Path) -> None:

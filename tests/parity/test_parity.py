@@ -74,7 +74,7 @@ def logits_of(out: Any) -> Tensor | None:
 
 
 def our_logits(model: Any, out: pt.Output) -> Tensor | None:
-    """What a model says by the head it has: over the vocabulary, or of every token."""
+    """Return the logits of a model's head: over the vocabulary, or per token."""
     return out.logits if model.detector is None else model.detector(out.states)
 
 
@@ -175,12 +175,12 @@ def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def test_back(case: Case, reference: Any, ours: Any, tmp_path: Path) -> None:
-    """What we save, `transformers` loads without a word, and gives the same logits."""
+    """`transformers` loads our checkpoints without a warning and gives the same logits."""
     pt.save(ours, tmp_path / "ours")
     again, info = case.cls.from_pretrained(tmp_path / "ours", attn_implementation="eager", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    expected, found = run(reference, ours.spec.is_encoder_decoder), run(again.eval(), ours.spec.is_encoder_decoder)
-    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-6)
+    expected, actual = run(reference, ours.spec.is_encoder_decoder), run(again.eval(), ours.spec.is_encoder_decoder)
+    torch.testing.assert_close(actual[0], expected[0], rtol=0, atol=1e-6)
     third = pt.load(tmp_path / "ours")
     assert third.spec == ours.spec
     for (name, a), (_, b) in zip(ours.state_dict().items(), third.state_dict().items(), strict=True):
@@ -192,6 +192,6 @@ def test_back(case: Case, reference: Any, ours: Any, tmp_path: Path) -> None:
 def test_pair_head(case: Case, reference: Any, ours: Any) -> None:
     theirs = run(reference, False)
     batch = our_batch(ours)
-    found = ours.pair(ours.pool(ours(batch).states, batch))
+    actual = ours.pair(ours.pool(ours(batch).states, batch))
     cells = batch.sequence[[start for start, _ in batch.list_spans()]]
-    torch.testing.assert_close(found[cells], theirs.seq_relationship_logits, **EXACT)
+    torch.testing.assert_close(actual[cells], theirs.seq_relationship_logits, **EXACT)

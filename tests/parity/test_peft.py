@@ -64,8 +64,8 @@ def said(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def alike(theirs: Any, ours: LanguageModel, plain: torch.Tensor) -> None:
-    expected, found = said(theirs, ours)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    expected, actual = said(theirs, ours)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
     assert (expected - plain).abs().max() > 1e-3, "the adapter does nothing"
 
 
@@ -165,7 +165,7 @@ SLOTS = 4
 
 @torch.no_grad()
 def prompted(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """What both say of a text with a prompt before it, and of the prompt."""
+    """Return the logits of both for a text with a prompt before it."""
     slots = [[0] * SLOTS + row for row in (SOURCE if ours.spec.is_encoder_decoder else TOKENS).tolist()]
     if ours.spec.is_encoder_decoder:
         batch = pt.batch(source=slots, target=TOKENS.tolist())
@@ -195,15 +195,15 @@ def test_prompts_go_both_ways(name: str, tmp_path: Path) -> None:
     stir(p for p in ours.parameters() if p.requires_grad)
     save_adapter(ours, method, tmp_path / "adapter")
     wrapped = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
-    expected, found = prompted(wrapped, ours)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    expected, actual = prompted(wrapped, ours)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
     stir(wrapped.prompt_encoder.parameters(), 0.5)
     wrapped.save_pretrained(tmp_path / "theirs")
     fresh = pt.load(tmp_path / "base")
     assert load_adapter(fresh, tmp_path / "theirs") == method
-    expected, found = prompted(wrapped, fresh)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert (found - prompted(wrapped, ours)[1]).abs().max() > 1e-3
+    expected, actual = prompted(wrapped, fresh)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    assert (actual - prompted(wrapped, ours)[1]).abs().max() > 1e-3
 
 
 PREFIXED = (
@@ -237,16 +237,16 @@ def test_prefixes_go_both_ways(name: str, tmp_path: Path) -> None:
     stir(p for p in ours.parameters() if p.requires_grad)
     save_adapter(ours, method, tmp_path / "adapter")
     wrapped = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
-    expected, found = with_prefix(wrapped, ours)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    expected, actual = with_prefix(wrapped, ours)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
     assert (expected - plain).abs().max() > 1e-3, "the prefix does nothing"
     stir(wrapped.prompt_encoder.parameters(), 0.5)
     wrapped.save_pretrained(tmp_path / "theirs")
     fresh = pt.load(tmp_path / "base")
     assert load_adapter(fresh, tmp_path / "theirs") == method
-    expected, found = with_prefix(wrapped, fresh)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert (found - with_prefix(wrapped, ours)[1]).abs().max() > 1e-3
+    expected, actual = with_prefix(wrapped, fresh)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    assert (actual - with_prefix(wrapped, ours)[1]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["gpt", "xlnet"])
@@ -273,18 +273,18 @@ def test_prefixes_of_an_even_decoder(tmp_path: Path) -> None:
     stir(wrapped.prompt_encoder.parameters(), 0.5)
     wrapped.eval().save_pretrained(tmp_path / "theirs")
     method = load_adapter(ours, tmp_path / "theirs")
-    expected, found = with_prefix(wrapped, ours)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    expected, actual = with_prefix(wrapped, ours)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
     save_adapter(ours, method, tmp_path / "ours")
     assert not (tmp_path / "ours" / "adapter_config.json").exists()
     again = pt.load(tmp_path / "base")
     load_adapter(again, tmp_path / "ours")
-    torch.testing.assert_close(with_prefix(wrapped, again)[1], found, rtol=0, atol=0)
+    torch.testing.assert_close(with_prefix(wrapped, again)[1], actual, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-masked"])
 def test_a_projected_prefix_is_read_by_us(name: str, tmp_path: Path) -> None:
-    """What the reference makes by a network it saves as it is made."""
+    """The reference saves the output of its prompt network, not the network."""
     theirs, ours = base(name, tmp_path)
     task = "CAUSAL_LM" if ours.spec.decoder else "FEATURE_EXTRACTION"
     config = peft.PrefixTuningConfig(
@@ -293,8 +293,8 @@ def test_a_projected_prefix_is_read_by_us(name: str, tmp_path: Path) -> None:
     wrapped = peft.get_peft_model(theirs, config).eval()
     wrapped.save_pretrained(tmp_path / "theirs")
     load_adapter(ours, tmp_path / "theirs")
-    expected, found = with_prefix(wrapped, ours)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    expected, actual = with_prefix(wrapped, ours)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,13 @@ def said(theirs: Any, ours: ModelWithHead, head: str) -> tuple[torch.Tensor, tor
     tokens = TOKENS.clamp(min=3)  # none of padding, after which a decoder would not look
     mask = torch.ones_like(tokens)
     batch = pt.batch(tokens.tolist())
-    found = ours(batch)
+    actual = ours(batch)
     if head == "choice":
-        return theirs(input_ids=tokens[None], attention_mask=mask[None]).logits[0, :, None], found
+        return theirs(input_ids=tokens[None], attention_mask=mask[None]).logits[0, :, None], actual
     out = theirs(input_ids=tokens, attention_mask=mask)
     if head == "span":
-        return torch.stack((out.start_logits, out.end_logits), -1), found.view(2, -1, 2)
-    return out.logits, found if head == "classification" else found.view(2, -1, found.shape[-1])
+        return torch.stack((out.start_logits, out.end_logits), -1), actual.view(2, -1, 2)
+    return out.logits, actual if head == "classification" else actual.view(2, -1, actual.shape[-1])
 
 
 CELLS = [
@@ -70,12 +70,12 @@ def test_our_head_is_read_by_peft(name: str, head: str, method: str, tmp_path: P
     plain, _ = said(theirs, ours, head)
     save(ours, made, tmp_path / "run", base=tmp_path / "base")
     wrapped = peft.PeftModel.from_pretrained(theirs, tmp_path / "run").eval()
-    expected, found = said(wrapped, ours, head)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    expected, actual = said(wrapped, ours, head)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
     assert (expected - plain).abs().max() > 1e-3
     again, _ = load(tmp_path / "run")
     assert isinstance(again, ModelWithHead)
-    torch.testing.assert_close(said(wrapped, again, head)[1], found, rtol=0, atol=0)
+    torch.testing.assert_close(said(wrapped, again, head)[1], actual, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("name", "head", "method"), [*EVERY[:3], *EVERY[4:]])
@@ -92,8 +92,8 @@ def test_their_head_is_read_by_us(name: str, head: str, method: str, tmp_path: P
     wrapped.save_pretrained(tmp_path / "theirs")
     again, _ = load(tmp_path / "theirs", base=tmp_path / "base")
     assert isinstance(again, ModelWithHead) and type(again.spec) is type(ours.spec)
-    expected, found = said(wrapped, again, head)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    expected, actual = said(wrapped, again, head)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
 def _places(name: str) -> list[str]:

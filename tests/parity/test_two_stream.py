@@ -187,7 +187,7 @@ def test_segment_memory(reference: Any, ours: Any, length: int, ordered: bool, s
     [("attn_type", "uni"), ("bi_data", True), ("clamp_len", 8), ("same_length", True), ("d_head", 12)],
 )
 def test_what_is_refused(reference: Any, tmp_path: Path, key: str, value: Any) -> None:
-    """What would change the numbers is refused by its key."""
+    """Keys that would change the output are refused by name."""
     reference.save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))

@@ -28,7 +28,7 @@ LEFTOVERS = {
     "torchscript": False, "transformers_version": "4.44.0", "typical_p": 1.0, "use_bfloat16": False,
     "add_cross_attention": False, "is_decoder": False, "_name_or_path": "somewhere/else", "_commit_hash": "0f1e",
 }  # fmt: skip
-"""What transformers 4 wrote into every config.json."""
+"""Keys that transformers 4 wrote into every config.json."""
 
 TALK = {"text-generation": {"do_sample": True, "max_length": 50}}
 SUMMARY = {
@@ -258,7 +258,7 @@ def layout_of(model_type: str) -> Layout:
 
 
 def read(found: dict[str, Any], parts: frozenset[str] | None = None) -> Model:
-    """What a config says where its file holds all that its class promises (or the given parts)."""
+    """Return the spec of a config whose file has all parts of its class (or the given parts)."""
     refuse_code(found)
     layout = layout_of(found["model_type"])
     promised, tied = layout.read_claims(found)

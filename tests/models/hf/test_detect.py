@@ -1,4 +1,4 @@
-"""What a checkpoint holds is judged by its tensors: spellings, parts, tying."""
+"""Detection of names, parts and tying from the tensors of a checkpoint."""
 
 from pathlib import Path
 from typing import Any

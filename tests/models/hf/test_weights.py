@@ -39,9 +39,9 @@ def there_and_back(packing: Any, tensors: list[Tensor], spec: Any) -> Tensor:
     packed = packing.pack(tensors, spec)
     assert packed.numel() == sum(tensor.numel() for tensor in tensors)
     sizes = [tensor.shape[0] for tensor in tensors]
-    found = packing.unpack(packed, sizes, spec)
-    assert all(torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
-    assert torch.equal(packing.pack(found, spec), packed)
+    actual = packing.unpack(packed, sizes, spec)
+    assert all(torch.equal(a, b) for a, b in zip(actual, tensors, strict=True))
+    assert torch.equal(packing.pack(actual, spec), packed)
     return packed
 
 
@@ -108,8 +108,8 @@ def test_plan_refuses_a_name_without_a_rule(name: str) -> None:
 
 def laid_out() -> list[tuple[str, Any]]:
     """Every case of a family with a layout, and every size at its real shape."""
-    found = [(name, spec) for name, spec in CASES.items() if not name.startswith("made")]
-    return [(name, spec) for name, spec in found if FAMILIES.get(spec.family).layout is not None]
+    actual = [(name, spec) for name, spec in CASES.items() if not name.startswith("made")]
+    return [(name, spec) for name, spec in actual if FAMILIES.get(spec.family).layout is not None]
 
 
 @pytest.mark.parametrize(("name", "spec"), laid_out(), ids=[name for name, _ in laid_out()])
@@ -128,7 +128,7 @@ def test_layouts_map_everything_once(name: str, spec: Any) -> None:
 
 
 def fits(rule: Rule, path: str) -> bool:
-    """Whether a rule speaks of a parameter, as the first of its group or a later one."""
+    """Return True if a rule has the parameter, as the first of its group or a later one."""
     ours = (rule.param_names,) if isinstance(rule.param_names, str) else rule.param_names
     patterns = [re.escape(our).replace(r"\{i\}", r"\d+").replace(r"\{p\}", "(weight|bias)") for our in ours]
     return any(re.fullmatch(pattern, path) for pattern in patterns)
