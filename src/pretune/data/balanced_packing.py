@@ -1,4 +1,4 @@
-"""Rows of two sides filled evenly: after each sequence the one that leaves least on the side with more room left.
+"""Balanced packing of rows with two sides (source and target), in the manner of vector bin packing.
 
 Best fit looks at one side, and the other runs out early. Here a row is filled by itself, beginning with the largest
 sequence there is; of those that still fit, the next is the one after which the emptier of the two sides is as full as
@@ -36,7 +36,7 @@ def balanced_fit(
 
 
 def _pack_codes(code: Ints, room: int, source_room: int, max_sequences: int, tries: int) -> Ints:
-    """The row of each sequence, given its two lengths as one number."""
+    """Return the row of each sequence, given its two lengths as one number."""
     values, whose, left = np.unique(code, return_inverse=True, return_counts=True)
     # In units of which a row has equally many on both sides.
     target_sizes, source_sizes = values // (source_room + 1) * source_room, values % (source_room + 1) * room
@@ -114,5 +114,5 @@ def _fill_row(
 
 
 def _compute_slack(x: Ints, y: Ints, capacity: int) -> Ints:
-    """What stays empty on the side that is less full; more than a row where it does not fit."""
+    """Return the empty room of the emptier side; more than a row if the sequence does not fit."""
     return np.where(np.minimum(x, y) < 0, capacity + 1, np.maximum(x, y))

@@ -1,4 +1,4 @@
-"""The shape of a batch: fixed by a token budget, so that a model compiles once."""
+"""Shape of a batch: fixed by a token budget, so that a model compiles once."""
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
@@ -11,18 +11,18 @@ class BatchShape:
     rows: int
     length: int
     source: int | None = None
-    sequences: int | None = None  # at most so many in a row
-    slots: int | None = None  # room for so many targets per row
+    sequences: int | None = None  # maximum per row
+    slots: int | None = None  # target slots per row
 
     def __post_init__(self) -> None:
         for name in ("rows", "length", "source", "sequences", "slots"):
             value = getattr(self, name)
             if value is not None and value < (name != "slots"):
-                raise UsageError(f"{name} of a batch must be at least {int(name != 'slots')}, found {value}")
+                raise UsageError(f"{name} of a batch must be >= {int(name != 'slots')}, got {value}")
 
     @property
     def cells(self) -> int | None:
-        """C: the sequences of all rows, and one filler for each."""
+        """C: the sequences of all rows, and one padding cell per row."""
         return None if self.sequences is None else self.rows * (self.sequences + 1)
 
     @property
@@ -31,9 +31,11 @@ class BatchShape:
         return None if self.slots is None else self.rows * self.slots
 
     def divide(self, parts: int) -> "BatchShape":
-        """The shape of one of several equal parts of a batch: a rank's share, a micro-batch."""
+        """Return the shape of one of several equal parts of a batch: a rank's share, a micro-batch."""
         if parts < 1 or self.rows % parts:
-            raise UsageError(f"{self.rows} rows cannot be shared out to {parts} equal parts; change the batch's tokens")
+            raise UsageError(
+                f"{self.rows} rows cannot be divided into {parts} equal parts; change the tokens per batch"
+            )
         return BatchShape(
             rows=self.rows // parts,
             length=self.length,

@@ -1,6 +1,6 @@
 """Random numbers of many sequences at once, each a function of (seed, epoch, sample) and of its place.
 
-    rng = Counters.of(seed, sequences)
+    rng = Counters.from_sequences(seed, sequences)
     rng.uniform(0)                        # [S] one number per sequence, use 0
     rng.uniform(1, sequences.lengths)     # [T] one number per token, use 1
 
@@ -22,7 +22,7 @@ from pretune.data.sequences import Sequences
 
 
 class Purpose(IntEnum):
-    """What randomness is for: the second part of every key. NOTE: a changed number changes every run."""
+    """Purpose of random numbers: the second part of every key. NOTE: a changed number changes every run."""
 
     ORDER = 1  # of the samples of an epoch
     ROUND = 2  # of the draws of a mixture
@@ -39,48 +39,50 @@ def derive_keys(seed: int, purpose: Purpose, epochs: Ints, samples: Ints) -> NDA
 
 
 def to_uniform(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Random bits as numbers from 0 to below 1."""
+    """Convert random bits to numbers in [0, 1)."""
     return np.asarray((bits >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
 
 
 def shuffle_by_key(seed: int, purpose: Purpose, epoch: int, numbers: Ints) -> Ints:
-    """The numbers in the order of their keys: a keyed permutation, the same with any release of numpy."""
+    """Return the numbers sorted by key: a permutation that does not depend on the release of numpy."""
     keys = extend_mix(np.uint64(mix(seed, purpose, epoch)), numbers)
     return numbers[np.argsort(keys, kind="stable")]
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The `rng` of `corrupt(sequences, rng)`."""
+    """Counter-based random numbers of sequences: the `rng` of `corrupt(sequences, rng)`."""
 
     keys: NDArray[np.uint64]  # [S]
 
     @classmethod
     def from_sequences(cls, seed: int, sequences: Sequences | EpochOrder, *, copies: int | None = None) -> "Counters":
-        """Those of sequences that know their sample and epoch, or of the draws that they are going to be.
+        """Return the counters of sequences with samples and epochs, or of draws.
 
-        `copies` lets epochs repeat (static masking).
+        With `copies` the corruptions repeat after this many epochs (static masking).
         """
         if sequences.samples is None or sequences.epochs is None:
-            raise UsageError("these sequences do not say which samples they are, so nothing can be drawn for them")
+            raise UsageError(
+                "the sequences have no sample numbers and epochs, so no random numbers can be derived for them"
+            )
         epochs = sequences.epochs if copies is None else sequences.epochs % copies
         return cls(derive_keys(seed, Purpose.CORRUPT, epochs, sequences.samples))
 
     def derive(self, number: int) -> "Counters":
-        """Counters of their own for one of several parts: a mixture's members, a second corruption."""
+        """Derive counters for a part of a mixture or a second corruption."""
         return Counters(extend_mix(self.keys, np.asarray(number + 2**32)))
 
     def take(self, selection: Ints) -> "Counters":
-        """Those of some of the sequences."""
+        """Return the counters of some sequences."""
         return Counters(self.keys[selection])
 
     def bits(self, use: int, lengths: Ints | None = None) -> NDArray[np.uint64]:
-        """64 random bits per sequence [S], or with `lengths` per token [T] of sequences that are so long."""
+        """Return 64 random bits per sequence [S], or with `lengths` per token [T]."""
         states = extend_mix(self.keys, np.asarray(use))
         if lengths is None:
             return states
         return extend_mix(np.repeat(states, lengths), spread(np.zeros_like(lengths), lengths))
 
     def uniform(self, use: int, lengths: Ints | None = None) -> NDArray[np.float64]:
-        """Numbers from 0 to below 1, per sequence [S], or with `lengths` per token [T]."""
+        """Return numbers in [0, 1) per sequence [S], or with `lengths` per token [T]."""
         return to_uniform(self.bits(use, lengths))

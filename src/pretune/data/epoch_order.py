@@ -1,4 +1,4 @@
-"""Draws: what a pass over the data reads, in order, before it is packed."""
+"""Order of the samples of an epoch, before packing."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,7 +33,7 @@ class EpochOrder:
 
 
 class SampleLengths(NamedTuple):
-    """What is known of sequences before they are cut: how many tokens they have, and of what kind."""
+    """Lengths of samples before they are read: tokens of each side and special tokens."""
 
     first_lengths: Ints  # [n] tokens, or those of the first side
     second_lengths: Ints  # [n] of the second side, 0 where there is none

@@ -1,7 +1,7 @@
-"""Laying sequences out in rows: from lists of token ids, or from flat arrays, to a `Batch`.
+"""Layout of sequences in rows: from lists of token ids, or from flat arrays, to a `Batch`.
 
-`lay_out` places sequences whose rows are known. `build_batch` finds the rows itself: it keeps the order it is given (next
-fit), so that `Batch.split` answers in the same order. Legend: N tokens, S sequences, C cells, M target slots.
+`lay_out` places sequences whose rows are known. `build_batch` finds the rows itself, in the given order (next fit), so
+that `Batch.split` answers in the same order. Legend: N tokens, S sequences, C cells, M target slots.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def lay_out(sequences: Sequences, row: Ints, shape: BatchShape) -> Batch:
 
 
 class _SideLayout:
-    """Where everything on one side of a batch goes."""
+    """Positions of everything on one side of a batch."""
 
     def __init__(self, sequences: Sequences, row: Ints, rows: int, room: int, max_sequences: int | None) -> None:
         lengths = sequences.lengths

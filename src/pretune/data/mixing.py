@@ -1,4 +1,4 @@
-"""Mixing sources: how much of each is read, whatever there is of it.
+"""Mixing of sources: the share of each in the tokens read.
 
     WeightedMixing(weights=(0.8, 0.2))        # the share of each source in the tokens that are read
     SmoothedMixing(alpha=0.3)                 # shares proportional to size ** alpha: 0.7 in mBERT, 0.3 in XLM-R
@@ -36,7 +36,7 @@ class WeightedMixing:
         if len(weights) != len(sizes):
             raise UsageError(f"{len(weights)} weights for {len(sizes)} sources; give one for each")
         if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
-            raise UsageError(f"weights are numbers of 0 or more, at least one above 0; found {self.weights}")
+            raise UsageError(f"weights must be >= 0, at least one > 0, got {self.weights}")
         return np.asarray(weights / weights.sum())
 
 
@@ -48,7 +48,7 @@ class SmoothedMixing:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise UsageError(f"alpha lies between 0 (all sources alike) and 1 (by size), found {self.alpha}")
+            raise UsageError(f"alpha must be between 0 (equal shares) and 1 (proportional to size), got {self.alpha}")
 
     def compute_shares(self, sizes: Floats, counts: Ints | None = None) -> Floats:
         """Those of sources of some sizes, of sum 1; nothing stays nothing."""
@@ -70,7 +70,7 @@ class LimitedMixing:
 
     def __post_init__(self) -> None:
         if self.limit < 1 or not 1 <= self.temperature < np.inf:
-            raise UsageError(f"a limit and a temperature are 1 or more, found {self.limit} and {self.temperature}")
+            raise UsageError(f"limit and temperature must be >= 1, got {self.limit} and {self.temperature}")
 
     def compute_shares(self, sizes: Floats, counts: Ints) -> Floats:
         """Shares of the tokens, which make those of the samples as they should be."""
@@ -84,7 +84,7 @@ Mixing = WeightedMixing | SmoothedMixing | LimitedMixing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceMixture:
-    """How many samples of each source a round reads. G groups of n samples in all."""
+    """Number of samples of each source that a round reads. G groups of n samples in all."""
 
     groups: tuple[Ints, ...]  # the samples of each source
     quotas: Ints  # [G] how many a round reads
@@ -117,7 +117,7 @@ class SourceMixture:
         )
 
     def draw_order(self, seed: int, round: int) -> EpochOrder:
-        """What one round reads, in order."""
+        """Return the samples of one round, in order."""
         samples, epochs = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
         for group, quota in zip(self.groups, self.quotas.tolist(), strict=True):
             position, end = round * quota, (round + 1) * quota

@@ -46,7 +46,7 @@ class SegmentPairs:
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
-            raise UsageError(f"the share of broken pairs lies between 0 and 1, found {self.share}")
+            raise UsageError(f"share of negative pairs must be between 0 and 1, got {self.share}")
 
     def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "SegmentPairSamples":
         """The samples of some shards."""
@@ -76,8 +76,8 @@ class SegmentPairSamples:
             documents = self._table.document[self._table.second_length > 0]
             if len(documents) and (documents == documents[0]).all():
                 raise DataError(
-                    f"{self.shards.directory}: next-sentence pairs need text of two documents, found one; "
-                    "give more documents, or learn without such pairs (--objective masked)"
+                    f"{self.shards.directory}: next-sentence pairs need at least 2 documents, found 1; "
+                    "add documents, or train with --objective masked"
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,7 +88,7 @@ class SegmentPairSamples:
 
     @property
     def pair_count(self) -> int:
-        """How many samples have two segments: the others are single sentences."""
+        """Number of samples with two segments; the others are single sentences."""
         return int((self._table.second_length > 0).sum())
 
     @property
@@ -110,7 +110,7 @@ class SegmentPairSamples:
         return find_sources(self.shards, self._table.start)
 
     def lengths(self, draws: EpochOrder | None = None) -> Ints:
-        """How long each draw is, or each sample; whose second segment it reads makes no difference."""
+        """Return the length of each draw, or of each sample; exchanged segments are equally long."""
         index = slice(None) if draws is None else draws.samples
         second = self._table.second_length[index]
         return (
@@ -150,7 +150,7 @@ class SegmentPairSamples:
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
         """The sequences of settled draws."""
         if draws.partners is None or draws.labels is None:
-            raise UsageError("these draws have no partners yet; settle them first")
+            raise UsageError("the draws have no partners; call assign_partners first")
         table, samples, partners = self._table, draws.samples, draws.partners
         first, second = (
             (table.start[samples], table.first_length[samples]),
@@ -168,7 +168,7 @@ class SegmentPairSamples:
         )
 
     def _iter_exchanges(self, draws: EpochOrder, pairs: Ints) -> Iterator[tuple[Ints, Ints]]:
-        """Which draws take the second segments of which: some of those with second segments of each length."""
+        """Yield the draws that exchange second segments: takers and givers, for each segment length."""
         keys = derive_keys(draws.seed, Purpose.BROKEN_PAIR, draws.epochs[pairs], draws.samples[pairs])
         second = self._table.second_length[draws.samples[pairs]]
         order = np.lexsort((keys, second))  # by length, those of a length by chance
@@ -202,7 +202,7 @@ def _draw_count(mean: float, key: int) -> int:
 
 
 def _find_middle_sentences(sentences: Ints, start: Ints, length: Ints) -> Ints:
-    """How far into each window the sentence nearest to its middle starts; all of it where none starts inside."""
+    """Return the offset of the sentence start nearest to the middle of each window; its length if there is none."""
     middle, end = start + length / 2, start + length
     index = np.searchsorted(sentences, middle)
     bounds = np.concatenate(([-1], sentences, [np.iinfo(np.int64).max]))  # something before, something after

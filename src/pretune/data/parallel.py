@@ -1,4 +1,4 @@
-"""Documents of two sides: parallel sentences, or a source and what is to be written for it; each side kept as it is.
+"""Parallel documents: sentences with their translation, or a source with its target.
 
     samples = Sides(limit=512).open(shards, frame)              # "[CLS] a [SEP] b [SEP]"
     samples = Sides(limit=512, apart="framed").open(…)          # "<s> a </s>" and "<s> b </s>": each in its own frame
@@ -75,12 +75,12 @@ class ParallelSamples:
 
     @property
     def pair_count(self) -> int:
-        """How many samples are pairs."""
+        """Number of samples that are pairs."""
         return int((self._table.second_length > 0).sum())
 
     @property
     def trimmed_count(self) -> int:
-        """How many pairs are too long, so that not all of them is read."""
+        """Number of pairs that are trimmed to the limit."""
         sides, lengths = self.shards.sides, np.diff(self.shards.documents)
         return int(((sides > 0) & (lengths > self.kind.limit - self.template.pair_special_count)).sum())
 
@@ -117,12 +117,12 @@ class ParallelSamples:
         return draws
 
     def lengths(self, draws: EpochOrder | None = None) -> Ints:
-        """How long each draw is, or each sample: both sides together."""
+        """Return the length of each draw, or of each sample: both sides together."""
         first, second = self.measure_sides(draws)
         return first + second
 
     def measure_sides(self, draws: EpochOrder | None = None) -> tuple[Ints, Ints]:
-        """How long the sides of each are, special tokens included; the second is 0 where there is none."""
+        """Return the lengths of both sides, special tokens included; the second is 0 if there is none."""
         index = slice(None) if draws is None else draws.samples
         first, second = self._table.first_length[index], self._table.second_length[index]
         two, first_special = second > 0, self._first_special_count
@@ -156,7 +156,7 @@ def double_template(template: SequenceTemplate, *, is_bare: bool) -> SequenceTem
 
 
 def trim_pair(first: Ints, second: Ints, limit: int) -> tuple[Ints, Ints]:
-    """What is read of two sides where both together may have `limit` tokens: the longer one gives way first.
+    """Trim two sides to `limit` tokens together, the longer one first; returns their lengths.
 
     >>> [side.tolist() for side in trim_pair(np.array([3, 9, 9, 2]), np.array([4, 2, 9, 9]), 9)]
     [[3, 7, 5, 2], [4, 2, 4, 7]]

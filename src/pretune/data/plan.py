@@ -1,4 +1,4 @@
-"""The plan of an epoch: which draws lie in which row of which batch. Made once, from lengths alone.
+"""Packing plan of an epoch: the row and batch of each draw, computed once from lengths alone.
 
 The draws come in their keyed order and are cut into windows of fixed size. Each window is packed best-fit by itself,
 and its rows are shuffled by key, so that long and short sequences meet in every batch. Batches are consecutive rows;
@@ -42,7 +42,7 @@ class PackingPlan:
 
     @property
     def batch_count(self) -> int:
-        """How many batches there are, the last one perhaps not full."""
+        """Number of batches; the last one may not be full."""
         return -(-(len(self.starts) - 1) // self.rows)
 
     def get_batch(self, step: int, part: int = 0, parts: int = 1) -> tuple[Ints, Ints]:

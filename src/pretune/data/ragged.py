@@ -1,4 +1,4 @@
-"""Ragged arrays as flat numbers and lengths: the few operations everything in this folder is made of."""
+"""Operations on ragged arrays, stored as flat values and lengths."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ Bools = NDArray[np.bool_]
 
 
 def spread(starts: Ints, lengths: Ints) -> Ints:
-    """Many stretches of numbers, one after another.
+    """Concatenate ranges of integers, given their starts and lengths.
 
     >>> spread(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
@@ -17,7 +17,7 @@ def spread(starts: Ints, lengths: Ints) -> Ints:
 
 
 def compute_starts(lengths: Ints) -> Ints:
-    """Where each stretch starts when they lie end to end.
+    """Return the start of each range when ranges of these lengths are concatenated.
 
     >>> compute_starts(np.array([2, 3, 1])).tolist()
     [0, 2, 5]
@@ -26,7 +26,7 @@ def compute_starts(lengths: Ints) -> Ints:
 
 
 def compute_offsets(lengths: Ints) -> Ints:
-    """Where each stretch starts when they lie end to end, and the end: one more than there are stretches."""
+    """Return the starts of concatenated ranges, and the end: n + 1 offsets."""
     return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)))
 
 

@@ -1,4 +1,4 @@
-"""What a sample is: documents, sentences, blocks or pairs of segments, as places in the shards.
+"""Samples: documents, sentences, blocks or pairs of segments, as ranges of the shards.
 
     samples = Documents(limit=512).open(shards, frame)
     samples.lengths()                  # [n] of every sample, special tokens included; no token is read
@@ -42,13 +42,13 @@ class Samples(Protocol):
         """The draws with all that is drawn before lengths are known: partners."""
 
     def lengths(self, draws: EpochOrder | None = None) -> Ints:
-        """How long each draw is, or each sample as it stands in the data."""
+        """Return the length of each draw, or of each sample."""
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
-        """What is known of each draw, or of each sample, before it is cut."""
+        """Return the lengths and special tokens of each draw, or of each sample, without reading tokens."""
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
-        """The sequences of settled draws, with what is asked for."""
+        """Read the sequences of draws, with word and sentence starts on request."""
 
 
 def check_enough_tokens(samples: Samples, length: int) -> None:
@@ -57,7 +57,7 @@ def check_enough_tokens(samples: Samples, length: int) -> None:
     if tokens < length:
         raise DataError(
             f"{samples.shards.directory}: split '{samples.shards.split}' has {tokens} tokens with the special ones, "
-            f"less than one sequence of {length}; give more text, or lower the sequence length (--set "
+            f"less than one sequence of {length}; add text, or reduce the sequence length (--set "
             "data.max_length=N)"
         )
 
@@ -69,7 +69,7 @@ class Documents:
     limit: int = 512
 
     def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "RangeSamples":
-        """The samples of some shards."""
+        """Return the samples of some shards."""
         return RangeSamples(self, shards, template or SequenceTemplate())
 
 
@@ -80,7 +80,7 @@ class Sentences:
     limit: int = 128
 
     def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "RangeSamples":
-        """The samples of some shards."""
+        """Return the samples of some shards."""
         return RangeSamples(self, shards, template or SequenceTemplate())
 
 
@@ -95,14 +95,14 @@ class Blocks:
     length: int = 1024
 
     def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "BlockSamples":
-        """The samples of some shards."""
+        """Return the samples of some shards."""
         return BlockSamples(self, shards, template or SequenceTemplate())
 
 
 def compute_text_room(limit: int, room: int) -> int:
-    """What a limit leaves for text when the frame needs `room`."""
+    """Return the tokens left for text under a limit when special tokens need `room`."""
     if limit <= room:
-        raise UsageError(f"a limit of {limit} tokens leaves no text beside the {room} special ones; raise the limit")
+        raise UsageError(f"limit must be > {room}, the number of special tokens, got {limit}")
     return limit - room
 
 
@@ -136,11 +136,11 @@ class RangeSamples:
         return find_sources(self.shards, self._table[0])
 
     def assign_partners(self, draws: EpochOrder) -> EpochOrder:
-        """Nothing is left to be drawn."""
+        """Return the draws unchanged: these samples have no partners."""
         return draws
 
     def lengths(self, draws: EpochOrder | None = None) -> Ints:
-        """How long each draw is, or each sample."""
+        """Return the length of each draw, or of each sample."""
         return self._table[1][slice(None) if draws is None else draws.samples] + self.template.special_count
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
@@ -149,7 +149,7 @@ class RangeSamples:
         return SampleLengths(lengths, np.zeros_like(lengths), np.full_like(lengths, self.template.special_count))
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
-        """The sequences of some draws."""
+        """Read the sequences of some draws."""
         start, length = (column[draws.samples] for column in self._table)
         pieces = self.template.wrap(start, length)
         sequences = pieces.read(self.shards, words=words, sentences=sentences, segments=self.template.has_segments)
@@ -186,11 +186,11 @@ class BlockSamples:
         return -(-int(self._document_starts[-1]) // self.kind.length)
 
     def assign_partners(self, draws: EpochOrder) -> EpochOrder:
-        """Nothing is left to be drawn."""
+        """Return the draws unchanged: these samples have no partners."""
         return draws
 
     def lengths(self, draws: EpochOrder | None = None) -> Ints:
-        """How long each draw is, or each sample."""
+        """Return the length of each draw, or of each sample."""
         start = (np.arange(len(self)) if draws is None else draws.samples) * self.kind.length
         return np.asarray(np.minimum(self.kind.length, self._document_starts[-1] - start))
 
@@ -202,14 +202,14 @@ class BlockSamples:
         return SampleLengths(lengths, np.zeros_like(lengths), special)
 
     def _count_special(self, positions: Ints) -> Ints:
-        """How many special tokens come before some places: all that is not text."""
+        """Count the special tokens before some positions."""
         texts, opening = self.shards.documents, [token for token, _ in self.template.single].index(TEXT_A)
         document = np.minimum(np.searchsorted(self._document_starts, positions, side="right") - 1, len(texts) - 2)
         inside = positions - self._document_starts[document] - opening
         return np.asarray(positions - texts[document] - np.clip(inside, 0, texts[document + 1] - texts[document]))
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
-        """The sequences of some draws."""
+        """Read the sequences of some draws."""
         start = draws.samples * self.kind.length
         stop = start + self.lengths(draws)
         first = np.searchsorted(self._document_starts, start, side="right") - 1

@@ -1,4 +1,4 @@
-"""Frames: the special tokens around a text, or around and between two, as ids and segments.
+"""Sequence templates: the special tokens around a text, or around and between two, as ids and segments.
 
     Frame(single=((CLS, 0), (A, 0), (SEP, 0)), pair=((CLS, 0), (A, 0), (SEP, 0), (B, 1), (SEP, 1)))
 
@@ -18,12 +18,12 @@ from pretune.data.shards import Shards
 from pretune.text.templates import SpecialPart, TextPart, TokenTemplate
 
 TEXT_A, TEXT_B = -1, -2
-"""Where the first and the second text go in a frame."""
+"""Placeholders of the first and the second text in a template."""
 
 
 @spec
 class SequenceTemplate:
-    """What stands around one text and around two: (token id, segment), with `A` and `B` for the texts."""
+    """Special tokens around one text and around two: (token id, segment), `TEXT_A` and `TEXT_B` for the texts."""
 
     single: tuple[tuple[int, int], ...] = ((TEXT_A, 0),)
     pair: tuple[tuple[int, int], ...] = ((TEXT_A, 0), (TEXT_B, 1))
@@ -47,17 +47,17 @@ class SequenceTemplate:
 
     @property
     def special_count(self) -> int:
-        """How many tokens the single frame adds."""
+        """Number of special tokens around a single text."""
         return len(self.single) - 1
 
     @property
     def pair_special_count(self) -> int:
-        """How many tokens the pair frame adds."""
+        """Number of special tokens around a pair."""
         return len(self.pair) - 2
 
     @property
     def has_segments(self) -> bool:
-        """Whether the single frame has anything outside segment 0, which is what a model without segments reads."""
+        """True if the single template has segments other than 0."""
         return any(segment for _, segment in self.single)
 
     def wrap(self, start: Ints, length: Ints) -> "SequencePieces":
@@ -98,7 +98,7 @@ def _to_layout(parts: tuple[SpecialPart | TextPart, ...], end: int | None) -> tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequencePieces:
-    """What S sequences are put together from: stretches of the shards and single special tokens."""
+    """Pieces of S sequences: ranges of the shards and single special tokens."""
 
     counts: Ints  # [S] pieces of each sequence
     start: Ints  # [P] position in the shards, or the special token's id

@@ -1,8 +1,8 @@
 """The stream of batches: plan, cut, corrupt, lay out. The batch of a step is a function of (seed, step).
 
     samples = Sentences(limit=128).open(Shards.open("data/books", "train"), frame)
-    stream = Stream(samples, Shape(rows=512, length=128), seed=0, lesson=objective)
-    stream[1000]                                     # the batch of step 1000, whoever asks, whatever was asked before
+    stream = BatchStream(samples, BatchShape(rows=512, length=128), seed=0, corruption=corruption)
+    stream[1000]                                     # the batch of step 1000, independent of earlier calls
     stream.batch(1000, part=3, parts=8)              # the rows that rank 3 of 8 reads of it
 
 A stream goes on for ever, epoch after epoch. It is small to send to another process, which maps the shards for itself.
@@ -37,7 +37,7 @@ _TINY_SHARE = 0.005  # the share of all tokens that is in sequences so short tha
 
 
 class Corruption(Protocol):
-    """What an objective does to sequences before they are laid out."""
+    """Corruption of sequences by an objective, before layout."""
 
     @property
     def copies(self) -> int | None:
@@ -47,7 +47,7 @@ class Corruption(Protocol):
         """Bounds of how long a sequence of n tokens becomes: source and target; no target where there is one side."""
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        """The lesson, as many sequences in the same order. There may be none of them."""
+        """Return the corrupted sequences, as many and in the same order; possibly none."""
 
     def targets(self, tokens: int, sequences: int) -> int:
         """Slots for the targets of a batch of so many tokens (of the side that is predicted) in so many sequences.
@@ -58,14 +58,14 @@ class Corruption(Protocol):
 
 @runtime_checkable
 class LengthPredictingCorruption(Corruption, Protocol):
-    """A lesson that can tell lengths more closely from all that is known before: sides, special tokens, what is drawn.
+    """Corruption that predicts tighter lengths from sides, special tokens and its own random draws.
 
     What is drawn follows from the counters alone, so it can be drawn twice: for the plan, and for the sequences.
     """
 
     @property
     def has_random_lengths(self) -> bool:
-        """Whether a sample may have other lengths in another epoch."""
+        """Return True if the lengths of a sample vary between epochs."""
 
     def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
         """`lengths` of these sequences with the counters they will be corrupted with; without: whatever is drawn."""
@@ -74,9 +74,9 @@ class LengthPredictingCorruption(Corruption, Protocol):
 class BatchStream:
     """Batches of one shape out of one kind of samples, from any step on.
 
-    Where the shape leaves open how many sequences a row may hold, it is found from the lengths, so that shapes stay the
-    same through all epochs. With `fixed_slots` so are the slots for targets, by the lesson's bound. With a `cache` folder the
-    plans are made by the first process that needs them.
+    If the shape does not fix the number of sequences per row, it is computed from the lengths, so that shapes stay the
+    same in all epochs. With `fixed_slots` the target slots are fixed too, by the corruption's bound. With a `cache`
+    folder the first process that needs a plan computes it for all.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class BatchStream:
 
     @cached_property
     def _observed_targets(self) -> Ints:
-        """How many targets each row has in the first batches."""
+        """Number of targets of each row in the first batches."""
         counts: list[Ints] = []
         for step in self.get_steps(0)[: -(-4 * _MIN_OBSERVED_ROWS // self.shape.rows)]:
             sequences, row = self.read_sequences(step)
@@ -178,7 +178,7 @@ class BatchStream:
         return np.concatenate(counts)
 
     def read_sequences(self, step: int, *, part: int = 0, parts: int = 1) -> tuple[Sequences, Ints]:
-        """What a batch is laid out from: its sequences, and the row of each."""
+        """Return the sequences of a batch and the row of each."""
         epoch, index = self.locate_step(step)
         draws, plan = self._get_epoch(epoch)
         samples, row = plan.get_batch(index, part, parts)
@@ -202,7 +202,7 @@ class BatchStream:
         Where epochs differ in their number of batches, those before are planned once; their counts travel along.
         """
         if step < 0:
-            raise UsageError(f"steps count from 0, found {step}")
+            raise UsageError(f"step must be >= 0, got {step}")
         if self._batches_per_epoch is not None:
             return divmod(step, self._batches_per_epoch)
         while step >= self._starts[-1]:
@@ -220,7 +220,7 @@ class BatchStream:
 
     @property
     def packing_method(self) -> str | None:
-        """How rows are packed, for a run that goes on: None where that is as it was before runs wrote it down."""
+        """Name of the packing method, for resumed runs; None for the first method."""
         has_new_method = self._base_shape.source is not None or isinstance(self.corruption, LengthPredictingCorruption)
         return "2: both sides at once, by the lengths that are drawn" if has_new_method else None
 
@@ -230,13 +230,13 @@ class BatchStream:
 
     @cached_property
     def _batches_per_epoch(self) -> int | None:
-        """How many batches each epoch has, if that is known: one window always packs the same lengths the same way."""
+        """Number of batches per epoch, if it is constant: one window packs equal lengths equally."""
         alike = self.mixing is None and len(self.samples) <= self._window and not has_random_lengths(self.corruption)
         return self.plan(0).batch_count if alike else None
 
     @cached_property
     def mixture(self) -> SourceMixture:
-        """How much of each source an epoch reads; `mixture.epochs(n)` tells how often each has been read after n."""
+        """Mixture of the sources in an epoch; `count_epochs(n)` counts the passes over each source after n rounds."""
         names = self.samples.shards.index.sources
         return SourceMixture.from_samples(self.mixing, self.samples.sources, self.samples.lengths(), names)
 
@@ -302,7 +302,7 @@ class StagedStream:
 def compute_row_lengths(
     samples: Samples, corruption: Corruption | None, draws: EpochOrder | None = None
 ) -> tuple[Ints, Ints | None]:
-    """What a row has to hold of each draw, or of each sample whatever is drawn: on its own side, on the encoder's."""
+    """Return the room that each draw (or sample) needs in a row: decoder side, encoder side."""
     if corruption is None:
         return samples.lengths(draws), None
     rng = None if draws is None else Counters.from_sequences(draws.seed, draws, copies=corruption.copies)
@@ -311,12 +311,12 @@ def compute_row_lengths(
 
 
 def has_random_lengths(corruption: Corruption | None) -> bool:
-    """Whether a sample may have other lengths in another epoch."""
+    """Return True if the lengths of a sample vary between epochs."""
     return isinstance(corruption, LengthPredictingCorruption) and corruption.has_random_lengths
 
 
 def predict_lengths(corruption: Corruption, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
-    """The closest bounds that a lesson can tell: source and target."""
+    """Return the tightest bounds of source and target lengths that a corruption offers."""
     return (
         corruption.predict_lengths(lengths, rng)
         if isinstance(corruption, LengthPredictingCorruption)

@@ -21,13 +21,13 @@ SLOT_VALUES: dict[str, Any] = {
     "tokens": 0, "special": True, "words": True, "sentences": True, "segments": 0, "targets": IGNORE_INDEX, "order": 0,
     "blanks": -1,
 }  # fmt: skip
-"""What stands in a slot: a token that exists and is never looked at, of rank 0 (context), in no masked span."""
+"""Field values of a slot: a valid token that is never read, of rank 0 (context), in no masked span."""
 
 
 def reserve(sequences: Sequences, count: int) -> Sequences:
     """`count` slots before each sequence; before each source, where there is one: there the encoder reads."""
     if count < 0:
-        raise UsageError(f"{count} slots; there must be at least 0")
+        raise UsageError(f"count of slots must be >= 0, got {count}")
     if sequences.source is not None:
         return replace(sequences, source=reserve(sequences.source, count))
     lengths = sequences.lengths + count

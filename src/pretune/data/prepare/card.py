@@ -1,4 +1,4 @@
-"""The data card: what is in prepared data, where it came from and what was left out, for people and for programs.
+"""Data card: contents, sources and dropped documents of prepared data, as JSON and Markdown.
 
 card.json holds everything, card.md the same in words. Neither knows when, where or by how many processes it was made,
 so that equal data has an equal card.
@@ -27,7 +27,7 @@ _SAMPLE_LENGTH = 300
 
 
 def describe_sources(sources: Sequence[CorpusSource]) -> list[dict[str, Any]]:
-    """What is known about sources, JSON-ready."""
+    """Describe sources, JSON-ready."""
     return [
         {
             "name": source.name,
@@ -111,7 +111,7 @@ def _build_card(
 def _merge_source_facts(
     descriptions: Sequence[Mapping[str, Any]], recipe: Recipe, facts: Mapping[str, SplitFacts]
 ) -> list[dict[str, Any]]:
-    """What was known before, the hash of the content, and what came out of it in each split."""
+    """Merge the description of each source, its content hash and its amounts in each split."""
     digests = [digest for _, digest in (*recipe.train, *recipe.valid)]
     return [
         {**description, "sha256": digest, **{name: split.sources[number] for name, split in facts.items()}}
@@ -249,8 +249,9 @@ def _render_held_out(card: Mapping[str, Any]) -> str:
             "The validation split was given by name; text of it that was also in the training text is left out there."
         )
     return (
-        f"Held out: whole documents by a hash of their content, {share:.2%} of them and at most {MAX_VALID_TOKENS:,} tokens; at "
-        f"least {MIN_VALID_DOCUMENTS} documents with {MIN_VALID_TOKENS:,} tokens, where a tenth of the text has them."
+        f"Held out: whole documents by a hash of their content, {share:.2%} of them and at most "
+        f"{MAX_VALID_TOKENS:,} tokens; at least "
+        f"{MIN_VALID_DOCUMENTS} documents with {MIN_VALID_TOKENS:,} tokens, where a tenth of the text has them."
     )
 
 

@@ -1,12 +1,12 @@
-"""From the stage to splits: what is a duplicate, what is held out, and the shards of each split.
+"""Deduplication, validation split and the shards of each split.
 
 All decisions are made over all documents before the first is written:
 
 1. A text that was there before (but for white space and Unicode form) goes, and training text that validation text has.
 2. On request, so does a text nearly equal to one that stayed.
-3. What is held out has at most `MAX_VALID_TOKENS` tokens: the documents with the smallest hashes, so that every source keeps its
-   share. Where chance holds out less than a usable split, the documents with the next hashes follow, as long as all of
-   them have at most a tenth of all tokens.
+3. What is held out has at most `MAX_VALID_TOKENS` tokens: the documents with the smallest hashes, so that every source
+   keeps its share. If the hashes hold out less than a usable split, the documents with the next hashes follow, up to a
+   tenth of all tokens.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ _QUANTILES = (0, 5, 25, 50, 75, 95, 100)
 
 @dataclass(slots=True)
 class SplitFacts:
-    """What the card tells about a split."""
+    """Statistics of a split for the card."""
 
     documents: int = 0
     tokens: int = 0
@@ -104,7 +104,7 @@ def write_splits(
 def assign_splits(
     stages: Sequence[StageReader], recipe: Recipe, lengths: Ints
 ) -> tuple[NDArray[np.int8], dict[str, int]]:
-    """What becomes of every document, and how many went for which reason."""
+    """Assign every document to a split or drop it; also returns the number of dropped documents by reason."""
     keys = np.concatenate([stage.read_column("keys") for stage in stages])
     is_held_out: Bools = np.concatenate([stage.read_column("held") for stage in stages])
     number = np.arange(len(keys))
@@ -150,7 +150,7 @@ def _find_near_duplicates(stages: Sequence[StageReader], threshold: float, candi
 
 
 def _hold_out(is_kept: Bools, is_hashed_out: Bools, keys: NDArray[np.uint64], lengths: Ints, share: float) -> Bools:
-    """Which documents are held out in the end, given those whose hash says so."""
+    """Return the mask of held-out documents, given those selected by hash."""
     options = np.flatnonzero(is_kept & is_hashed_out & (lengths <= MAX_VALID_TOKENS))
     options = options[np.argsort(keys[options], kind="stable")]
     selection = options[np.cumsum(lengths[options]) <= MAX_VALID_TOKENS]

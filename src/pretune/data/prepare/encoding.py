@@ -1,4 +1,4 @@
-"""What one process does with one unit: read, clean, split into sentences, tokenise; arrays come out, no text.
+"""Encoding of work units in one process: read, clean, split into sentences, tokenize to arrays.
 
 Long texts are tokenised in blocks that end before a space, which bounds the memory whatever the tokenizer.
 """
@@ -52,7 +52,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSetup:
-    """What a process must know to encode units."""
+    """Settings of a process that encodes units."""
 
     tokenizer: Path
     dtype: str
@@ -123,7 +123,7 @@ class UnitEncoder:
         )
 
     def _clean(self, text: str, counts: Counter[str]) -> str:
-        """What the filters leave of a text, counted; nothing when they drop it."""
+        """Apply the filters to a text and count their effects; empty if one drops it."""
         for name, function in self._filters:
             result = function(text)
             if not result:

@@ -1,4 +1,4 @@
-"""Work spread over processes: results come in order, a bounded number is under way, and no process is left behind.
+"""Process pool with ordered results, bounded memory and no orphaned processes.
 
     with closing(ordered(tasks, setup, workers=4)) as results:
         for result in results: ...
@@ -31,7 +31,7 @@ _PARALLELISM_VARIABLE = "TOKENIZERS_PARALLELISM"
 
 
 class WorkerSetup(Protocol[T, R]):
-    """What a worker is made of; it travels to its process and is started there, once."""
+    """Setup of a worker; sent to its process and started there once."""
 
     def start(self) -> Callable[[T], R]:
         """Load what is needed, and return the function that does one task."""
@@ -172,7 +172,7 @@ def _iter_tasks(tasks: Iterable[T]) -> Iterator[T | RemoteError]:
 def _serve_tasks(
     connection: Connection, setup: WorkerSetup[Any, Any], inherited_connections: Iterable[Connection]
 ) -> None:
-    """What a worker does: take a task, send its result, until the pipe is closed."""
+    """Run tasks and send results until the pipe is closed."""
     for inherited_connection in inherited_connections:
         inherited_connection.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to everybody at the terminal: the parent decides

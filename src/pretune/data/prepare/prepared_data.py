@@ -84,7 +84,7 @@ class PreparedData(os.PathLike[str]):
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are to train on."""
+        """Number of training tokens."""
         return self.index.splits["train"].tokens if "train" in self.index.splits else 0
 
     @property
@@ -117,7 +117,7 @@ class PreparedData(os.PathLike[str]):
         return Shards.open(self.path, split)
 
     def to_dict(self) -> dict[str, Any]:
-        """What a caller wants to know at once, JSON-ready."""
+        """Return a summary, JSON-ready."""
         counts = ("documents", "tokens", "sentences", "bytes", "pairs")
         return {
             "path": str(self.path),

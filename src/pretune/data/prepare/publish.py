@@ -1,4 +1,4 @@
-"""Where prepared data goes: a new directory, or one that holds nothing but older data of ours."""
+"""Publication of prepared data in a new directory, or over older prepared data."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The whole way from text to shards: `prepare` on one machine, or in slices on several and then `merge`."""
+"""Preparation of text as token shards: `prepare` on one machine, or in slices on several and then `merge`."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ from pretune.text.tokenizer import Tokenizer
 Names = Sequence[str | os.PathLike[str]]
 Inputs = Sequence[str | os.PathLike[str] | CorpusItem]
 Progress = Callable[[float, int, int], None]
-"""Told the share that is done (0 to 1), the characters read and the tokens made so far."""
+"""Callback with the completed share (0 to 1), the characters read and the tokens written."""
 
 MIN_TRAIN_TOKENS = 512
 """Tokens below which a corpus does not fill one sequence of a usual length."""
@@ -227,7 +227,7 @@ def _write_manifests(folder: Path) -> None:
 
 
 def _is_up_to_date(target: Path, recipe: Recipe, part: str | None, overwrite: bool) -> bool:
-    """Whether what is asked for is there; an error where something else is."""
+    """Return True if the data exist and are current; DataError if other data exist."""
     if not (target / INDEX).is_file() or not (target / MANIFEST).is_file():  # one that was killed may leave either
         return False
     try:
@@ -283,14 +283,14 @@ def _parse_holdout(holdout: str | float, valid: Inputs | None) -> float:
 def _parse_slice(shard: str | None) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", "1/1" if shard is None else shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise UsageError(f"the shard is i/n with i from 1 to n, such as '1/4', found '{str(shard)[:40]}'")
+        raise UsageError(f"shard must be i/n with i from 1 to n, such as '1/4', got '{str(shard)[:40]}'")
     return int(match[1]), int(match[2])
 
 
 def _count_workers(workers: int | None) -> int:
     if workers is not None:
         if workers < 0:
-            raise UsageError(f"workers is a number of processes, 0 for none, found {workers}")
+            raise UsageError(f"workers must be >= 0, got {workers}")
         return workers
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

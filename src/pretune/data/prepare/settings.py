@@ -1,4 +1,4 @@
-"""What prepared data is made of: settings, sources and tokenizer; one fingerprint over all of it, and what changed."""
+"""Settings, sources and tokenizer of prepared data, their fingerprint and their changes."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ class PrepareConfig:
             NearDuplicates(self.near)
         SPLITTERS.get(self.sentences)
         if self.lang != "auto" and not self.lang.replace("-", "").isalpha():
-            raise UsageError(f"lang is 'auto' or a code such as 'en', found '{self.lang[:40]}'")
+            raise UsageError(f"lang must be 'auto' or a code such as 'en', got '{self.lang[:40]}'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def parse_share(value: str | float) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number <= 1:
-        raise UsageError(f"holdout is a share such as '1%' or 0.01, found '{text[:40]}'")
+        raise UsageError(f"holdout must be a share such as '1%' or 0.01, got '{text[:40]}'")
     return number
 
 

@@ -69,7 +69,7 @@ def list_parts(corpus: Corpus, valid: Corpus | None) -> list[SplitPart]:
 def select_slice(parts: Sequence[SplitPart], number: int, count: int) -> list[SplitPart]:
     """The `number`th of `count` contiguous slices (from 1) of about equal size."""
     if not 1 <= number <= count:
-        raise UsageError(f"the shard is i/n with i from 1 to n, found {number}/{count}")
+        raise UsageError(f"shard must be i/n with i from 1 to n, got {number}/{count}")
     total, offset, mine = sum(place.size for place in parts) or 1, 0, list[SplitPart]()
     for place in parts:
         middle = offset + place.size / 2

@@ -46,7 +46,7 @@ class Shards:
         return _reopen, (self.directory, self.split)
 
     def __len__(self) -> int:
-        """How many tokens there are."""
+        """Return the number of tokens."""
         return int(self._starts[-1])
 
     @property
@@ -82,7 +82,7 @@ class Shards:
 
     @property
     def pairs(self) -> int:
-        """How many documents have two sides."""
+        """Number of documents with two sides."""
         return self.index.splits[self.split].pairs
 
     @functools.cached_property

@@ -58,10 +58,10 @@ class ShardWriter:
     ) -> None:
         """Add whole documents: their tokens one after another, and where each starts and the last ends.
 
-        `words` says of each token whether it starts a word; `sentences` are the positions in `tokens` at which
-        sentences start, those at the start of a document or of a second side being understood. `sides` has the tokens
-        of the first side of each document that has two, and 0 for others; a writer is told beforehand (`has_sides`). With
-        `more` the last document goes on: the first one of the next call is its continuation.
+        `words` marks the tokens that start a word; `sentences` are the positions in `tokens` at which sentences start,
+        those at the start of a document or of a second side being implied. `sides` has the tokens of the first side of
+        each document with two, 0 for others; it needs a writer with `has_sides`. With `is_unfinished` the last document
+        continues in the next call.
         """
         ids = np.asarray(tokens)
         ends = np.asarray([len(ids)]) if offsets is None else self._parse_ends(np.asarray(offsets), len(ids))
