@@ -470,7 +470,7 @@ def test_kinds_are_free_of_class_names():
     class PrefixSomething:
         count: int = 1
 
-    @spec(tagged=False)
+    @spec(has_kind=False)
     class Section:
         part: PrefixSomething = PrefixSomething()
 

@@ -41,7 +41,7 @@ AnyHead = SingleHead | Several
 PROBLEM_TYPES = {"single_label_classification": "classification", "regression": "regression"}
 
 
-@config.spec(tagged=False)
+@config.spec(has_kind=False)
 class _SavedHead:
     """A head as stored in a directory."""
 

@@ -38,14 +38,14 @@ def check_arguments(paths: Collection[str] = ()) -> Callable[[Callable[P, R]], C
         ]
 
         @functools.wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        def call_with_check(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
                 if name not in names:
                     hint = _suggest_argument(name, names, paths)
                     raise UnknownArgumentError(f"{function.__name__}: unknown argument '{name[:60]}'{hint}")
             return function(*args, **kwargs)
 
-        return checked
+        return call_with_check
 
     return decorate
 

@@ -1,6 +1,6 @@
 """Old names of settings, and migration of the JSON files that earlier versions wrote.
 
-Format 1 is that of files without a number (`FORMAT_KEY`). Files are migrated when they are read, silently, and are never
+Files without a number (`FORMAT_KEY`) are of format 1. Files are migrated when they are read, silently, and are never
 changed. Settings that a user types under an old name (options, `--set`, YAML, arguments in Python) are an error that
 names the new one.
 """
@@ -97,9 +97,9 @@ def refuse_old_settings(changes: Mapping[str, Any]) -> None:
         for old, new in RENAMED_SETTINGS.items():
             if path == old or path.startswith(f"{old}."):
                 raise UsageError(f"'{path}' is now '{new}{path.removeprefix(old)}'")
-        renamed = RENAMED_VALUES.get(path, {})
-        if isinstance(value, str) and value.strip() in renamed:
-            raise UsageError(f"'{path}={value.strip()}' is now '{path}={renamed[value.strip()]}'")
+        new_values = RENAMED_VALUES.get(path, {})
+        if isinstance(value, str) and value.strip() in new_values:
+            raise UsageError(f"'{path}={value.strip()}' is now '{path}={new_values[value.strip()]}'")
 
 
 def refuse_old_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,34 +122,34 @@ def migrate_run(tree: Mapping[str, Any], error: type[PretuneError], source: str)
     """Return the content of a run.json in the current format."""
     if _read_version(tree, error, source) == FORMAT_VERSION:
         return dict(tree)
-    migrated: dict[str, Any] = {FORMAT_KEY: FORMAT_VERSION}
+    result: dict[str, Any] = {FORMAT_KEY: FORMAT_VERSION}
     for section, part in tree.items():
         name = {"found": "environment", "before": "initial_scores"}.get(section, section)
         if section in ("model", "objective", "method", "loss", "embedding") or not isinstance(part, Mapping):
-            migrated[name] = migrate_specs(part)
+            result[name] = migrate_specs(part)
             continue
         values = {}
         for field, value in part.items():
             old = f"{section}.{field}"
             new = RENAMED_SETTINGS.get(old, old)
             if field != "kind" or section == "found":
-                plain = migrate_specs(value)
-                values[new.partition(".")[2]] = _rename_value(new, plain)
-        migrated[name] = values
-    return migrated
+                new_value = migrate_specs(value)
+                values[new.partition(".")[2]] = _rename_value(new, new_value)
+        result[name] = values
+    return result
 
 
 def migrate_task(tree: Mapping[str, Any], error: type[PretuneError], source: str) -> dict[str, Any]:
     """Return the content of a task.json in the current format, without the number of the format."""
-    migrated = {name: value for name, value in tree.items() if name != FORMAT_KEY}
+    result = {name: value for name, value in tree.items() if name != FORMAT_KEY}
     if _read_version(tree, error, source) == FORMAT_VERSION:
-        return migrated
+        return result
     members = tree.get("members")
     if isinstance(members, list):
-        migrated["members"] = [
+        result["members"] = [
             _rename(_drop_kind(member), _TASK_FIELDS) if isinstance(member, Mapping) else member for member in members
         ]
-    return _rename(_drop_kind(migrated), _TASK_FIELDS)
+    return _rename(_drop_kind(result), _TASK_FIELDS)
 
 
 def migrate_state(tree: Mapping[str, Any], error: type[PretuneError], source: str) -> dict[str, Any]:

@@ -86,13 +86,13 @@ class Batch:
             flat[is_token] = torch.tensor([value for row in values for value in row])
             return flat
 
-        placed = None
+        cell_labels = None
         if labels is not None:
             if len(labels) != rows:
-                raise UsageError(f"{len(labels)} labels for {rows} sequences; give one for each")
+                raise UsageError(f"{len(labels)} labels for {rows} sequences; pass one for each")
             values = torch.tensor(labels)
-            placed = torch.full((2 * rows,), IGNORE_INDEX, dtype=values.dtype)
-            placed[::2] = values
+            cell_labels = torch.full((2 * rows,), IGNORE_INDEX, dtype=values.dtype)
+            cell_labels[::2] = values
         return cls(
             tokens=place(sequences),
             offsets=offsets.to(torch.int32),
@@ -101,7 +101,7 @@ class Batch:
             rows=rows,
             one_per_row=min(lengths) == length,
             segments=None if segments is None else place(segments),
-            labels=placed,
+            labels=cell_labels,
         )
 
     @property

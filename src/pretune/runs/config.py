@@ -30,7 +30,7 @@ T = TypeVar("T")
 SECTIONS = ("model", "objective", "data", "train")
 
 
-@spec(tagged=False)
+@spec(has_kind=False)
 class TrainConfig:
     """Training settings. One of `steps`, `tokens`, `epochs` and `budget` (seconds) is the length of the run."""
 

@@ -40,7 +40,7 @@ _MIN_FILL, _SAMPLE_SEQUENCES = 0.94, 4096  # target fill ratio of rows, and the 
 _MAX_ROW_FACTOR = 4  # maximum lengthening of rows by a few long targets
 
 
-@spec(tagged=False)
+@spec(has_kind=False)
 class DataConfig:
     """Data settings of a run."""
 

@@ -155,7 +155,7 @@ def truncate(
     complete, and fail if it leaves no room. With `side` "left" the ends of the texts are kept.
 
     >>> truncate(5, 2, 4)
-        TruncationPlan(windows=(((0, 2), (0, 2)),), dropped_tokens=(3, 0))
+    TruncationPlan(windows=(((0, 2), (0, 2)),), dropped_tokens=(3, 0))
     >>> truncate(5, None, 3, stride=1, windows=True).windows
     (((0, 3), (0, 0)), ((2, 5), (0, 0)))
     """

@@ -36,7 +36,7 @@ __all__ = [
 _JOULES_PER_KWH = 3.6e6  # joules
 
 
-@spec(tagged=False)
+@spec(has_kind=False)
 class CostRates:
     """Emissions per kilowatt-hour, and prices of a kilowatt-hour and a device hour; None: from the table of devices.
 

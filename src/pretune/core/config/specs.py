@@ -23,23 +23,23 @@ def spec(cls: type[T], /) -> type[T]:
 
 
 @overload
-def spec(*, kind: str | None = None, tagged: bool = True) -> Callable[[type[T]], type[T]]:
+def spec(*, kind: str | None = None, has_kind: bool = True) -> Callable[[type[T]], type[T]]:
     """Return the decorator for a spec with another kind, or with none in its plain form."""
 
 
-def spec(cls: type[T] | None = None, /, *, kind: str | None = None, tagged: bool = True) -> Any:
+def spec(cls: type[T] | None = None, /, *, kind: str | None = None, has_kind: bool = True) -> Any:
     """Make a class a spec: `dataclass(frozen=True, kw_only=True, slots=True)` that checks its literals.
 
     Used as `@spec` or `@spec(kind="prefix")`. `kind` is the name of the class in files and settings, by default its
-    snake_case name, so that a class can be renamed without changing files. With `tagged=False` the plain form has no
+    snake_case name, so that a class can be renamed without changing files. With `has_kind=False` the plain form has no
     key `kind`: for classes that stand where only one class is possible.
     """
     if cls is None:
-        return functools.partial(_make_spec, kind=kind, tagged=tagged)
-    return _make_spec(cls, kind=kind, tagged=tagged)
+        return functools.partial(_make_spec, kind=kind, has_kind=has_kind)
+    return _make_spec(cls, kind=kind, has_kind=has_kind)
 
 
-def _make_spec(cls: type[T], *, kind: str | None, tagged: bool) -> type[T]:
+def _make_spec(cls: type[T], *, kind: str | None, has_kind: bool) -> type[T]:
     if KIND in cls.__annotations__:
         raise TypeError(f"{cls.__name__}: a spec may not have a field named '{KIND}'")
     inner: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
@@ -50,17 +50,17 @@ def _make_spec(cls: type[T], *, kind: str | None, tagged: bool) -> type[T]:
             inner(self)
 
     cls.__post_init__ = post_init  # type: ignore[attr-defined]
-    made = dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(cls)
+    spec_class = dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(cls)
     if kind is not None:
-        _KINDS[made] = kind
-    if not tagged:
-        _UNTAGGED.add(made)
-    return made
+        _KINDS[spec_class] = kind
+    if not has_kind:
+        _KINDLESS.add(spec_class)
+    return spec_class
 
 
 _KINDS: dict[type, str] = {}
 """Kinds that classes state themselves."""
-_UNTAGGED: set[type] = set()
+_KINDLESS: set[type] = set()
 """Classes whose plain form does not name their kind."""
 
 
@@ -110,10 +110,10 @@ def is_spec(value: object) -> bool:
 
 
 def to_dict(spec: object) -> dict[str, Any]:
-    """The plain, JSON-ready form: `kind` first (unless the class is untagged), then every field; tuples become lists."""
+    """Return the plain, JSON-ready form: `kind` first (if the class has one), then every field; tuples become lists."""
     if not is_spec(spec):
-        raise TypeError(f"expected a spec, found {type(spec).__name__}")
-    tag = {} if type(spec) in _UNTAGGED else {KIND: get_kind(spec)}
+        raise TypeError(f"expected a spec, got {type(spec).__name__}")
+    tag = {} if type(spec) in _KINDLESS else {KIND: get_kind(spec)}
     return {**tag, **{name: to_plain(getattr(spec, name)) for name in get_fields(type(spec))}}
 
 

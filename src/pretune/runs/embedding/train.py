@@ -57,7 +57,7 @@ from pretune.training.train_state import TrainState
 SCORES_FILE = "scores.json"
 
 
-@spec(tagged=False)
+@spec(has_kind=False)
 class EmbeddingTrainConfig:
     """Training settings; the values are those of S-BERT, except the batch, since in-batch negatives need large ones.
 

@@ -27,7 +27,7 @@ from pretune.training.schedules import LinearSchedule, Schedule
 SECTIONS = ("base", "task", "method", "tune", "data", "train")
 
 
-@spec(tagged=False)
+@spec(has_kind=False)
 class BaseConfig:
     """The base model: the directory of a run or a Hugging Face model, with its weights or with random ones."""
 
@@ -47,7 +47,7 @@ class BaseConfig:
         return next((name for name in ("extra_layers", "tokenizer", "positions") if getattr(self, name)), None)
 
 
-@spec(tagged=False)
+@spec(has_kind=False)
 class TaskConfig:
     """The task: a built-in one by `name`, or files of the user by `train` and columns."""
 
@@ -84,7 +84,7 @@ class TaskConfig:
                 raise UsageError(f"task.{name} must be >= 1, got {value}")
 
 
-@spec(tagged=False)
+@spec(has_kind=False)
 class AdaptationConfig:
     """Adaptation settings beside those of the method: trainable layers, learning rates per layer, and the head."""
 
@@ -105,7 +105,7 @@ class AdaptationConfig:
             raise UsageError(f"tune.temperature must be >= 1, got {self.temperature:g}")
 
 
-@spec(tagged=False)
+@spec(has_kind=False)
 class SequenceConfig:
     """Encoding of examples as sequences; None: what the model and the task type allow."""
 
@@ -114,7 +114,7 @@ class SequenceConfig:
     max_new_tokens: int | None = None  # of a generated answer
 
 
-@spec(tagged=False)
+@spec(has_kind=False)
 class FinetuneTrainConfig:
     """Training settings of fine-tuning. `steps` or `epochs` is the length of the run."""
 

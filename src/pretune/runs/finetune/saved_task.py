@@ -14,7 +14,7 @@ from pretune.tasks.template import Template
 TASK_FILE = "task.json"
 
 
-@spec(tagged=False)
+@spec(has_kind=False)
 class TaskMember:
     """One task of a run with several tasks and a head for each."""
 
@@ -24,7 +24,7 @@ class TaskMember:
     max_new_tokens: int | None = None
 
 
-@spec(tagged=False)
+@spec(has_kind=False)
 class SavedTask:
     """A task, the columns of its files, and the encoding of its examples."""
 

@@ -10,7 +10,7 @@ from pretune.runs.finetune.config import FinetuneConfig
 TRIALS_DIR = "trials"
 
 
-@spec(tagged=False)
+@spec(has_kind=False)
 class SweepPlan:
     """Trials of a run: rates are compared on dev with the first seed and all labels; other trials use the best rate."""
 
