@@ -36,13 +36,13 @@ in   Thank party for inviting me to your party [MASK] week week
 out  you … your … last … .
 
          0     1     2      3   4        5  6
-reads    [CLS] Thank party  for inviting me to
-says                 you
+input    [CLS] Thank party  for inviting me to
+target               you
 shown as             random
 
          7    8     9      10   11     12
-reads    your party [MASK] week week   [SEP]
-says     your       last        .
+input    your party [MASK] week week   [SEP]
+target   your       last        .
 shown as kept       mask        random
 
 encoder
@@ -69,9 +69,9 @@ prefix: shape decoder, seed 0
 in   The cat
 out  sat down.
 
-      0   1   2   3    4    5    6
-reads <s> The cat sat  down .    </s>
-says          sat down .    </s>
+       0   1   2   3    4    5    6
+input  <s> The cat sat  down .    </s>
+target         sat down .    </s>
 
 decoder
         0 1 2 3 4 5 6
@@ -124,12 +124,16 @@ def test_every_page_is_within_the_width(capsys: Capture, name: str, shape: str) 
     facts = json.loads(page(capsys, name, "--shape", shape, "--json"))
     assert facts["objective"] == name and facts["shape"] == shape
     flat = " ".join(plain.split())
-    for drawn in facts["drawn"]:
-        assert drawn["reads"] in flat and drawn["says"] in flat
-        for sight in drawn["sights"]:
+    for drawn in facts["sequences"]:
+        assert drawn["input"] in flat and drawn["target"] in flat
+        for sight in drawn["attention"]:
             assert sight["name"] in plain
     blocks = sum(
-        seen for drawn in facts["drawn"] for sight in drawn["sights"] for row in sight["seen"][:24] for seen in row[:24]
+        seen
+        for drawn in facts["sequences"]
+        for sight in drawn["attention"]
+        for row in sight["mask"][:24]
+        for seen in row[:24]
     )
     assert plain.count("■") == blocks
 
@@ -145,7 +149,7 @@ def test_in_colour(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[" in drawn
     bare = re.sub(r"\x1b\[[0-9;]*m", "", drawn)
     assert max(map(len, bare.splitlines())) <= 80
-    legend = [line for line in bare.splitlines() if re.fullmatch(r"(■ [a-z ]+)+", line)]
+    legend = [line for line in bare.splitlines() if re.fullmatch(r"(■ [a-z -]+)+", line)]
     assert [line.rstrip() for line in bare.splitlines() if line not in legend] == plain.splitlines()
     assert len({*legend}) == 1 and legend[0].count("■") == 4
     colours = {token: {*re.findall(rf"\x1b\[([0-9;]+)m *{token}", drawn)} for token in ("<X>", "<Y>")}
@@ -170,7 +174,7 @@ def test_where_unicode_cannot_be_shown(monkeypatch: pytest.MonkeyPatch, encoding
 def test_a_long_text_is_wrapped_and_its_grid_cut(capsys: Capture) -> None:
     text = page(capsys, "causal", "--text", " ".join(f"word{i}" for i in range(60)))
     assert max(map(len, text.splitlines())) <= 80
-    assert "24 tokens of 62" in text
+    assert "24 of 62 tokens" in text
     assert "word59" in text and "23 word22" in text and "24 word23" not in text
 
 

@@ -76,12 +76,12 @@ def test_who_sees_whom_is_where_a_model_looks(name: str, shape: ModelShape, seed
         looked = attended(rough(MODELS[shape](spelling.vocabulary.size)).eval(), shape, batch)
     if shape == "two-stream":  # the model tells the weights of queries where there are targets, else of content
         content, query = told
-        rows = list(content.seen)
-        for place, seen in zip(query.places, query.seen, strict=True):
+        rows = list(content.mask)
+        for place, seen in zip(query.places, query.mask, strict=True):
             rows[place] = seen
         assert looked[0].tolist() == [list(seen) for seen in rows]
         return
-    assert [seen.tolist() for seen in looked] == [[list(seen) for seen in sight.seen] for sight in told]
+    assert [seen.tolist() for seen in looked] == [[list(seen) for seen in sight.mask] for sight in told]
 
 
 @pytest.mark.parametrize(("name", "shape"), CASES)
@@ -89,20 +89,20 @@ def test_what_is_told_is_the_lesson(name: str, shape: ModelShape) -> None:
     """Tokens and targets are those of the batch, spelled out, and terms count as the objective counts."""
     made = build_example(name, shape=shape)
     assert made.shape == shape and made.title and made.about and made.text
-    for drawn in made.drawn:
+    for drawn in made.sequences:
         for side in drawn.sides:
             assert len(side.tokens) == len(side.kinds)
             assert all(len(found.values) == len(side.tokens) for found in side.rows)
-        for sight in drawn.sights:
-            assert len(sight.queries) == len(sight.places) == len(sight.seen)
-            assert {len(seen) for seen in sight.seen} <= {len(sight.keys)}
+        for sight in drawn.attention:
+            assert len(sight.queries) == len(sight.places) == len(sight.mask)
+            assert {len(seen) for seen in sight.mask} <= {len(sight.keys)}
     if name in ("multitask_masked", "mixture"):  # which show the first of each kind
         return
     spelling, objective, batch = taught(name, shape)
     labels = torch.full_like(batch.tokens, IGNORE_INDEX)
     assert batch.targets is not None
     labels[batch.targets.index] = batch.targets.labels
-    first = made.drawn[0]
+    first = made.sequences[0]
     reads = first.sides[1 if shape == "encoder-decoder" else 0]
     assert reads.tokens == spelling.format_tokens(batch.tokens.tolist())
     assert reads.rows[0].values == spelling.format_tokens(labels.tolist())
@@ -117,25 +117,25 @@ def test_what_is_told_is_the_lesson(name: str, shape: ModelShape) -> None:
 def test_the_seed_decides(name: str, shape: ModelShape) -> None:
     more = {"rate": 0.4, "mean": 2.0} if name == "span_corruption" else {}  # one span alone is always the last
     assert build_example(name, shape=shape, seed=3) == build_example(name, shape=shape, seed=3)
-    others = {str(build_example(name, shape=shape, seed=seed, settings=more).drawn) for seed in range(5)}
+    others = {str(build_example(name, shape=shape, seed=seed, settings=more).sequences) for seed in range(5)}
     assert (len(others) == 1) == (name in ("causal", "bidirectional", "supervised"))
 
 
 def only(made: BatchExample) -> ShownSequence:
-    (drawn,) = made.drawn
+    (drawn,) = made.sequences
     return drawn
 
 
 def test_the_example_of_the_paper() -> None:
     drawn = only(build_example("span_corruption", hide=["for inviting", "last"]))
-    assert drawn.reads == "Thank you <X> me to your party <Y> week."
-    assert drawn.says == "<X> for inviting <Y> last <Z>"
+    assert drawn.input == "Thank you <X> me to your party <Y> week."
+    assert drawn.target == "<X> for inviting <Y> last <Z>"
 
 
 def test_masks_random_words_and_those_that_stay() -> None:
     side = only(build_example("masked", settings={"rate": 1.0, "split": [0.4, 0.3, 0.3]}, seed=1)).sides[0]
     kinds = {"mask": 0, "random": 0, "kept": 0}
-    for token, label, shown in zip(side.tokens, row(side, "says"), row(side, "shown as"), strict=True):
+    for token, label, shown in zip(side.tokens, row(side, "target"), row(side, "shown as"), strict=True):
         if not label:
             assert shown == "" and token in ("[CLS]", "[SEP]")
             continue
@@ -155,26 +155,28 @@ def test_a_stretch_that_is_said_by_a_decoder_is_found_in_the_source() -> None:
 def test_ways_to_read() -> None:
     """Each of the four is shown, with its own grid; a share of none is not."""
     made = build_example("multitask_masked")
-    assert len({drawn.title for drawn in made.drawn}) == len(made.drawn) == 4
-    ahead = [sum(seen[i + 1 :].count(True) for i, seen in enumerate(drawn.sights[0].seen)) for drawn in made.drawn]
+    assert len({drawn.title for drawn in made.sequences}) == len(made.sequences) == 4
+    ahead = [
+        sum(seen[i + 1 :].count(True) for i, seen in enumerate(drawn.attention[0].mask)) for drawn in made.sequences
+    ]
     assert ahead[0] == ahead[2] == 78 and ahead[1] == 0 and 0 < ahead[3] <= 78
-    assert len(build_example("multitask_masked", settings={"shares": [0.5, 0.5, 0, 0]}).drawn) == 2
+    assert len(build_example("multitask_masked", settings={"shares": [0.5, 0.5, 0, 0]}).sequences) == 2
 
 
 def test_marks_of_a_mixture() -> None:
-    *made, task = build_example("mixture", shape="encoder-decoder").drawn
+    *made, task = build_example("mixture", shape="encoder-decoder").sequences
     assert all(f"[{mark}]" in drawn.title for drawn, mark in zip(made, "RSX", strict=True))
     assert [drawn.sides[0].tokens[0] for drawn in made] == ["[R]", "[S]", "[X]"]
-    assert task.title and task.says == "Das ist gut."
+    assert task.title and task.target == "Das ist gut."
 
 
 def test_pairs_belong_together_or_do_not() -> None:
-    whole, broken = build_example("next_sentence").drawn
-    assert "danced" in whole.reads + whole.says and "Penguins" in broken.reads + broken.says
+    whole, broken = build_example("next_sentence").sequences
+    assert "danced" in whole.input + whole.target and "Penguins" in broken.input + broken.target
     ordered, swapped = build_example(
         "sentence_order", texts=["Ann ran. Bob sat."], settings={"masking.rate": 0.01}
-    ).drawn
-    assert (ordered.reads, swapped.reads) == ("Ann ran. Bob sat.", "Bob sat. Ann ran.")
+    ).sequences
+    assert (ordered.input, swapped.input) == ("Ann ran. Bob sat.", "Bob sat. Ann ran.")
     assert row(swapped.sides[0], "segment") == tuple("AAAAABBBB")
 
 
@@ -185,7 +187,11 @@ def test_a_generator_fills_the_blanks() -> None:
         drawn = only(build_example("replaced_token", texts=["to be or not to be"], settings=half, seed=seed))
         generator, discriminator = drawn.sides
         for was, label, now, new in zip(
-            generator.tokens, row(generator, "says"), discriminator.tokens, row(discriminator, "replaced"), strict=True
+            generator.tokens,
+            row(generator, "target"),
+            discriminator.tokens,
+            row(discriminator, "replaced"),
+            strict=True,
         ):
             assert (new == "yes") == (now != (label or was))
             assert now != "[MASK]"
@@ -207,15 +213,15 @@ def test_edges_of_spans() -> None:
 def test_permuted_tokens_see_what_came_before_in_their_order() -> None:
     drawn = only(build_example("permuted", settings={"every": 2}, seed=2))
     ranks = [*map(int, row(drawn.sides[0], "order"))]
-    query = next(sight for sight in drawn.sights if sight.name == "query stream")
+    query = next(sight for sight in drawn.attention if sight.name == "query stream")
     assert len(query.places) == sum(rank > 0 for rank in ranks) > 2
-    for place, seen in zip(query.places, query.seen, strict=True):
+    for place, seen in zip(query.places, query.mask, strict=True):
         assert seen == tuple(rank < ranks[place] for rank in ranks)
 
 
 @pytest.mark.parametrize("text", ["I don't know, (really) \"I\" don't!", "a.b. c , d", "no", "Ein Wort; zwei."])
 def test_spaces_are_restored(text: str) -> None:
-    assert only(build_example("causal", texts=[text])).reads == text
+    assert only(build_example("causal", texts=[text])).input == text
 
 
 @pytest.mark.parametrize(("kind", "style"), [("wordpiece", "cls-sep"), ("bpe", "s-mask"), ("unigram", "s-mask")])
@@ -225,7 +231,7 @@ def test_pieces_of_a_tokenizer(kind: str, style: str) -> None:
     made = build_example("masked", texts=[text], tokenizer=tokenizer, settings={"rate": 0.5})
     side = only(made).sides[0]
     read = [tokenizer.get_token(i) for i in tokenizer.encode(text, add_special_tokens=False)]
-    hidden = row(side, "says")
+    hidden = row(side, "target")
     assert [label or token for token, label in zip(side.tokens, hidden, strict=True)][1:-1] == read
     assert not made.notes
     assert (
@@ -237,7 +243,7 @@ def test_pieces_of_a_tokenizer(kind: str, style: str) -> None:
 def test_hidden_words_are_found_behind_a_space() -> None:
     tokenizer = trained("bpe", "s-mask")
     side = only(build_example("masked", texts=["The value of it."], tokenizer=tokenizer, hide=["value of"])).sides[0]
-    assert "".join(row(side, "says")).replace("Ġ", " ") == " value of"
+    assert "".join(row(side, "target")).replace("Ġ", " ") == " value of"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +258,7 @@ def test_hidden_words_are_found_behind_a_space() -> None:
         ({"name": "masked", "texts": ["a " * 600]}, "602.*512"),
         ({"name": "sentence_order", "texts": ["One alone."]}, "sentence_order.*--text"),
         ({"name": "translation", "texts": ["One. Two."]}, "translation.*--text"),
-        ({"name": "causal", "hide": ["you"]}, "causal.*--hide"),
+        ({"name": "causal", "hide": ["you"]}, "--hide.*causal"),
         ({"name": "masked", "hide": ["dog"]}, "--hide 'dog'"),
         ({"name": "masked", "hide": ["you", "Thank you"]}, "--hide"),
         ({"name": "masked", "settings": {"rat": "1"}}, "'rat'.*'rate'"),
@@ -267,4 +273,4 @@ def test_what_cannot_be_shown_is_refused(arguments: dict[str, Any], value: str) 
 def test_a_single_word(name: str, shape: ModelShape) -> None:
     """Nothing, or all there is, may be hidden."""
     texts = ["Yes"] if OBJECTIVES.get(name)().pairs is None else ["Yes", "No"]
-    assert build_example(name, shape=shape, texts=texts).drawn
+    assert build_example(name, shape=shape, texts=texts).sequences

@@ -34,17 +34,17 @@ def export(
     """
     from pretune.runs.export import export as export_model
 
-    exported = export_model(
+    result = export_model(
         directory, out=out, to=to.value, dtype=None if dtype is None else dtype.value, base=base, overwrite=overwrite
     )
     facts = {
         "out": str(out),
-        "class": exported.architecture,
-        "parameters": exported.parameters,
-        "dtype": exported.dtype,
+        "class": result.architecture,
+        "parameters": result.parameters,
+        "dtype": result.dtype,
     }
     if as_json:
         log.print_json(facts)
     else:
-        log.print_result(f"{out}: {exported.architecture}, {exported.parameters:,} parameters in {exported.dtype}")
+        log.print_result(f"{out}: {result.architecture}, {result.parameters:,} parameters in {result.dtype}")
     hint("verify", out, silent=as_json)

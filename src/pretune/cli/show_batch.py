@@ -104,7 +104,7 @@ def render_page(example: "BatchExample", width: int, colour: bool = False) -> li
     lines += wrap(example.about, "dim", width)
     lines += [[], *wrap(f"{example.objective}: shape {example.shape}, seed {example.seed}", "dim", width)]
     lines += [line for text in _format_settings(example.settings) for line in wrap(text, "dim", width, "    ")]
-    for sequence in example.drawn:
+    for sequence in example.sequences:
         lines += _render_sequence(sequence, width, colour)
     for note in example.notes:
         lines += [[], *wrap(note, "dim", width)]
@@ -117,8 +117,8 @@ def _render_sequence(sequence: "ShownSequence", width: int, colour: bool) -> Ite
     yield []
     if sequence.title:
         yield [(truncate(f"── {sequence.title} ", width), "bold cyan")]
-    yield from _render_sentence("in   ", sequence.reads, paint, width)
-    yield from _render_sentence("out  ", sequence.says or "no targets; try another --seed", paint, width)
+    yield from _render_sentence("in   ", sequence.input, paint, width)
+    yield from _render_sentence("out  ", sequence.target or "no targets; try another --seed", paint, width)
     for side in sequence.sides:
         yield []
         if len(sequence.sides) > 1:
@@ -132,12 +132,12 @@ def _render_sequence(sequence: "ShownSequence", width: int, colour: bool) -> Ite
     yield [("Attention mask", "bold"), (": rows attend to columns", "")]
     if colour:
         cross_legend = (
-            [("■ cross-attention", "cyan")] if any(attention_map.cross for attention_map in sequence.sights) else []
+            [("■ cross-attention", "cyan")] if any(attention_map.cross for attention_map in sequence.attention) else []
         )
         yield [("■ earlier  ", "blue"), ("■ same  ", "bold"), ("■ later  ", "magenta"), *cross_legend]
-    tall = max(len(attention_map.keys) for attention_map in sequence.sights) > 10
+    tall = max(len(attention_map.keys) for attention_map in sequence.attention) > 10
     yield from place_side_by_side(
-        [_render_grid(attention_map, paint, tall) for attention_map in sequence.sights], width
+        [_render_grid(attention_map, paint, tall) for attention_map in sequence.attention], width
     )
 
 
@@ -173,7 +173,7 @@ def _render_sentence(name: str, text: str, token_styles: Mapping[str, str], widt
 
 def _render_tokens(side: "ModelSide", token_styles: Mapping[str, str], width: int) -> list[Line]:
     """Return a table of tokens: position, input token, and the rows below it."""
-    names = ["", "reads", *(row.name for row in side.rows)]
+    names = ["", "input", *(row.name for row in side.rows)]
     columns = []
     for place, (token, kind) in enumerate(zip(side.tokens, side.kinds, strict=True)):
         values, styles = [str(place), token], ["dim", token_styles.get(token, _TOKEN_STYLES.get(kind, ""))]
@@ -202,7 +202,7 @@ def _render_grid(attention: "AttentionMap", token_styles: Mapping[str, str], tal
     if tall:
         lines.append([(" " * (wide + 4), ""), ("".join(f"{n // 10 or ' '} " for n in range(columns)), "dim")])
     lines.append([(" " * (wide + 4), ""), ("".join(f"{n % 10} " for n in range(columns)), "dim")])
-    for place, token, label, visible in zip(attention.places, attention.queries, labels, attention.seen, strict=False):
+    for place, token, label, visible in zip(attention.places, attention.queries, labels, attention.mask, strict=False):
         line: Line = [(f"{place:>2} ", "dim"), (pad(label, wide) + " ", token_styles.get(token, ""))]
         line += [
             _render_block(key - place, attention.cross) if visible[key] else ("· ", "dim") for key in range(columns)

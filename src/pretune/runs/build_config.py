@@ -43,9 +43,9 @@ def build_pretrain_config(
 ) -> PretrainConfig:
     """Return the config of a run: the paper's defaults, or the tree in `settings`, with overrides.
 
-    `settings` is a whole or partial tree, or a file with one: a run.json, or YAML. `changes` (paths and values, as `--set`
-    takes them) override it, and the other arguments override both. `init_from` is a directory of initial weights.
-    Invalid or contradictory values are a UsageError.
+    `settings` is a whole or partial tree, or a file with one: a run.json, or YAML. `changes` (paths and values, as
+    `--set` takes them) override it, and the other arguments override both. `init_from` is a directory of initial
+    weights. Invalid or contradictory values are a UsageError.
     """
     refuse_old_settings(changes or {})
     lengths = {"steps": steps, "tokens": tokens, "epochs": epochs}
@@ -122,12 +122,12 @@ def _flatten_tree(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         elif section in shorthands and isinstance(values, str):
             yield shorthands[section], values
         elif section not in (FORMAT_KEY, "environment"):
-            expected = f"expected: {', '.join(SECTIONS)}"
+            allowed_sections = f"expected: {', '.join(SECTIONS)}"
             if section in SECTIONS:
                 raise UsageError(
-                    f"the section '{section}' must hold settings, got {type(values).__name__} ({expected})"
+                    f"the section '{section}' must hold settings, got {type(values).__name__} ({allowed_sections})"
                 )
-            raise UsageError(f"unknown section '{section}'{suggest(section, SECTIONS)} ({expected})")
+            raise UsageError(f"unknown section '{section}'{suggest(section, SECTIONS)} ({allowed_sections})")
 
 
 def _flatten_section(path: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -120,18 +120,18 @@ class PretrainConfig:
         """Return the config with the values at some paths replaced: `train.lr`, `objective.rate`, `model.depth`."""
         return replace(self, **apply_changes({name: getattr(self, name) for name in SECTIONS}, changes))
 
-    def diff_all(self, other: "PretrainConfig") -> dict[str, tuple[Any, Any]]:
+    def diff_all(self, other_config: "PretrainConfig") -> dict[str, tuple[Any, Any]]:
         """Return the paths at which two configs differ, with both values."""
         return {
             f"{name}.{path}": pair
             for name in SECTIONS
-            for path, pair in config.diff(getattr(self, name), getattr(other, name)).items()
+            for path, pair in config.diff(getattr(self, name), getattr(other_config, name)).items()
         }
 
-    def diff(self, other: "PretrainConfig") -> dict[str, tuple[Any, Any]]:
+    def diff(self, other_config: "PretrainConfig") -> dict[str, tuple[Any, Any]]:
         """Return the differences that change the weights: those that a resumed run may not have."""
         mutable = {"data.path", *(f"train.{name}" for name in MUTABLE_ON_RESUME)}
-        differences = self.diff_all(other)
+        differences = self.diff_all(other_config)
         return {path: pair for path, pair in differences.items() if ".".join(path.split(".")[:2]) not in mutable}
 
     def sha256(self) -> str:
@@ -149,9 +149,9 @@ def apply_changes(sections: Mapping[str, Any], changes: Mapping[str, Any]) -> di
     for path, value in changes.items():
         section, _, rest = path.partition(".")
         if section not in sections or not rest:
-            known = [f"{name}.{path}" for name, part in sections.items() for path in config.list_paths(part)]
-            endings = [name for name in known if name.endswith(f".{path}")]
-            hint = f"; did you mean '{min(endings, key=len)}'?" if endings else suggest(path, known)
+            paths = [f"{name}.{path}" for name, part in sections.items() for path in config.list_paths(part)]
+            endings = [name for name in paths if name.endswith(f".{path}")]
+            hint = f"; did you mean '{min(endings, key=len)}'?" if endings else suggest(path, paths)
             raise UsageError(f"unknown setting '{path}'{hint} (sections: {', '.join(sections)})")
         inner.setdefault(section, {})[rest] = value
     if "train" in inner:
@@ -226,8 +226,8 @@ def _format_value(value: Any) -> str:
 
 def read_objective(tree: Mapping[str, Any] | str) -> Objective:
     """Return an objective from its name, or from its plain form with the name as `kind`."""
-    plain = {"kind": tree} if isinstance(tree, str) else dict(tree)
-    name = plain.get("kind")
+    values = {"kind": tree} if isinstance(tree, str) else dict(tree)
+    name = values.get("kind")
     if not isinstance(name, str):
         raise UsageError(f"objective: 'kind' must be one of {', '.join(OBJECTIVES.list_names())}")
-    return config.from_dict(OBJECTIVES.get(name), plain, location="objective")
+    return config.from_dict(OBJECTIVES.get(name), values, location="objective")

@@ -73,20 +73,20 @@ def export(
     directory, target = resolve_path(Path(model)), Path(out)
     _check_apart(directory, target)
     base_path = None if base is None else Path(base)
-    loaded, torch_dtype = _load_model(directory, getattr(torch, dtype) if dtype else None, base_path)
-    spec = loaded.model.spec if isinstance(loaded, ModelWithHead) else loaded.spec
+    loaded_model, torch_dtype = _load_model(directory, getattr(torch, dtype) if dtype else None, base_path)
+    spec = loaded_model.model.spec if isinstance(loaded_model, ModelWithHead) else loaded_model.spec
     hf_config = checkpoint.describe_checkpoint(spec)[0]
     if hf_config["model_type"] == checkpoint.NATIVE_TYPE:
         raise UsageError(f"{directory}: no Hugging Face class supports this model: {_explain_unsupported(spec)}")
     dtype_name = str(torch_dtype).removeprefix("torch.")
-    for name, tensor in checkpoint.iterate_weights(loaded):
+    for name, tensor in checkpoint.iterate_weights(loaded_model):
         if not torch.isfinite(tensor).all():
             raise UsageError(f"{directory}: '{name}' overflows in {dtype_name}; use --dtype bfloat16 or float32")
-    io.save(loaded, target, overwrite=overwrite)
+    io.save(loaded_model, target, overwrite=overwrite)
     class_name, count = hf_config["architectures"][0], spec.params().total
-    if isinstance(loaded, ModelWithHead) and loaded.head is not None:
-        exported_head = io.export_head(loaded)
-        count += sum(parameter.numel() for parameter in loaded.head.parameters())
+    if isinstance(loaded_model, ModelWithHead) and loaded_model.head is not None:
+        exported_head = io.export_head(loaded_model)
+        count += sum(parameter.numel() for parameter in loaded_model.head.parameters())
         if exported_head is None:
             log.warn("no Hugging Face class has this task head; it is saved, but only pretune can load it")
         else:

@@ -252,8 +252,8 @@ class QuickstartRun:
         changes |= {"train.lr": 1e-3, "train.compile": False}
         budget, epochs = (limit, None) if self.device == "cpu" else (None, 10.0)  # NOTE: after more it overfits
         pretrain(
-            init_from=start, data=self.run_dir / "data", objective="masked", budget=budget, epochs=epochs, changes=changes,
-            out=self.run_dir / "pretrain", device=self.device,
+            init_from=start, data=self.run_dir / "data", objective="masked", budget=budget, epochs=epochs,
+            changes=changes, out=self.run_dir / "pretrain", device=self.device,
         )  # fmt: skip
 
     def measure(self, jobs: Sequence[Job], *, optional: bool = False) -> None:

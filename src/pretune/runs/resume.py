@@ -18,25 +18,25 @@ from pretune.training.records import ResumeFile
 def load_resumed_config(run_dir: Path, model: str | None, **overrides: Any) -> PretrainConfig:
     """Return the config of the run in a directory, with overrides that do not change the weights.
 
-    `overrides` are arguments of `build_pretrain_config`: some, or all that the run was started with. Without a length the
-    run keeps its own. The first setting that differs is a CheckpointError, as are other data or another tokenizer.
+    `overrides` are arguments of `build_pretrain_config`: some, or all that the run was started with. Without a length
+    the run keeps its own. The first setting that differs is a CheckpointError, as are other data or another tokenizer.
     """
     file = run_dir / RUN_FILE
     if not file.is_file():
         raise CheckpointError(f"{run_dir}: no run to resume ({RUN_FILE} is missing); start it without --resume")
     tree = migrate_run(io.read_json(file, CheckpointError), CheckpointError, str(file))
-    stored = PretrainConfig.from_dict(tree, source=str(file))
+    stored_config = PretrainConfig.from_dict(tree, source=str(file))
     environment = config.check_record(ResumeFile, tree, CheckpointError, str(file)).get("environment", {})
     if model is None and overrides.get("settings") is None:
-        resumed = build_pretrain_config(**{**overrides, "settings": stored})
+        resumed_config = build_pretrain_config(**{**overrides, "settings": stored_config})
     else:
         if overrides.get("settings") is None and not any(_has_length(name, overrides) for name in LENGTHS):
-            overrides |= {name: value for name in LENGTHS if (value := getattr(stored.train, name)) is not None}
-        resumed = build_pretrain_config(model, **overrides)
-    for path, (new, old) in resumed.diff(stored).items():
+            overrides |= {name: value for name in LENGTHS if (value := getattr(stored_config.train, name)) is not None}
+        resumed_config = build_pretrain_config(model, **overrides)
+    for path, (new, old) in resumed_config.diff(stored_config).items():
         raise CheckpointError(f"{run_dir}: {path} was {old} and cannot become {new} in a resumed run")
-    _check_data(resumed.data.path, environment)
-    return resumed
+    _check_data(resumed_config.data.path, environment)
+    return resumed_config
 
 
 def _has_length(name: str, overrides: dict[str, Any]) -> bool:

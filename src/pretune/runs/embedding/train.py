@@ -334,6 +334,6 @@ def _add_max_length(length: int | None, files: dict[str, bytes]) -> dict[str, by
 
 
 def hash_specs(*specs: object) -> str:
-    """Return a hash of the plain forms of specs."""
-    plain = [config.to_dict(spec) for spec in specs]
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    """Return a hash of the trees forms of specs."""
+    trees = [config.to_dict(spec) for spec in specs]
+    return hashlib.sha256(json.dumps(trees, sort_keys=True, allow_nan=False).encode()).hexdigest()

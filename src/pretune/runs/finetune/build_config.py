@@ -64,9 +64,9 @@ def build_finetune_config(
 ) -> FinetuneConfig:
     """Return the config of a run.
 
-    `task` holds options of the task: task, type, train, dev, test, text, pair, label, data, force. `settings` is a tree,
-    or a file with one: a run.json, or YAML. `changes` (paths and values, as `--set` takes them) and the other arguments
-    override it. Invalid or contradictory values are a UsageError.
+    `task` holds options of the task: task, type, train, dev, test, text, pair, label, data, force. `settings` is a
+    tree, or a file with one: a run.json, or YAML. `changes` (paths and values, as `--set` takes them) and the other
+    arguments override it. Invalid or contradictory values are a UsageError.
     """
     refuse_old_settings(changes or {})
     task_options = _read_task_options(task)
@@ -106,7 +106,7 @@ def _apply_method(tuning: FinetuneConfig, name: str, overrides: Mapping[str, Any
     """Return the config with a method by its name, and the learning rate of that method."""
     spec = read_base_spec(tuning.base.path)
     method, changes = parse_method(name, spec)
-    adapted = FinetuneConfig(
+    adapted_config = FinetuneConfig(
         base=tuning.base,
         task=tuning.task,
         method=read_method(method),
@@ -119,7 +119,7 @@ def _apply_method(tuning: FinetuneConfig, name: str, overrides: Mapping[str, Any
     kind = read_optimizer(train).get("kind", config.get_kind(tuning.train.optimizer))
     if find_rates(train) or kind != RATE_OPTIMIZER:
         del defaults["train.lr"]
-    return adapted.replace({**defaults, **overrides})
+    return adapted_config.replace({**defaults, **overrides})
 
 
 def explain_rate(tuning: FinetuneConfig) -> str:
@@ -131,7 +131,7 @@ def explain_rate(tuning: FinetuneConfig) -> str:
 
 
 def parse_method(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
-    """Return the method of a name and the other settings it stands for; `+` joins several: lora+gradual, full+last-only.
+    """Return the method of a name and the settings it stands for; `+` joins several: lora+gradual, full+last-only.
 
     Old names of presets are aliases.
     """
@@ -161,8 +161,8 @@ def parse_method(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
         elif part in METHODS:
             methods.append(part)
         else:
-            known = [*METHODS.list_names(), *METHOD_PRESETS]
-            raise UsageError(f"unknown method '{part[:40]}'{suggest(part, known)} (allowed: {', '.join(known)})")
+            names = [*METHODS.list_names(), *METHOD_PRESETS]
+            raise UsageError(f"unknown method '{part[:40]}'{suggest(part, names)} (allowed: {', '.join(names)})")
     layers = [part for part in parts if part in LAYER_CHOICES or (part in ("gradual", "ulmfit") and len(methods) > 1)]
     if len(layers) > 1:
         raise UsageError(f"'{name[:60]}': keep one of {' and '.join(layers)}: each chooses the trained layers")

@@ -202,13 +202,13 @@ class FinetuneConfig:
             )
         if self.base.changed_field == "extra_layers":
             raise UsageError(
-                f"base.extra_layers {self.base.extra_layers}: an adapter of '{name}' cannot store new blocks; use --method "
-                "extra-layers, full, frozen or gradual"
+                f"base.extra_layers {self.base.extra_layers}: an adapter of '{name}' cannot store new blocks; use "
+                "--method extra-layers, full, frozen or gradual"
             )
         if self.base.changed_field is not None:
             raise UsageError(
-                f"base.{self.base.changed_field}: an adapter of '{name}' needs the base model unchanged; save the changed "
-                "model first (docs/adaptation.md, Surgery), or use --method full, frozen or gradual"
+                f"base.{self.base.changed_field}: an adapter of '{name}' needs the base model unchanged; save the "
+                "changed model first (docs/adaptation.md, Surgery), or use --method full, frozen or gradual"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -234,12 +234,12 @@ class FinetuneConfig:
         """Return the config with the values at some paths replaced: `train.lr`, `method.rank`, `tune.layer_decay`."""
         return replace(self, **apply_changes({name: getattr(self, name) for name in SECTIONS}, changes))
 
-    def diff(self, other: "FinetuneConfig") -> dict[str, tuple[Any, Any]]:
+    def diff(self, other_config: "FinetuneConfig") -> dict[str, tuple[Any, Any]]:
         """Return the differences that change the weights: those that a resumed run may not have."""
         differences = {
             f"{name}.{path}": pair
             for name in SECTIONS
-            for path, pair in config.diff(getattr(self, name), getattr(other, name)).items()
+            for path, pair in config.diff(getattr(self, name), getattr(other_config, name)).items()
         }
         return {path: pair for path, pair in differences.items() if not _is_mutable(path)}
 
@@ -258,11 +258,11 @@ def _is_mutable(path: str) -> bool:
 
 def read_method(tree: Mapping[str, Any] | str) -> AnyMethod:
     """Return a method from its name, or from its plain form with the name as `kind`."""
-    plain = {"kind": tree} if isinstance(tree, str) else dict(tree)
+    values = {"kind": tree} if isinstance(tree, str) else dict(tree)
     kinds = {config.get_kind(METHODS.get(name)): METHODS.get(name) for name in METHODS}
-    classes, name = {**kinds, **{name: METHODS.get(name) for name in METHODS}}, plain.get("kind")
+    classes, name = {**kinds, **{name: METHODS.get(name) for name in METHODS}}, values.get("kind")
     if not isinstance(name, str) or name not in classes:
         raise UsageError(f"method: unknown kind '{str(name)[:40]}' (allowed: {', '.join(METHODS.list_names())})")
     cls = classes[name]
-    method: AnyMethod = config.from_dict(cls, {**plain, "kind": config.get_kind(cls)}, location="method")
+    method: AnyMethod = config.from_dict(cls, {**values, "kind": config.get_kind(cls)}, location="method")
     return method

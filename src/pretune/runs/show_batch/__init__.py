@@ -1,4 +1,4 @@
-"""What an objective does to a sentence, as a value: what `pretune show-batch` draws."""
+"""Inputs, targets and attention masks of an objective on a sentence, as values for `pretune show-batch`."""
 
 from pretune.runs.show_batch.build import build_example
 from pretune.runs.show_batch.types import (

@@ -1,4 +1,4 @@
-"""Who may attend to whom in a batch of one sequence, by the rules that the models themselves go by."""
+"""Attention masks of a batch of one sequence, built by the models' own functions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ TokenFormatter = Callable[[Tensor], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _AttentionMask:
-    """A mask before it is spelled out: queries and keys are tokens [q], [k]; which queries there are."""
+    """Mask with the tokens of its queries [q] and keys [k], and the positions of the queries."""
 
     name: str
     mask: Tensor  # [q, k]
@@ -29,8 +29,8 @@ class _AttentionMask:
 
 
 def build_attention_maps(batch: Batch, shape: ModelShape, formatter: TokenFormatter) -> tuple[AttentionMap, ...]:
-    """The masks of every kind of attention that a model of a shape has."""
-    return tuple(_format_mask(found, formatter) for found in _BY_SHAPE[shape](batch))
+    """Return the attention masks of a model of this shape."""
+    return tuple(_format_mask(mask, formatter) for mask in _BY_SHAPE[shape](batch))
 
 
 def _build_encoder_masks(batch: Batch) -> list[_AttentionMask]:
@@ -54,8 +54,8 @@ def _build_encoder_decoder_masks(batch: Batch) -> list[_AttentionMask]:
 
 
 def _build_two_way_masks(batch: Batch) -> list[_AttentionMask]:
-    turned, index = reverse_sequences(batch)
-    backward = _build_mask(turned, turned, causal=True)[index][:, index]
+    reversed_batch, index = reverse_sequences(batch)
+    backward = _build_mask(reversed_batch, reversed_batch, causal=True)[index][:, index]
     return [
         _build_self_mask("forward stack", batch, causal=True),
         _AttentionMask("backward stack", backward, batch.tokens, batch.tokens),
@@ -64,12 +64,14 @@ def _build_two_way_masks(batch: Batch) -> list[_AttentionMask]:
 
 def _build_two_stream_masks(batch: Batch) -> list[_AttentionMask]:
     content, query = build_stream_masks(batch)
-    found = [_AttentionMask("content stream", _expand_mask(content.mask, batch, batch), batch.tokens, batch.tokens)]
+    masks = [_AttentionMask("content stream", _expand_mask(content.mask, batch, batch), batch.tokens, batch.tokens)]
     if query is not None and batch.targets is not None:
-        asked = batch.targets.index[batch.targets.labels != IGNORE_INDEX]
-        mask = _expand_mask(query.mask, batch, batch)[asked]
-        found.append(_AttentionMask("query stream", mask, batch.tokens[asked], batch.tokens, asked.tolist()))
-    return found
+        target_index = batch.targets.index[batch.targets.labels != IGNORE_INDEX]
+        mask = _expand_mask(query.mask, batch, batch)[target_index]
+        masks.append(
+            _AttentionMask("query stream", mask, batch.tokens[target_index], batch.tokens, target_index.tolist())
+        )
+    return masks
 
 
 _BY_SHAPE: dict[ModelShape, Callable[[Batch], list[_AttentionMask]]] = {
@@ -93,7 +95,7 @@ def _build_mask(queries: Batch, keys: Batch, *, causal: bool = False) -> Tensor:
 
 
 def _expand_mask(mask: Tensor | None, queries: Batch, keys: Batch) -> Tensor:
-    """[q, k]; no mask hides nothing."""
+    """Expand to [q, k]; None masks nothing."""
     size = (len(queries.tokens), len(keys.tokens))
     return torch.ones(size, dtype=torch.bool) if mask is None else mask.expand(1, 1, *size)[0, 0]
 
@@ -105,6 +107,6 @@ def _format_mask(mask: _AttentionMask, formatter: TokenFormatter) -> AttentionMa
         queries=queries,
         places=tuple(range(len(queries)) if mask.places is None else mask.places),
         keys=formatter(mask.keys),
-        seen=tuple(tuple(row) for row in mask.mask.tolist()),
+        mask=tuple(tuple(row) for row in mask.mask.tolist()),
         cross=mask.cross,
     )

@@ -1,4 +1,4 @@
-"""From an objective and a text to an example: a real lesson, laid out as a batch, and what the loss asks of a model."""
+"""Construction of an example: an objective applied to a text, laid out as a batch, with the targets of its loss."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ from pretune.runs.show_batch.types import BatchExample, ShownSequence
 from pretune.text.tokenizer import Tokenizer
 
 SAMPLE_COUNT = 64
-"""So many samples are drawn where sequences differ in kind, so that one of each kind is found."""
+"""Number of samples drawn to find one sequence of each kind."""
 
 DIRECTION_NAMES = {
     Way.BIDIRECTIONAL: "read in both directions",
@@ -56,46 +56,52 @@ def build_example(
     settings: Mapping[str, Any] | None = None,
     hide: Sequence[str] = (),
 ) -> BatchExample:
-    """What an objective makes of a text, for a model of a shape; without a tokenizer, words are the tokens.
+    """Apply an objective to texts for a model shape; without a tokenizer, words are the tokens.
 
-    Some words may be named that are to be hidden, where the objective would draw them.
+    `hide` names words to mask instead of random ones.
     """
     objective = config.replace(OBJECTIVES.get(name)(), settings or {})
-    chosen = _resolve_shape(shape, objective)
-    given = tuple(texts) or select_default_texts(objective)
-    shown = build_variants(name, objective, given)
-    if len(given) == 1 and not texts and objective.pairs == "apart":
-        shown += build_variants(name, objective, TASK)
-    read = [*dict.fromkeys(text for _, segments, _ in shown for text in segments)]
-    spelling = build_word_renderer(read, objective, chosen) if tokenizer is None else build_piece_renderer(tokenizer)
-    lesson = objective.bind(spelling.vocabulary, chosen)
-    maker = _ExampleBuilder(name, objective, lesson, spelling, chosen, seed)
-    drawn = [one for title, segments, label in shown for one in maker.build_sequences(title, segments, label, hide)]
+    model_shape = _resolve_shape(shape, objective)
+    segments_given = tuple(texts) or select_default_texts(objective)
+    variants = build_variants(name, objective, segments_given)
+    if len(segments_given) == 1 and not texts and objective.pairs == "apart":
+        variants += build_variants(name, objective, TASK)
+    read = [*dict.fromkeys(text for _, segments, _ in variants for text in segments)]
+    renderer = (
+        build_word_renderer(read, objective, model_shape) if tokenizer is None else build_piece_renderer(tokenizer)
+    )
+    corruption = objective.bind(renderer.vocabulary, model_shape)
+    maker = _ExampleBuilder(name, objective, corruption, renderer, model_shape, seed)
+    sequences = [
+        sequence
+        for title, segments, label in variants
+        for sequence in maker.build_sequences(title, segments, label, hide)
+    ]
     return BatchExample(
         objective=name,
         title=(sys.modules[type(objective).__module__].__doc__ or name).partition("\n")[0],
         about=OBJECTIVES.describe(name),
         settings=config.to_dict(objective),
-        shape=chosen,
+        shape=model_shape,
         seed=seed,
-        text=given,
-        drawn=tuple(drawn),
-        notes=tuple(_build_notes(spelling, chosen, lesson, hide)),
+        text=segments_given,
+        sequences=tuple(sequences),
+        notes=tuple(_build_notes(renderer, model_shape, corruption, hide)),
     )
 
 
 def _resolve_shape(shape: str | None, objective: Objective) -> ModelShape:
-    """The shape of a name, by default the first that an objective trains."""
+    """Return the shape of this name, by default the first that the objective trains."""
     if shape is None:
         return objective.shapes[0]
-    for known in MODEL_SHAPES:
-        if shape == known:
-            return known
-    raise UsageError(f"unknown shape '{shape[:60]}'{suggest(shape, MODEL_SHAPES)} (known: {', '.join(MODEL_SHAPES)})")
+    for candidate in MODEL_SHAPES:
+        if shape == candidate:
+            return candidate
+    raise UsageError(f"unknown shape '{shape[:60]}'{suggest(shape, MODEL_SHAPES)} (allowed: {', '.join(MODEL_SHAPES)})")
 
 
 class _ExampleBuilder:
-    """What all sequences of an example share."""
+    """Shared parts of all sequences of an example."""
 
     def __init__(
         self,
@@ -110,39 +116,43 @@ class _ExampleBuilder:
         self.shape, self.seed = shape, seed
 
     def build_sequences(self, title: str, segments: Segments, label: int, hide: Sequence[str]) -> list[ShownSequence]:
-        """The lessons of a text: one, or one of each kind that sequences may be of."""
-        one = build_sequence(self.renderer, self.shape, segments, label, self.objective.pairs)
+        """Return the corrupted sequences of a text: one of each kind."""
+        sequence = build_sequence(self.renderer, self.shape, segments, label, self.objective.pairs)
         if hide:
-            places = [find_positions(self.renderer, one, words) for words in hide]
-            rng = Counters.from_sequences(self.seed, one, copies=self.corruption.copies)
-            return [self._describe(title, one, self._hide_words(one, places, rng))]
-        many = repeat_sequence(one, SAMPLE_COUNT)
-        taught = self.corruption.corrupt(many, Counters.from_sequences(self.seed, many, copies=self.corruption.copies))
+            places = [find_positions(self.renderer, sequence, words) for words in hide]
+            rng = Counters.from_sequences(self.seed, sequence, copies=self.corruption.copies)
+            return [self._describe(title, sequence, self._hide_words(sequence, places, rng))]
+        repeats = repeat_sequence(sequence, SAMPLE_COUNT)
+        corrupted_sequences = self.corruption.corrupt(
+            repeats, Counters.from_sequences(self.seed, repeats, copies=self.corruption.copies)
+        )
         return [
-            self._describe("; ".join(filter(None, (title, what))), one, taught.take(np.array([which])))
-            for what, which in self._find_kinds(taught)
+            self._describe(
+                "; ".join(filter(None, (title, description))), sequence, corrupted_sequences.take(np.array([index]))
+            )
+            for description, index in self._find_kinds(corrupted_sequences)
         ]
 
     def _find_kinds(self, sequences: Sequences) -> list[tuple[str, int]]:
-        """The first sequence of each kind, and what it is; where all are alike, the first."""
+        """Return the first sequence of each kind with its description."""
         kinds: dict[tuple[int, int], tuple[str, int]] = {}
         reads = sequences.source or sequences
-        marks = self.corruption.mode_tokens if isinstance(self.corruption, MixtureCorruption) else ()
-        for which in range(len(sequences)):
-            way = -1 if sequences.view is None else int(sequences.view[which])
-            first = int(reads.tokens[reads.offsets[which]])
-            mark = first if first in marks else -1
-            told = [DIRECTION_NAMES[Way(way)]] if way >= 0 else []
-            told += [f"behind the mark {self.renderer.format_token(mark)}"] if mark >= 0 else []
-            kinds.setdefault((way, mark), ("; ".join(told), which))
+        mode_tokens = self.corruption.mode_tokens if isinstance(self.corruption, MixtureCorruption) else ()
+        for index in range(len(sequences)):
+            way = -1 if sequences.view is None else int(sequences.view[index])
+            first = int(reads.tokens[reads.offsets[index]])
+            mode_token = first if first in mode_tokens else -1
+            descriptions = [DIRECTION_NAMES[Way(way)]] if way >= 0 else []
+            descriptions += [f"mode token {self.renderer.format_token(mode_token)}"] if mode_token >= 0 else []
+            kinds.setdefault((way, mode_token), ("; ".join(descriptions), index))
         return [kinds[kind] for kind in sorted(kinds)]
 
     def _hide_words(self, original: Sequences, places: list[list[int]], rng: Counters) -> Sequences:
-        """The lesson in which words that are named are hidden, instead of those that chance would have."""
+        """Mask the named words instead of random ones."""
         spans = sorted(places)
         flat = np.array([place for span in spans for place in span])
         if len(np.unique(flat)) < len(flat):
-            raise UsageError("--hide names the same words twice; give each once, spans in one piece")
+            raise UsageError("--hide names overlapping words; pass each word once")
         if isinstance(self.corruption, MaskedCorruption):
             return mask_tokens(original, flat, self.corruption.replacement, rng)
         if isinstance(self.corruption, SentinelCorruption):
@@ -150,9 +160,9 @@ class _ExampleBuilder:
             index = np.flatnonzero(~original.special)
             first = np.searchsorted(index, [span[0] for span in spans])
             length = np.array([len(span) for span in spans])
-            made = self.corruption.replace_spans(original, index, NoiseSpans(first, length, np.array([len(spans)])))
-            return self.corruption.layout.combine(*made)
-        raise UsageError(f"{self.name} cannot be told what to hide; --hide goes with masked and span_corruption")
+            sides = self.corruption.replace_spans(original, index, NoiseSpans(first, length, np.array([len(spans)])))
+            return self.corruption.layout.combine(*sides)
+        raise UsageError(f"--hide does not support {self.name}, only masked and span_corruption")
 
     def _describe(self, title: str, original: Sequences, sequences: Sequences) -> ShownSequence:
         batch = lay_out(sequences, np.zeros(1, dtype=np.int64), _build_shape(sequences))
@@ -162,7 +172,7 @@ class _ExampleBuilder:
 
 
 def _build_shape(sequences: Sequences) -> BatchShape:
-    """One row that a sequence fills."""
+    """Return the shape of one row that fits a sequence."""
 
     def size(lengths: Ints) -> int:
         return max(int(lengths[0]), 1)
@@ -175,21 +185,21 @@ def _build_shape(sequences: Sequences) -> BatchShape:
 
 
 def _build_notes(renderer: TokenRenderer, shape: ModelShape, corruption: Corruption, hide: Sequence[str]) -> list[str]:
-    found = []
+    notes = []
     if renderer.has_word_tokens:
-        found.append("Words are the tokens here, and the vocabulary is the text's; --tokenizer DIR shows real pieces.")
+        notes.append("Tokens are words here, with the text's own vocabulary; use --tokenizer DIR for subwords.")
     if shape == "generator-discriminator":
-        found.append(
-            "No generator is trained here: what it would draw for the blanks is any word of the vocabulary. One that "
-            "happens to be right counts as original."
+        notes.append(
+            "There is no trained generator here: replacements are random words of the vocabulary. A correct one counts "
+            "as original."
         )
     if isinstance(corruption, SentinelCorruption) and not hide:
-        found.append(
-            "As in the released code a sequence ends in a span, and a short one has no other; for more of them: "
+        notes.append(
+            "As in the released code, a sequence ends in a span, and a short one has only that; for more spans: "
             "--set rate=0.4 --set mean=2, or --hide WORDS."
         )
     if isinstance(corruption, MixtureCorruption):
-        found.append(
-            f"Each sequence gets one of the {len(corruption.corruptions)} parts by chance; one of each mark is shown."
+        notes.append(
+            f"Each sequence gets one of {len(corruption.corruptions)} objectives at random; one per mode token shown."
         )
-    return found
+    return notes

@@ -1,4 +1,4 @@
-"""A lesson of one sequence, spelled out: what is read, what is to be said, and what is known of every token."""
+"""Description of one corrupted sequence: input, targets, and facts about every token."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from pretune.runs.show_batch.token_text import TokenRenderer
 from pretune.runs.show_batch.types import LossTerm, ModelSide, ShownSequence, TokenKind, TokenRow
 
 IN_PLACE_SHAPES = ("encoder", "generator-discriminator", "two-stream")
-"""Shapes whose targets stand over the tokens they hide; those of others are what comes next."""
+"""Shapes whose targets are at the masked positions; those of others are the next tokens."""
 SHOWN_KINDS: Mapping[TokenKind, str] = {"mask": "mask", "random": "random", "kept": "kept"}
 
 
 @dataclass(frozen=True, slots=True)
 class CorruptedSequence:
-    """A sequence before and after, and what it was made by."""
+    """A sequence before and after corruption, with its objective."""
 
     title: str
     objective: Objective
@@ -36,28 +36,28 @@ class CorruptedSequence:
     batch: Batch
 
     def format_tokens(self, ids: Tensor) -> tuple[str, ...]:
-        """Tokens by name, "" for none."""
+        """Return tokens as text; "" for none."""
         return self.renderer.format_tokens(ids.tolist())
 
     def place_labels(self, targets: Targets) -> Tensor:
-        """[N] what is to be said at every token, IGNORE where nothing is."""
+        """Return the label of every token [N], IGNORE_INDEX where there is none."""
         labels = torch.full_like(self.batch.tokens, IGNORE_INDEX)
-        asked = targets.labels != IGNORE_INDEX
-        labels[targets.index[asked]] = targets.labels[asked]
+        is_target = targets.labels != IGNORE_INDEX
+        labels[targets.index[is_target]] = targets.labels[is_target]
         return labels
 
 
 def describe_sequence(sequence: CorruptedSequence) -> ShownSequence:
-    """The lesson in words. The loss is asked for with a model that only listens, so it says what is asked."""
+    """Describe a sequence; a recording model receives the loss's inputs, so targets and weights are the real ones."""
     model = RecordingModel(sequence.renderer.vocabulary.list_ordinary_ids())
     loss = sequence.objective.loss(model, sequence.batch)
     labels = sequence.place_labels(model.recorded_targets[0])
     return ShownSequence(
         title=sequence.title,
-        reads=_format_input(sequence, labels),
-        says=_format_targets(sequence, labels),
+        input=_format_input(sequence, labels),
+        target=_format_targets(sequence, labels),
         sides=tuple(_build_sides(sequence, model, loss)),
-        sights=build_attention_maps(sequence.batch, sequence.shape, sequence.format_tokens),
+        attention=build_attention_maps(sequence.batch, sequence.shape, sequence.format_tokens),
         facts=tuple(_describe_facts(sequence, model)),
         terms=tuple(
             LossTerm(name=name, weight=float(term.weight), count=int(term.count))
@@ -67,17 +67,17 @@ def describe_sequence(sequence: CorruptedSequence) -> ShownSequence:
 
 
 def _format_input(sequence: CorruptedSequence, labels: Tensor) -> str:
-    """The input as a line of text: of a decoder that is given a first part, that part."""
+    """Return the input as text; for a decoder with a prefix, the prefix."""
     batch = sequence.batch
     if batch.source is not None:
         return sequence.renderer.format_line(batch.source.tokens.tolist())
-    asked = int((labels != IGNORE_INDEX).nonzero()[0]) if (labels != IGNORE_INDEX).any() else 0
-    given = len(labels) if sequence.shape in IN_PLACE_SHAPES or asked == 0 else asked + 1
-    return sequence.renderer.format_line(batch.tokens[:given].tolist())
+    first_target = int((labels != IGNORE_INDEX).nonzero()[0]) if (labels != IGNORE_INDEX).any() else 0
+    input_length = len(labels) if sequence.shape in IN_PLACE_SHAPES or first_target == 0 else first_target + 1
+    return sequence.renderer.format_line(batch.tokens[:input_length].tolist())
 
 
 def _format_targets(sequence: CorruptedSequence, labels: Tensor) -> str:
-    """The targets as a line of text, with dots for what lies between them where they stand."""
+    """Return the targets as text, with dots between targets that are not adjacent."""
     if sequence.shape not in IN_PLACE_SHAPES:
         return sequence.renderer.format_line(labels.tolist())
     places = np.flatnonzero(labels.numpy() != IGNORE_INDEX)
@@ -86,46 +86,52 @@ def _format_targets(sequence: CorruptedSequence, labels: Tensor) -> str:
 
 
 def _build_sides(sequence: CorruptedSequence, model: RecordingModel, loss: Loss) -> Iterator[ModelSide]:
-    """Everything that is read, with what is to be said under it."""
+    """Yield the tokens of each model side with the targets below them."""
     batch, labels = sequence.batch, sequence.place_labels(model.recorded_targets[0])
-    says = TokenRow(name="says", values=sequence.format_tokens(labels))
+    target_row = TokenRow(name="target", values=sequence.format_tokens(labels))
     if batch.source is not None:
         yield _build_side(sequence, "encoder", batch.source, [], _find_hidden_span(sequence, labels))
-        yield _build_side(sequence, "decoder", batch, [says])
+        yield _build_side(sequence, "decoder", batch, [target_row])
     elif len(model.recorded_targets) > 1:
         ways = [
-            TokenRow(name=f"says, {name}", values=sequence.format_tokens(sequence.place_labels(asked)))
-            for name, asked in zip(loss.get_terms(), model.recorded_targets, strict=False)
+            TokenRow(name=f"target, {name}", values=sequence.format_tokens(sequence.place_labels(targets)))
+            for name, targets in zip(loss.get_terms(), model.recorded_targets, strict=False)
         ]
         yield _build_side(sequence, sequence.shape, batch, ways)
     elif model.proposed_tokens is not None:
-        yield _build_side(sequence, "generator", batch, [says], labels)
+        yield _build_side(sequence, "generator", batch, [target_row], labels)
         yield _build_detector_side(sequence, model.proposed_tokens)
     else:
-        yield _build_side(sequence, sequence.shape, batch, [says], labels if sequence.shape == "encoder" else None)
+        yield _build_side(
+            sequence, sequence.shape, batch, [target_row], labels if sequence.shape == "encoder" else None
+        )
 
 
 def _build_detector_side(sequence: CorruptedSequence, proposed_tokens: Tensor) -> ModelSide:
-    """What a discriminator reads after the blanks are filled in, and what it should say of every token."""
-    shown, replaced = fill_in(sequence.batch, proposed_tokens)
-    news = replaced.tolist()
+    """Return the discriminator's input after replacement, and its label for every token."""
+    filled_batch, is_replaced = fill_in(sequence.batch, proposed_tokens)
+    news = is_replaced.tolist()
     kinds: Iterator[TokenKind] = (
-        "random" if new else kind for new, kind in zip(news, _classify_tokens(sequence, shown.tokens), strict=True)
+        "random" if new else kind
+        for new, kind in zip(news, _classify_tokens(sequence, filled_batch.tokens), strict=True)
     )
-    says = TokenRow(name="replaced", values=tuple("yes" if new else "no" for new in news))
+    replaced_row = TokenRow(name="replaced", values=tuple("yes" if new else "no" for new in news))
     return ModelSide(
-        name="discriminator", tokens=sequence.format_tokens(shown.tokens), kinds=tuple(kinds), rows=(says,)
+        name="discriminator",
+        tokens=sequence.format_tokens(filled_batch.tokens),
+        kinds=tuple(kinds),
+        rows=(replaced_row,),
     )
 
 
 def _build_side(
     sequence: CorruptedSequence, name: str, batch: Batch, rows: list[TokenRow], hidden_labels: Tensor | None = None
 ) -> ModelSide:
-    """Tokens with their rows, with what the batch knows of them, and where they hide others, in what disguise."""
+    """Return tokens with their rows: targets, masking, spans, order, segments."""
     kinds = _classify_tokens(sequence, batch.tokens, hidden_labels)
     if hidden_labels is not None:
-        shown = tuple(SHOWN_KINDS.get(kind, "") for kind in kinds)
-        rows = [*rows, TokenRow(name="shown as", values=shown)] if any(shown) else rows
+        appearance = tuple(SHOWN_KINDS.get(kind, "") for kind in kinds)
+        rows = [*rows, TokenRow(name="shown as", values=appearance)] if any(appearance) else rows
     if batch.blanks is not None and bool((batch.blanks >= 0).any()):
         rows.append(TokenRow(name="span", values=tuple(str(n) if n >= 0 else "" for n in batch.blanks.tolist())))
     if batch.order is not None:
@@ -136,16 +142,16 @@ def _build_side(
 
 
 def _find_hidden_span(sequence: CorruptedSequence, labels: Tensor) -> Tensor | None:
-    """What a source hides where it is in disguise: the stretch that the decoder says, at its place in the text."""
+    """Return the masked span of a source whose masking uses 80/10/10 replacement, at its place in the text."""
     source, was = sequence.batch.source, torch.from_numpy(sequence.original.tokens)
     if source is None or not isinstance(getattr(sequence.corruption, "replacement", None), MaskReplacement):
         return None
-    said = labels[labels != IGNORE_INDEX]
-    changed = source.tokens != was
-    for start in range(len(was) - len(said) + 1):
-        inside = torch.zeros_like(changed)
-        inside[start : start + len(said)] = True
-        if bool((was[inside] == said).all()) and not bool((changed & ~inside).any()):
+    target_tokens = labels[labels != IGNORE_INDEX]
+    is_changed = source.tokens != was
+    for start in range(len(was) - len(target_tokens) + 1):
+        inside = torch.zeros_like(is_changed)
+        inside[start : start + len(target_tokens)] = True
+        if bool((was[inside] == target_tokens).all()) and not bool((is_changed & ~inside).any()):
             return torch.where(inside, was, IGNORE_INDEX)
     return None
 
@@ -153,7 +159,7 @@ def _find_hidden_span(sequence: CorruptedSequence, labels: Tensor) -> Tensor | N
 def _classify_tokens(
     sequence: CorruptedSequence, tokens: Tensor, labels: Tensor | None = None
 ) -> tuple[TokenKind, ...]:
-    """What every token is; with labels, which stand over the tokens they hide, also in what disguise."""
+    """Return the kind of every token; with labels at the masked positions, also the replacement."""
     vocabulary = sequence.renderer.vocabulary
     mask, special, sentinels = vocabulary.find("mask"), {*vocabulary.special}, {*vocabulary.sentinels}
     hidden = [IGNORE_INDEX] * len(tokens) if labels is None else labels.tolist()
@@ -171,14 +177,14 @@ def _classify_tokens(
 
 
 def _describe_facts(sequence: CorruptedSequence, model: RecordingModel) -> Iterator[str]:
-    """What else there is to know of the sequence."""
+    """Yield further facts about the sequence."""
     batch = sequence.batch
     if batch.prefix is not None and int(batch.prefix[0]):
-        yield f"The first {int(batch.prefix[0])} tokens see each other in both directions."
+        yield f"The first {int(batch.prefix[0])} tokens attend to each other bidirectionally."
     if batch.order is not None:
-        asked = [(int(rank), int(place)) for place, rank in enumerate(batch.order.tolist()) if rank]
-        turns = " then ".join(f"{sequence.renderer.format_token(int(batch.tokens[p]))} ({p})" for _, p in sorted(asked))
-        yield f"Order of prediction: {turns or 'nothing'}. Rank 0 is context, which all may see."
+        ranks = [(int(rank), int(place)) for place, rank in enumerate(batch.order.tolist()) if rank]
+        turns = " then ".join(f"{sequence.renderer.format_token(int(batch.tokens[p]))} ({p})" for _, p in sorted(ranks))
+        yield f"Prediction order: {turns or 'none'}. Rank 0 is context, visible to all."
     if model.edges is not None:
         yield from _describe_edges(sequence, model.edges)
 
@@ -187,6 +193,7 @@ def _describe_edges(sequence: CorruptedSequence, edges: RecordedEdges) -> Iterat
     for left, right in dict.fromkeys(zip(edges.left.tolist(), edges.right.tolist(), strict=True)):
         inside = (edges.left == left) & (edges.right == right) & (edges.labels != IGNORE_INDEX)
         if bool(inside.any()):
-            said = sequence.renderer.format_line(edges.labels[inside].tolist())
-            one, other = sequence.format_tokens(sequence.batch.tokens[[left, right]])
-            yield f"Boundary: '{said}' is also said from its edges alone, {one} ({left}) and {other} ({right})."
+            text = sequence.renderer.format_line(edges.labels[inside].tolist())
+            left_token, right_token = sequence.format_tokens(sequence.batch.tokens[[left, right]])
+            boundaries = f"{left_token} ({left}) and {right_token} ({right})"
+            yield f"Span boundary objective: '{text}' is also predicted from its boundaries {boundaries}."

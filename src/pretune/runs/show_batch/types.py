@@ -1,15 +1,15 @@
-"""What is known of an example: all of it read off a real lesson and a real batch, and spelled out."""
+"""Values of an example, all from a real corruption and a real batch."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 TokenKind = Literal["text", "special", "mask", "random", "kept", "sentinel"]
-"""What a token that is read is: random and kept ones are to be predicted, and do not look like it."""
+"""Kind of an input token; `random` and `kept` tokens are predicted although they look unmasked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """A line under the tokens: a value for each, "" where there is none."""
+    """Row of a token table: a value per token, "" for none."""
 
     name: str
     values: tuple[str, ...]
@@ -17,7 +17,7 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSide:
-    """What one model, or one side of it, reads, and what stands under every token."""
+    """Input of a model, or of one side of it, with the rows below its tokens."""
 
     name: str
     tokens: tuple[str, ...]
@@ -27,19 +27,19 @@ class ModelSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMap:
-    """Who may attend to whom: a row for every token that looks, a column for every token that may be seen."""
+    """Attention mask: a row per query, a column per key."""
 
     name: str
     queries: tuple[str, ...]
-    places: tuple[int, ...]  # of the queries in what is read
+    places: tuple[int, ...]  # of the queries in the input
     keys: tuple[str, ...]
-    seen: tuple[tuple[bool, ...], ...]
-    cross: bool = False  # the keys are another side's
+    mask: tuple[tuple[bool, ...], ...]
+    cross: bool = False  # keys of another side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerm:
-    """A part of the loss: an average over so many targets, times its weight."""
+    """Term of the loss: a mean over `count` targets, times its weight."""
 
     name: str
     weight: float
@@ -48,31 +48,31 @@ class LossTerm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSequence:
-    """One sequence as a lesson."""
+    """One corrupted sequence."""
 
-    title: str  # "" where there is only one
-    reads: str
-    says: str
+    title: str  # "" for a single one
+    input: str
+    target: str
     sides: tuple[ModelSide, ...]
-    sights: tuple[AttentionMap, ...]
+    attention: tuple[AttentionMap, ...]
     facts: tuple[str, ...]
     terms: tuple[LossTerm, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchExample:
-    """What an objective does to a text."""
+    """An objective applied to a text."""
 
     objective: str
-    title: str  # what happens
-    about: str  # what is learned from it, and whose it is
+    title: str  # of the objective
+    about: str  # description and paper
     settings: dict[str, Any]
     shape: str
     seed: int
     text: tuple[str, ...]
-    drawn: tuple[ShownSequence, ...]
+    sequences: tuple[ShownSequence, ...]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return a JSON-ready dict."""
         return asdict(self)
