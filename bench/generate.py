@@ -91,7 +91,7 @@ def write(model: Any, given: list[list[int]], new: int, *, compiled: bool = Fals
     return [
         one[0].tokens
         for one in generate_tokens(
-            model, given, how, batch=len(given), generation_tokens=GenerationTokens(), compiled=compiled
+            model, given, how, batch=len(given), generation_tokens=GenerationTokens(), torch_compile=compiled
         )
     ]
 
