@@ -28,7 +28,7 @@ def same(found: Sequences, number: int, laid: Any) -> bool:
     """Whether a sequence is what the template makes of its texts."""
     here = slice(found.offsets[number], found.offsets[number + 1])
     assert found.segments is not None
-    pairs = ((found.tokens, laid.ids), (found.special, laid.special), (found.segments, laid.segments))
+    pairs = ((found.tokens, laid.ids), (found.special, laid.is_special), (found.segments, laid.segments))
     return all(np.array_equal(ours[here], theirs) for ours, theirs in pairs)
 
 
