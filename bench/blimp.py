@@ -26,7 +26,7 @@ from pretune.inference.scoring import ScoringConfig, compute_token_logprobs, enc
 from pretune.inference.scoring.logprobs import build_scoring_method
 from pretune.models.catalog import resolve
 from pretune.models.model import build
-from pretune.runs.evaluate import subsample
+from pretune.runs.evaluation_job import subsample
 from pretune.tasks import TASKS
 from pretune.text.tokenizer import Tokenizer, train
 

@@ -49,7 +49,7 @@ def main() -> None:
             data=data,
             budget=given.budget,
             out=given.out / name,
-            changes={"train.eval_every": 500, **settings, **changes},
+            overrides={"train.eval_every": 500, **settings, **changes},
         )
         lines = [json.loads(line) for line in (given.out / name / "metrics.jsonl").read_text().splitlines()]
         curve = [(line["step"], round(line["held_out"]["loss"], 4)) for line in lines if "held_out" in line]

@@ -248,7 +248,7 @@ def main() -> None:
             objective="masked",
             steps=WARM + WINDOW * ROUNDS + 1,
             out=f"{folder}/run",
-            changes=changes,
+            overrides=changes,
         )
     found = hook[0]
     rates = {name: statistics.median(values) for name, values in found.rates.items()}

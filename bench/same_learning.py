@@ -34,7 +34,7 @@ def train_losses(model: str, data: str, objective: str, steps: int, changes: dic
     """The training loss of every step."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        pt.pretrain(model, data=data, objective=objective, steps=steps, out=out, changes=changes)
+        pt.pretrain(model, data=data, objective=objective, steps=steps, out=out, overrides=changes)
         rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     torch._dynamo.reset()
     return [row["loss"] for row in rows if "norm" in row]

@@ -59,14 +59,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         wish: dict[str, Any] = {"data": given.data, "steps": given.steps}
         begun = time.monotonic()
-        run = pt.pretrain(given.model, out=Path(folder) / "asked", changes=changes, **wish)
+        run = pt.pretrain(given.model, out=Path(folder) / "asked", overrides=changes, **wish)
         wall = time.monotonic() - begun
         lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
         marks = [line["seconds"] for line in lines if "seconds" in line]
         same = None
         if given.exact:
             other = pt.pretrain(
-                given.model, out=Path(folder) / "not", changes={**changes, "train.samples_every": 0}, **wish
+                given.model, out=Path(folder) / "not", overrides={**changes, "train.samples_every": 0}, **wish
             )
             same = (run.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
     step = statistics.median(later - sooner for sooner, later in itertools.pairwise(marks))

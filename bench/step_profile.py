@@ -72,7 +72,7 @@ def main() -> None:
             objective=given.objective,
             steps=WARM + TIMED + TRACED + 5,
             out=f"{folder}/run",
-            changes={"train.eval_tokens": 0, **parse_assignments(given.set)},
+            overrides={"train.eval_tokens": 0, **parse_assignments(given.set)},
         )
 
 

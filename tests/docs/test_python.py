@@ -111,7 +111,7 @@ def test_a_page(
     if page == "reports":
         pt.finetune("runs/small", train="train.csv", steps=1, baselines="none", out="runs/sst2")
         shutil.rmtree("runs/books")
-        pt.pretrain("bert-tiny", data="data", steps=1, out="runs/books", changes={"model.width": 32})
+        pt.pretrain("bert-tiny", data="data", steps=1, out="runs/books", overrides={"model.width": 32})
     found, left = names(page), dict(SHORTER.get(page, {}))
     for number, (code, output) in enumerate(snippets(page)):
         for long, short in SHORTER.get(page, {}).items():

@@ -13,7 +13,7 @@ import pytest
 import pretune as pt
 
 FOLDER = Path(__file__).parents[2] / "examples"
-LONGEST = 60
+LONGEST = 70
 ANIMALS, PLACES = ("cat", "dog", "crow", "mouse", "horse"), ("house", "garden", "river", "field", "barn")
 
 
@@ -51,7 +51,7 @@ def encoder(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = pt.train_tokenizer("wordpiece", [texts], vocab=120, lowercase=True)
     data = pt.prepare([texts], tokenizer=tokenizer, out=folder / "data", workers=0)
     small = {"model.width": 16, "model.depth": 1, "model.heads": 2, "data.max_length": 32, "train.batch_tokens": 256}
-    return pt.pretrain("bert", data=data, objective="masked", steps=2, out=folder / "run", changes=small).path
+    return pt.pretrain("bert", data=data, objective="masked", steps=2, out=folder / "run", overrides=small).path
 
 
 class Runner:
@@ -78,7 +78,7 @@ def test_every_example_is_short_and_run_here() -> None:
     found = {file.stem: file.read_text(encoding="utf-8") for file in FOLDER.glob("*.py")}
     here = Path(__file__).read_text(encoding="utf-8")
     listed = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert len(found) == 6
+    assert len(found) == 7
     for name, source in found.items():
         about = ast.get_docstring(ast.parse(source)) or ""
         assert len(source.splitlines()) <= LONGEST, name
@@ -135,6 +135,13 @@ def test_t5_dates(run: Runner) -> None:
     assert " of 100 " in said and "03 May 1998 -> " in said
     lines = Path("out/train.tsv").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "source\ttarget" and all(re.fullmatch(r".+\t\d{4}-\d\d-\d\d", line) for line in lines[1:])
+
+
+def test_custom_loop(run: Runner, table: Path, encoder: Path) -> None:
+    output = run("custom_training_loop", encoder, "--train", table, "--steps", 3)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert len(losses) == 2 and all(0 < loss < 20 for loss in losses)
+    assert len(re.findall(r" -> (happily|sadly)$", output, re.MULTILINE)) == 3
 
 
 def test_lora(run: Runner, table: Path, encoder: Path) -> None:

@@ -86,7 +86,7 @@ def test_what_is_learnt(runs: Nursery, datas: dict[tuple[str, str], Path], tmp_p
     longer = {"mixture": 640, "denoising": 1024}  # their rows hold several sequences
     more = {"train.batch_tokens": longer[objective]} if objective in longer else {}
     whole, pairs, single = (
-        pretrain(name, out=tmp_path / str(tokens), changes=settings(name, tokens, **more), **wishes).path
+        pretrain(name, out=tmp_path / str(tokens), overrides=settings(name, tokens, **more), **wishes).path
         for tokens in (10_000, 256 if name in ("bart", "t5") else 64, 1)
     )
     given = {path.replace(".", "__"): value for path, value in settings(name, 64, **more).items()}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import pretune as pt
 from pretune.runs import pretrain_run
 from pretune.runs.finetune import trial
-from pretune.runs.finetune.sweep import finetune
+from pretune.runs.finetune.sweep import run_finetune as finetune
 from pretune.runs.samples import SampleHook
 from pretune.training.checkpointing import collect_weights
 from pretune.training.guards import DivergenceGuard
@@ -65,7 +65,7 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> Passed:
 
 def run(data: Path, out: Path, **wishes: Any) -> Any:
     return pt.pretrain(
-        "bert-tiny", data=data, objective="masked", steps=STEPS, out=out, changes=CHANGES, device="cpu", **wishes
+        "bert-tiny", data=data, objective="masked", steps=STEPS, out=out, overrides=CHANGES, device="cpu", **wishes
     )
 
 
@@ -100,7 +100,7 @@ def test_the_average_is_what_is_evaluated_and_saved(
     # A run of no steps from the averaged weights has their validation loss.
     again = pt.pretrain(
         data=data, objective="masked", steps=1, out=tmp_path / "b", device="cpu", init_from=out,
-        changes={key: value for key, value in CHANGES.items() if not key.startswith("model.")},
+        overrides={key: value for key, value in CHANGES.items() if not key.startswith("model.")},
     )  # fmt: skip
     first = next(line["held_out"] for line in read_metrics(again.path) if "held_out" in line)
     assert summary["held_out"]["perplexity"] == pytest.approx(first["perplexity"], rel=1e-6)
@@ -127,7 +127,7 @@ def test_too_few_evaluations_are_warned_of(
     prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = {**CHANGES, "train.eval_every": 5}
-    pt.pretrain("bert-tiny", data=prepared(), objective="masked", steps=6, out=tmp_path / "a", changes=changes)
+    pt.pretrain("bert-tiny", data=prepared(), objective="masked", steps=6, out=tmp_path / "a", overrides=changes)
     assert "nonmonotone_interval" in capsys.readouterr().err
 
 

@@ -84,7 +84,7 @@ def test_every_objective_has_an_estimate(name: str, shape: str, prepared: Prepar
 
 
 def test_a_resumed_run_is_judged_by_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wishes = {"data": data, "objective": "masked", "steps": 20, "changes": {**BERT, "train.checkpoint_every": 3}}
+    wishes = {"data": data, "objective": "masked", "steps": 20, "overrides": {**BERT, "train.checkpoint_every": 3}}
     pt.pretrain("bert-tiny", out=tmp_path / "a", **wishes)
     with monkeypatch.context() as patch:
         patch.setattr(

@@ -31,7 +31,9 @@ def test_three_steps(name: str, prepared: Prepared, tmp_path: Path) -> None:
     paper = FAMILIES.get(name).training
     assert paper is not None
     kind, style, _ = paper.tokenizer
-    run = pt.pretrain(name, data=prepared(kind, style), out=tmp_path / "run", steps=3, changes={**shrunk(name), **FAST})
+    run = pt.pretrain(
+        name, data=prepared(kind, style), out=tmp_path / "run", steps=3, overrides={**shrunk(name), **FAST}
+    )
     assert run.summary["steps"] == 3 and run.summary["skipped"] == 0
     told = json.loads((tmp_path / "run/run.json").read_text())
     assert told["objective"]["kind"] == paper.objective["kind"]
@@ -69,7 +71,7 @@ def test_the_parts_of_a_pair(prepared: Prepared, tmp_path: Path) -> None:
     """The directory is the discriminator, with the generator inside; both are models for transformers."""
     transformers = pytest.importorskip("transformers")
     run = pt.pretrain(
-        "electra-small", data=prepared(), out=tmp_path / "run", steps=2, changes={**shrunk("electra-small"), **FAST}
+        "electra-small", data=prepared(), out=tmp_path / "run", steps=2, overrides={**shrunk("electra-small"), **FAST}
     )
     inner = pt.load(tmp_path / "run/generator")
     agree(inner, tmp_path / "run/generator", "AutoModelForMaskedLM")

@@ -25,7 +25,8 @@ from pretune.runs.finetune.build_config import (
 )
 from pretune.runs.finetune.config import FinetuneConfig, TaskConfig
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.sweep import check_no_finetune_run, finetune
+from pretune.runs.finetune.sweep import check_no_finetune_run
+from pretune.runs.finetune.sweep import run_finetune as finetune
 from pretune.runs.finetune.task_data import find_trainable_task, open_task
 from pretune.training.distributed import Ranks
 from tests.runs import tasked

@@ -62,7 +62,7 @@ def test_epochs_and_licences_stand_in_log_and_card(
 ) -> None:
     changes: dict[str, Any] = {**shrunk("bert-multilingual"), **FAST, "data.length_schedule": None}
     run = pt.pretrain(
-        "bert-multilingual", data=data, out=tmp_path / "run", objective="masked", epochs=2, changes=changes
+        "bert-multilingual", data=data, out=tmp_path / "run", objective="masked", epochs=2, overrides=changes
     )
     epochs = {Path(name).name: value for name, value in run.summary["epochs"].items()}
     assert epochs[SMALL] > epochs[LARGE] > 0 and epochs[SMALL] > 2
@@ -77,5 +77,5 @@ def test_epochs_and_licences_stand_in_log_and_card(
 
 def test_without_mixing_all_are_read_alike(data: Path, tmp_path: Path) -> None:
     changes: dict[str, Any] = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None}
-    run = pt.pretrain("bert-tiny", data=data, out=tmp_path / "run", objective="masked", epochs=1, changes=changes)
+    run = pt.pretrain("bert-tiny", data=data, out=tmp_path / "run", objective="masked", epochs=1, overrides=changes)
     assert set(run.summary["epochs"].values()) == {1.0}

@@ -40,7 +40,7 @@ def test_two_steps(name: str, shape: str, prepared: Prepared, tmp_path: Path) ->
         "data.samples": "documents",
         "train.samples_every": 1,
     }
-    run = pt.pretrain(model, data=data, objective=name, out=tmp_path / "run", steps=2, changes=changes)
+    run = pt.pretrain(model, data=data, objective=name, out=tmp_path / "run", steps=2, overrides=changes)
     assert run.summary["steps"] == 2 and run.summary["skipped"] == 0 and run.loss is not None
     assert json.loads((tmp_path / "run/run.json").read_text())["objective"]["kind"] == name
     assert any(term.endswith("accuracy") for term in run.summary["held_out"])

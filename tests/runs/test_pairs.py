@@ -154,11 +154,11 @@ def test_a_run_of_both_is_resumable_and_written_down(prepared: Prepared, tmp_pat
     changes = {**shrunk("t5-small"), **FAST, "objective.parts": parts}
     changes |= {"data.mixing": '{"kind": "limited", "limit": 30, "temperature": 2.0}'}
     data = prepared("unigram", "sentinels", "both")
-    run = pt.pretrain("t5-small", data=data, objective="mixture", out=tmp_path / "r", steps=2, changes=changes)
+    run = pt.pretrain("t5-small", data=data, objective="mixture", out=tmp_path / "r", steps=2, overrides=changes)
     tree = json.loads((tmp_path / "r/run.json").read_text())
     assert [part["objective"]["kind"] for part in tree["objective"]["parts"]] == ["span_corruption", "supervised"]
     assert tree["data"]["mixing"] == {"kind": "limited", "limit": 30, "temperature": 2.0}
-    again = pt.pretrain(settings=tmp_path / "r/run.json", out=tmp_path / "again")
+    again = pt.pretrain(config=tmp_path / "r/run.json", out=tmp_path / "again")
     assert again.loss == run.loss
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pretune.reports import report
-from pretune.runs.finetune.sweep import finetune
+from pretune.runs.finetune.sweep import run_finetune as finetune
 from pretune.runs.pretrain import pretrain
 from tests.runs import tasked
 from tests.runs.small import FAST, Prepared, shrunk
@@ -11,7 +11,7 @@ from tests.runs.small import FAST, Prepared, shrunk
 
 def test_pre_training_and_fine_tuning(prepared: Prepared, tmp_path: Path) -> None:
     changes = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.samples_every": 2}
-    base = pretrain("bert-tiny", data=prepared(), out=tmp_path / "base", objective="masked", steps=4, changes=changes)
+    base = pretrain("bert-tiny", data=prepared(), out=tmp_path / "base", objective="masked", steps=4, overrides=changes)
     table = tasked.classes(tmp_path / "own.csv")
     fine = finetune(
         base, train=table, out=tmp_path / "fine", steps=4, train_examples=(40, None), baselines="majority,svm"

@@ -10,7 +10,7 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import CheckpointError
-from pretune.runs.finetune.sweep import finetune
+from pretune.runs.finetune.sweep import run_finetune as finetune
 from pretune.runs.restore import check_model
 from tests.runs.small import FAST, Prepared, shrunk
 
@@ -26,7 +26,7 @@ Capture = pytest.CaptureFixture[str]
 def pretrained(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
     changes = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.checkpoint_every": 2}
     out = tmp_path_factory.mktemp("runs") / "pretrained"
-    return pt.pretrain("bert-tiny", data=prepared(), objective="masked", steps=4, out=out, changes=changes).path
+    return pt.pretrain("bert-tiny", data=prepared(), objective="masked", steps=4, out=out, overrides=changes).path
 
 
 @pytest.fixture(scope="module")

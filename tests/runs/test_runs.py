@@ -16,6 +16,7 @@ from pretune.data.prepare import prepare
 from pretune.reports import report
 from pretune.runs import pretrain_run
 from pretune.runs.data_phases import DataPhases
+from pretune.runs.pretrain import run_pretrain
 from pretune.runs.run_dir import PretrainedRun
 from pretune.runs.samples import SampleHook
 from pretune.text.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ def run(data: Path | None, out: Path, name: str | None = "bert-tiny", **wishes: 
     length = {"steps": 4} if not {"steps", "tokens", "epochs", "budget", "settings", "resume"} & {*wishes} else {}
     changes = {**(BERT if name == "bert-tiny" else {}), **wishes.pop("changes", {})}
     wishes = {"data": data, **length, **wishes}
-    return pt.pretrain(name, out=out, changes=changes, **{k: v for k, v in wishes.items() if v is not None})
+    return run_pretrain(name, out=out, changes=changes, **{k: v for k, v in wishes.items() if v is not None})
 
 
 def same(one: Path, other: Path) -> bool:
@@ -413,7 +414,7 @@ class TestWhatIsWritten:
             return real(*given)
 
         monkeypatch.setattr(DataPhases, "open", slow)
-        found = run(data, tmp_path / "a", begun=begun)
+        found = run(data, tmp_path / "a", started_at=begun)
         cost = json.loads((tmp_path / "a/cost.json").read_text())
         assert found.summary["seconds"] == cost["run"]["seconds"] == cost["seconds"]
         assert cost["run"]["elapsed"] > cost["seconds"] + 1.2

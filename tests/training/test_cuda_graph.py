@@ -186,7 +186,7 @@ def trained(folder: Any, model: str, objective: str, data: Any, **changes: Any) 
     small = {"model.width": 128, "model.depth": 2, "model.heads": 2, "data.max_length": 64}
     settings = {"train.log_every": 1, "train.batch_tokens": 1024, "train.eval_tokens": 0, "train.lr": 1e-3}
     out = folder / f"{model}-{changes.get('train.cuda_graphs')}-{changes.get('train.compile')}"
-    pt.pretrain(model, data=data, objective=objective, steps=12, out=out, changes={**small, **settings, **changes})
+    pt.pretrain(model, data=data, objective=objective, steps=12, out=out, overrides={**small, **settings, **changes})
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [row["loss"] for row in rows if "norm" in row]
 

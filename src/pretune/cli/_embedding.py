@@ -48,7 +48,7 @@ def train_embedding_run(
     for name in changes:
         if name not in paths:
             raise UsageError(f"unknown setting '{name}'{suggest(name, paths)} ({', '.join(paths)})")
-    run = train_embeddings(model, out=out, task=task.partition(":")[2] or None, **{**options, **changes})
+    run = train_embeddings(model, out=out, task=task.partition(":")[2] or None, overrides=changes, **options)
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
     if as_json:

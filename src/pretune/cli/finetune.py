@@ -172,8 +172,7 @@ def finetune(
             parse_numbers,
             read_tree,
         )
-        from pretune.runs.finetune.sweep import build_plan
-        from pretune.runs.finetune.sweep import finetune as work
+        from pretune.runs.finetune.sweep import build_plan, run_finetune
     if out is None and not dry_run:
         raise UsageError("missing option '--out': the output directory of the run")
     if task is not None and is_embedding(task) and task_type not in (None, TaskType.EMBEDDING):
@@ -207,7 +206,7 @@ def finetune(
         _show(tuning, build_plan(tuning, rates, **plan, stored_plan=read_tree(config).get("plan")), as_json, target)
         return
     assert out is not None
-    run = work(model, out=out, resume=resume, lr=rates, device=device, **plan, **options)
+    run = run_finetune(model, out=out, resume=resume, lr=rates, device=device, **plan, **options)
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
     if as_csv:

@@ -99,7 +99,7 @@ def pretrain(
     with shut_down_cleanly():  # imports take seconds
         from pretune.models.hf.checkpoint import inspect_checkpoint
         from pretune.runs.build_config import build_pretrain_config, resolve_device
-        from pretune.runs.pretrain import pretrain as work
+        from pretune.runs.pretrain import run_pretrain
     if out is None and not dry_run:
         raise UsageError("missing option '--out': the output directory of the run")
     lengths: dict[str, Any] = {
@@ -122,7 +122,7 @@ def pretrain(
         _show(build_pretrain_config(name, **options), as_json, target)
         return
     assert out is not None
-    run = work(name, out=out, resume=resume, started_at=start_time, **options)
+    run = run_pretrain(name, out=out, resume=resume, started_at=start_time, **options)
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
     if as_json:

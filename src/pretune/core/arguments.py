@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import ParamSpec, TypeVar
 
 from pretune.core.errors import UsageError, suggest
+from pretune.core.migration import RENAMED_ARGUMENTS
 from pretune.core.synonyms import find_synonyms
 
 P = ParamSpec("P")
@@ -51,7 +52,7 @@ def check_arguments(paths: Collection[str] = ()) -> Callable[[Callable[P, R]], C
 
 
 def _suggest_argument(name: str, names: list[str], paths: Collection[str]) -> str:
-    for candidate in [name, *find_synonyms(name)]:
+    for candidate in [RENAMED_ARGUMENTS.get(name, name), *find_synonyms(name)]:
         if candidate in names:
             return f"; did you mean '{candidate}'?"
         for path in paths:

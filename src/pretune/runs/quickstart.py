@@ -42,7 +42,7 @@ from pretune.reports import report
 from pretune.runs.build_config import resolve_device
 from pretune.runs.duration import parse_duration
 from pretune.runs.finetune.build_config import read_base_spec
-from pretune.runs.finetune.sweep import finetune
+from pretune.runs.finetune.entry import finetune
 from pretune.runs.prepare import prepare
 from pretune.runs.pretrain import pretrain
 from pretune.runs.quickstart_plan import ROWS, SMALL_MODEL_ROWS, QuickstartPlan
@@ -253,7 +253,7 @@ class QuickstartRun:
         budget, epochs = (limit, None) if self.device == "cpu" else (None, 10.0)  # NOTE: after more it overfits
         pretrain(
             init_from=start, data=self.run_dir / "data", objective="masked", budget=budget, epochs=epochs,
-            changes=changes, out=self.run_dir / "pretrain", device=self.device,
+            overrides=changes, out=self.run_dir / "pretrain", device=self.device,
         )  # fmt: skip
 
     def measure(self, jobs: Sequence[Job], *, optional: bool = False) -> None:
@@ -303,7 +303,7 @@ class QuickstartRun:
         finetune(
             self.run_dir / "pretrain" if key in SMALL_MODEL_ROWS else self.encoder, out=out, device=self.device,
             baselines="none", train=train, dev=texts / "dev.csv", test=texts / "test.csv",
-            method=ROWS[key].finetune_method, lr=ROWS[key].lr, steps=steps, changes=changes,
+            method=ROWS[key].finetune_method, lr=ROWS[key].lr, steps=steps, overrides=changes,
         )  # fmt: skip
         lines = map(json.loads, (out / "predictions.jsonl").read_bytes().splitlines())
         return np.array([line["label"] == line["gold"] for line in lines if line["split"] == "test"], dtype=float)

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from pretune.core import config, io
 from pretune.core.errors import CheckpointError
+from pretune.core.results import Result
 from pretune.models import trained_model
 from pretune.models.hf import checkpoint
 from pretune.runs.config import PretrainConfig
@@ -25,8 +26,8 @@ from pretune.training.run_logger import RunLogger
 COST_FILE = "cost.json"
 
 
-@dataclass(frozen=True, slots=True)
-class PretrainedRun(os.PathLike[str]):
+@dataclass(frozen=True, slots=True, repr=False)
+class PretrainedRun(Result, os.PathLike[str]):
     """Path and summary of a run; accepted wherever its path is."""
 
     path: Path
@@ -38,11 +39,19 @@ class PretrainedRun(os.PathLike[str]):
     def __str__(self) -> str:
         return str(self.path)
 
+    def __repr__(self) -> str:
+        loss = "" if self.loss is None else f", loss={self.loss:.4f}"
+        return f"PretrainedRun({str(self.path)!r}{loss})"
+
     @property
     def loss(self) -> float | None:
         """Final validation loss, or None."""
         loss = self.summary.get("held_out", {}).get("loss")
         return None if loss is None else float(loss)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the path and the summary as plain data."""
+        return {"path": str(self.path), **self.summary}
 
     def load(self) -> Any:
         """Load the model."""

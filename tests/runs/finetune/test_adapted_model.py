@@ -15,7 +15,7 @@ from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.adapted_model import AdaptedModel, build_adapted_model, build_encoder
 from pretune.runs.finetune.build_config import build_finetune_config
 from pretune.runs.finetune.config import TaskConfig
-from pretune.runs.finetune.sweep import finetune
+from pretune.runs.finetune.sweep import run_finetune as finetune
 from pretune.runs.finetune.task_data import open_task
 from pretune.runs.finetune.trial import FinetuneTrial
 from pretune.tasks.task import Task
@@ -143,7 +143,7 @@ def test_the_text_is_shorter_by_what_stands_before_it(table: Path, tmp_path: Pat
 def test_of_two_ways_a_mix_reads_both(prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As ELMo is used: what reads from the right lies in the base's directory, and goes with the head."""
     data, small = prepared("bpe", "endoftext"), {**shrunk("gpt2-small"), **FAST}
-    wish: dict[str, Any] = {"objective": "bidirectional", "steps": 2, "changes": small}
+    wish: dict[str, Any] = {"objective": "bidirectional", "steps": 2, "overrides": small}
     base = pt.pretrain("gpt2-small", data=data, out=tmp_path / "base", **wish)
     table = tasked.classes(tmp_path / "own.csv", 40)
     quick = {"train.eval_examples": 8, "data.max_length": 32, "tune.scalar_mix.lstm.hidden": 8}

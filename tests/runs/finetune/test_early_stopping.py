@@ -10,7 +10,7 @@ import torch
 from pretune.runs.finetune import trial
 from pretune.runs.finetune.early_stopping import EarlyStopping
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.sweep import finetune
+from pretune.runs.finetune.sweep import run_finetune as finetune
 from pretune.training.train_state import TrainState
 
 RISING = [0.2, 0.9, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]

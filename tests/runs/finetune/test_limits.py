@@ -71,6 +71,8 @@ def test_prompted_questions_are_whole(data: Path) -> None:
 def test_a_fine_tuned_run_is_judged_on_whole_questions(data: Path, tmp_path: Path) -> None:
     base = tasked.make_base(tmp_path)
     changes = {"train.eval_examples": 12, "task.train_examples": 33}
-    run = pt.finetune(base, task="multirc", data=data, steps=1, baselines="none", out=tmp_path / "run", changes=changes)
+    run = pt.finetune(
+        base, task="multirc", data=data, steps=1, baselines="none", out=tmp_path / "run", overrides=changes
+    )
     assert run.scores["trials"][0]["labels"] == 30
     assert evaluate_run(run, data=data, max_examples=12)["examples"] == 10

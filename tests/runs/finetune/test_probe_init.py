@@ -14,7 +14,7 @@ from pretune.core.errors import UsageError
 from pretune.models.hf import checkpoint
 from pretune.nn.pooling import PoolingConfig
 from pretune.runs.finetune.probe_init import center_dropout, fit_head
-from pretune.runs.finetune.sweep import finetune
+from pretune.runs.finetune.sweep import run_finetune as finetune
 from pretune.tasks.decode.logits import compute_logits
 from pretune.tasks.encode import Items, TaskEncoder
 from pretune.tasks.user_table import build_user_task

@@ -35,8 +35,8 @@ def run(base: Path, train: Path, out: Path, **wishes: Any) -> dict[str, Any]:
     "wish",
     [
         {"train_examples": (20,)},
-        {"changes": {"task.train_examples": 20}},
-        {"changes": {"task.max_examples_per_task": 20}},
+        {"overrides": {"task.train_examples": 20}},
+        {"overrides": {"task.max_examples_per_task": 20}},
     ],
 )
 def test_what_is_written_is_what_was_used(base: Path, table: Path, tmp_path: Path, wish: Any, capsys: Capture) -> None:
@@ -52,7 +52,7 @@ def test_what_is_written_is_what_was_used(base: Path, table: Path, tmp_path: Pat
 
 
 def test_the_largest_number_of_a_curve_counts(base: Path, table: Path, tmp_path: Path) -> None:
-    scores = run(base, table, tmp_path / "run", train_examples=(10, 30), changes={"task.max_eval_examples": 6})
+    scores = run(base, table, tmp_path / "run", train_examples=(10, 30), overrides={"task.max_eval_examples": 6})
     assert scores["examples"] == {"train": 30, "dev": 6, "test": 6}
     assert scores["pool"] == {"train": 80, "dev": 10, "test": 10}
     before = {name: value for name, value in scores.items() if name != "pool"}  # as runs were written before

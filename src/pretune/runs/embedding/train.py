@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ import torch
 
 from pretune.adaptation.contrastive import ContrastiveLoss, ContrastiveModel, ContrastiveObjective
 from pretune.core import config, io, log
+from pretune.core.arguments import check_arguments
 from pretune.core.config import spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.format import format_count
 from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION
+from pretune.core.results import Result
 from pretune.evaluation.similarity import compute_cosines, triplet_accuracy
 from pretune.inference import sentence_modules
 from pretune.inference.embed import Embedder
@@ -88,7 +91,7 @@ class EmbeddingTrainConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedEmbeddings(os.PathLike[str]):
+class TrainedEmbeddings(Result, os.PathLike[str]):
     """Path and scores of the trained model; accepted wherever its path is."""
 
     path: Path
@@ -100,7 +103,12 @@ class TrainedEmbeddings(os.PathLike[str]):
     def __str__(self) -> str:
         return str(self.path)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the path and the scores as plain data."""
+        return {"path": str(self.path), **self.scores}
 
+
+@check_arguments()
 def train_embeddings(
     model: str | os.PathLike[str] | None = None,
     *,
@@ -109,20 +117,59 @@ def train_embeddings(
     train: str | os.PathLike[str] | None = None,
     dev: str | os.PathLike[str] | None = None,
     data: str | os.PathLike[str] | None = None,
+    loss: str | None = None,
+    pooling: str | None = None,
+    normalise: bool | None = None,
+    length: int | None = None,
+    batch: int | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
+    warmup: float | None = None,
+    weight_decay: float | None = None,
+    clip: float | None = None,
+    seed: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
     resume: bool = False,
     device: str | None = None,
-    **settings: Any,
 ) -> TrainedEmbeddings:
-    """Train embeddings on a task or a file `train`, and save the model to `out`.
+    """Train an embedding model by contrastive learning, and save it to `out` for sentence-transformers.
 
-    `dev` is a file or a task to evaluate on. `settings` are those of `EmbeddingTrainConfig`. An interrupted run
-    continues with `resume=True` and the same settings.
+    Args:
+        model: A pre-trained model: a run or a Hugging Face directory.
+        out: Output directory of the run.
+        task: Name of a task with pairs, triplets or scored pairs; or give a file as `train`.
+        train: Table of pairs, triplets, pairs with classes, or scored pairs.
+        dev: Table or name of a task for validation.
+        data: Directory of task data.
+        loss: "triplet", "in_batch", "classes" or "cosine"; None: the one that fits the examples.
+        pooling: "mean", "cls", "max", "last" …; None: that of the model's directory.
+        normalise: Scale vectors to unit length; None: as the model's directory says.
+        length: Maximum tokens of a text (default 128).
+        batch: Examples per step (default 64); in-batch negatives profit from large batches.
+        epochs: Passes over the data (default 1).
+        steps: Optimizer steps, instead of epochs.
+        lr: Peak learning rate (default 2e-5).
+        warmup: Share of the steps for the warm-up (default 0.1).
+        weight_decay: Decoupled weight decay (default 0.01).
+        clip: Maximum gradient norm (default 1).
+        seed: Random seed (default 0).
+        overrides: The same settings by name, as text or values; they go before the arguments above.
+        resume: Continue an interrupted run with the same settings.
+        device: "cpu" or "cuda"; None: a GPU if available.
+
+    Raises:
+        UsageError: invalid arguments.
+        DataError: examples that no loss fits, or a damaged table.
     """
+    settings = {
+        "loss": loss, "pooling": pooling, "normalise": normalise, "length": length, "batch": batch, "epochs": epochs,
+        "steps": steps, "lr": lr, "warmup": warmup, "weight_decay": weight_decay, "clip": clip, "seed": seed,
+        **(overrides or {}),
+    }  # fmt: skip
     run_dir = Path(out)
-    overrides = {name: value for name, value in settings.items() if value is not None}
-    train_config = config.replace(
-        EmbeddingTrainConfig(), overrides
-    )  # strings from `--set` are converted to the field's type
+    changes = {name: value for name, value in settings.items() if value is not None}
+    train_config = config.replace(EmbeddingTrainConfig(), changes)  # strings are converted to the field's type
     stop = GracefulShutdown("resume with the same command and --resume", has_checkpoint=resume)
     with stop.handle_signals():
         if resume and (run_dir / COST_FILE).is_file():

@@ -20,6 +20,7 @@ from pretune.core import config, log
 from pretune.core.errors import CheckpointError, DataError, UsageError, explain_missing
 from pretune.core.format import join_names
 from pretune.core.hub import resolve_path
+from pretune.core.results import Result
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.build_config import resolve_device
 from pretune.runs.defaults import RUN_FILE
@@ -43,8 +44,8 @@ from pretune.training.records import HeadlineFile, read_run_record
 SCORES_FILE = "scores.json"
 
 
-@dataclass(slots=True)
-class FinetunedRun(os.PathLike[str]):
+@dataclass(slots=True, repr=False)
+class FinetunedRun(Result, os.PathLike[str]):
     """Path, scores and task of a fine-tuned run; accepted wherever its path is."""
 
     path: Path
@@ -83,6 +84,14 @@ class FinetunedRun(os.PathLike[str]):
         """Headline score: the official metric on test, or on dev if test has no answers."""
         score = self.scores.get("result", {}).get("score")
         return None if score is None else float(score)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the path, the task and the scores as plain data."""
+        return {"path": str(self.path), "task": self.saved_task.name, **self.scores}
+
+    def __repr__(self) -> str:
+        score = "" if self.score is None else f", score={self.score:.4f}"
+        return f"FinetunedRun({str(self.path)!r}, task={self.saved_task.name!r}{score})"
 
     def load(self) -> ModelWithHead:
         """Load the model with its head."""

@@ -60,7 +60,7 @@ MAX_SEEDS = 1000
 """Larger numbers of seeds are rejected as a typing error."""
 
 
-def finetune(
+def run_finetune(
     model: str | os.PathLike[str] | None = None,
     *,
     out: str | os.PathLike[str],

@@ -1,0 +1,301 @@
+"""The evaluation of one model: loaded once, then evaluated on one task after the other."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar
+
+from torch import nn
+
+from pretune.adaptation.io import load
+from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.hub import is_hub, resolve_path
+from pretune.evaluation.cloze import evaluate_cloze, read_blanks
+from pretune.evaluation.few_shot import FewShotConfig, evaluate_few_shot
+from pretune.evaluation.generative import KINDS as GENERATIVE_KINDS
+from pretune.evaluation.generative import evaluate_generation
+from pretune.evaluation.minimal_pairs import evaluate_bias_pairs, evaluate_minimal_pairs
+from pretune.evaluation.pair_files import read_bias_pairs, read_pair_folder, read_pairs
+from pretune.evaluation.perplexity import evaluate_perplexity
+from pretune.evaluation.result import EvaluationResult
+from pretune.inference.embed import build_embedder
+from pretune.inference.scoring import ScoringConfig
+from pretune.runs.build_config import resolve_device
+from pretune.runs.defaults import RUN_FILE
+from pretune.runs.finetune.saved_task import TASK_FILE, SavedTask
+from pretune.tasks import TASKS
+from pretune.tasks.task import Task
+from pretune.text.corpora import open_corpus
+from pretune.training.records import RunFile, read_run_record
+
+FILE_TASKS = ("minimal_pairs", "bias_pairs", "cloze", "scored_pairs", "triplets")
+"""Tasks whose data is the user's file, passed as `data`."""
+
+ProgressCallback = Callable[[str, int, int], None]
+"""Callback with the task, the finished count and the total."""
+
+T = TypeVar("T")
+
+
+class EvaluateOptions(TypedDict, total=False):
+    """Options of `evaluate`; all have defaults."""
+
+    split: str | None
+    limit: int | None  # maximum number of examples
+    seed: int  # of the shots and of the limit
+    order: str  # of the lines of `evaluate_minimal_pairs`: good-first or bad-first
+    window: int | None  # of perplexity, in tokens
+    stride: int | None  # scored tokens per window
+    prompt: str | None  # with {text}, {pair} and {answer}
+    text_to_text: bool  # T5's templates, for encoder-decoders
+    length: str | None  # length normalization of answers: sum, token or byte
+    calibrate: bool
+    show: bool  # return the prompt of the first example
+    base: str | os.PathLike[str] | None  # base model of an adapter
+    words: bool  # mask whole words (encoders)
+    precision: Literal["float32", "bfloat16"] | None  # None: bfloat16 on a GPU
+
+
+@dataclass(slots=True)
+class EvaluationJob:
+    """Lazily loaded model, with the options of the evaluation."""
+
+    model_or_path: str | os.PathLike[str] | nn.Module
+    device: str | None
+    data: str | os.PathLike[str] | None
+    on_progress: ProgressCallback | None
+    options: EvaluateOptions
+    loaded_model: nn.Module | None = None
+
+    @property
+    def base(self) -> Path | None:
+        """Directory of an adapter's base model, if set."""
+        base = self.options.get("base")
+        return None if base is None else resolve_path(base)
+
+    @property
+    def run(self) -> Path | None:
+        """Directory of a fine-tuned run, or None for other models."""
+        path = (
+            None
+            if isinstance(self.model_or_path, nn.Module) or is_hub(self.model_or_path)
+            else Path(self.model_or_path)
+        )
+        return path if path is not None and (path / TASK_FILE).is_file() else None
+
+    @property
+    def finetuned_tasks(self) -> list[str | Task]:
+        """Registered tasks that the run was fine-tuned for."""
+        return [] if self.run is None else [name for name in SavedTask.read(self.run).name.split(",") if name in TASKS]
+
+    @property
+    def finetuned_kinds(self) -> frozenset[str]:
+        """Kinds of tasks that the run was fine-tuned for."""
+        return frozenset() if self.run is None else SavedTask.read(self.run).kinds
+
+    @property
+    def pretrained_length(self) -> int | None:
+        """Sequence length of the run's pre-training, if known."""
+        if (
+            isinstance(self.model_or_path, nn.Module)
+            or is_hub(self.model_or_path)
+            or not (Path(self.model_or_path) / RUN_FILE).is_file()
+        ):
+            return None
+        tree = read_run_record(RunFile, Path(self.model_or_path) / RUN_FILE, CheckpointError)
+        return (tree.get("data") or {}).get("max_length") if "objective" in tree else None
+
+    @property
+    def model(self) -> nn.Module:
+        """The loaded model."""
+        if self.loaded_model is None:
+            if isinstance(self.model_or_path, nn.Module):
+                self.loaded_model = (
+                    self.model_or_path if self.device is None else self.model_or_path.to(resolve_device(self.device))
+                )
+            else:
+                self.loaded_model = load(Path(self.model_or_path), base=self.base, device=resolve_device(self.device))
+        return self.loaded_model
+
+    @property
+    def scoring_config(self) -> ScoringConfig:
+        gpu = next(self.model.parameters()).is_cuda
+        precision = self.options.get("precision") or ("bfloat16" if gpu else "float32")
+        return ScoringConfig(rest=self.options.get("words", True), precision=precision)
+
+    def bind_progress(self, name: str) -> Callable[[int, int], None] | None:
+        report = self.on_progress
+        return None if report is None else lambda count, total: report(name, count, total)
+
+    def compute_perplexity(self, text: Sequence[str | os.PathLike[str]]) -> EvaluationResult:
+        texts = [document.text for document in open_corpus([os.fspath(path) for path in text]).read_documents()]
+        return evaluate_perplexity(
+            self.model,
+            texts,
+            self.scoring_config,
+            window=self.options.get("window"),
+            stride=self.options.get("stride"),
+            train_length=self.pretrained_length,
+            on_progress=self.bind_progress("perplexity"),
+        )
+
+    def evaluate_task(self, task: str | Task, shots: int | None) -> EvaluationResult:
+        """Evaluate one task with the evaluator of its kind."""
+        if isinstance(task, str) and task in FILE_TASKS:
+            return self.evaluate_file(task)
+        if self.data is not None and Path(self.data).is_file():
+            raise UsageError(
+                f"--data {self.data} is a file, which only {', '.join(FILE_TASKS)} support; pass a directory"
+            )
+        task_spec = TASKS.get(task) if isinstance(task, str) else task
+        if task_spec.kind in ("pairs", "cloze"):
+            return self.score_task(task_spec)
+        if task_spec.kind in ("retrieval", "regression") and task_spec.kind not in self.finetuned_kinds:
+            return self.evaluate_embeddings(task_spec)
+        if self.run is not None and shots is None:
+            return self.evaluate_finetuned(self.run, task)
+        work = evaluate_generation if task_spec.kind in GENERATIVE_KINDS else evaluate_few_shot
+        return work(
+            self.model,
+            task_spec,
+            shots or 0,
+            self.few_shot_config,
+            self.scoring_config,
+            self.bind_progress(task_spec.name),
+        )
+
+    def evaluate_embeddings(self, task: Task) -> EvaluationResult:
+        """Evaluate similarity or retrieval; a directory is passed as a path, since it may configure its pooling."""
+        from pretune.evaluation.retrieval import BASELINE, evaluate_retrieval
+        from pretune.evaluation.similarity import evaluate_similarity
+
+        model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
+        report, device = self.bind_progress(task.name), None if self.device is None else resolve_device(self.device)
+        if task.kind == "retrieval":
+            metrics = evaluate_retrieval(model, task, data=self.data, on_progress=report, device=device)
+            metrics[BASELINE] = evaluate_retrieval(BASELINE, task, data=self.data)["ndcg"]  # the baseline
+        else:
+            split, limit = self.options.get("split"), self.options.get("limit")
+            metrics = evaluate_similarity(
+                model, task, data=self.data, split=split, limit=limit, on_progress=report, device=device
+            )
+        ignores_limit = task.kind == "retrieval" and self.options.get("limit") is not None
+        notes = ("limit is ignored for retrieval",) if ignores_limit else ()
+        return replace(_build_result(task.name, metrics), notes=notes)
+
+    def evaluate_file(self, name: str) -> EvaluationResult:
+        """Evaluate the user's file."""
+        if self.data is None:
+            raise UsageError(f"{name} needs a file; pass it with --data FILE")
+        path, limit, report = Path(self.data), self.options.get("limit"), self.bind_progress(name)
+        if name in ("scored_pairs", "triplets"):
+            return self.evaluate_similarity(name, path)
+        if name == "bias_pairs":
+            return evaluate_bias_pairs(
+                self.model, subsample([*read_bias_pairs(path)], limit), self.scoring_config, on_progress=report
+            )
+        if name == "cloze":
+            return evaluate_cloze(
+                self.model, subsample(read_blanks(path), limit), self.scoring_config, name=name, on_progress=report
+            )
+        order = self.options.get("order", "good-first")
+        pairs, skipped_files = read_pair_folder(path, order) if path.is_dir() else (read_pairs(path, order), [])
+        result = evaluate_minimal_pairs(self.model, subsample(pairs, limit), self.scoring_config, on_progress=report)
+        return (
+            replace(result, notes=(f"skipped files without pairs: {', '.join(skipped_files)}",))
+            if skipped_files
+            else result
+        )
+
+    def evaluate_similarity(self, name: str, path: Path) -> EvaluationResult:
+        """Compare embeddings of texts: correlation with gold scores, or triplet accuracy."""
+        from pretune.evaluation.similarity import compute_cosines, correlate, triplet_accuracy
+        from pretune.runs.embedding.pair_dataset import read_dataset
+
+        dataset = read_dataset(train=path)
+        if (name == "triplets") != (dataset.columns == 3) or (name == "scored_pairs") != dataset.is_scored:
+            columns = "anchor, positive and negative" if name == "triplets" else "sentence1, sentence2 and score"
+            raise DataError(f"{path}: {name} needs a table with the columns {columns}")
+        model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
+        ready = build_embedder(model, device=None if self.device is None else resolve_device(self.device))
+        rows = subsample([*zip(dataset.texts, dataset.gold, strict=True)], self.options.get("limit"))
+        if name == "triplets":
+            return _build_result(
+                name,
+                triplet_accuracy(ready, [(anchor, positive, negative) for (anchor, positive, negative), _ in rows]),
+            )
+        similarities = compute_cosines(
+            ready, [(first, second) for (first, second), _ in rows], on_progress=self.bind_progress(name)
+        )
+        return _build_result(name, {"pairs": len(rows), **correlate([gold for _, gold in rows], similarities)})
+
+    def score_task(self, task: Task) -> EvaluationResult:
+        """Score minimal pairs or cloze with the language model."""
+        available = task.find_available(self.data)
+        split = self.options.get("split") or ("test" if "test" in available or not available else next(iter(available)))
+        examples = subsample([*task.read(split, self.data)], self.options.get("limit"))
+        work = evaluate_minimal_pairs if task.kind == "pairs" else evaluate_cloze
+        result = work(
+            self.model, examples, self.scoring_config, name=task.name, on_progress=self.bind_progress(task.name)
+        )
+        return replace(result, split=split)
+
+    def evaluate_finetuned(self, run: Path, task: str | Task) -> EvaluationResult:
+        from pretune.runs.finetune.finetuned_run import evaluate_run
+
+        split, limit = self.options.get("split"), self.options.get("limit")
+        scores = evaluate_run(
+            run, task=task, data=self.data, split=split, max_examples=limit, device=self.device, base=self.base
+        )
+        counts = {"examples": scores["examples"]}
+        notes = tuple(scores["notes"])
+        return EvaluationResult(
+            task=scores["task"], split=scores["split"], scores=scores["scores"], counts=counts, notes=notes
+        )
+
+    @property
+    def few_shot_config(self) -> FewShotConfig:
+        """Prompting options of a task."""
+        return FewShotConfig(
+            data=self.data,
+            split=self.options.get("split"),
+            limit=self.options.get("limit"),
+            seed=self.options.get("seed", 0),
+            prompt=self.options.get("prompt"),
+            text_to_text=self.options.get("text_to_text", False),
+            length=self.options.get("length"),
+            calibrate=self.options.get("calibrate", False),
+            show=self.options.get("show", False),
+        )
+
+
+def subsample(examples: list[T], limit: int | None) -> list[T]:
+    """Return `limit` evenly spaced examples.
+
+    >>> subsample(list(range(10)), 4)
+    [0, 2, 5, 7]
+    """
+    if limit is None or limit >= len(examples):
+        return examples
+    if limit < 1:
+        raise UsageError(f"limit must be at least 1, got {limit}")
+    return [examples[place * len(examples) // limit] for place in range(limit)]
+
+
+def _build_result(name: str, metrics: Mapping[str, Any]) -> EvaluationResult:
+    """Build a result from metrics of similarity and retrieval; integers are counts."""
+    numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+    groups = {key: _find_headline(value) for key, value in metrics.get("groups", {}).items()}
+    return EvaluationResult(
+        task=name,
+        split=metrics.get("split"),
+        scores={key: value for key, value in numbers.items() if isinstance(value, float)},
+        counts={key: value for key, value in numbers.items() if isinstance(value, int)},
+        groups=groups,
+    )
+
+
+def _find_headline(metrics: Mapping[str, Any]) -> float:
+    """Return the headline of a group: the first number that is not a count."""
+    return next(value for value in metrics.values() if isinstance(value, float))
