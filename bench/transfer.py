@@ -36,8 +36,8 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 """The tasks, with what is left out of them to keep a cell short."""
 METHODS = (
-    "full", "lora", "frozen", "adapter", "bitfit", "ia3", "prefix", "prompt", "qlora", "last", "first", "gradual",
-    "ulmfit", "mix", "random", "decay", "extra", "domain", "intermediate", "multi",
+    "full", "lora", "frozen", "adapter", "bitfit", "ia3", "prefix", "prompt", "qlora", "last-only", "freeze-first",
+    "gradual", "ulmfit", "scalar-mix", "from-scratch", "decay", "extra-layers", "domain", "intermediate", "multi",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any
 Facts = dict[str, Any]
 ABOUT = {
     "decay": "`full`, and every part learns at 0.9 times the rate of the one above it (`tune.layer_decay=0.9`)",
-    "extra": "two new blocks on top of the frozen model, trained with the head",
+    "extra-layers": "two new blocks on top of the frozen model, trained with the head",
     "domain": "300 steps of 8,192 tokens of masked pre-training, with a new vocabulary head, on the texts that the "
     "cell is trained on (Gururangan et al., 2020), then `full`",
     "intermediate": "`full` on another task first, then `full` with a new head (Phang et al., 2018): MNLI (9,888 "

@@ -13,7 +13,7 @@ from tests.bench.test_guard import BENCH, load
 from tests.runs import tasked
 from tests.runs.test_finetune_shapes import two_tasks
 
-STAGED = ("full", "decay", "extra", "domain", "intermediate", "multi")
+STAGED = ("full", "decay", "extra-layers", "domain", "intermediate", "multi")
 FIELDS = {"task", "method", "seed", "metric", "split", "score", "scores", "dev", "lr", "steps", "best_step", "trained"}
 FIELDS |= {"parameters", "memory", "examples_per_second", "alone", "seconds", "baselines"}
 
@@ -55,7 +55,7 @@ def test_a_cell_of_every_method_that_has_stages(
     assert cells["cola", "multi"]["together"] == ["cola", "sst2"]
     assert cells["cola", "multi"]["seconds"] == cells["sst2", "multi"]["seconds"]  # one run
     assert cells["sst2", "multi"]["metric"] == "accuracy" and cells["cola", "multi"]["metric"] == "matthews"
-    whole, extra = cells["cola", "full"], cells["cola", "extra"]
+    whole, extra = cells["cola", "full"], cells["cola", "extra-layers"]
     assert whole["trained"] == whole["parameters"] < extra["parameters"] and extra["trained"] < extra["parameters"]
     assert not any(path.name.startswith("tmp") for path in tmp_path.iterdir())  # nothing is left in the scratch
 

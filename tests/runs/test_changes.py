@@ -126,7 +126,7 @@ class TestRates:
 
     @pytest.mark.parametrize("kind", OPTIMIZERS)
     def test_in_finetuning_too(self, base: Path, table: Path, kind: str) -> None:
-        for method in ("lora", "ulmfit", "last"):
+        for method in ("lora", "ulmfit", "last-only"):
             usual = tuning.build_finetune_config(base, train=table, method=method).train
             found = tuning.build_finetune_config(base, train=table, method=method, changes={"train.optimizer": kind})
             assert found.train.lr == found.train.optimizer.lr

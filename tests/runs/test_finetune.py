@@ -31,7 +31,7 @@ from pretune.runs.finetune.task_data import find_trainable_task, open_task
 from pretune.training.distributed import Ranks
 from tests.runs import tasked
 
-MORE = ("first", "gradual", "ulmfit", "random", "adapter", "prefix", "lora", "qlora", "ia3", "bitfit")
+MORE = ("freeze-first", "gradual", "ulmfit", "from-scratch", "adapter", "prefix", "lora", "qlora", "ia3", "bitfit")
 QUICK = {"train.eval_examples": 40, "train.log_every": 5}
 
 
@@ -160,7 +160,7 @@ class TestWays:
     @pytest.mark.parametrize(
         "method",
         [
-            *("frozen", "last", "prompt", "lora+gradual", "mix"),
+            *("frozen", "last-only", "prompt", "lora+gradual", "scalar-mix"),
             *(pytest.param(name, marks=pytest.mark.slow) for name in MORE),
         ],
     )
@@ -170,7 +170,7 @@ class TestWays:
         )
         model = found.scores["model"]
         assert 0 < model["trained"] <= model["parameters"]
-        assert (model["trained"] < model["parameters"]) is (method not in ("gradual", "ulmfit", "random"))
+        assert (model["trained"] < model["parameters"]) is (method not in ("gradual", "ulmfit", "from-scratch"))
         said = {line["id"]: line for line in lines(found.path) if line["split"] == "test"}
         text = "the lovely sea."
         assert FinetunedRun.open(found.path).predict([text]) == found.predict([text]) and len(said) == 12

@@ -41,7 +41,7 @@ ROWS = {
         "averaged static vectors", "baseline", "word vectors from co-occurrence counts in the reviews"
     ),
     "random": QuickstartRow(
-        "random weights", "random", "a small model, trained from scratch on the labels", "full+random", 1e-3
+        "random weights", "random", "a small model, trained from scratch on the labels", "full+from-scratch", 1e-3
     ),
     "own": QuickstartRow("pre-trained here", "pretrained", "the same small model, pre-trained here", "full", 1e-3),
     "frozen": QuickstartRow(

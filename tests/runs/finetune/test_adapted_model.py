@@ -40,8 +40,8 @@ def begun(base: Path, table: Path, method: str, **changes: Any) -> AdaptedModel:
     [
         ("full", PARTS),
         ("frozen", PARTS[3:]),
-        ("first", PARTS[2:]),
-        ("last", PARTS[2:]),
+        ("freeze-first", PARTS[2:]),
+        ("last-only", PARTS[2:]),
         ("gradual", PARTS),
         ("lora", PARTS[1:]),
         ("lora+last", PARTS[2:]),
