@@ -35,7 +35,7 @@ def test_a_dry_run_shows_all_and_touches_nothing(base: Path, table: Path, tmp_pa
     assert main(given) == 0
     said = capsys.readouterr()
     tree = yaml.safe_load(said.out)
-    assert tree["plan"]["seeds"] == [0, 1] and tree["plan"]["labels"] == [20, None]
+    assert tree["plan"]["seeds"] == [0, 1] and tree["plan"]["train_examples"] == [20, None]
     assert "bad 24, good 24" in said.out and " 64 (" in said.out
     assert "'text'" in said.out and "'label'" in said.out
     assert "4 trials" in said.out and "h200" in said.out
@@ -78,7 +78,7 @@ def test_chunks_do_not_change_what_is_said(run: Path, table: Path, capsys: Captu
         (["--out=x"], "--task NAME"),
         (["--task=sst2", "--train=x.csv", "--out=x"], "'sst2' and 'x.csv'"),
         (["--task=sst2", "--out=x", "--baselines=svn"], "'svn'"),
-        (["--task=sst2", "--out=x", "--lr=fast"], "--lr 'fast'"),
+        (["--task=sst2", "--out=x", "--lr=fast"], "'fast'"),
         (["--task=sst2", "--out=x", "--seeds=0"], "--seeds 0"),
     ],
 )

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pretune.core.config.specs import KIND, get_fields, is_spec, parse_annotation, to_plain
+from pretune.core.config.specs import KIND, get_fields, is_spec, is_tagged, parse_annotation, to_plain
 from pretune.core.errors import PretuneError
 
 
@@ -51,10 +51,11 @@ def _scalars(annotation: Any, now: Any) -> Iterator[Any]:
 
 def _objects(annotation: Any) -> Iterator[dict[str, Any]]:
     for kind, cls in parse_annotation(annotation).specs.items():
-        yield {KIND: kind}
+        tag = {KIND: kind} if is_tagged(cls) else {}
+        yield tag
         try:
             default = cls()
         except (TypeError, PretuneError):  # a field without a default
             continue
         for name, field in get_fields(cls).items():
-            yield from ({KIND: kind, name: other} for other in _scalars(field.annotation, getattr(default, name)))
+            yield from ({**tag, name: other} for other in _scalars(field.annotation, getattr(default, name)))

@@ -149,8 +149,9 @@ def _read_shapes(target: str) -> list[str]:
     assert module_spec is not None and module_spec.origin is not None
     for node in ast.walk(ast.parse(Path(module_spec.origin).read_bytes())):
         for part in node.body if isinstance(node, ast.ClassDef) and node.name == attribute else ():
-            if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == "shapes" and part.value:
-                return list(ast.literal_eval(part.value))
+            match part:
+                case ast.Assign(targets=[ast.Name(id="shapes")], value=value):
+                    return list(ast.literal_eval(value))
     return []
 
 

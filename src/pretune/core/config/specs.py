@@ -104,6 +104,11 @@ def get_kind(spec: object) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
 
 
+def is_tagged(cls: type) -> bool:
+    """Return whether the plain form of a spec class has the key `kind`."""
+    return cls not in _UNTAGGED
+
+
 def is_spec(value: object) -> bool:
     """Return whether a value is a spec (an instance, not a class)."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
