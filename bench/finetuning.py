@@ -78,7 +78,9 @@ def run_trainer(base: Path, args: argparse.Namespace) -> dict[str, Any]:
 
     transformers.logging.set_verbosity_error()
     transformers.set_seed(args.seed)
-    opened = open_task(TaskConfig(name=args.task, data=str(args.data), labels=args.examples, most=args.dev))
+    opened = open_task(
+        TaskConfig(name=args.task, data=str(args.data), train_examples=args.examples, max_eval_examples=args.dev)
+    )
     tokenizer = AutoTokenizer.from_pretrained(base)
     limit = args.length or 128
 

@@ -49,7 +49,7 @@ def test_it_adds_a_bottleneck_to_what_the_layer_writes(activation: str, same: ob
 )
 def test_where_they_stand(case: str, sublayers: tuple[Sublayer, ...], ends: set[str], count: int) -> None:
     """After every sublayer of every block, that which reads a source among them."""
-    paths = stands(apply_adapter(case, after=sublayers)[0])
+    paths = stands(apply_adapter(case, sublayers=sublayers)[0])
     assert len(paths) == count and {path.split(".", 2)[2] for path in paths} == ends
 
 
@@ -74,4 +74,4 @@ def test_each_is_drawn_by_itself() -> None:
 
 def test_what_cannot_be() -> None:
     with pytest.raises(UsageError):
-        Adapter(after=())
+        Adapter(sublayers=())

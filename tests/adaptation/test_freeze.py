@@ -119,7 +119,7 @@ def test_parts_are_opened_on_a_plateau() -> None:
     unfreezing = Gradual(when=Plateau(patience=2)).build_hook(loop.module.model, epoch=10)
     counts = []
     for step, best in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 3), (5, 3), (6, 3), (7, 3), (8, 3), (9, 3)]:
-        loop.state.judged, loop.state.best_step = step, best
+        loop.state.last_eval_step, loop.state.best_step = step, best
         unfreezing(loop, [])
         counts.append(unfreezing.num_unfrozen)
     assert counts == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]

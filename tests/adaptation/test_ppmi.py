@@ -49,24 +49,24 @@ def texts(count: int = 300) -> list[list[str]]:
 
 def test_the_directions_are_those_of_a_whole_decomposition() -> None:
     words = WordCorpus.from_texts(texts(), min_count=1)
-    vectors = torch.from_numpy(Ppmi(width=4, least=1).fit(words).matrix)
+    vectors = torch.from_numpy(Ppmi(width=4, min_count=1).fit(words).matrix)
     u, s, _ = torch.linalg.svd(compute_ppmi(count_cooccurrences(words, 5), 0.75))
     torch.testing.assert_close(vectors @ vectors.T, (u[:, :4] * s[:4]) @ u[:, :4].T, atol=2e-2, rtol=0)
 
 
 def test_words_of_one_subject_are_near_each_other_and_the_same_seed_gives_the_same() -> None:
-    vectors = Ppmi(width=4, least=1).train(texts())
+    vectors = Ppmi(width=4, min_count=1).train(texts())
     for name in ("sea", "sky"):
         assert {word[:3] for word, _ in vectors.find_nearest(f"{name}0", 7)} == {name}
-    assert (Ppmi(width=4, least=1).train(texts()).matrix == vectors.matrix).all()
+    assert (Ppmi(width=4, min_count=1).train(texts()).matrix == vectors.matrix).all()
 
 
 def test_more_columns_than_words_are_zeros() -> None:
-    vectors = Ppmi(width=10, least=1).train(TEXTS)
+    vectors = Ppmi(width=10, min_count=1).train(TEXTS)
     assert vectors.width == 10 and not vectors.matrix[:, len(vectors) :].any()
 
 
 def test_too_many_words_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "MAX_WORDS", 2)
     with pytest.raises(UsageError, match=r"\b2\b.*\b4\b"):
-        replace(Ppmi(), least=1, most=None).train(TEXTS)
+        replace(Ppmi(), min_count=1, max_words=None).train(TEXTS)

@@ -50,7 +50,7 @@ SMALL = {
 """The recipes' settings, small. What a size leaves empty (no groups, no window) stays empty."""
 
 DERIVED = ("hidden",)  # empty means "by rule", not "absent"
-INSIDE = {"buckets": 8, "far": 12, "original": 16, "head_width": 10}
+INSIDE = {"buckets": 8, "max_distance": 12, "original": 16, "head_width": 10}
 """Numbers that a recipe does not offer, by the last word of their path."""
 
 
@@ -159,7 +159,7 @@ def _made() -> dict[str, Model]:
             decoder=Stack(
                 depth=3,
                 causal=True,
-                position=RelativeBias(buckets=8, far=12, both_ways=False),
+                position=RelativeBias(buckets=8, max_distance=12, both_ways=False),
                 blocks=(
                     Block(
                         attention=Attention(heads=6, kv_heads=3, window=5),

@@ -23,7 +23,7 @@ from pretune.text.corpora.builtin import Reviews
 from pretune.training.optim import AdamW
 
 WORDS = {"pos": ["good", "fine", "lovely"], "neg": ["bad", "awful", "dull"]}
-QUICK = BiLSTMBaseline(hidden=16, steps=40, optim=AdamW(lr=2e-2), start=Word2Vec(width=16, least=1, epochs=2))
+QUICK = BiLSTMBaseline(hidden=16, steps=40, optim=AdamW(lr=2e-2), start=Word2Vec(width=16, min_count=1, epochs=2))
 LEARNERS = [name for name in BASELINES if name != "majority"]
 
 

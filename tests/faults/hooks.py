@@ -65,7 +65,7 @@ def signalled_while_judging(nth: int, name: str) -> None:
 
     def now(self: ValidationHook, loop: Any) -> None:
         nonlocal count
-        count += loop.state.judged != loop.state.step
+        count += loop.state.last_eval_step != loop.state.step
         real(self, loop)
 
     def over_ranks(loss: Loss, ranks: Any) -> Loss:

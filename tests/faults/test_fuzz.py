@@ -153,7 +153,7 @@ def _runs(root: Path) -> Campaign:
     SavedTask(name="films", task_kind="classification", labels=("bad", "good"), metrics=("accuracy",), scale=(0.0, 1.0),
          max_length=20, stride=5).write(tuned)  # fmt: skip
 
-    facts = TrainState(phases=[0, 3], held={"loss": 1.0}, meter={"flops": 1.0}).to_dict()
+    facts = TrainState(phases=[0, 3], eval_metrics={"loss": 1.0}, meter={"flops": 1.0}).to_dict()
     facts.pop("progress")
     groups = {"model": {"a": torch.ones(2)}, "history": {"progress": torch.ones(3)}}
     taken = TensorSnapshot(groups=groups, tied={"model": {"b": "a"}}, events=[])

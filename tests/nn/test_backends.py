@@ -130,7 +130,7 @@ class Inputs:
         ]
         self.bias: nn.Module | None = None
         if case.bias:
-            spec = Alibi() if case.bias == "alibi" else RelativeBias(buckets=8, far=12)
+            spec = Alibi() if case.bias == "alibi" else RelativeBias(buckets=8, max_distance=12)
             self.bias = spec.build(width=1, heads=HEADS, head_width=head).to(device)
         if case.bias == "relative":
             assert self.bias is not None

@@ -107,7 +107,7 @@ SEGMENTS = torch.tensor([0, 1, 2, 0, 1])
 @pytest.mark.parametrize("after", ["tokens", "norm"])
 def test_factorised_embedding(after: Any, bias: bool) -> None:
     """The projection before positions, segments and norm (OPT) or after them (ALBERT)."""
-    spec = Embed(segments=3, scale=True, norm=LayerNorm(), factor=Factor(width=6, bias=bias, after=after))
+    spec = Embed(segments=3, scale=True, norm=LayerNorm(), factor=Factor(width=6, bias=bias, input=after))
     module = random(spec.build(width=12))
     inner = spec.get_inner_width(width=12)
     assert (inner, spec.get_table_width(width=12)) == (6 if after == "norm" else 12, 6)

@@ -166,7 +166,7 @@ def bucket(distance: int, *, buckets: int, far: int, both_ways: bool) -> int:
 @pytest.mark.parametrize("both_ways", [True, False])
 @pytest.mark.parametrize(("buckets", "far"), [(32, 128), (8, 12), (16, 64), (32, 256)])
 def test_buckets(buckets: int, far: int, both_ways: bool) -> None:
-    spec = RelativeBias(buckets=buckets, far=far, both_ways=both_ways)
+    spec = RelativeBias(buckets=buckets, max_distance=far, both_ways=both_ways)
     module = spec.build(width=1, heads=3, head_width=1)
     distances = list(range(-300, 301))
     expected = [bucket(d, buckets=buckets, far=far, both_ways=both_ways) for d in distances]

@@ -214,5 +214,5 @@ def test_settings() -> None:
     for name, value in (("p", 0.0), ("p", 1.0), ("most", 0)):
         with pytest.raises(UsageError, match=rf"\b{value}\b"):
             Geometric(**{name: value})
-    harder = SpanMaskedLM(rate=0.5, copies=2, spans=Geometric(most=3), boundary=Boundary())
-    assert harder.to_evaluation() == SpanMaskedLM(spans=Geometric(most=3), boundary=Boundary())
+    harder = SpanMaskedLM(rate=0.5, copies=2, spans=Geometric(max_length=3), boundary=Boundary())
+    assert harder.to_evaluation() == SpanMaskedLM(spans=Geometric(max_length=3), boundary=Boundary())

@@ -16,7 +16,7 @@ def test_built_in_reviews_are_a_table() -> None:
         Reviews().check()
     except UsageError as missing:
         pytest.skip(str(missing))
-    opened = open_task(TaskConfig(train="builtin:reviews", most=10))
+    opened = open_task(TaskConfig(train="builtin:reviews", max_eval_examples=10))
     assert opened.task.labels == ("0", "1") and len(opened.parts.test) == 10
     assert len(opened.parts.train) == 26_824 and opened.headline_split == "test"
 

@@ -28,8 +28,8 @@ class Clock:
         first = self.state.step
         while not self.pace.is_phase_over(self.state, number):
             self.rates.append(self.pace.compute_lr_factor(self.state))
-            began = self.state.elapsed
-            self.state.elapsed = began + (self.first if self.state.step == first else 1.0)
+            began = self.state.elapsed_seconds
+            self.state.elapsed_seconds = began + (self.first if self.state.step == first else 1.0)
             report = StepMetrics(
                 step=self.state.step,
                 ok=True,
@@ -72,7 +72,7 @@ def test_by_the_clock() -> None:
     )
     clock = Clock(pace, state)
     clock.phase(0)
-    assert 85 < state.elapsed <= 91
+    assert 85 < state.elapsed_seconds <= 91
     assert max(clock.rates) > 0.9 and clock.rates[-1] < 0.05
     assert len(state.progress) == state.step and state.progress == sorted(state.progress)
     assert clock.rates == [LinearSchedule(warmup=0.05).compute_factor_at(done, 0) for done in state.progress]
@@ -85,13 +85,13 @@ def test_phases_by_the_clock() -> None:
     )
     clock = Clock(pace, state, first=5.0)
     clock.phase(0)
-    assert 70 < state.elapsed < 90
+    assert 70 < state.elapsed_seconds < 90
     clock.phase(1)
-    assert 82 < state.elapsed <= 93 and state.progress == sorted(state.progress) and state.progress[-1] > 0.9
+    assert 82 < state.elapsed_seconds <= 93 and state.progress == sorted(state.progress) and state.progress[-1] > 0.9
 
 
 def test_a_clock_that_is_over_at_once() -> None:
-    pace, state = TrainingClock(schedule=LinearSchedule(), budget=5.0, reserve=10.0), TrainState(elapsed=1.0)
+    pace, state = TrainingClock(schedule=LinearSchedule(), budget=5.0, reserve=10.0), TrainState(elapsed_seconds=1.0)
     Clock(pace, state).phase(0)
     assert state.step <= 2
 
@@ -144,7 +144,7 @@ def test_what_comes_after_the_last_step_is_kept_for(
         pace.start_phase(state)
         while not pace.is_phase_over(state, phase):
             pace.compute_lr_factor(state)
-            state.elapsed = began = now  # the loop knows when a step began, once it has ended
+            state.elapsed_seconds = began = now  # the loop knows when a step began, once it has ended
             now += step * speed()
             state.step += 1
             values = {"norm": 1.0, "tokens": 1, "stop_requested": False, "lr": 0.0, "terms": {}, "loss": 0.0}

@@ -153,7 +153,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(value: float) -> None:
         hooks=[DivergenceGuard(heard.append, lambda step: [7, 8])],
     )
     loop.run()
-    assert loop.state.skipped == 1 and loop.state.in_a_row == 0
+    assert loop.state.skipped_steps == 1 and loop.state.consecutive_skips == 0
     assert all(value.isfinite().all() for value in weights(loop).values())
     assert len(heard) == 1 and heard[0].startswith("step 2: ") and heard[0].endswith("samples 7, 8")
     # The weights are those of a run that never saw that step.
@@ -205,7 +205,7 @@ def test_out_of_memory_halves_the_micro_batch_and_nothing_else() -> None:
     calm, tight = looped(steps=3), looped(steps=3, work=Full(2))
     calm.run()
     tight.run()
-    assert tight.state.micro > 1 and tight.state.least == tight.state.micro
+    assert tight.state.micro > 1 and tight.state.min_micro == tight.state.micro
     assert tight.state.tokens == calm.state.tokens
     for name, value in weights(calm).items():
         torch.testing.assert_close(weights(tight)[name], value, rtol=1e-4, atol=1e-5, msg=name)

@@ -40,8 +40,8 @@ SPECS: dict[str, Optim] = {
     "adamw": AdamW(lr=1e-2),
     "adamw-uncorrected": AdamW(lr=1e-2, bias_correction=False),
     "adafactor": Adafactor(weight_decay=0.1),
-    "adafactor-unscaled": Adafactor(lr=1e-3, scaled=False),
-    "adafactor-unfactored": Adafactor(factored=False),
+    "adafactor-unscaled": Adafactor(lr=1e-3, scale_parameter=False),
+    "adafactor-unfactored": Adafactor(factor_moments=False),
     "lamb": Lamb(lr=1e-2),
     "lamb-uncorrected": Lamb(lr=1e-2, bias_correction=False),
     "muon": Muon(lr=1e-2),
@@ -401,7 +401,7 @@ def test_adamw_without_bias_correction_is_the_formula() -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_adafactor_is_that_of_transformers(scaled: bool, decay: float) -> None:
     optimization = pytest.importorskip("transformers.optimization")
-    ours = Adafactor(lr=1e-2, scaled=scaled, weight_decay=decay)
+    ours = Adafactor(lr=1e-2, scale_parameter=scaled, weight_decay=decay)
     options: dict[str, Any] = {"relative_step": False, "scale_parameter": scaled, "weight_decay": decay, "lr": 1e-2}
     groups = loose(drawn(*SHAPES, (3, 4, 5)))
     for mine, their in race(ours, groups, lambda p: optimization.Adafactor(p, **options)):

@@ -59,7 +59,7 @@ def test_lines(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [3, 6]
     assert [*lines[0]] == ["step", "loss", "norm", "rate", "tokens", "skipped", "seconds"]
     assert lines[0]["tokens"] < lines[1]["tokens"] < loop.state.tokens
-    assert loop.state.written == (tmp_path / "metrics.jsonl").stat().st_size
+    assert loop.state.metrics_bytes == (tmp_path / "metrics.jsonl").stat().st_size
 
 
 def test_a_resumed_run_has_the_lines_of_one_that_was_not(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, half = kept(tmp_path, 3)
     previous = half.state.meter["flops"]
     journal, loop = kept(tmp_path, 6, done=half)
-    loop.state.held = {"loss": 2.0, "perplexity": 7.4, "accuracy": 0.5}
+    loop.state.eval_metrics = {"loss": 2.0, "perplexity": 7.4, "accuracy": 0.5}
     capsys.readouterr()
     result = journal.summarize(loop)
     assert (

@@ -26,6 +26,10 @@ RENAMED_SETTINGS = {
     "tune.mix": "tune.scalar_mix",
     "tune.language": "tune.lm_loss_weight",
     "tune.text": "tune.text_to_text",
+    "objective.spans.most": "objective.spans.max_length",
+    "method.after": "method.sublayers",
+    "train.optimizer.factored": "train.optimizer.factor_moments",
+    "train.optimizer.scaled": "train.optimizer.scale_parameter",
     "data.short": "data.length_schedule",
     "data.new_tokens": "data.max_new_tokens",
     "train.start": "train.init_from",
@@ -73,6 +77,11 @@ _RENAMED_FIELDS: dict[str, dict[str, str]] = {
     "regression": {"reading": "pooling", "mix": "scalar_mix"},
     "span": {"mix": "scalar_mix"},
     "tagging": {"mix": "scalar_mix"},
+    "geometric": {"most": "max_length"},
+    "adafactor": {"factored": "factor_moments", "scaled": "scale_parameter"},
+    "adapter": {"after": "sublayers"},
+    "factor": {"after": "input"},
+    "relative_bias": {"far": "max_distance"},
     "tariff": {"grid": "grid_g_per_kwh", "hour": "dollars_per_device_hour", "kwh": "dollars_per_kwh"},
 }
 """By the new kind of a spec: old fields to new ones."""
@@ -93,6 +102,17 @@ _UNTAGGED_KINDS = {
 }
 """Kinds of sections, which format 1 names and later formats do not."""
 
+_STATE_FIELDS = {
+    "elapsed": "elapsed_seconds",
+    "skipped": "skipped_steps",
+    "in_a_row": "consecutive_skips",
+    "least": "min_micro",
+    "planned": "planned_ends",
+    "judged": "last_eval_step",
+    "held": "eval_metrics",
+    "waited": "data_wait",
+    "written": "metrics_bytes",
+}
 _TASK_FIELDS = {"kind_of": "task_kind", "new_tokens": "max_new_tokens", "slots": "virtual_tokens"}
 
 
@@ -167,7 +187,9 @@ def migrate_state(tree: Mapping[str, Any], error: type[PretuneError], source: st
         return dict(tree)
     facts = tree.get("facts")
     if isinstance(facts, Mapping):
-        facts = {name: value for name, value in facts.items() if name != "config"}
+        facts = {name: migrate_specs(value) for name, value in facts.items() if name != "config"}
+        if isinstance(facts.get("state"), Mapping):
+            facts["state"] = _rename(facts["state"], _STATE_FIELDS)
     return {**tree, FORMAT_KEY: FORMAT_VERSION, "facts": facts}
 
 

@@ -80,7 +80,7 @@ def add_generator(discriminator: Model, *, multiplier: float = 1 / 4) -> Pair:
     stack = discriminator.encoder
     if not isinstance(stack, Stack) or discriminator.decoder is not None:
         raise UsageError(f"the discriminator must be an encoder, got a model of shape '{discriminator.shape}'")
-    if stack.embed.factor is not None and stack.embed.factor.after != "norm":
+    if stack.embed.factor is not None and stack.embed.factor.input != "norm":
         raise UsageError("a generator needs embeddings that are projected after their norm, or not at all")
     if not 0 < multiplier <= 1:
         raise UsageError(f"multiplier must be above 0 and at most 1, got {multiplier}")

@@ -25,7 +25,7 @@ PARTS = ("head", "pooler", "pair", "detector")
 
 _SIZES = frozenset(
     {"vocab", "width", "depth", "share", "hidden", "heads", "kv_heads", "head_width", "window", "segments", "classes"}
-    | {"rows", "buckets", "far", "original", "context", "place_width"}
+    | {"rows", "buckets", "max_distance", "original", "context", "place_width"}
 )
 _POSITIVE = frozenset({"theta", "base", "clip", "factor", "eps", "std"})
 _RATES = frozenset({"dropout", "fraction"})

@@ -19,7 +19,7 @@ class Factor:
 
     width: int
     bias: bool = True
-    after: Literal["tokens", "norm"] = "norm"  # place of the projection: before positions, or after the norm
+    input: Literal["tokens", "norm"] = "norm"  # place of the projection: before positions, or after the norm
 
 
 @spec
@@ -37,7 +37,7 @@ class Embed:
 
     def get_inner_width(self, *, width: int) -> int:
         """Return the width of positions, segments and norm."""
-        return self.factor.width if self.factor and self.factor.after == "norm" else width
+        return self.factor.width if self.factor and self.factor.input == "norm" else width
 
     def get_table_width(self, *, width: int) -> int:
         """Return the width of the token table."""
@@ -54,7 +54,7 @@ class Embeddings(nn.Module):
         super().__init__()
         inner = spec.get_inner_width(width=width)
         self.scale = math.sqrt(width) if spec.scale else 1.0
-        self.is_projected_first = spec.factor is not None and spec.factor.after == "tokens"
+        self.is_projected_first = spec.factor is not None and spec.factor.input == "tokens"
         self.segments = nn.Embedding(spec.segments, inner) if spec.segments else None
         self.norm = spec.norm.build(width=inner) if spec.norm else None
         self.project = nn.Linear(spec.factor.width, width, bias=spec.factor.bias) if spec.factor else None

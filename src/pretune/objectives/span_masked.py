@@ -50,15 +50,15 @@ class Geometric:
     """Geometric distribution of span lengths in words, truncated at `most`."""
 
     p: float = 0.2
-    most: int = 10
+    max_length: int = 10
 
     def __post_init__(self) -> None:
-        if not 0 < self.p < 1 or self.most < 1:
-            raise UsageError(f"spans need 0 < p < 1 and most >= 1, got p={self.p}, most={self.most}")
+        if not 0 < self.p < 1 or self.max_length < 1:
+            raise UsageError(f"spans need 0 < p < 1 and max_length >= 1, got p={self.p}, max_length={self.max_length}")
 
     def draw(self, bits: Bits) -> Ints:
         """Return one length per random number."""
-        odds = np.cumsum((1 - self.p) ** np.arange(self.most))
+        odds = np.cumsum((1 - self.p) ** np.arange(self.max_length))
         return np.searchsorted(odds[:-1] / odds[-1], to_uniform(bits), side="right") + 1
 
 

@@ -36,7 +36,7 @@ def load_clock_history(settings: PretrainConfig, settings_source: Any, *, budget
         return _warn_no_history(f"{run / CHECKPOINTS_DIR}: no checkpoint with recorded progress")
     state = read_state(latest)
     log.info(f"{run}: reproducing its {state.step:,} steps, regardless of their time")
-    return TrainState(progress=state.progress, planned=[*state.phases[1:], state.step])
+    return TrainState(progress=state.progress, planned_ends=[*state.phases[1:], state.step])
 
 
 def _warn_no_history(reason: str) -> TrainState:

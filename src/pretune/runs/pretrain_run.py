@@ -157,7 +157,7 @@ class PretrainRun:
             seed=train.seed,
             clip=train.clip,
             precision=self.precision,
-            start_time=self.started_at - state.elapsed,
+            start_time=self.started_at - state.elapsed_seconds,
         )
         journal = stack.enter_context(
             RunLogger(
@@ -166,8 +166,8 @@ class PretrainRun:
                 models=trained_model.list_models(self.spec),
                 loop=loop,
                 is_resumed=resume,
-                total=state.planned[-1] if state.planned else self.data_phases.steps,
-                budget=None if state.planned else train.budget,
+                total=state.planned_ends[-1] if state.planned_ends else self.data_phases.steps,
+                budget=None if state.planned_ends else train.budget,
                 every=train.log_every,
                 trackers=train.trackers,
                 cost_rates=train.cost_rates,
@@ -191,7 +191,7 @@ class PretrainRun:
         if evaluate:
             evaluate.run(loop)
         saver.save(loop, wait=True)
-        state.elapsed = time.monotonic() - loop.start_time
+        state.elapsed_seconds = time.monotonic() - loop.start_time
         if train.budget is not None and state.step < MIN_USEFUL_STEPS and self.ranks.is_first:
             log.warn(
                 f"only {format_count(state.step, 'steps')} fit into the budget, "
@@ -219,10 +219,10 @@ class PretrainRun:
             if shares := self.data_phases.compute_shares():
                 log.info(f"sampling shares: {join_names([f'{name} {value:.1%}' for name, value in shares.items()])}")
         if resume:
-            saver.last_step, saver.last_time = state.step, state.elapsed
+            saver.last_step, saver.last_time = state.step, state.elapsed_seconds
         if evaluate:
             evaluate(loop, [])  # unless the checkpoint includes it
-        start, has_budget = time.monotonic(), pace.budget is not None and not state.planned
+        start, has_budget = time.monotonic(), pace.budget is not None and not state.planned_ends
         saver.save(loop, wait=has_budget)
         if has_budget:
             reserve = self._estimate_reserve(state, evaluate, time.monotonic() - start)
@@ -264,12 +264,12 @@ class PretrainRun:
             loop.batches = feed
             loop.should_stop = lambda state: pace.is_phase_over(state, phase)
             loop.run()
-            loop.state.waited += feed.wait_seconds
+            loop.state.data_wait += feed.wait_seconds
 
     def _count_micro_batches(self, phase: int, state: TrainState) -> int:
         shape, settings = self.data_phases.streams[phase].shape, self.settings
         return count_micro_batches(
-            shape, settings.model, settings.train, self.ranks, self.precision, min_micro_batches=state.least
+            shape, settings.model, settings.train, self.ranks, self.precision, min_micro_batches=state.min_micro
         )
 
     def _build_sample_hook(self, logger: RunLogger, pace: TrainingClock, state: TrainState) -> SampleHook:

@@ -23,7 +23,6 @@ from pretune.text.corpora.formats import DocumentBoundary
 TRAINERS: Mapping[str, type[Word2Vec] | type[Glove] | type[Ppmi]] = {"word2vec": Word2Vec, "glove": Glove, "ppmi": Ppmi}
 MAX_VALUES = {"width": 4096, "window": 100, "epochs": 1000, "min_count": 10**9, "max_words": 10_000_000}
 """The largest value of each option; the smallest is 1."""
-_FIELDS = {"min_count": "least", "max_words": "most"}
 _PART_BYTES = 2**24  # bytes per part of the corpus
 
 
@@ -61,7 +60,9 @@ def train_vectors(
             if progress is not None:
                 progress((number + 1) / len(parts))
 
-    vectors = trainer.fit(WordCorpus.from_texts(texts(), min_count=trainer.least, max_words=trainer.most), seed=seed)
+    vectors = trainer.fit(
+        WordCorpus.from_texts(texts(), min_count=trainer.min_count, max_words=trainer.max_words), seed=seed
+    )
     if out is not None:
         vectors.save(out)
     return vectors
@@ -76,18 +77,17 @@ def build_trainer(kind: str, **options: Any) -> Word2Vec | Glove | Ppmi:
     for name, value in options.items():
         if value is None:
             continue
-        place = _FIELDS.get(name, name)
-        if place not in field_names:
+        if name not in field_names:
             supported_kinds = ", ".join(
                 other_kind
                 for other_kind, cls in TRAINERS.items()
-                if place in {trainer_field.name for trainer_field in fields(cls)}
+                if name in {trainer_field.name for trainer_field in fields(cls)}
             )
             raise UsageError(f"{name.replace('_', '-')} is not an option of {kind}, only of {supported_kinds}")
         if name in MAX_VALUES and not 1 <= value <= MAX_VALUES[name]:
             raise UsageError(f"{name.replace('_', '-')} must be from 1 to {MAX_VALUES[name]}, got {value}")
-        values[place] = value
+        values[name] = value
     trainer = TRAINERS[kind](**values)
-    if isinstance(trainer, Ppmi) and (trainer.most is None or trainer.most > MAX_WORDS):
-        raise UsageError(f"max-words of ppmi must be from 1 to {MAX_WORDS}, got {trainer.most}")
+    if isinstance(trainer, Ppmi) and (trainer.max_words is None or trainer.max_words > MAX_WORDS):
+        raise UsageError(f"max-words of ppmi must be from 1 to {MAX_WORDS}, got {trainer.max_words}")
     return trainer

@@ -46,14 +46,18 @@ class CheckpointHook:
         if self.manager is not None:
             self.manager.raise_pending_error()
         state = loop.state
-        if state.step % self.every == 0 if self.every else state.elapsed - self.last_time >= SAVE_INTERVAL_SECONDS:
+        if (
+            state.step % self.every == 0
+            if self.every
+            else state.elapsed_seconds - self.last_time >= SAVE_INTERVAL_SECONDS
+        ):
             self.save(loop)
 
     def save(self, loop: Loop, *, wait: bool = False) -> None:
         """Save a checkpoint, unless this step is already saved."""
         loop.flush()  # NOTE: runs the hooks, including this one, which may save
         if self.last_step != loop.state.step:
-            self.last_step, self.last_time = loop.state.step, loop.state.elapsed
+            self.last_step, self.last_time = loop.state.step, loop.state.elapsed_seconds
             start_time = time.monotonic()
             self.on_save(loop)
             state = loop.state.to_dict()

@@ -43,8 +43,8 @@ class TrainingClock:
         """Return the completed fraction of the run."""
         if self.steps is not None:
             return min(state.step / self.steps, 1.0)
-        if state.planned:
-            return state.progress[state.step] if state.step < state.planned[-1] else 1.0
+        if state.planned_ends:
+            return state.progress[state.step] if state.step < state.planned_ends[-1] else 1.0
         assert self.budget is not None
         initial_progress, start_time = state.anchor
         if start_time < 0:  # the phase has just started
@@ -53,7 +53,8 @@ class TrainingClock:
         remaining_seconds = self.budget - self.reserved_seconds - remaining_phases * state.lead - start_time
         progress = (
             min(
-                initial_progress + (1 - initial_progress) * (state.elapsed - start_time) / max(remaining_seconds, 1e-9),
+                initial_progress
+                + (1 - initial_progress) * (state.elapsed_seconds - start_time) / max(remaining_seconds, 1e-9),
                 1.0,
             )
             if remaining_seconds > 0
@@ -105,7 +106,7 @@ class TrainingClock:
         if self.steps is not None:
             return self.schedule.compute_factor(state.step, self.steps)
         progress = self.compute_progress(state)
-        if not state.planned:
+        if not state.planned_ends:
             state.progress[state.step :] = [progress]
         return self.schedule.compute_factor_at(progress, state.step)
 
@@ -113,8 +114,8 @@ class TrainingClock:
         """Return True if a phase has ended."""
         if self.steps is not None:
             return state.step >= self.find_end_step(phase)
-        if state.planned:
-            return state.step >= state.planned[phase]
+        if state.planned_ends:
+            return state.step >= state.planned_ends[phase]
         return self.compute_progress(state) >= (1.0 if phase == len(self.phase_ends) - 1 else self.phase_ends[phase])
 
     def find_end_step(self, phase: int) -> int:

@@ -34,15 +34,15 @@ class DivergenceGuard:
     def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
         for step_metrics in metrics:
             if step_metrics.ok:
-                loop.state.in_a_row = 0
+                loop.state.consecutive_skips = 0
                 self._check_loss(step_metrics)
                 continue
-            loop.state.skipped += 1
-            loop.state.in_a_row += 1
+            loop.state.skipped_steps += 1
+            loop.state.consecutive_skips += 1
             self.warn(
                 f"step {step_metrics.step}: non-finite gradient, step skipped{self._format_samples(step_metrics.step)}"
             )
-            if loop.state.in_a_row >= MAX_SKIPPED_STEPS:
+            if loop.state.consecutive_skips >= MAX_SKIPPED_STEPS:
                 raise DivergedError(
                     f"{MAX_SKIPPED_STEPS} consecutive steps up to {step_metrics.step} had no finite gradient; resume "
                     "from an earlier checkpoint with a lower train.lr, or check the data of these steps"

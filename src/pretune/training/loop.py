@@ -110,7 +110,7 @@ class Loop:
     def _run_hooks(self, metrics: Sequence[StepMetrics]) -> None:
         for step_metrics in metrics:
             self.state.tokens += step_metrics.tokens
-            self.state.elapsed = step_metrics.elapsed_seconds
+            self.state.elapsed_seconds = step_metrics.elapsed_seconds
         for hook in self.hooks:
             hook(self, metrics)
 
@@ -129,7 +129,7 @@ class Loop:
             self.optimizer.zero_grad(set_to_none=True)
             gc.collect()
             torch.cuda.empty_cache()
-            self.state.micro = self.state.least = increase_micro_batches(self.state.micro, batches[0].rows)
+            self.state.micro = self.state.min_micro = increase_micro_batches(self.state.micro, batches[0].rows)
             self.batches.split(self.state.micro)
             batches = next(self.batches)
 

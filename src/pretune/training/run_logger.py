@@ -72,7 +72,7 @@ class RunLogger:
         self._exit_stack.enter_context(self._meter)
         if self._progress is not None:
             step = self._loop.state.step
-            last_step, max_size = (step, self._loop.state.written) if self._is_resumed else (None, None)
+            last_step, max_size = (step, self._loop.state.metrics_bytes) if self._is_resumed else (None, None)
             self._metrics = self._exit_stack.enter_context(
                 MetricsLog(self.directory, last_step=last_step, max_size=max_size)
             )
@@ -169,7 +169,7 @@ class RunLogger:
         loop.state.meter = config.to_dict(self._meter.compute_totals())
         if self._metrics is not None:
             self._metrics.sync()
-            loop.state.written = self._metrics.size
+            loop.state.metrics_bytes = self._metrics.size
 
     def summarize(self, loop: Loop) -> dict[str, Any]:
         """Show and return the summary of the run; all ranks are assumed to use the same energy."""
@@ -187,10 +187,10 @@ class RunLogger:
             seconds=cost.seconds,
             cost=cost,
             loss=self.loss,
-            held_out=state.held.get("loss"),
-            held_out_metrics={name: value for name, value in state.held.items() if name != "loss"},
-            skipped=state.skipped,
-            waiting=state.waited,
+            held_out=state.eval_metrics.get("loss"),
+            held_out_metrics={name: value for name, value in state.eval_metrics.items() if name != "loss"},
+            skipped=state.skipped_steps,
+            waiting=state.data_wait,
             saving=state.saving,
             evaluating=state.evaluating,
         )
@@ -198,7 +198,13 @@ class RunLogger:
             show_summary(summary)
         facts = {name: value for name, value in asdict(summary).items() if name not in EXCLUDED_FIELDS}
         best = {"best": state.best, "best_step": state.best_step}
-        return {**facts, "elapsed": state.elapsed, "held_out": state.held, **best, "cost": cost.to_dict()}
+        return {
+            **facts,
+            "elapsed": state.elapsed_seconds,
+            "held_out": state.eval_metrics,
+            **best,
+            "cost": cost.to_dict(),
+        }
 
     def _write(self, step: int, values: dict[str, Any]) -> None:
         assert self._metrics is not None and self._trackers is not None

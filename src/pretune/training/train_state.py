@@ -14,24 +14,24 @@ class TrainState:
 
     step: int = 0  # the next step
     tokens: int = 0  # padding excluded
-    elapsed: float = 0.0  # seconds of training, evaluation and saving
-    skipped: int = 0  # steps with a non-finite gradient
-    in_a_row: int = 0  # consecutive skipped steps
+    elapsed_seconds: float = 0.0  # seconds of training, evaluation and saving
+    skipped_steps: int = 0  # steps with a non-finite gradient
+    consecutive_skips: int = 0  # consecutive skipped steps
     micro: int = 1  # micro-batches per rank and step
-    least: int = 1  # minimum of `micro` after running out of memory
+    min_micro: int = 1  # minimum of `micro` after running out of memory
     phases: list[int] = field(default_factory=lambda: [0])  # first step of each phase so far
     progress: list[float] = field(default_factory=list)  # of each step in a run with a time budget (`--budget`)
-    planned: list[int] = field(default_factory=list)  # end step of each phase, when repeating a run with a budget
+    planned_ends: list[int] = field(default_factory=list)  # end step of each phase, when repeating a run with a budget
     anchor: tuple[float, float] = (0.0, -1.0)  # progress and elapsed time at the start of the phase; -1: unknown
     lead: float = 0.0  # seconds of the first step of a phase
-    judged: int = -1  # step of the last evaluation
-    held: dict[str, float] = field(default_factory=dict)  # metrics of the last evaluation
+    last_eval_step: int = -1  # step of the last evaluation
+    eval_metrics: dict[str, float] = field(default_factory=dict)  # metrics of the last evaluation
     best: float | None = None  # held-out loss
     best_step: int | None = None
-    waited: float = 0.0  # seconds waiting for data
+    data_wait: float = 0.0  # seconds waiting for data
     saving: float = 0.0  # seconds saving checkpoints
     evaluating: float = 0.0  # seconds evaluating
-    written: int = 0  # bytes of metrics.jsonl
+    metrics_bytes: int = 0  # bytes of metrics.jsonl
     meter: dict[str, Any] = field(default_factory=dict)  # totals of FLOPs and energy
 
     def to_dict(self) -> dict[str, Any]:

@@ -100,15 +100,15 @@ class ValidationHook:
         """Evaluate, unless done at this step."""
         loop.flush()  # NOTE: runs the hooks, including this one, which may evaluate
         state, start_time = loop.state, time.monotonic()
-        if state.judged == state.step:
+        if state.last_eval_step == state.step:
             return
         with use_averages(loop.optimizer):
             results = self.evaluate(loop)
             self.seconds = time.monotonic() - start_time
             state.evaluating += self.seconds
             if results is not None:
-                state.judged = state.step
-                state.held = {name: value for name, value in results.items() if math.isfinite(value)}
+                state.last_eval_step = state.step
+                state.eval_metrics = {name: value for name, value in results.items() if math.isfinite(value)}
                 self.on_result(loop, results)
         if results is None:
             self.on_abort(loop)

@@ -41,7 +41,7 @@ def whole(examples: Iterable[Example]) -> bool:
 
 def test_examples_of_a_run_are_whole_questions(data: Path) -> None:
     wanted = TaskConfig(name="multirc", data=str(data))
-    opened = open_task(replace(wanted, most=18, each=33))
+    opened = open_task(replace(wanted, max_eval_examples=18, max_examples_per_task=33))
     assert (len(opened.parts.dev), len(opened.parts.train)) == (15, 30)
     assert whole(opened.parts.dev) and whole(opened.parts.train)
     train = opened.select_train(12, 0)

@@ -65,7 +65,7 @@ def test_where_dev_is_the_headline_that_is_said(tmp_path: Path) -> None:
     folder.mkdir()
     rows = "".join(f"{at}\tq\ts\t{label}\n" for at, label in enumerate(["entailment", "not_entailment"] * 5))
     (folder / "dev.tsv").write_text("index\tquestion\tsentence\tlabel\n" + rows)
-    opened = open_task(TaskConfig(name="qnli", data=str(tmp_path), most=1))
+    opened = open_task(TaskConfig(name="qnli", data=str(tmp_path), max_eval_examples=1))
     assert opened.headline_split == "test" and len(opened.parts.dev) == len(opened.parts.test) == 1
     assert "'test'" in opened.parts.notes[-1]
 

@@ -43,14 +43,14 @@ class Adapter:
 
     bottleneck: int = 64
     activation: ActivationName = "gelu"
-    after: tuple[Sublayer, ...] = ("attention", "feedforward")  # feed-forward only: Pfeiffer et al., 2021
+    sublayers: tuple[Sublayer, ...] = ("attention", "feedforward")  # feed-forward only: Pfeiffer et al., 2021
     norms: bool = True  # train the norms of the blocks too
 
     is_mergeable: ClassVar[bool] = False
     rate: ClassVar[float] = 1e-3
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bottleneck <= MAX_SIZE or not self.after:
+        if not 1 <= self.bottleneck <= MAX_SIZE or not self.sublayers:
             raise UsageError(
                 f"adapters need a bottleneck from 1 to {MAX_SIZE:,} after at least one sublayer, got {self.bottleneck}"
             )
@@ -58,7 +58,7 @@ class Adapter:
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Insert a bottleneck after every sublayer; return the names of their parameters, and of the norms'."""
         freeze_base(model)
-        places = [OUTPUT_LAYERS[place] for place in self.after]
+        places = [OUTPUT_LAYERS[place] for place in self.sublayers]
         for number, (_, owner, name, linear) in enumerate(find_linears(model, places)):
             assert isinstance(linear, nn.Linear)
             setattr(owner, name, LinearWithAdapter(linear, self, mix(seed, number) >> 1))

@@ -36,12 +36,12 @@ class Glove:
     rate: float = 0.05
     ceiling: float = 100.0  # count above which a pair has full weight
     power: float = 0.75
-    least: int = 5  # words with fewer occurrences are ignored
-    most: int | None = None  # maximum number of words with a vector
+    min_count: int = 5  # words with fewer occurrences are ignored
+    max_words: int | None = None  # maximum number of words with a vector
 
     def train(self, texts: Iterable[str] | Iterable[list[str]], *, seed: int = 0) -> WordVectors:
         """Train vectors on texts, or on lists of words. The result is reproducible for seed, texts and threads."""
-        return self.fit(WordCorpus.from_texts(texts, min_count=self.least, max_words=self.most), seed=seed)
+        return self.fit(WordCorpus.from_texts(texts, min_count=self.min_count, max_words=self.max_words), seed=seed)
 
     def fit(self, words: WordCorpus, *, seed: int = 0) -> WordVectors:
         """Train vectors on a corpus of word ids."""

@@ -34,12 +34,12 @@ class Ppmi:
     width: int = 100
     window: int = 5
     power: float = 0.75  # exponent of the context counts: below 1, rare contexts have less weight
-    least: int = 5  # words with fewer occurrences are ignored
-    most: int | None = MAX_WORDS  # maximum number of words with a vector
+    min_count: int = 5  # words with fewer occurrences are ignored
+    max_words: int | None = MAX_WORDS  # maximum number of words with a vector
 
     def train(self, texts: Iterable[str] | Iterable[list[str]], *, seed: int = 0) -> WordVectors:
         """Compute vectors from texts, or from lists of words. Reproducible for seed, texts and threads."""
-        return self.fit(WordCorpus.from_texts(texts, min_count=self.least, max_words=self.most), seed=seed)
+        return self.fit(WordCorpus.from_texts(texts, min_count=self.min_count, max_words=self.max_words), seed=seed)
 
     def fit(self, words: WordCorpus, *, seed: int = 0, device: torch.device | str = "cpu") -> WordVectors:
         """Compute vectors from a corpus of word ids; a GPU is faster if it has memory for three such matrices."""

@@ -55,12 +55,12 @@ class Word2Vec:
     subsample: float | None = 1e-3  # frequency above which occurrences of a word are dropped at random
     epochs: int = 5
     rate: float | None = None  # decays linearly to 0; None: 0.05, and 0.1 for CBOW
-    least: int = 5  # words with fewer occurrences are ignored
-    most: int | None = None  # maximum number of words with a vector
+    min_count: int = 5  # words with fewer occurrences are ignored
+    max_words: int | None = None  # maximum number of words with a vector
 
     def train(self, texts: Iterable[str] | Iterable[list[str]], *, seed: int = 0) -> WordVectors:
         """Train vectors on texts, or on lists of words. The result is reproducible for seed, texts and threads."""
-        return self.fit(WordCorpus.from_texts(texts, min_count=self.least, max_words=self.most), seed=seed)
+        return self.fit(WordCorpus.from_texts(texts, min_count=self.min_count, max_words=self.max_words), seed=seed)
 
     def fit(self, words: WordCorpus, *, seed: int = 0) -> WordVectors:
         """Train vectors on a corpus of word ids."""

@@ -43,7 +43,7 @@ class BiLSTMBaseline:
     steps: int = 200  # minimum; few texts get more epochs
     size: int = 32  # batch size
     optim: AdamW = AdamW(lr=2e-3)
-    start: Word2Vec = Word2Vec(width=64, least=2)  # initial word vectors
+    start: Word2Vec = Word2Vec(width=64, min_count=2)  # initial word vectors
 
     def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
         """Train on labelled texts (or pairs, concatenated with a separator)."""

@@ -42,7 +42,7 @@ class RidgeVectors:
     """Ridge regression on the mean word vector of a text (for a pair, on features of both)."""
 
     vectors: str | None = None  # file in word2vec's or GloVe's text format; None: trained on the task's texts
-    word2vec: Word2Vec = Word2Vec(epochs=10, least=2)
+    word2vec: Word2Vec = Word2Vec(epochs=10, min_count=2)
     choices: tuple[float, ...] = (1.0, 10.0, 100.0, 1000.0)
 
     def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:

@@ -217,7 +217,7 @@ def _build_vector_chooser(path: str | None) -> FitAndPredict:
         examples = [*train, *test]
         texts = [part for example in examples for part in (example.text, example.pair or "", *example.choices)]
         texts = [text for text in texts if text.strip()]
-        vectors = WordVectors.load(path) if path else Word2Vec(epochs=10, least=2).train(texts, seed=seed)
+        vectors = WordVectors.load(path) if path else Word2Vec(epochs=10, min_count=2).train(texts, seed=seed)
         predictions = []
         for example in test:
             rows = vectors.average([f"{example.text} {example.pair or ''}", *example.choices])

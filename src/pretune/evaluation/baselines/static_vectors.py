@@ -16,7 +16,7 @@ class AveragedVectors:
     """Logistic regression on the mean word vector of a text; the vectors are read from a file or trained here."""
 
     vectors: str | None = None  # file in word2vec's or GloVe's text format; None: trained on the task's texts
-    word2vec: Word2Vec = Word2Vec(epochs=10, least=2)
+    word2vec: Word2Vec = Word2Vec(epochs=10, min_count=2)
     choices: tuple[float, ...] = (0.03, 0.3, 3.0, 30.0)  # candidates for C
     folds: int = 3
 

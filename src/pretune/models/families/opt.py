@@ -46,7 +46,7 @@ def build_spec(
         dropout=dropout,
     )
     embed = replace(
-        base.decoder.embed, dropout=0.0, factor=Factor(width=factor, bias=False, after="tokens") if factor else None
+        base.decoder.embed, dropout=0.0, factor=Factor(width=factor, bias=False, input="tokens") if factor else None
     )
     return replace(
         base,
@@ -91,7 +91,7 @@ def _read_table(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     if table in (None, width):
         return {}
     return {
-        "decoder.embed.factor": {"kind": "factor", "width": table, "bias": False, "after": "tokens"},
+        "decoder.embed.factor": {"kind": "factor", "width": table, "bias": False, "input": "tokens"},
         "head.transform": to_dict(Transform(bias=False)),
     }
 

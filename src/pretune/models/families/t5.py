@@ -165,7 +165,7 @@ def _build_keys(vocab: int, depth: int, heads: int, hidden: int, gate: str) -> t
         Key("d_ff", expand_sides(["blocks.*.feedforward.hidden"]), hidden),
         CustomKey(("num_layers", "num_decoder_layers", "num_hidden_layers"), partial(_read_depth, depth), _write_depth),
         Key("relative_attention_num_buckets", expand_sides(["position.buckets"]), 32),
-        Key("relative_attention_max_distance", expand_sides(["position.far"]), 128),
+        Key("relative_attention_max_distance", expand_sides(["position.max_distance"]), 128),
         Key("dropout_rate", (*expand_sides(_DROPOUT), "decoder.blocks.*.cross.dropout"), 0.1),
         Key("layer_norm_epsilon", expand_sides(["norm.eps", "blocks.*.norms.pre.eps"]), 1e-6),
         Key("initializer_factor", ("init.factor",), 1.0),

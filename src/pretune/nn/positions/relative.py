@@ -12,20 +12,20 @@ from pretune.core.errors import UsageError
 
 @spec
 class RelativeBias:
-    """Short distances have a bucket each; longer ones share logarithmic buckets up to distance `far`."""
+    """Short distances have a bucket each; longer ones share logarithmic buckets up to `max_distance`."""
 
     buckets: int = 32
-    far: int = 128
+    max_distance: int = 128
     both_ways: bool = True  # half of the buckets for later keys; otherwise these have distance 0
 
     mechanism: ClassVar[str] = "bias"
 
     def __post_init__(self) -> None:
         min_buckets = 4 if self.both_ways else 2
-        if self.buckets < min_buckets or self.far <= self.max_exact:
+        if self.buckets < min_buckets or self.max_distance <= self.max_exact:
             raise UsageError(
-                f"buckets must be at least {min_buckets} and far above {self.max_exact}, "
-                f"got buckets {self.buckets} and far {self.far}"
+                f"buckets must be at least {min_buckets} and max_distance above {self.max_exact}, "
+                f"got buckets {self.buckets} and max_distance {self.max_distance}"
             )
 
     @property
@@ -67,7 +67,7 @@ class RelativePositions(nn.Module):
         max_exact = self.spec.max_exact
         bucket = (
             torch.log(distance.clamp(min=1).float() / max_exact)
-            / math.log(self.spec.far / max_exact)
+            / math.log(self.spec.max_distance / max_exact)
             * (buckets - max_exact)
         )
         bucket = (max_exact + bucket.to(torch.long)).clamp(max=buckets - 1)

@@ -284,7 +284,7 @@ class EmbeddingRun:
             seed=train_config.seed,
             clip=train_config.clip,
             precision=torch.bfloat16 if self.ranks.device.type == "cuda" else None,
-            start_time=time.monotonic() - state.elapsed,
+            start_time=time.monotonic() - state.elapsed_seconds,
         )
         tree = {**self._describe_settings(), "initial_scores": initial_scores}
         logger = stack.enter_context(
@@ -305,13 +305,13 @@ class EmbeddingRun:
         if latest is None and self.ranks.is_first:
             io.write_json(self.run_dir / RUN_FILE, {FORMAT_KEY: FORMAT_VERSION, **tree})
         if latest is not None:
-            saver.last_step, saver.last_time = state.step, state.elapsed
+            saver.last_step, saver.last_time = state.step, state.elapsed_seconds
         saver.save(loop, wait=True)
         loop.run()
         saver.save(loop, wait=True)
         loop.stop_signal = self.ranks.max(loop.stop_signal)
         self.shutdown.disarm()
-        state.elapsed = time.monotonic() - loop.start_time
+        state.elapsed_seconds = time.monotonic() - loop.start_time
         return self._finish(logger.summarize(loop), initial_scores)
 
     def _describe_settings(self) -> dict[str, Any]:

@@ -192,7 +192,7 @@ class FinetuneTrial:
             seed=fit.seed,
             clip=fit.clip,
             precision=self.precision,
-            start_time=time.monotonic() - state.elapsed,
+            start_time=time.monotonic() - state.elapsed_seconds,
         )
         logger = stack.enter_context(self._build_logger(loop, is_resumed=latest is not None))
         saver = CheckpointHook(
@@ -225,7 +225,7 @@ class FinetuneTrial:
         ]
         self.shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
         if latest is not None:
-            saver.last_step, saver.last_time = state.step, state.elapsed
+            saver.last_step, saver.last_time = state.step, state.elapsed_seconds
             undone: list[Hook] = [
                 _DelayedEvaluation(evaluate),
                 *self.adapted_model.unfreezing,
@@ -238,7 +238,7 @@ class FinetuneTrial:
         saver.save(loop, wait=True)
         loop.stop_signal = self.ranks.max(loop.stop_signal)
         self.shutdown.disarm()
-        state.elapsed = time.monotonic() - loop.start_time
+        state.elapsed_seconds = time.monotonic() - loop.start_time
         early_stopping.restore_best_weights()
         loop.hooks, loop.graph_runner = (
             (),
@@ -250,7 +250,7 @@ class FinetuneTrial:
         fit = self.tuning.train
         running, state, shape, spec = fit.to_train_config(), loop.state, self.stream.shape, self.model.model.spec
         state.micro = count_micro_batches(
-            shape, spec, running, self.ranks, self.precision, min_micro_batches=state.least
+            shape, spec, running, self.ranks, self.precision, min_micro_batches=state.min_micro
         )
         loop.graph_runner = build_cuda_graph(shape, spec, running, self.ranks, loop.module, micro=state.micro)
         feed = DataLoader(
@@ -266,7 +266,7 @@ class FinetuneTrial:
         with feed:
             loop.batches = feed
             loop.run()
-            state.waited += feed.wait_seconds
+            state.data_wait += feed.wait_seconds
 
     def _build_logger(self, loop: Loop, *, is_resumed: bool) -> RunLogger:
         fit = self.tuning.train

@@ -26,7 +26,7 @@ class Adafactor:
     """Adam with the second moments of a matrix factored into row and column means, and without momentum.
 
     b = 1 - steps^-decay;  R = b R + (1 - b) mean_rows(g² + eps_0);  C likewise;  V = R C / mean(R)
-    u = g / √V;  u /= max(1, rms(u) / clip);  w -= lr max(eps_1, rms(w)) u        (without `scaled`: w -= lr u)
+    u = g / √V;  u /= max(1, rms(u) / clip);  w -= lr max(eps_1, rms(w)) u        (without `scale_parameter`: w -= lr u)
 
     T5: lr 0.01 under `InverseSquareRoot(hold=10_000)` for pre-training, which is the paper's "relative step"
     min(0.01, 1 / √steps), and a constant 0.001 for fine-tuning; scaled, decay 0.8, clip 1.
@@ -37,8 +37,8 @@ class Adafactor:
     clip: float = 1.0
     eps: tuple[float, float] = (1e-30, 1e-3)
     weight_decay: float = 0.0
-    factored: bool = True  # False: the second moment of every weight, as in Adam
-    scaled: bool = True  # learning rates are relative to the RMS of each weight
+    factor_moments: bool = True  # False: the second moment of every weight, as in Adam
+    scale_parameter: bool = True  # learning rates are relative to the RMS of each weight
 
     def __post_init__(self) -> None:
         check_not_negative(lr=self.lr, weight_decay=self.weight_decay)
@@ -65,7 +65,7 @@ class FactoredMoments(Optimizer):
 
     def _init_moments(self, weight: Tensor) -> dict[str, Tensor]:
         squares = torch.zeros_like(weight).detach()
-        if self.spec.factored and weight.ndim >= 2:
+        if self.spec.factor_moments and weight.ndim >= 2:
             return {"rows": squares.mean(-1), "columns": squares.mean(-2)}
         return {"squares": squares}
 
@@ -84,7 +84,9 @@ class FactoredMoments(Optimizer):
         gradients = _stack(get_gradients(weights))
         counts = torch.stack([state["step"] for state in states]) + 1
         new_moments, update = self._update_moments(states, gradients, counts)
-        rates: Tensor = group["lr"] * (self._compute_sizes(weights) if self.spec.scaled else torch.ones_like(counts))
+        rates: Tensor = group["lr"] * (
+            self._compute_sizes(weights) if self.spec.scale_parameter else torch.ones_like(counts)
+        )
         new_weights = torch._foreach_sub(weights, _unstack(update.mul_(_expand_to(rates, update))))
         if group["weight_decay"]:
             decays = _unstack(rates * group["weight_decay"])
