@@ -60,3 +60,14 @@ def test_specs_tasks_and_states() -> None:
     assert migrate_task({FORMAT_KEY: FORMAT_VERSION, **expected}, CheckpointError, "task.json") == expected
     state = {"format": 1, "facts": {"config": "0f", "data": "1e"}}
     assert migrate_state(state, CheckpointError, "state.json") == {"format": 2, "facts": {"data": "1e"}}
+
+
+def test_damaged_trees_do_not_break_it() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(3000):
+        deep = {"kind": ["no"], "x": deep}
+    for tree in ({"train": deep, "task": {"kind": {}}}, {"train": [deep]}, {"model": deep}):
+        migrate_run(tree, CheckpointError, "run.json")
+        refuse_old_tree(tree)
+    assert migrate_task({"members": [1, {"kind": []}]}, CheckpointError, "task.json")
+    assert migrate_state({"facts": []}, CheckpointError, "state.json")

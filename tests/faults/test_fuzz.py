@@ -156,7 +156,7 @@ def _runs(root: Path) -> Campaign:
     facts = TrainState(phases=[0, 3], eval_metrics={"loss": 1.0}, meter={"flops": 1.0}).to_dict()
     facts.pop("progress")
     groups = {"model": {"a": torch.ones(2)}, "history": {"progress": torch.ones(3)}}
-    taken = TensorSnapshot(groups=groups, tied={"model": {"b": "a"}}, events=[])
+    taken = TensorSnapshot(groups=groups, tied_names={"model": {"b": "a"}}, events=[])
     kept = root / "runs" / "step-00000007"
     write_checkpoint(kept, taken, describe_state(7, taken, {"state": facts, "config": "abc"}, 1.0))
 

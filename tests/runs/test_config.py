@@ -21,6 +21,7 @@ from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import replace_heads
 from pretune.runs.duration import parse_duration
 from pretune.runs.estimate import THIS_MACHINE, estimate_pretrain, measure_flops
+from pretune.runs.pretrain import pretrain
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.optim import Lamb
 from pretune.training.schedules import Cosine, InverseSquareRoot, LinearSchedule, Stable
@@ -281,3 +282,13 @@ class TestForecast:
             )["flops"]
             > 0
         )
+
+
+def test_old_names_in_yaml_and_arguments_are_refused(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text("model: bert-tiny\ntrain:\n  judge: 5\n")
+    for settings in (file, {"train": {"judge": 5}}):
+        with pytest.raises(UsageError, match=r"'train\.judge' is now 'train\.eval_examples'"):
+            build_pretrain_config(data=data, settings=settings)
+    with pytest.raises(UsageError, match="'start' is now 'init_from'"):
+        pretrain("bert-tiny", data=data, out=tmp_path / "run", start=tmp_path)

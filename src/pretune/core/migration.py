@@ -13,6 +13,8 @@ from pretune.core.errors import PretuneError, UsageError
 FORMAT_KEY = "format"
 FORMAT_VERSION = 2
 """Of run.json, task.json and state.json."""
+MAX_DEPTH = 64
+"""Levels of a tree; specs have fewer."""
 
 RENAMED_SETTINGS = {
     "base.extra": "base.extra_layers",
@@ -193,13 +195,13 @@ def migrate_state(tree: Mapping[str, Any], error: type[PretuneError], source: st
     return {**tree, FORMAT_KEY: FORMAT_VERSION, "facts": facts}
 
 
-def migrate_specs(node: Any) -> Any:
-    """Return the plain form of specs, at any depth, with current kinds and fields."""
-    if isinstance(node, list | tuple):
-        return [migrate_specs(item) for item in node]
-    if not isinstance(node, Mapping):
+def migrate_specs(node: Any, depth: int = 0) -> Any:
+    """Return the plain form of specs with current kinds and fields; deeper than `MAX_DEPTH` nothing changes."""
+    if isinstance(node, list | tuple) and depth < MAX_DEPTH:
+        return [migrate_specs(item, depth + 1) for item in node]
+    if not isinstance(node, Mapping) or depth >= MAX_DEPTH:
         return node
-    values = {name: migrate_specs(value) for name, value in node.items()}
+    values = {name: migrate_specs(value, depth + 1) for name, value in node.items()}
     kind = values.get("kind")
     if not isinstance(kind, str):
         return values
@@ -226,13 +228,14 @@ def _rename(values: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, A
 
 
 def _drop_kind(part: Any) -> Any:
-    if isinstance(part, Mapping) and part.get("kind") in _UNTAGGED_KINDS:
+    kind = part.get("kind") if isinstance(part, Mapping) else None
+    if isinstance(kind, str) and kind in _UNTAGGED_KINDS:
         return {name: value for name, value in part.items() if name != "kind"}
     return part
 
 
-def _flatten(part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten(part: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, Any]]:
     for name, value in part.items():
         yield str(name), value
-        if isinstance(value, Mapping):
-            yield from ((f"{name}.{path}", inner) for path, inner in _flatten(value))
+        if isinstance(value, Mapping) and depth < MAX_DEPTH:
+            yield from ((f"{name}.{path}", inner) for path, inner in _flatten(value, depth + 1))
