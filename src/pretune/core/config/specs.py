@@ -106,7 +106,7 @@ def get_kind(spec: object) -> str:
 
 def is_tagged(cls: type) -> bool:
     """Return whether the plain form of a spec class has the key `kind`."""
-    return cls not in _UNTAGGED
+    return cls not in _KINDLESS
 
 
 def is_spec(value: object) -> bool:
