@@ -105,7 +105,7 @@ def test_repeated() -> None:
     first = Clock(pace, state, first=4.0)
     for number in range(2):
         first.phase(number)
-    repeat = TrainState(progress=[*state.progress], planned=[state.phases[1], state.step])
+    repeat = TrainState(progress=[*state.progress], planned_ends=[state.phases[1], state.step])
     second = Clock(TrainingClock(schedule=LinearSchedule(), budget=60.0, phase_ends=(0.5, 1.0)), repeat, first=900.0)
     for number in range(2):
         second.phase(number)
@@ -136,7 +136,7 @@ def test_what_comes_after_the_last_step_is_kept_for(
     monkeypatch.setattr("pretune.training.clock.time.monotonic", lambda: now)
     pace, state = (
         TrainingClock(schedule=LinearSchedule(), budget=200.0, phase_ends=(0.9, 1.0), reserve=later_value),
-        TrainState(elapsed=now),
+        TrainState(elapsed_seconds=now),
     )
     clock = Clock(pace, state)
     speed: Callable[[], float] = lambda: slower if now > 100.0 else 1.0  # noqa: E731
