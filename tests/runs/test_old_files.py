@@ -1,8 +1,8 @@
 """Files of format 1, written at commit d5ed34f: they load, predict, resume, repeat and report as they did.
 
-`tests/fixtures/v0` was made from inside that directory, with relative paths: prepared data, a pre-training run, the same run
-interrupted after step 3 of 6, and runs fine-tuned from it: in full, with LoRA, and with LoRA interrupted after step 25
-of 40.
+`tests/fixtures/v0` was made from inside that directory, with relative paths: prepared data, a pre-training run, the
+same run interrupted after step 3 of 6, and runs fine-tuned from it: in full, with LoRA, and with LoRA interrupted
+after step 25 of 40.
 """
 
 import json
