@@ -156,7 +156,7 @@ def test_of_two_ways_a_mix_reads_both(prepared: Prepared, tmp_path: Path, capsys
     capsys.readouterr()
     finetune(base, train=table, out=tmp_path / "left", method="frozen", steps=1, baselines="none")
     assert "`scalar-mix`" in capsys.readouterr().err
-    with pytest.raises(UsageError, match=r"tune\.mix\.ways .*backward/"):
+    with pytest.raises(UsageError, match=r"tune\.scalar_mix\.ways .*backward/"):
         mixed["changes"] = {**quick, "tune.scalar_mix.ways": "both"}
         finetune(base.path / "backward", train=table, out=tmp_path / "no", **mixed)
 
