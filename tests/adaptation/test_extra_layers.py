@@ -58,9 +58,9 @@ def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:
     assert (base_model.spec.depth, run_model.spec.depth) == (2, 4)
     old, new = base_model.encoder.state_dict(), run_model.encoder.state_dict()
     assert all(torch.equal(tensor, new[name]) for name, tensor in old.items())
-    with pytest.raises(UsageError, match=r"base\.extra 1\b.*'lora'"):
+    with pytest.raises(UsageError, match=r"base\.extra_layers 1\b.*'lora'"):
         finetune(base, train=table, out=tmp_path / "no", method="lora", changes={"base.extra_layers": 1})
     with pytest.raises(UsageError, match="'lora'"):
         finetune(base, train=table, out=tmp_path / "no", method="lora+random")
-    with pytest.raises(UsageError, match=r"base\.extra -1\b"):
+    with pytest.raises(UsageError, match=r"base\.extra_layers .*-1\b"):
         finetune(base, train=table, out=tmp_path / "no", changes={"base.extra_layers": -1})
