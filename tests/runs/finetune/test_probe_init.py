@@ -102,7 +102,7 @@ def test_a_run_begins_there(base: Path, table: Path, tmp_path: Path) -> None:
             baselines="none",
             changes={**wish, "tune.head": head},
         ).score
-        for head in ("drawn", "probe")
+        for head in ("random", "probe")
     }
-    assert scores["probe"] is not None and scores["drawn"] is not None
-    assert scores["probe"] > 0.8 and scores["probe"] > scores["drawn"] + 0.2
+    assert scores["probe"] is not None and scores["random"] is not None
+    assert scores["probe"] > 0.8 and scores["probe"] > scores["random"] + 0.2

@@ -82,7 +82,7 @@ def test_labels_are_counted_as_the_kind_has_them() -> None:
 
 
 def test_a_train_split_without_answers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pretune.runs.finetune.task_data.load", lambda *given: TaskSplits(
+    monkeypatch.setattr("pretune.runs.finetune.task_data.load_task", lambda *given: TaskSplits(
         train=[UNKNOWN["classification"]], dev=[KNOWN["classification"]], test=[]))  # fmt: skip
     with pytest.raises(DataError, match="'sst2'"):
         open_task(TaskConfig(name="sst2", data=str(tmp_path)))
