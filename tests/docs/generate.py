@@ -87,10 +87,14 @@ def describe_shapes() -> str:
     """Families by shape, with the objectives that train it; bold ones are those of the families' papers."""
     rows = []
     for shape, specs in group_families().items():
-        trained = {family: [name for name in OBJECTIVES if trains(name, spec)] for family, spec in specs.items()}
-        assert len({tuple(names) for names in trained.values()}) == 1, trained  # else a row could not say it
+        objectives_by_family = {
+            family: [name for name in OBJECTIVES if trains(name, spec)] for family, spec in specs.items()
+        }
+        assert len({tuple(names) for names in objectives_by_family.values()}) == 1, (
+            objectives_by_family
+        )  # else a row could not say it
         papers = {paper.objective["kind"] for name in specs if (paper := FAMILIES.get(name).training)}
-        objectives = next(iter(trained.values()))
+        objectives = next(iter(objectives_by_family.values()))
         bold = (f"**{name}**" if name in papers else name for name in objectives)
         rows.append((shape, ", ".join(specs), ", ".join(bold)))
     return format_table(("shape", "families", "objectives"), rows)
@@ -122,8 +126,8 @@ def describe_objectives() -> str:
     rows = []
     for name in OBJECTIVES:
         shapes = getattr(OBJECTIVES.get(name), "shapes", ())
-        trained = ", ".join(shapes) if isinstance(shapes, tuple) and shapes else "those of its parts"
-        rows.append((f"`{name}`", trained, OBJECTIVES.describe(name).removesuffix(".")))
+        shape_names = ", ".join(shapes) if isinstance(shapes, tuple) and shapes else "those of its parts"
+        rows.append((f"`{name}`", shape_names, OBJECTIVES.describe(name).removesuffix(".")))
     return format_table(("objective", "shapes", "what is predicted"), rows)
 
 
@@ -139,7 +143,7 @@ def describe_tasks() -> str:
 
 
 def describe_training() -> str:
-    """How the families' papers trained."""
+    """Training settings of the families' papers."""
     header = (
         "family",
         "objective",
