@@ -131,7 +131,7 @@ def learn(model: ModelWithHead, method: AnyMethod, batch: pt.Batch) -> None:
     optimizer = torch.optim.AdamW([p for group in groups for p in group.parameters], lr=3e-3)
     if isinstance(method, Gradual):
         (hook,) = build_hooks(model, method, epoch=1)
-        hook.opened = 1  # the heads, and the block below
+        hook.num_unfrozen = 1  # the heads, and the block below
         hook.update_requires_grad()
     losses = []
     for _ in range(3):

@@ -29,7 +29,7 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
     "tokenizers": {"vocab=8000)  #": f"vocab={VOCAB['unigram']})  #"},
     "models": {'resolve("electra-small")': 'resolve("electra-small", {"width": 32, "depth": 1, "heads": 2})'},
     "finetune": {
-        'method="lora", out': 'method="lora", steps=2, changes={"task.train_examples": 40, '
+        'method="lora", out': 'method="lora", steps=2, overrides={"task.train_examples": 40, '
         '"task.max_eval_examples": 20}, out'
     },
     "evaluation": {'"blimp,boolq"': '"mr,boolq"', "limit=500": "limit=8"},
