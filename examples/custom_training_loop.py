@@ -60,9 +60,7 @@ def main() -> None:
         update(optimizer, loss)
     with torch.no_grad():
         predictions = model.eval()(model.tokenizer([text for text, _ in rows[:3]])).argmax(-1).tolist()
-    print(
-        f"classifier: loss {loss.sum / loss.count:.3f}; {sum(p.numel() for p in model.trainable_parameters()):,} trained"
-    )
+    print(f"classifier: loss {loss.sum / loss.count:.3f}")
     print(*(f"{text[:50]} -> {names[label]}" for (text, _), label in zip(rows, predictions, strict=False)), sep="\n")
 
 

@@ -70,7 +70,7 @@ def slowly(family: str, text: str, given: bool, most: int) -> str:
 @pytest.mark.parametrize(("family", "given"), [("gpt2", False), ("t5", False), ("t5", True), ("bart", False)])
 @pytest.mark.parametrize("shots", [0, 2])
 def test_answers_are_those_of_the_slow_way(family: str, given: bool, shots: int) -> None:
-    writer = AnswerGenerator(scorer(family), SHORT, SHOTS[:shots], ScoringConfig(given=given), max_tokens=6)
+    writer = AnswerGenerator(scorer(family), SHORT, SHOTS[:shots], ScoringConfig(conditional=given), max_tokens=6)
     found, lost = writer.generate(ASKED)
     read = [writer.render(example).removesuffix(" ____") for example in ASKED]
     assert found == [slowly(family, text, given, writer.max_new_tokens) for text in read]

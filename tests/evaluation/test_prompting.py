@@ -153,7 +153,7 @@ def test_a_full_stop_follows_where_a_model_reads_on() -> None:
     assert Prompter(scorer("gpt2"), SEA, shots).render(ASKED[0]) == "The house was old The sea was ____"
     assert Prompter(scorer("bert"), SEA, shots).render(ASKED[0]) == "The house was old. The sea was ____."
     assert (
-        Prompter(scorer("t5"), SEA, shots, ScoringConfig(given=True)).render(ASKED[0])
+        Prompter(scorer("t5"), SEA, shots, ScoringConfig(conditional=True)).render(ASKED[0])
         == "The house was old The sea was ____"
     )
     assert render_prompt(PROMPTS["copa"], Example(text="a", pair="b"), "c.", ".").text == "a\nb\nc."

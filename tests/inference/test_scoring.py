@@ -108,7 +108,7 @@ def test_a_target_is_judged_given_its_source(family: str, start: str) -> None:
     model = scorer(family)
     source, target = "The sea was", " quiet before"
     result = compute_token_logprobs(
-        model, encode_passages(model.tokenizer, [source + target], [(len(source), 99)]), ScoringConfig(given=True)
+        model, encode_passages(model.tokenizer, [source + target], [(len(source), 99)]), ScoringConfig(conditional=True)
     )
     tokens = ids(model, source + target)[len(ids(model, source)) :]
     rows = log_softmax(

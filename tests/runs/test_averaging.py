@@ -23,7 +23,8 @@ from tests.runs.small import FAST, Prepared, shrunk
 STEPS, TRIGGERED = 10, 4
 SGD = {"kind": "asgd", "lr": 0.5, "weight_decay": 0.0, "nonmonotone_interval": 2}
 CHANGES = {
-    **shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.optimizer": SGD, "train.schedule": {"kind": "constant"},
+    **shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.optimizer": SGD,
+    "train.schedule": {"kind": "constant"},
     "train.eval_every": 1, "train.checkpoint_every": 3,
 }  # fmt: skip
 Passed = dict[int, dict[str, torch.Tensor]]

@@ -77,7 +77,8 @@ def finetune(
             metavar="NAME",
             autocompletion=complete_methods,
             help="Fine-tuning method: full, frozen, freeze-first, last-only, extra-layers, gradual, ulmfit, "
-            "scalar-mix, from-scratch, adapter, prefix, prompt, lora, qlora, ia3, bitfit; combine with +: lora+gradual.",
+            "scalar-mix, from-scratch, adapter, prefix, prompt, lora, qlora, ia3, bitfit. Combine with +: "
+            "lora+gradual.",
         ),
     ] = None,
     seeds: Annotated[
@@ -186,7 +187,8 @@ def finetune(
             epochs=epochs, steps=steps, lr=parse_numbers(lr, "--lr")[0] if lr else None,
             invalid_options={"--test": test, "--text": text, "--pair": pair, "--label": label, "--method": method,
                              "--seeds": seeds, "--train-examples": train_examples, "--config": config,
-                             "--dry-run": dry_run, "--forgetting": forgetting, "--csv": as_csv, "--vectors": vectors, "--force": force},
+                             "--dry-run": dry_run, "--forgetting": forgetting, "--csv": as_csv, "--vectors": vectors,
+                             "--force": force},
             changes=parse_assignments(settings or []),
         )  # fmt: skip
         return

@@ -179,6 +179,11 @@ def migrate_task(tree: Mapping[str, Any], error: type[PretuneError], source: str
     return _rename(_drop_kind(result), _TASK_FIELDS)
 
 
+def migrate_trial(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a trial.json with current names."""
+    return _rename(facts, {"said": "predictions"})
+
+
 def migrate_state(tree: Mapping[str, Any], error: type[PretuneError], source: str) -> dict[str, Any]:
     """Return the content of a checkpoint's state.json in the current format.
 

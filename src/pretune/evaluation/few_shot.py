@@ -163,7 +163,7 @@ def _resolve_prompt(task: Task, config: FewShotConfig, scoring: ScoringConfig) -
         return get_prompt(task), scoring
     if task.template is None:
         raise UsageError(f"task '{task.name}' has no text-to-text template; omit --text-to-text")
-    return build_text_to_text_prompt(task.template), replace(scoring, given=True)
+    return build_text_to_text_prompt(task.template), replace(scoring, conditional=True)
 
 
 def select_shots(

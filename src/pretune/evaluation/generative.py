@@ -80,7 +80,7 @@ def evaluate_generation(
         model,
         _resolve_prompt(task, config),
         shot_examples,
-        replace(scoring, given=config.text_to_text),
+        replace(scoring, conditional=config.text_to_text),
         max_tokens=MAX_NEW_TOKENS[task.kind],
     )
     texts, truncation = generator.generate(examples, on_progress)

@@ -78,7 +78,7 @@ class Prompter:
 
     def __post_init__(self) -> None:
         shape = get_language_model(self.model).shape
-        self.end = "" if shape == "decoder" or self.scoring.given else "."
+        self.end = "" if shape == "decoder" or self.scoring.conditional else "."
         self._shot_texts = [self._render_shot(shot) + self.prompt.join for shot in self.shots]
         self._shot_lengths = self._count_tokens(self._shot_texts)
 

@@ -124,8 +124,8 @@ class PretrainRun:
 
     def _train(self, stack: contextlib.ExitStack, store: CheckpointManager | None, resume: bool) -> PretrainedRun:
         train = self.settings.train
-        trainee = ModelWithLoss(self.model, self.settings.objective).train()
-        parallel_module = self.ranks.wrap(trainee, train.parallel)
+        loss_module = ModelWithLoss(self.model, self.settings.objective).train()
+        parallel_module = self.ranks.wrap(loss_module, train.parallel)
         optimizer = train.optimizer.build(build_parameter_groups(self.model))
         state = self.state
         if resume:
@@ -146,7 +146,7 @@ class PretrainRun:
             phase_ends=tuple(itertools.accumulate(phase.share for phase in self.data_phases.phases)),
         )
         loop = Loop(
-            module=trainee,
+            module=loss_module,
             parallel_module=parallel_module,
             optimizer=optimizer,
             batches=DataLoader(self.data_phases.get_batches(0, state), stop=0),

@@ -149,7 +149,7 @@ class TrialFile(TrialRecord):
     balance: Any
     threshold: Number | None
     summary: TrialSummary
-    said: dict[str, list[dict[str, Any]]]
+    predictions: dict[str, list[dict[str, Any]]]
 
 
 class Headline(TypedDict, total=False):

@@ -90,7 +90,7 @@ def test_what_is_kept_of_predictions_is_enough_for_the_metric(metric: str) -> No
     rng = random.Random(2)
     made = [make(rng, at) for at in range(20)]
     said = [say(rng.random() < 0.7) for _, say in made]
-    again = read_predictions({"said": {"test": [_compact_prediction(one) for one in said]}}, "test")
+    again = read_predictions({"predictions": {"test": [_compact_prediction(one) for one in said]}}, "test")
     task = Task(name="own", kind=kind, metrics=(metric,), splits={}, labels=TAGS if kind == "tagging" else ("a", "b"))
     opened = TaskData(task=task, parts=TaskSplits(train=[], dev=[], test=[example for example, _ in made]))
     assert compute_scores(opened, opened.parts.test, again) == compute_scores(opened, opened.parts.test, said)

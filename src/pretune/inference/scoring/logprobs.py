@@ -41,12 +41,12 @@ ProgressCallback = Callable[[int, int], None]
 class ScoringConfig:
     """Scoring options.
 
-    `given` is for encoder-decoders: they read the context of the span and generate the span, as after training on
+    `conditional` is for encoder-decoders: they read the context of the span and generate the span, as after training on
     inputs and outputs; without it they fill a mask, as in pre-training. `rest` is for bidirectional models: the later
     tokens of a word are masked together with an earlier one.
     """
 
-    given: bool = False
+    conditional: bool = False
     rest: bool = True
     precision: Literal["float32", "bfloat16"] = "float32"
     tokens: int | None = None  # per batch; None: by device
@@ -211,12 +211,12 @@ def build_scoring_method(
     if model.shape == "encoder":
         return MaskedScoring(frame, vocabulary.require("mask", "scoring with an encoder"), config.rest)
     start, mask = vocabulary.require_start("scoring with an encoder-decoder"), vocabulary.find("mask")
-    if config.given:
+    if config.conditional:
         return ConditionalScoring(frame, start)
     if tokenizer.sentinels:
         return SentinelScoring(frame, start, tokenizer.sentinels[0])
     if mask is None:
-        raise UsageError("cannot score by infilling: the model has neither sentinels nor a mask; use given=True")
+        raise UsageError("cannot score by infilling: the model has neither sentinels nor a mask; use conditional=True")
     return InfillScoring(frame, start, mask)
 
 

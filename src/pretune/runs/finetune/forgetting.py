@@ -104,8 +104,10 @@ class ForgettingMeter:
         return merged_body
 
     def _compute_loss(self, model: LanguageModel) -> dict[str, float]:
-        trainee = ModelWithLoss(model, self.objective.to_evaluation())
-        metrics = compute_validation_loss(trainee, self.stream, self.batch_count, self.ranks, precision=self.precision)
+        loss_module = ModelWithLoss(model, self.objective.to_evaluation())
+        metrics = compute_validation_loss(
+            loss_module, self.stream, self.batch_count, self.ranks, precision=self.precision
+        )
         assert metrics is not None
         return metrics
 

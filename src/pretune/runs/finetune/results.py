@@ -66,7 +66,7 @@ def write_results(
         "not_run": absent,
         "curve": compute_learning_curve(task_data, plan, tuning, trials, rate),
         "forgetting": selection[0].get("forgetting"),
-        "trials": [{name: value for name, value in facts.items() if name != "said"} for facts in trials],
+        "trials": [{name: value for name, value in facts.items() if name != "predictions"} for facts in trials],
     }
     io.write_json(run_dir / SCORES_FILE, scores)
     draw_plots(run_dir, scores)
@@ -175,7 +175,7 @@ def run_simple_baselines(
 
 def read_predictions(trial: Facts, split: str) -> list[Prediction]:
     """Read a trial's predictions on a split."""
-    records: list[dict[str, Any]] = trial["said"][split]
+    records: list[dict[str, Any]] = trial["predictions"][split]
     fields: list[dict[str, Any]] = [
         {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
         for record in records

@@ -21,6 +21,7 @@ from pretune.adaptation.finetune_flops import FlopsCounter
 from pretune.adaptation.peft.base import sample_weight
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DivergedError, NonFiniteError
+from pretune.core.migration import migrate_trial
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.adapted_model import build_adapted_model, load_base_model
 from pretune.runs.finetune.build_config import FULL_METHODS
@@ -164,7 +165,7 @@ class FinetuneTrial:
 
     def _train(self, stack: contextlib.ExitStack, store: CheckpointManager | None, resume: bool) -> Facts:
         fit = self.tuning.train
-        trainee = ModelWithLoss(self.model, self.model.spec).train()
+        loss_module = ModelWithLoss(self.model, self.model.spec).train()
         optimizer = fit.optimizer.build(self.adapted_model.groups)
         early_stopping = EarlyStopping(
             parameters=self.adapted_model.trainable_parameters,
@@ -182,7 +183,7 @@ class FinetuneTrial:
         if fit.compile:
             self.model.compile(dynamic=False)
         loop = Loop(
-            module=trainee,
+            module=loss_module,
             optimizer=optimizer,
             batches=DataLoader(self.stream, stop=0),
             state=state,
@@ -349,7 +350,7 @@ class FinetuneTrial:
             "threshold": threshold,
             "forgetting": None if self.forgetting_meter is None else self.forgetting_meter.compare(),
             "summary": {name: value for name, value in summary.items() if name not in ("best", "held_out")},
-            "said": {headline: [_compact_prediction(prediction) for prediction in predictions[headline]]},
+            "predictions": {headline: [_compact_prediction(prediction) for prediction in predictions[headline]]},
         }
 
     def _compute_scores(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
@@ -385,9 +386,11 @@ class _DelayedEvaluation:
 
 def read_finished_trial(run_dir: Path) -> dict[str, Any] | None:
     """Return the facts of a finished trial, or None."""
-    if not (run_dir / TRIAL_FILE).is_file():
+    file = run_dir / TRIAL_FILE
+    if not file.is_file():
         return None
-    return {**config.read_record(TrialFile, run_dir / TRIAL_FILE, CheckpointError)}
+    facts = migrate_trial(io.read_json(file, CheckpointError))
+    return {**config.check_record(TrialFile, facts, CheckpointError, str(file))}
 
 
 def hash_examples(examples: Sequence[Example]) -> str:
