@@ -81,24 +81,24 @@ def test_answers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["search", "library"], 2, "--queries"),
-        (["search", "library", " "], 2, "query"),
-        (["search", "library", "x", "--answer"], 2, "--reader"),
-        (["search", "library", "x", "-k", "0"], 2, "k is 0"),
-        (["search", "model", "x"], 4, "model"),
-        (["search", "library", "x", "--model", "reader"], 4, "reader"),
-        (["search", "library", "--queries", "more.txt", "--qrels", "bad.txt"], 3, "bad.txt:1: "),
-        (["index", "model", "--input", "empty.txt", "--out", "i"], 3, "empty.txt"),
-        (["index", "model", "--input", "docs.jsonl", "--out", "library"], 2, "library"),
-        (["index", "model", "--input", "docs.jsonl", "--out", "library", "--add"], 3, "d0"),
+        (["search", "library"], 2, ["--queries"]),
+        (["search", "library", " "], 2, ["query"]),
+        (["search", "library", "x", "--answer"], 2, ["--reader"]),
+        (["search", "library", "x", "-k", "0"], 2, ["k must", "got 0"]),
+        (["search", "model", "x"], 4, ["model"]),
+        (["search", "library", "x", "--model", "reader"], 4, ["reader"]),
+        (["search", "library", "--queries", "more.txt", "--qrels", "bad.txt"], 3, ["bad.txt:1: "]),
+        (["index", "model", "--input", "empty.txt", "--out", "i"], 3, ["empty.txt"]),
+        (["index", "model", "--input", "docs.jsonl", "--out", "library"], 2, ["library"]),
+        (["index", "model", "--input", "docs.jsonl", "--out", "library", "--add"], 3, ["d0"]),
     ],
 )
 def test_one_line_of_what_is_wrong(
-    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: list[str]
 ) -> None:
     Path("empty.txt").write_text("")
     Path("bad.txt").write_text("only two\n")
     capsys.readouterr()
     assert main([*arguments, "--device", "cpu", "--quiet"]) == code
     told = capsys.readouterr().err
-    assert words in told and told.count("\n") == 1
+    assert all(word in told for word in words) and told.count("\n") == 1

@@ -190,7 +190,7 @@ class TestPage:
         blocks = f"[{block}, {block}]"
         text = page(capsys, "bert-tiny", "--set", f"encoder.blocks={blocks}", "--set", "encoder.share=1")
         flat = " ".join(text.split())
-        assert re.search(r"2 layers \(1 .*\), width 128, hidden 256, 2 heads of 64 .*2 kinds", flat)
+        assert re.search(r"2 layers \(1 .*\), width 128, hidden 256, 2 heads of 64 \(.*\b2\b.* types\)", flat)
 
 
 class TestDirectory:

@@ -26,10 +26,14 @@ def print_page(title: str, about: str, sections: Sequence[Section], note: str) -
     if sys.stdout.isatty():
         _draw(title, about, sections, note)
         return
-    lines = [*textwrap.wrap(title, WIDTH), *textwrap.wrap(about, WIDTH)]
+    lines = [*_wrap(title), *_wrap(about)]
     for section in sections:
-        lines += ["", *textwrap.wrap(section.title, WIDTH), *_format_table(section)]
-    log.print_result("\n".join([*lines, "", *textwrap.wrap(note, WIDTH)]))
+        lines += ["", *_wrap(section.title), *_format_table(section)]
+    log.print_result("\n".join([*lines, "", *_wrap(note)]))
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, break_on_hyphens=False)  # as rich wraps, and names stay whole
 
 
 def _format_table(section: Section) -> Iterator[str]:
