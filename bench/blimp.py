@@ -83,7 +83,7 @@ def score_with_transformers(model: torch.nn.Module, texts: list[str], precision:
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 logits = theirs(ids.to(device), attention_mask=mask.to(device)).logits
             rows = logits[wanted >= 0].float().log_softmax(-1)
-            total += rows.gather_objects(1, wanted[wanted >= 0][:, None]).double().sum()
+            total += rows.gather(1, wanted[wanted >= 0][:, None]).double().sum()
         return float(total)
 
     scored()

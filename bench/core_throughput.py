@@ -135,10 +135,10 @@ class CudaGraphSide(Side):
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _pass(self, batch: Batch, told: Any) -> Any:
+    def _pass(self, batch: Batch, counts: Any) -> Any:
         with torch.autocast(self.device, torch.bfloat16):
             loss = self.model.loss(self.model.states(batch), batch)  # type: ignore[operator]
-        loss.over(told).backward()
+        loss.normalize(counts).backward()
         return loss.detach()
 
 
@@ -298,7 +298,7 @@ def use_bf16_residual(model: Any) -> Any:
     """The residual stream in bf16, as `pretune pretrain` has it on CUDA."""
     for stack in (model.encoder, model.decoder):
         if stack is not None:
-            stack.stream = torch.bfloat16
+            stack.residual_dtype = torch.bfloat16
     return model
 
 

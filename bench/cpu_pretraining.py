@@ -47,9 +47,9 @@ Step = Callable[[], int]
 def run_ours(model: Any, stream: Any, objective: Any) -> Iterator[int]:
     """Our steps: shards to rows to lesson to weights."""
     optimizer = AdamW(lr=1e-4).build(build_parameter_groups(model))
-    for batch in stream.batches():
+    for batch in stream.iter_batches():
         totals = objective.counts(batch)
-        objective.loss(model, batch).over(totals).backward()
+        objective.loss(model, batch).normalize(totals).backward()
         norm = clip_gradients(model.parameters(), 1.0)
         step_if(optimizer, norm.isfinite())
         optimizer.zero_grad(set_to_none=True)

@@ -76,7 +76,7 @@ def main() -> None:
         for shape in build_objective(name).shapes:
             source = TrainingData.open(reading, build_objective(name), cast("ModelShape", shape))
             made = source.build_stream(
-                "train", length=options.length, tokens=options.tokens, ranks=1, seed=0, fixed=False
+                "train", length=options.length, tokens=options.tokens, ranks=1, seed=0, has_fixed_slots=False
             )
             filled, seconds = measure_fill(made)
             before, rooms = measure_peer_fill(made, options.length, filled)

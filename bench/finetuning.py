@@ -25,7 +25,7 @@ WARMUP = 0.1
 def run_ours(base: Path, args: argparse.Namespace) -> dict[str, Any]:
     """`pretune finetune`."""
     from pretune.core import log
-    from pretune.runs.finetune.sweep import finetune
+    from pretune.runs.finetune.entry import finetune
 
     log.set_quiet(True)
     changes: dict[str, Any] = {
@@ -42,7 +42,7 @@ def run_ours(base: Path, args: argparse.Namespace) -> dict[str, Any]:
         begun = time.perf_counter()
         found = finetune(
             base, task=args.task, data=args.data, out=Path(folder) / "run", lr=args.lr, steps=args.steps,
-            baselines="none", changes=changes,
+            baselines="none", overrides=changes,
         )  # fmt: skip
         whole = time.perf_counter() - begun
         lines = [json.loads(line) for line in (found.path / "metrics.jsonl").read_text().splitlines()]

@@ -109,7 +109,7 @@ def check(ours: Any, reference: Any, device: str, new: int) -> tuple[float, floa
     mine, theirs = write(ours, given, new), write_theirs(reference, given, new)
     whole = torch.tensor([a + b for a, b in zip(given, mine, strict=True)], device=device)
     logits = reference(whole).logits[:, PROMPT - 1 : -1].float()
-    chosen = logits.gather_objects(2, whole[:, PROMPT:, None])[..., 0]
+    chosen = logits.gather(2, whole[:, PROMPT:, None])[..., 0]
     same = sum(a == b for a, b in zip(mine, theirs, strict=True)) / len(mine)
     return float((logits.amax(-1) - chosen).max()), same
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from core_throughput import Replayed, Side, loss_of, narrow
+from core_throughput import CudaGraphSide, Side, build_loss, use_bf16_residual
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import pretune as pt
@@ -94,10 +94,10 @@ def build_steps(point: Point, device: str, wanted: set[str], mode: str | None) -
         targets = Targets(index=keep, labels=torch.from_numpy(ids[:, 1:].reshape(-1)))
         batch = replace(pt.batch(ids), targets=targets).to(device)
         if device == "cuda":
-            narrow(ours).compile(dynamic=False)
-            mine: Side = Replayed(OURS, ours.train(), device)
+            use_bf16_residual(ours).compile(dynamic=False)
+            mine: Side = CudaGraphSide(OURS, ours.train(), device)
         else:
-            mine = Side(OURS, ours, loss_of(ours), device)
+            mine = Side(OURS, ours, build_loss(ours), device)
         sides[OURS] = lambda: mine.step(batch)
     if wanted & {PEER, BEST}:
         with torch.device(device):

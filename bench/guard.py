@@ -39,8 +39,8 @@ def lessons(name: str) -> Pair:
     import objectives
 
     objective = objectives.OBJECTIVES.get(name)()
-    made = objectives.ours(objective, objective.shapes[0], 65_536, 128)
-    peer = objectives.peers(16_384, 128)[name][1]
+    made = objectives.build_call(objective, objective.shapes[0], 65_536, 128)
+    peer = objectives.build_peer_calls(16_384, 128)[name][1]
     turn = iter(range(10**6))
     return lambda: _done(made(next(turn)), 65_536), lambda: _done(peer(0), 16_384)
 
@@ -68,6 +68,7 @@ def training(family: str, objective: str) -> Pair:
 
     import pretune as pt
     from pretune.data.batch_shape import BatchShape
+    from pretune.data.stream import BatchStream
     from pretune.models.catalog import resolve
     from pretune.objectives.base import Vocabulary
     from pretune.runs.defaults import replace_heads
@@ -90,10 +91,10 @@ def training(family: str, objective: str) -> Pair:
         source = TrainingData.open(DataConfig(path=str(data.path), max_length=work.LENGTH), chosen, shape)
         samples = source.build_samples("train", work.LENGTH, chosen)
         lesson = chosen.bind(Vocabulary.from_tokenizer(source.tokenizer), shape)
-        stream = work.Stream(
-            samples, BatchShape(rows=work.TOKENS // work.LENGTH, length=work.LENGTH), seed=0, lesson=lesson
+        stream = BatchStream(
+            samples, BatchShape(rows=work.TOKENS // work.LENGTH, length=work.LENGTH), seed=0, corruption=lesson
         )
-        plain = work.Stream(samples, BatchShape(rows=32, length=work.LENGTH), seed=0)
+        plain = BatchStream(samples, BatchShape(rows=32, length=work.LENGTH), seed=0)
         sequences = [part.tolist() for part in plain[0].split(plain[0].tokens)]
         held = [stream[step] for step in range(2)]  # the folder goes; planning and cutting are measured elsewhere
     vocab = source.tokenizer.vocab
@@ -107,9 +108,9 @@ def training(family: str, objective: str) -> Pair:
     else:
         shaped = {"n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": work.LENGTH}
         peer = GPT2LMHeadModel(GPT2Config(**wide, **shaped))
-    ours = work.ours(model, _Held(held), chosen)
-    theirs = work.theirs(peer.train(), sequences, reference, best=True, masked=family == "bert")
-    theirs_all = len(work.padded(sequences, best=True))
+    ours = work.run_ours(model, _Held(held), chosen)
+    theirs = work.run_theirs(peer.train(), sequences, reference, best=True, masked=family == "bert")
+    theirs_all = len(work.group_sequences(sequences, best=True))
     return lambda: _cycle(ours, len(held)), lambda: _cycle(theirs, theirs_all)
 
 
@@ -124,7 +125,7 @@ class _Held:
     def __init__(self, held: list[Any]) -> None:
         self.held = held
 
-    def batches(self) -> Iterator[Any]:
+    def iter_batches(self) -> Iterator[Any]:
         while True:
             yield from self.held
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from pretune.core import log
 from pretune.runs.build_config import resolve_device
-from pretune.runs.quickstart import ROWS, SMALL_MODEL_ROWS, QuickstartPlan, QuickstartRun, find_encoder, read_reviews
+from pretune.runs.quickstart import QuickstartRun, find_encoder, read_reviews
+from pretune.runs.quickstart_plan import ROWS, SMALL_MODEL_ROWS, QuickstartPlan
 
 DEV = 2000
 """Reviews that stand in for those of the test."""

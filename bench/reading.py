@@ -27,7 +27,7 @@ DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "share
 MEMORY = """
 import sys
 from pretune.text.corpora import open_corpus
-for document in open_corpus([sys.argv[1]], by=sys.argv[2]).documents():
+for document in open_corpus([sys.argv[1]], by=sys.argv[2]).read_documents():
     pass
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

@@ -128,14 +128,14 @@ class Alternate:
         self.waits: list[float] = []
         self.first = 0.0
 
-    def __call__(self, loop: Loop, reports: Sequence[StepMetrics]) -> None:
-        self.tokens += sum(report.tokens for report in reports)
+    def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
+        self.tokens += sum(step.tokens for step in metrics)
         step = loop.state.step
         self.first = self.first or measure_process_age()
         if step == self.done or step < WARM or (step - WARM) % WINDOW:
             return
         self.done = step
-        loop.flush()  # calls this hook with the reports of this window that are still out, before the clock is read
+        loop.flush()  # calls this hook with the metrics of this window that are still out, before the clock is read
         self._sync()
         now = time.perf_counter()
         if self.begun:

@@ -70,12 +70,12 @@ def main() -> None:
         if given.only not in name:
             continue
         curves = {}
-        for path, seed in itertools.product(("fast", "sdpa"), (0, 1)):
-            wishes = {**common, **changes, "train.seed": seed, **(EXACT_SETTINGS if path == "sdpa" else {})}
+        for path, seed in itertools.product(("fast", "plain"), (0, 1)):
+            wishes = {**common, **changes, "train.seed": seed, **(EXACT_SETTINGS if path == "plain" else {})}
             curves[f"{path} {seed}"] = train_losses(model, data, objective, given.steps, wishes)
         results[name] = {
             "fast to plain": [round(compute_distance(curves[f"fast {s}"], curves[f"plain {s}"]), 5) for s in (0, 1)],
-            "seed to seed": [round(compute_distance(curves[f"{p} 0"], curves[f"{p} 1"]), 5) for p in ("fast", "sdpa")],
+            "seed to seed": [round(compute_distance(curves[f"{p} 0"], curves[f"{p} 1"]), 5) for p in ("fast", "plain")],
             "last": {key: round(float(np.mean(values[-SMOOTH:])), 4) for key, values in curves.items()},
             "curves": curves,
         }

@@ -3,9 +3,9 @@
     PYTHONPATH=src python bench/samples.py --data DATA --model gpt2 --steps 600 [--set model.depth=2 …]
 
 One run of `pretune pretrain`, with every look and every step timed: the share of the run that all looks took, which is
-to be about a hundredth at most, and what a look cost in steps, beside what was reckoned with (`samples.price`). The
-weights must be those of a run that is never asked; `--exact` makes that run too, and compares (on CUDA it also sets
-`train.deterministic`).
+to be about a hundredth at most, and what a look cost in steps, beside what was reckoned with
+(`samples.estimate_sample_cost`). The weights must be those of a run that is never asked; `--exact` makes that run too,
+and compares (on CUDA it also sets `train.deterministic`).
 """
 
 import argparse

@@ -28,7 +28,7 @@ from pathlib import Path
 FIRST = """
 import os, sys, time
 from pretune.training.loop import Loop
-whole, run = Loop._tell, Loop.run
+whole, run = Loop._record, Loop.run
 print("imported", time.time(), time.process_time(), flush=True)
 def opened(self):
     print("opened", time.time(), time.process_time(), flush=True)
@@ -40,7 +40,7 @@ def told(self, *given):
         torch.cuda.synchronize()
     print("first", time.time(), time.process_time(), flush=True)
     os._exit(0)
-Loop.run, Loop._tell = opened, told
+Loop.run, Loop._record = opened, told
 from pretune.cli import main
 sys.exit(main(sys.argv[1:]))
 """

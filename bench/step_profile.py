@@ -28,7 +28,7 @@ class Profile:
         self.begun = self.waited = 0.0
         self.trace: Any = None
 
-    def __call__(self, loop: Loop, reports: Sequence[StepMetrics]) -> None:
+    def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
         step = loop.state.step
         if step in (WARM, WARM + TIMED, WARM + TIMED + TRACED) and torch.cuda.is_available():
             torch.cuda.synchronize()

@@ -72,7 +72,7 @@ def run_cell(stages: Stages, task: str, method: str, seed: int, args: argparse.N
 
 def run_single_task(stages: Stages, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """A run of one task, with what is done before it."""
-    from pretune.runs.finetune.sweep import finetune
+    from pretune.runs.finetune.entry import finetune
 
     start = stages.start(task, method, seed)
     changes = {**TASKS.get(task, {}), "train.seed": seed, "train.batch": args.batch, **start.changes, **args.set}
@@ -86,7 +86,7 @@ def run_single_task(stages: Stages, task: str, method: str, seed: int, args: arg
             steps=args.steps,
             out=Path(folder) / "run",
             baselines="default" if (method, seed) == (METHODS[0], 0) else "none",
-            changes=changes,
+            overrides=changes,
         ).scores
     return {
         "trial": found["trials"][0],

@@ -137,8 +137,8 @@ class Stages:
 
     def finetune_full(self, task: str, seed: int, where: Path, limits: Mapping[str, Any]) -> Any:
         """A run of `full`."""
-        from pretune.runs.finetune.sweep import finetune
+        from pretune.runs.finetune.entry import finetune
 
         fit = {"train.seed": seed, "train.batch": self.batch}
-        wishes: Facts = {"epochs": self.epochs, "steps": self.steps, "changes": {**limits, **fit, **self.set}}
+        wishes: Facts = {"epochs": self.epochs, "steps": self.steps, "overrides": {**limits, **fit, **self.set}}
         return finetune(self.base, task=task, data=self.data, out=where, baselines="none", **wishes)

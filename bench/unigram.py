@@ -13,7 +13,7 @@ import io
 import lzma
 import time
 
-from tokenizer_training import ROOT, texts
+from tokenizer_training import ROOT, read_texts
 
 COVERAGE = 0.9999
 
@@ -38,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     import sentencepiece
 
-    lines = [line for text in texts(int(options.megabytes * 1e6)) for line in text.splitlines() if line.strip()]
+    lines = [line for text in read_texts(int(options.megabytes * 1e6)) for line in text.splitlines() if line.strip()]
     with lzma.open(ROOT / "wikipedia-en" / "valid.txt.xz", "rt", encoding="utf-8") as file:
         valid = [line for line in file.read().splitlines() if line.strip()]
     words = sum(len(line.split()) for line in valid)

@@ -85,12 +85,12 @@ def every_step(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]
 
 def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = cache.DecodingStep.build_mask
-    monkeypatch.setattr(cache.DecodingStep, "mask", lambda self, window: whole(self, None))
+    monkeypatch.setattr(cache.DecodingStep, "build_mask", lambda self, window: whole(self, None))
 
 
 def wider(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = cache.DecodingStep.build_mask
-    monkeypatch.setattr(cache.DecodingStep, "mask", lambda self, window: whole(self, window and window + 1))
+    monkeypatch.setattr(cache.DecodingStep, "build_mask", lambda self, window: whole(self, window and window + 1))
 
 
 def all_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
