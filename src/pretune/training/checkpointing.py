@@ -40,7 +40,7 @@ class CheckpointHook:
         self.manager, self.expected_facts, self.every, self.on_save = manager, expected_facts, every, on_save
         self.extra_groups = extra_groups  # further tensors by group that a run needs to resume
         self.last_step, self.last_time = -1, 0.0
-        self.score: float | None = None  # held-out loss, if evaluated at this step
+        self.score: float | None = None  # validation loss, if evaluated at this step
 
     def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
         if self.manager is not None:

@@ -126,11 +126,11 @@ class RunLogger:
         )
 
     def log_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
-        """Log the metrics of an evaluation on held-out text."""
+        """Log the metrics of an evaluation on the validation split."""
         if self._metrics is not None:
             self._write(loop.state.step, {"held_out": metrics})
             log.info(
-                f"step {loop.state.step:,}: held-out "
+                f"step {loop.state.step:,}: validation "
                 + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
             )
 

@@ -43,9 +43,9 @@ class RunSummary:
         if self.loss is not None:
             yield "loss", f"{self.loss:.4f}"
         if self.held_out is not None:
-            yield "held-out loss", f"{self.held_out:.4f}"
+            yield "validation loss", f"{self.held_out:.4f}"
         for name, value in self.held_out_metrics.items():
-            yield f"held-out {name.replace('_', ' ')}", f"{value:.4g}"
+            yield f"validation {name.replace('_', ' ')}", f"{value:.4g}"
         suffix = f" ({self.skipped:,} skipped: non-finite)" if self.skipped else ""
         yield "steps", f"{self.steps:,}{suffix}"
         yield "tokens", f"{self.tokens:,}"

@@ -26,7 +26,7 @@ class TrainState:
     lead: float = 0.0  # seconds of the first step of a phase
     last_eval_step: int = -1  # step of the last evaluation
     eval_metrics: dict[str, float] = field(default_factory=dict)  # metrics of the last evaluation
-    best: float | None = None  # held-out loss
+    best: float | None = None  # validation loss
     best_step: int | None = None
     data_wait: float = 0.0  # seconds waiting for data
     saving: float = 0.0  # seconds saving checkpoints

@@ -3,7 +3,7 @@
     RUN/.lock                              the process that writes here
     RUN/checkpoints/step-00001000/
         model.safetensors  optimizer.safetensors  …    one file per group of tensors
-        state.json                                     step, held-out loss, and facts needed to resume
+        state.json                                     step, validation loss, and facts needed to resume
         MANIFEST.json                                  sizes and SHA-256 of these files, written last
 
     with RunLock(run, on_warning=print) as lock:

@@ -35,7 +35,7 @@ class Checkpoint:
 
     folder: Path
     step: int
-    score: float | None  # held-out loss of its weights
+    score: float | None  # validation loss of its weights
     facts: dict[str, Any]
     groups: tuple[str, ...]
     tied_names: dict[str, dict[str, str]]
@@ -159,7 +159,7 @@ def open_checkpoint(folder: Path, check_hashes: bool = True) -> Checkpoint:
 
 
 def read_score(folder: Path) -> float:
-    """Read the held-out loss of a checkpoint without verification; infinity if it has none."""
+    """Read the validation loss of a checkpoint without verification; infinity if it has none."""
     try:
         score = _parse_state(folder, io.read_json(folder / STATE_FILE, CheckpointError)).score
     except CheckpointError:

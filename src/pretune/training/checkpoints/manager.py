@@ -47,7 +47,7 @@ class CheckpointManager:
         """Copy tensors and write them in the background; returns the seconds the caller was blocked.
 
         groups: one file each, named by its key. facts: JSON; strings identify the run and data of the checkpoint (see
-        `find_latest`). score: held-out loss of these weights, if known. A save waits for the previous one and raises
+        `find_latest`). score: validation loss of these weights, if known. A save waits for the previous one and raises
         its error (a full disk); older checkpoints are never affected.
         """
         start_time = time.perf_counter()
@@ -96,7 +96,7 @@ class CheckpointManager:
         return None
 
     def find_best(self) -> Checkpoint | None:
-        """Return the valid checkpoint with the lowest held-out loss; None if none has a loss."""
+        """Return the valid checkpoint with the lowest validation loss; None if none has a loss."""
         return next(
             (
                 checkpoint

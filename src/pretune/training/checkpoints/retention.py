@@ -47,6 +47,6 @@ def find_expired(directory: Path, max_checkpoints: int, new_folder: Path) -> lis
 
 
 def sort_by_score(folders: list[Path]) -> list[Path]:
-    """Return the folders that have a held-out loss, lowest first; ties keep their order."""
+    """Return the folders that have a validation loss, lowest first; ties keep their order."""
     scores = [(read_score(folder), folder) for folder in folders]
     return [folder for score, folder in sorted(scores, key=lambda entry: entry[0]) if score < math.inf]

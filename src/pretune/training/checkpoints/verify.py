@@ -43,5 +43,5 @@ def _format_line(checkpoint: Checkpoint, best_score: float | None) -> str:
     if checkpoint.score is None:
         return line
     return (
-        f"{line}, held-out loss {checkpoint.score:.4f}{', the best so far' if checkpoint.score == best_score else ''}"
+        f"{line}, validation loss {checkpoint.score:.4f}{', the best so far' if checkpoint.score == best_score else ''}"
     )
