@@ -37,7 +37,7 @@ def test_a_decoder(tmp_path: Path) -> None:
         ids = torch.tensor([[read.bos_token_id, *read(text)["input_ids"]]])
         with torch.no_grad():
             rows = theirs(ids).logits[0].double().log_softmax(-1)
-        slow.append(float(rows[:-1].gather_objects(1, ids[0, 1:, None]).sum()))
+        slow.append(float(rows[:-1].gather(1, ids[0, 1:, None]).sum()))
     assert pt.score(pt.load(folder), SHORT) == pytest.approx(slow, abs=1e-4)
 
 
