@@ -19,7 +19,7 @@ LIMIT = 60.0  # seconds for anything; machines may be slow
 START = """
 import signal, sys, time
 from pretune.core.errors import PretuneError
-from pretune.training.dataloader import Feed
+from pretune.training.dataloader import DataLoader
 from tests.training.counting import Counting
 """
 
@@ -76,7 +76,7 @@ def check_fork(parent: int, workers: list[int]) -> None:
 
 
 PIDS = """
-feed = Feed(Counting(slow=0.01), workers=2)
+feed = DataLoader(Counting(slow=0.01), workers=2)
 print(*(next(feed)[0].tokens[3].item() for _ in range(2)))
 """
 
@@ -102,7 +102,7 @@ except PretuneError as error:
 
 @pytest.mark.parametrize("phase", ["starting", "running"])
 def test_nothing_outlives_a_killed_parent(phase: str) -> None:
-    body = PIDS if phase == "running" else "feed = Feed(Counting(), workers=2)\nprint('started')\n"
+    body = PIDS if phase == "running" else "feed = DataLoader(Counting(), workers=2)\nprint('started')\n"
     with script(body + "time.sleep(1000)") as process:
         line(process)
         assert len(session(process.pid)) >= 3
@@ -117,7 +117,7 @@ def test_signals_to_the_whole_group_are_the_parents_to_judge() -> None:
 asked = []
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: asked.append(number))
-feed = Feed(Counting(slow=0.01), workers=2)  # signals arrive while the workers start
+feed = DataLoader(Counting(slow=0.01), workers=2)  # signals arrive while the workers start
 print("started")
 while len(asked) < 2:
     time.sleep(0.01)

@@ -137,7 +137,7 @@ class TestTables:
     @pytest.mark.parametrize(
         ("text", "told"),
         [
-            ("text,label\nfine,good\nbad\n", r"own\.csv:3: .*\b1\b.*\b2\b"),
+            ("text,label\nfine,good\nbad\n", r"own\.csv:3: .*\b2\b.*\b1\b"),
             ("text,label\nfine,good\nodd,\n", r"own\.csv:3: .*'label'"),
             ("text,label\nfine,good\nodd,good\n", r"own\.csv.*'good'"),
             ("text,text,label\na,b,good\n", r"own\.csv.*\btext\b"),
@@ -239,7 +239,7 @@ class TestInputs:
         [
             ("none.txt", None, 3, r"none\.txt"),
             ("empty.txt", "", 3, r"empty\.txt"),
-            ("rows.csv", "text,more\nfine\n", 3, r"rows\.csv:2: .*\b1\b.*\b2\b"),
+            ("rows.csv", "text,more\nfine\n", 3, r"rows\.csv:2: .*\b2\b.*\b1\b"),
             ("other.csv", "body,more\nfine,x\n", 3, r"other\.csv.*'text'.*\bbody, more\b"),
             ("odd.jsonl", '{"text": 3}\n', 3, r"odd\.jsonl:1"),
         ],

@@ -211,7 +211,7 @@ def test_a_model_without_a_span_head() -> None:
 
 
 def test_settings() -> None:
-    for name, value in (("p", 0.0), ("p", 1.0), ("most", 0)):
+    for name, value in (("p", 0.0), ("p", 1.0), ("max_length", 0)):
         with pytest.raises(UsageError, match=rf"\b{value}\b"):
             Geometric(**{name: value})
     harder = SpanMaskedLM(rate=0.5, copies=2, spans=Geometric(max_length=3), boundary=Boundary())

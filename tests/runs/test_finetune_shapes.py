@@ -17,7 +17,7 @@ from pretune.evaluation.baselines.run import parse_baselines, run_baselines
 from pretune.evaluation.similarity import compute_cosines
 from pretune.metrics.correlation import spearman
 from pretune.models.catalog import resolve
-from pretune.runs.finetune.adapted_model import build_head
+from pretune.runs.finetune.adapted_model import build_task_head
 from pretune.runs.finetune.config import AdaptationConfig, TaskConfig
 from pretune.runs.finetune.finetuned_run import FinetunedRun, evaluate_run
 from pretune.runs.finetune.inputs import build_example
@@ -158,7 +158,7 @@ def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> 
     assert {(one["task"], one["gold"]) for one in said} >= {("cola", "acceptable"), ("sst2", "negative")}
     again = FinetunedRun.open(run).select_task("sst2").predict([one["input"] for one in said if one["task"] == "sst2"])
     assert [one["label"] for one in again] == [one["label"] for one in said if one["task"] == "sst2"]
-    with pytest.raises(UsageError, match=r"cola, sst2.*--task"):
+    with pytest.raises(UsageError, match=r"--task .*cola, sst2"):
         run.predict(["the lovely sea."])
     with pytest.raises(UsageError, match="'mrpc'"):
         evaluate_run(run, task="mrpc", data=tmp_path)
@@ -167,27 +167,27 @@ def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> 
 def test_at_most_so_many_of_each(tmp_path: Path) -> None:
     """A large task is cut, a small one is whole; of a task alone it is the same."""
     two_tasks(tmp_path, (20, 100))
-    wanted = TaskConfig(name="cola,sst2", data=str(tmp_path), each=30)
+    wanted = TaskConfig(name="cola,sst2", data=str(tmp_path), max_examples_per_task=30)
     opened = open_task(wanted)
     assert [len(mine) for mine in index_by_member(opened, opened.parts.train)] == [20, 30]
     assert any(note.startswith("sst2: 30 of 100") for note in opened.parts.notes)
     assert open_task(TaskConfig(name="sst2", data=str(tmp_path))).select_train(30, 0) == opened.members[1].parts.train
     assert len(open_task(replace(wanted, name="sst2")).parts.train) == 30
     with pytest.raises(UsageError, match=r"task\.max_examples_per_task .*0"):
-        replace(wanted, each=0)
+        replace(wanted, max_examples_per_task=0)
 
 
 def test_who_writes_and_who_has_heads() -> None:
     both, tagged = find_trainable_task("cola,sst2"), find_trainable_task("cola,conll2003")
     encoder, writer = resolve("bert-tiny", {}), resolve("t5-small", {})
-    assert isinstance(build_head(both, writer, None, AdaptationConfig()), Generation)
-    assert isinstance(build_head(both, encoder, None, AdaptationConfig()), Several)
-    assert isinstance(build_head(both, writer, None, AdaptationConfig(text=False)), Several)
-    assert isinstance(build_head(tagged, writer, None, AdaptationConfig()), Several)  # tags are not written
+    assert isinstance(build_task_head(both, writer, None, AdaptationConfig()), Generation)
+    assert isinstance(build_task_head(both, encoder, None, AdaptationConfig()), Several)
+    assert isinstance(build_task_head(both, writer, None, AdaptationConfig(text_to_text=False)), Several)
+    assert isinstance(build_task_head(tagged, writer, None, AdaptationConfig()), Several)  # tags are not written
     with pytest.raises(UsageError, match="'conll2003'"):
-        build_head(tagged, writer, None, AdaptationConfig(text=True))
+        build_task_head(tagged, writer, None, AdaptationConfig(text_to_text=True))
     with pytest.raises(UsageError, match=r"'generation'.*'encoder'"):
-        build_head(find_trainable_task("cola,xsum"), encoder, None, AdaptationConfig())
+        build_task_head(find_trainable_task("cola,xsum"), encoder, None, AdaptationConfig())
 
 
 KEPT = {"name": "own", "max_length": 32, "stride": 8}

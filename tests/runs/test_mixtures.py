@@ -26,7 +26,7 @@ SMALL = {**shrunk("t5-small"), **FAST, "train.batch_tokens": 1024, "train.checkp
 def stream(data: Path, objective: Any, shape: ModelShape, samples: Any = "documents", **options: Any) -> BatchStream:
     source = TrainingData.open(DataConfig(path=str(data), max_length=64, samples=samples), objective, shape)
     return source.build_stream(
-        "train", **{"length": 64, "tokens": 8192, "ranks": 1, "seed": 0, "fixed": False, **options}
+        "train", **{"length": 64, "tokens": 8192, "ranks": 1, "seed": 0, "has_fixed_slots": False, **options}
     )
 
 

@@ -44,4 +44,4 @@ def test_two_steps(name: str, shape: str, prepared: Prepared, tmp_path: Path) ->
     assert run.summary["steps"] == 2 and run.summary["skipped"] == 0 and run.loss is not None
     assert json.loads((tmp_path / "run/run.json").read_text())["objective"]["kind"] == name
     assert any(term.endswith("accuracy") for term in run.summary["held_out"])
-    assert pt.load(run).spec.vocab == pt.load(run).tokenizer.get_vocab_size()
+    assert pt.load(run).spec.vocab == pt.load(run).tokenizer.vocab_size

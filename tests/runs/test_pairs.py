@@ -31,7 +31,7 @@ def opened(data: Path, objective: Any, shape: Any = "encoder-decoder", **options
 
 
 def stream(source: TrainingData, split: str = "train", **options: Any) -> Any:
-    wanted = {"length": 64, "tokens": 1024, "ranks": 1, "seed": 0, "fixed": False, **options}
+    wanted = {"length": 64, "tokens": 1024, "ranks": 1, "seed": 0, "has_fixed_slots": False, **options}
     return source.build_stream(split, **wanted)
 
 

@@ -69,7 +69,7 @@ class Clockwork:
         begun = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: begun + self.spent)
         monkeypatch.setattr(time, "process_time", lambda: self.spent)
-        self.takes(pretrain_run.PretrainRun, "_ahead", 10.0)
+        self.takes(pretrain_run.PretrainRun, "_start_workers", 10.0)
         self.takes(evaluation, "evaluate", 4.0)
         self.takes(CheckpointManager, "save", 2.0)
         self.takes(Loop, "_gradients", 0.8)
@@ -214,7 +214,7 @@ class TestLengths:
             load_clock_history(settings, tmp_path / "run.json"),  # it is not finished
             load_clock_history(settings.replace({"train.budget": 3.0}), tmp_path),
         ):
-            assert not found.planned
+            assert not found.planned_ends
 
 
 class TestStarting:
@@ -346,7 +346,7 @@ class TestData:
 
     def test_a_schedule_that_does_not_fit(self, data: Path, tmp_path: Path) -> None:
         told = refused(UsageError, data, tmp_path / "a", changes={"train.schedule.warmup": 9})
-        assert re.search(r"\b9\b.*\b4\b", told)
+        assert re.search(r"\b4\b.*\b9\b", told)
 
     def test_documents_of_one_sentence_are_no_pairs(self, data: Path, tmp_path: Path) -> None:
         text = blocks(tmp_path / "a.txt", [f"Story {number} of the old house by the sea" for number in range(80)])

@@ -1,6 +1,6 @@
 """Layout of sequences in rows: from lists of token ids, or from flat arrays, to a `Batch`.
 
-`lay_out` places sequences whose rows are known. `build_batch` finds the rows itself, in the given order (next fit), so
+`lay_out` places sequences whose rows are known. `batch` finds the rows itself, in the given order (next fit), so
 that `Batch.split` answers in the same order. Legend: N tokens, S sequences, C cells, M target slots.
 """
 
@@ -145,7 +145,7 @@ def batch(
     holds one label per token, -100 where there is none; the vocabulary head then runs on the labelled tokens only.
     `prefix` says how many first tokens of each sequence all of it may see.
 
-    >>> build_batch([[101, 7592, 102], [101, 102]]).tokens.tolist()
+    >>> batch([[101, 7592, 102], [101, 102]]).tokens.tolist()
     [101, 7592, 102, 101, 102, 0]
     """
     if (sequences is None) == (target is None) or (source is None) != (target is None):

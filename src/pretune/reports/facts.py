@@ -161,9 +161,8 @@ def build_notes(scores: Facts) -> Iterator[str]:
 def collect_samples(lines: Iterable[Facts]) -> dict[str, list[tuple[int, str]]]:
     """Group the samples in metrics.jsonl by text, with their steps.
 
-    >>> lines = [{"step": 9, "sample": "a [MASK] → dog"}, {"step": 9, "loss": 3}, {"step": 20, "sample": "a [MASK] →
-    ox"}]
-    >>> collect_samples(lines)
+    >>> lines = [{"step": 9, "sample": "a [MASK] → dog"}, {"step": 9, "loss": 3}]
+    >>> collect_samples([*lines, {"step": 20, "sample": "a [MASK] → ox"}])
     {'a [MASK]': [(9, 'dog'), (20, 'ox')]}
     """
     samples: dict[str, list[tuple[int, str]]] = {}

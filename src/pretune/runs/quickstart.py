@@ -411,8 +411,8 @@ class QuickstartRun:
 def describe_gap(gap: Comparison, better: str, worse: str) -> str:
     """Format a difference in points with its meaning.
 
-    >>> describe_gap(Comparison(difference=0.08, low=0.05, high=0.11, p=1e-4, rounds=10000, examples=1000), "A wins",
-    "")
+    >>> gap = Comparison(difference=0.08, low=0.05, high=0.11, p=1e-4, rounds=10000, examples=1000)
+    >>> describe_gap(gap, "A wins", "")
     '+8.0 points (p = 0.0001), A wins'
     """
     points = f"{100 * gap.difference:+.1f} points"

@@ -67,7 +67,7 @@ def test_assets_are_kept_byte_for_byte(tmp_path: Path) -> None:
     assert {name: (tmp_path / "b" / name).read_bytes() for name in given} == given
     assert "notes.txt" not in listing(tmp_path / "b")
     io.check_manifest(tmp_path / "b")
-    assert pt.load(tmp_path / "b").tokenizer.to_str() == model.tokenizer.to_str()
+    assert pt.load(tmp_path / "b").tokenizer.sha256 == model.tokenizer.sha256
 
 
 def test_no_tokenizer_is_none(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_bad_tokenizers(text: str, message: str, tmp_path: Path) -> None:
 def test_a_smaller_tokenizer_is_fine(tmp_path: Path) -> None:
     folder = directory(tmp_path / "m")
     (folder / "tokenizer.json").write_text(word_tokenizer(40))
-    assert pt.load(folder).tokenizer.get_vocab_size() == 40
+    assert pt.load(folder).tokenizer.vocab_size == 40
 
 
 def test_an_asset_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_what_was_divided_is_divided_again(divided: tuple[FinetunedRun, Path]) -
 
 def test_nothing_of_it_was_trained_on(divided: tuple[FinetunedRun, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     run, home = divided
-    trained = open_task(TaskConfig(name="qnli", data=str(home), split=SEED)).parts.train
+    trained = open_task(TaskConfig(name="qnli", data=str(home), split_seed=SEED)).parts.train
     asked: list[str] = []
     monkeypatch.setattr("pretune.runs.finetune.finetuned_run.predict", lambda m, e, examples, **more: asked.extend(
         one.text for one in examples) or [])  # fmt: skip

@@ -108,8 +108,8 @@ def run_finetune(
         with init_distributed(resolve_device(device)) as ranks:
             if tuning.train.batch < ranks.world:
                 raise UsageError(
-                    f"train.batch {tuning.train.batch}is smaller than the number of ranks, {ranks.world}; increase it, "
-                    "or use fewer ranks"
+                    f"train.batch {tuning.train.batch} is smaller than the number of ranks, {ranks.world}; "
+                    "increase it, or use fewer ranks"
                 )
             with clean_up_on_error(run_dir) if ranks.is_first else contextlib.nullcontext():
                 return FinetuneSweep(tuning, plan, task_data, run_dir, ranks, stop).run(resume=resume)
