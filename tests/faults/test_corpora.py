@@ -215,8 +215,8 @@ MEASURE = """
 import sys
 from pretune.text.corpora import MAX_CHARACTERS, open_corpus
 size = pieces = ends = 0
-for document in open_corpus([sys.argv[1]], by=sys.argv[2]).documents():
-    size += len(document.text); pieces += 1; ends += not document.more
+for document in open_corpus([sys.argv[1]], by=sys.argv[2]).read_documents():
+    size += len(document.text); pieces += 1; ends += not document.is_continued
     assert len(document.text) <= MAX_CHARACTERS
 print(size, pieces, ends, next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """  # NOTE: not ru_maxrss, which begins with that of the process we come from

@@ -83,7 +83,7 @@ def test_what_is_known_before_a_cut(given: Any, kind: str, frame: str, full: int
         draws = every(samples)
         cut, known = samples.cut(draws), samples.measure_lengths(draws)
         assert (known.lengths == cut.lengths).all() and (known.second_lengths == 0).all()
-        assert known.special.tolist() == [sum(part) for part in split(cut, "special")]
+        assert known.special_counts.tolist() == [sum(part) for part in split(cut, "special")]
         assert all(
             (one == other[draws.samples]).all() for one, other in zip(known, samples.measure_lengths(), strict=True)
         )

@@ -57,7 +57,7 @@ def test_documents_among_pairs(prepared: Prepared) -> None:
     with pytest.raises(DataError, match=r"5\d .*mixture"):
         stream(opened(both, Mixture(parts=(Part(objective=SupervisedSeq2seq()),))))
     made = stream(opened(prepared("wordpiece", "cls-sep", "both"), build_objective("translation"), "encoder"))
-    sides = np.concatenate([made.sequences(step)[0].sides for step in made.steps(0)])
+    sides = np.concatenate([made.read_sequences(step)[0].sides for step in made.get_steps(0)])
     assert (sides > 0).sum() > 40 and (sides == 0).sum() > 40
 
 
@@ -67,8 +67,8 @@ def test_a_pair_is_its_source_and_its_target(shape: str, prepared: Prepared) -> 
     data = prepared("unigram", "sentinels", "pairs")
     source = opened(data, build_objective("supervised"), shape)
     tokenizer, made, found = source.tokenizer, stream(source, length=400), []
-    for step in made.steps(0):
-        lesson, _ = made.sequences(step)
+    for step in made.get_steps(0):
+        lesson, _ = made.read_sequences(step)
         for number in range(len(lesson)):
             one = lesson.take(np.array([number]))
             labels = one.targets[one.targets >= 0]
@@ -83,11 +83,11 @@ def test_a_mixture_reads_pairs_by_one_part_and_documents_by_others(prepared: Pre
     """Which part it is follows from the kind of document, then from (seed, epoch, sample): nothing else."""
     source = opened(prepared("unigram", "sentinels", "both"), T5)
     made = stream(source)
-    assert isinstance(made.samples, ParallelSamples) and isinstance(made.lesson, MixtureCorruption)
+    assert isinstance(made.samples, ParallelSamples) and isinstance(made.corruption, MixtureCorruption)
     sentinels, seen = {*source.vocabulary.sentinels}, set()
-    for step in made.steps(0):
-        lesson, _ = made.sequences(step)
-        halves = [made.sequences(step, part=part, buffers=2)[0] for part in range(2)]
+    for step in made.get_steps(0):
+        lesson, _ = made.read_sequences(step)
+        halves = [made.read_sequences(step, part=part, parts=2)[0] for part in range(2)]
         assert [*np.concatenate([half.samples for half in halves])] == [*lesson.samples]
         for number, sample in enumerate(lesson.samples.tolist()):
             one = lesson.take(np.array([number]))
@@ -110,12 +110,12 @@ def test_weights_draw_among_the_parts_of_a_kind(prepared: Prepared) -> None:
     made = stream(source)
     chosen: list[tuple[bool, int]] = []
     for epoch in range(12):
-        for step in made.steps(epoch):
+        for step in made.get_steps(epoch):
             draws, plan = made._get_epoch(epoch)
-            which, _ = plan.batch(step - made.steps(epoch)[0])
+            which, _ = plan.get_batch(step - made.get_steps(epoch)[0])
             cut = made.samples.cut(draws.take(which))
             rng = reading_counters(made, cut)
-            chosen += zip((cut.sides > 0).tolist(), made.lesson.choices(cut, rng).tolist(), strict=True)
+            chosen += zip((cut.sides > 0).tolist(), made.corruption.choose_parts(cut, rng).tolist(), strict=True)
     pairs = [part for pair, part in chosen if pair]
     others = np.array([part for pair, part in chosen if not pair])
     assert {*pairs} == {0} and {*others} == {1, 2}
@@ -139,7 +139,9 @@ def test_a_mixture_without_pairs_is_that_of_documents(prepared: Prepared) -> Non
 def test_pairs_are_documents_to_all_others(prepared: Prepared) -> None:
     source = opened(prepared("unigram", "sentinels", "pairs"), build_objective("span_corruption"))
     made = stream(source)
-    assert made.samples.lengths().sum() == len(made.samples.shards) + made.samples.frame.room * len(made.samples)
+    assert made.samples.lengths().sum() == len(made.samples.shards) + made.samples.template.special_count * len(
+        made.samples
+    )
 
 
 def test_limits_by_examples(prepared: Prepared) -> None:
@@ -170,7 +172,7 @@ def test_source_rows_are_as_long_as_they_need_be(length: int, prepared: Prepared
     )
     assert (int(made.samples.lengths().max()) == length) == (length == 64)
     hidden = round(0.15 * (length - 1))
-    spans = min(round(hidden / 3), len(made.lesson.sentinels) - 1)
+    spans = min(round(hidden / 3), len(made.corruption.sentinels) - 1)
     assert (made.shape.source, made.shape.length) == (length - hidden + spans, hidden + spans + 2)
 
 
@@ -233,7 +235,7 @@ def test_pairs_that_are_too_long_are_told_and_rows_may_be_longer_than_positions(
     made = stream(source)
     pairs = len(made.samples)
     assert f"{pairs} of {pairs}" in capsys.readouterr().err
-    assert max(side.max() for side in made.samples.sides()) <= 64
+    assert max(side.max() for side in made.samples.measure_sides()) <= 64
     with pytest.raises(UsageError, match=r"\b16\b"):
         stream(
             TrainingData.open(

@@ -70,10 +70,10 @@ class Clockwork:
         monkeypatch.setattr(time, "monotonic", lambda: begun + self.spent)
         monkeypatch.setattr(time, "process_time", lambda: self.spent)
         self.takes(pretrain_run.PretrainRun, "_start_workers", 10.0)
-        self.takes(evaluation, "evaluate", 4.0)
+        self.takes(evaluation, "compute_validation_loss", 4.0)
         self.takes(CheckpointManager, "save", 2.0)
-        self.takes(Loop, "_gradients", 0.8)
-        self.takes(pretrain_run, "finish", 3.0)
+        self.takes(Loop, "_compute_gradients", 0.8)
+        self.takes(pretrain_run, "write_run", 3.0)
 
     def takes(self, owner: Any, name: str, seconds: float) -> None:
         real = getattr(owner, name)
@@ -182,7 +182,7 @@ class TestLengths:
                 run(None, tmp_path / "c", None, settings=tmp_path / "a", changes={"train.checkpoint_every": 5})
         run(None, tmp_path / "c", None, resume=True)
         assert same(tmp_path / "a", tmp_path / "c")
-        assert state(tmp_path / "b")["planned"] == [*state(tmp_path / "a")["phases"][1:], found.summary["steps"]]
+        assert state(tmp_path / "b")["planned_ends"] == [*state(tmp_path / "a")["phases"][1:], found.summary["steps"]]
 
     @pytest.mark.parametrize("slower", [1.0, 2.0])
     def test_a_budget_has_room_for_the_end(
