@@ -23,9 +23,9 @@ import torch
 import pretune as pt
 from pretune.adaptation.peft import nf4
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
-from pretune.adaptation.peft.lora import Lora
+from pretune.adaptation.peft.lora import LoRA
 from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.qlora import Qlora, compute_footprint
+from pretune.adaptation.peft.qlora import QLoRA, compute_footprint
 from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
 
@@ -61,9 +61,9 @@ def main() -> None:
     batch = make_batch(base, rows, length).to(options.device)
     every = {
         "full": None,
-        "lora": Lora(targets=TARGETS),
-        "qlora": Qlora(),
-        "qlora, torch alone": Qlora(),
+        "lora": LoRA(targets=TARGETS),
+        "qlora": QLoRA(),
+        "qlora, torch alone": QLoRA(),
         "prefix": PrefixTuning(count=20),
     }
     found["rows"] = {}
@@ -99,7 +99,7 @@ def compare_quantization(base: LanguageModel) -> float:
 @torch.no_grad()
 def compare_dequantized(base: LanguageModel) -> float:
     """A model in 4 bits against one whose weights are what those say, in fp32."""
-    method = Qlora()
+    method = QLoRA()
     small, plain = copy.deepcopy(base), copy.deepcopy(base)
     method.apply(small)
     method.apply(plain)

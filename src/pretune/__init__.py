@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from pretune.adaptation.custom import add_adapter, add_head
     from pretune.adaptation.io import load, save
     from pretune.adaptation.peft.adapter import Adapter
-    from pretune.adaptation.peft.bitfit import Bitfit as BitFit
+    from pretune.adaptation.peft.bitfit import BitFit
     from pretune.adaptation.peft.ia3 import IA3
-    from pretune.adaptation.peft.lora import Lora as LoRA
+    from pretune.adaptation.peft.lora import LoRA
     from pretune.adaptation.peft.prefix import PrefixTuning
-    from pretune.adaptation.peft.prompt import Prompt as PromptTuning
-    from pretune.adaptation.peft.qlora import Qlora as QLoRA
+    from pretune.adaptation.peft.prompt import PromptTuning
+    from pretune.adaptation.peft.qlora import QLoRA
     from pretune.analysis.neighbors import neighbors
     from pretune.core.types import Batch, Loss, Output
     from pretune.data.layout import batch
@@ -100,13 +100,13 @@ _PUBLIC = {
     "Tokenizer": "pretune.text.tokenizer:Tokenizer",
     "add_head": "pretune.adaptation.custom:add_head",
     "add_adapter": "pretune.adaptation.custom:add_adapter",
-    "LoRA": "pretune.adaptation.peft.lora:Lora",
-    "QLoRA": "pretune.adaptation.peft.qlora:Qlora",
+    "LoRA": "pretune.adaptation.peft.lora:LoRA",
+    "QLoRA": "pretune.adaptation.peft.qlora:QLoRA",
     "IA3": "pretune.adaptation.peft.ia3:IA3",
-    "BitFit": "pretune.adaptation.peft.bitfit:Bitfit",
+    "BitFit": "pretune.adaptation.peft.bitfit:BitFit",
     "Adapter": "pretune.adaptation.peft.adapter:Adapter",
     "PrefixTuning": "pretune.adaptation.peft.prefix:PrefixTuning",
-    "PromptTuning": "pretune.adaptation.peft.prompt:Prompt",
+    "PromptTuning": "pretune.adaptation.peft.prompt:PromptTuning",
     "list_models": "pretune.runs.listing:list_models",
     "list_objectives": "pretune.runs.listing:list_objectives",
     "list_tasks": "pretune.runs.listing:list_tasks",

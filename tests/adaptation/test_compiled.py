@@ -8,7 +8,7 @@ import torch
 
 import pretune as pt
 from pretune.adaptation.peft import PEFT_METHODS
-from pretune.adaptation.peft.lora import Lora, LoraLinear
+from pretune.adaptation.peft.lora import LoRA, LoraLinear
 from pretune.models.catalog import build
 from pretune.models.model import LanguageModel
 
@@ -48,7 +48,7 @@ def test_compiled_methods_equal_eager_mode(method: str, family: str) -> None:
 def test_a_compiled_lora_layer_keeps_its_scale() -> None:
     """Inductor drops `alpha` of `torch.add(y, product, alpha=…)`."""
     torch.compiler.reset()
-    layer = LoraLinear(torch.nn.Linear(16, 8), Lora(rank=2, alpha=8.0), seed=1)
+    layer = LoraLinear(torch.nn.Linear(16, 8), LoRA(rank=2, alpha=8.0), seed=1)
     torch.nn.init.normal_(layer.b)
     x = torch.randn(4, 16)
     with torch.no_grad():

@@ -11,7 +11,7 @@ from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.multi_task import Several
 from pretune.adaptation.heads.tagging import Tagging
-from pretune.adaptation.peft.lora import Lora
+from pretune.adaptation.peft.lora import LoRA
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.errors import UsageError
 from pretune.nn.recurrent import BiLSTM
@@ -63,7 +63,7 @@ def test_a_head_is_one_part_whatever_it_is_made_of(head: TaskHead) -> None:
 
 def test_a_method_and_a_strategy_combine() -> None:
     model = pt.build(CASES["bert-base"])
-    Lora(targets=("q",)).apply(model)
+    LoRA(targets=("q",)).apply(model)
     assert freeze(model, LastOnly()) == ("encoder.1.attention.q.a", "encoder.1.attention.q.b")
     assert [group.lr_factor for group in build_parameter_groups(model, lr_factor=Decay(factor=0.5))] == [0.5]
 
@@ -127,7 +127,7 @@ def test_parts_are_opened_on_a_plateau() -> None:
 
 def test_what_a_method_froze_stays_frozen() -> None:
     model = pt.build(CASES["bert-base"])
-    names = Lora().apply(model)
+    names = LoRA().apply(model)
     unfreezing = UnfreezingHook(model, Gradual(), 1.0)
     assert all(name.startswith("encoder.1.") for name, p in model.named_parameters() if p.requires_grad)
     unfreezing.num_unfrozen = 1

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from pretune.adaptation.peft.lora import Lora, LoraLinear
+from pretune.adaptation.peft.lora import LoRA, LoraLinear
 from tests.contracts.tiny import model_of
 
 
 def build_layers(**settings: object) -> tuple[nn.Linear, LoraLinear]:
     torch.manual_seed(0)
     linear = nn.Linear(40, 7)
-    layer = LoraLinear(linear, Lora(rank=3, alpha=6.0, **settings), seed=1)  # type: ignore[arg-type]
+    layer = LoraLinear(linear, LoRA(rank=3, alpha=6.0, **settings), seed=1)  # type: ignore[arg-type]
     return linear, layer
 
 
@@ -33,7 +33,7 @@ def test_dropout_is_of_what_the_product_reads_alone() -> None:
 
 def test_a_model_that_is_asked_drops_nothing() -> None:
     model = copy.deepcopy(model_of("bert-base"))
-    Lora(rank=2, dropout=0.9).apply(model)
+    LoRA(rank=2, dropout=0.9).apply(model)
     layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
     assert len(layers) == 4 and all(layer.dropout.p == 0.9 for layer in layers)
     x = torch.randn(3, 32)
@@ -45,7 +45,7 @@ def test_a_model_that_is_asked_drops_nothing() -> None:
 @pytest.mark.parametrize("rank", [1, 8])
 def test_each_product_starts_at_nothing_with_a_reader_of_its_own(rank: int) -> None:
     model = copy.deepcopy(model_of("bert-base"))
-    Lora(rank=rank).apply(model, seed=5)
+    LoRA(rank=rank).apply(model, seed=5)
     layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
     assert all(not layer.b.any() for layer in layers)
     assert all(layer.a.abs().max() <= 1 / 32**0.5 + 1e-6 and layer.a.std() > 0.05 for layer in layers)

@@ -9,7 +9,7 @@ import torch
 import pretune as pt
 from pretune.adaptation.peft.nf4 import build_scale_table, build_value_table, dequantize, quantize
 from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.qlora import Qlora
+from pretune.adaptation.peft.qlora import QLoRA
 from pretune.core.errors import UsageError
 from pretune.models.catalog import build
 from pretune.models.model import LanguageModel
@@ -92,7 +92,7 @@ def test_4_bits_are_the_same_bits() -> None:
 def test_qlora(compiled: bool) -> None:
     torch.compiler.reset()
     model = build("llama3", **SMALL, **MORE["llama3"])
-    for name in Qlora(rank=4).apply(model):
+    for name in QLoRA(rank=4).apply(model):
         with torch.no_grad():
             model.get_parameter(name).add_(0.05 * torch.randn(model.get_parameter(name).shape))
     model.eval()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.peft.prompt import Prompt
+from pretune.adaptation.peft.prompt import PromptTuning
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Sequences
@@ -62,7 +62,7 @@ def test_a_prompt_of_real_tokens_is_those_tokens(case: str) -> None:
     model = copy.deepcopy(model_of(case))
     sentences = text(4, 6, 3)
     expected = read(model, [[11, 7, *sentence] for sentence in sentences], row=17)
-    Prompt(count=2, tokens=(11, 7)).apply(model)
+    PromptTuning(count=2, tokens=(11, 7)).apply(model)
     for slot in (0, 30):
         states = read(model, [[slot, slot, *sentence] for sentence in sentences], row=17)
         equal(torch.cat(states), torch.cat(expected), 1e-6)
@@ -70,10 +70,10 @@ def test_a_prompt_of_real_tokens_is_those_tokens(case: str) -> None:
 
 def test_a_prompt_starts_from_real_tokens() -> None:
     model = copy.deepcopy(model_of("bert-base"))
-    assert Prompt(count=5).apply(model) == ("prompt.table",)
+    assert PromptTuning(count=5).apply(model) == ("prompt.table",)
     table = model.get_parameter("prompt.table")
     assert all((row == model.tokens.weight).all(-1).any() for row in table)
     with pytest.raises(UsageError, match="'prompt'"):
-        Prompt(count=5).apply(model)
+        PromptTuning(count=5).apply(model)
     with pytest.raises(UsageError, match=r"\b60\b.*\b99\b"):
-        Prompt(count=1, tokens=(99,)).apply(pt.build(model.spec))
+        PromptTuning(count=1, tokens=(99,)).apply(pt.build(model.spec))

@@ -17,7 +17,7 @@ from pretune.adaptation.peft.nf4 import (
     dequantize_by_kernel,
     quantize,
 )
-from pretune.adaptation.peft.qlora import Qlora, Weight4bit, compute_footprint
+from pretune.adaptation.peft.qlora import QLoRA, Weight4bit, compute_footprint
 from pretune.core.errors import UsageError
 from tests.contracts.laws import read
 from tests.contracts.tiny import model_of, text
@@ -111,7 +111,7 @@ def test_as_bitsandbytes_has_it(shape: tuple[int, int]) -> None:
 
 def test_a_product_keeps_nothing_but_the_bits() -> None:
     weight, _ = build_weight((40, 24))
-    layer = Weight4bit(weight, Qlora())
+    layer = Weight4bit(weight, QLoRA())
     x, bias = torch.randn(5, 24, requires_grad=True), torch.randn(40, requires_grad=True)
     saved: list[torch.Tensor] = []
 
@@ -132,7 +132,7 @@ def test_a_product_keeps_nothing_but_the_bits() -> None:
 
 def test_precision_is_that_of_the_model_and_of_autocast() -> None:
     weight, _ = build_weight((40, 24))
-    layer = Weight4bit(weight, Qlora())
+    layer = Weight4bit(weight, QLoRA())
     buffers = [buffer.clone() for buffer in layer.buffers()]
     layer.bfloat16()
     assert all(torch.equal(*pair) for pair in zip(buffers, layer.buffers(), strict=True)), "no bit is rounded"
@@ -147,7 +147,7 @@ def test_precision_is_that_of_the_model_and_of_autocast() -> None:
 
 def test_memory_is_a_quarter_of_half_precision() -> None:
     model = copy.deepcopy(model_of("bert-base"))
-    Qlora(rank=2).apply(model)
+    QLoRA(rank=2).apply(model)
     nbytes, half = compute_footprint(model.encoder[0].feedforward.up.weight4)
     tables = 4 * (16 + 256)
     assert (nbytes - tables) / half == pytest.approx(4.127 / 16, rel=0.03)
@@ -161,7 +161,7 @@ def test_memory_is_a_quarter_of_half_precision() -> None:
 def test_the_model_moves_little() -> None:
     model = copy.deepcopy(model_of("llama3-8b"))
     states = torch.cat(read(model, text(6, 4)))
-    Qlora(block=16).apply(model)
+    QLoRA(block=16).apply(model)
     merged_states = torch.cat(read(model, text(6, 4)))
     assert 1e-4 < (merged_states - states).abs().mean() < 0.5 * states.abs().mean()
 
@@ -169,4 +169,4 @@ def test_the_model_moves_little() -> None:
 def test_what_is_asked_is_checked() -> None:
     for wrong in ({"block": 7}, {"block": 0}, {"group": 0}, {"rank": 0}):
         with pytest.raises(UsageError, match="QLoRA"):
-            Qlora(**wrong)
+            QLoRA(**wrong)

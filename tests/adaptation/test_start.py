@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretune.adaptation.peft.prefix import PrefixTuning, compute_keys_values, list_stacks
-from pretune.adaptation.peft.prompt import Prompt
+from pretune.adaptation.peft.prompt import PromptTuning
 from pretune.adaptation.peft.token_init import NUM_COMMON_TOKENS, choose_tokens
 from pretune.models.catalog import resolve
 from pretune.models.model import build
@@ -54,6 +54,6 @@ def test_a_prefix_starts_as_the_keys_and_values_of_what_is_drawn(case: str) -> N
 @pytest.mark.parametrize("case", CASES)
 def test_a_prompt_starts_as_the_rows_of_what_is_drawn(case: str) -> None:
     model = copy.deepcopy(model_of(case))
-    Prompt(count=4).apply(model, seed=6)
+    PromptTuning(count=4).apply(model, seed=6)
     rows = model.tokens.weight[choose_tokens(model, 4, None, seed=6)]
     assert torch.equal(model.get_parameter("prompt.table"), rows)

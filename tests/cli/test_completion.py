@@ -132,7 +132,7 @@ def _special(style: str) -> set[str]:
 
 def test_paths_are_settings() -> None:
     """Each path is in the tree of the verb that takes it."""
-    from pretune.adaptation.peft.lora import Lora
+    from pretune.adaptation.peft.lora import LoRA
     from pretune.core.config import list_paths
     from pretune.models.catalog import list_settings
     from pretune.models.families import FAMILIES
@@ -150,7 +150,7 @@ def test_paths_are_settings() -> None:
             "train": {*list_paths(FinetuneTrainConfig(lr=1.0))},
             "tune": {*list_paths(AdaptationConfig())},
             "data": {*list_paths(SequenceConfig())},
-            "method": {*list_paths(Lora())},
+            "method": {*list_paths(LoRA())},
         },
     }
     for verb, tree in trees.items():

@@ -12,9 +12,9 @@ import pretune as pt
 from pretune.adaptation.peft import PEFT_METHODS
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears, get_adapter_state
 from pretune.adaptation.peft.io import AdapterExtras, load_adapter, save_adapter
-from pretune.adaptation.peft.lora import Lora
+from pretune.adaptation.peft.lora import LoRA
 from pretune.adaptation.peft.nf4 import build_scale_table, build_value_table, dequantize, quantize
-from pretune.adaptation.peft.qlora import Qlora
+from pretune.adaptation.peft.qlora import QLoRA
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.bidirectional_lm import build_bidirectional_lm, make_two_way
 from pretune.models.model import LanguageModel
@@ -52,7 +52,7 @@ def applied(
 
 def base_of(case: str, method: PeftMethod) -> LanguageModel:
     """A case's model, its weights rounded to 4 bits where the method does that."""
-    if not isinstance(method, Qlora):
+    if not isinstance(method, QLoRA):
         return model_of(case)
     model, tables = copy.deepcopy(model_of(case)), (build_value_table("cpu"), build_scale_table("cpu"))
     with torch.no_grad():
@@ -212,7 +212,7 @@ def test_an_adapter_for_another_base_is_refused(tmp_path: Path) -> None:
 def test_what_is_asked_of_a_method_is_checked() -> None:
     for wrong in ({"rank": 0}, {"alpha": 0.0}, {"dropout": 1.0}, {"targets": ()}, {"targets": ("query",)}):
         with pytest.raises(UsageError, match="LoRA"):
-            Lora(**wrong)
+            LoRA(**wrong)
     with pytest.raises(UsageError, match=r"\b0\b"):
         PEFT_METHODS.get("adapter")(bottleneck=0)
 

@@ -25,7 +25,7 @@ from pretune.adaptation.methods import (
     load,
     save,
 )
-from pretune.adaptation.peft.qlora import Qlora
+from pretune.adaptation.peft.qlora import QLoRA
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
@@ -103,7 +103,7 @@ def test_a_method_with_a_head(family: str, head: str, name: str, bases: dict[str
     said = answers(model.eval(), laid(model, head, Full()))
     names = apply_method(model, method)
     if count_slots(method) == count_positions(method) == 0 and not isinstance(
-        method, Qlora
+        method, QLoRA
     ):  # it starts as the model was
         assert all(torch.equal(*pair) for pair in zip(said, answers(model, laid(model, head, Full())), strict=True))
     before |= {path: p.detach().clone() for path, p in model.named_parameters() if path not in before}

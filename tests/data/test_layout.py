@@ -12,7 +12,10 @@ from torch import Tensor
 
 import pretune as pt
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE_INDEX, Targets
+from pretune.core.types import IGNORE_INDEX, Batch, Targets
+from pretune.data.batch_shape import BatchShape
+from pretune.data.layout import lay_out
+from pretune.data.sequences import Sequences
 
 tokens = st.integers(0, 2**31)
 sequence = st.lists(tokens, min_size=1, max_size=12)
@@ -189,3 +192,17 @@ def test_errors(name: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
         pt.batch(**given)
     assert "\n" not in str(error.value)
+
+
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=7), min_size=1, max_size=6))
+def test_a_batch_of_single_sequences_is_a_layout_with_a_row_for_each(ids: list[list[int]]) -> None:
+    """`Batch.from_sequences`, which tokenizers use, places as `lay_out` does."""
+    flat, offsets = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
+    sequences = Sequences(tokens=flat, offsets=offsets, segments=flat % 2, labels=np.arange(len(ids)))
+    shape = BatchShape(rows=len(ids), length=max(map(len, ids)))
+    expected = lay_out(sequences, np.arange(len(ids)), shape)
+    segments = [[token % 2 for token in row] for row in ids]
+    batch = Batch.from_sequences(ids, segments=segments, labels=[*range(len(ids))])
+    assert (batch.rows, batch.one_per_row) == (expected.rows, expected.one_per_row)
+    for name in ("tokens", "offsets", "sequence", "positions", "segments", "labels"):
+        assert torch.equal(getattr(batch, name), getattr(expected, name)), name

@@ -20,7 +20,7 @@ import yaml
 import pretune as pt
 from pretune.adaptation.io import load as load_model
 from pretune.adaptation.peft.io import AdapterExtras, load_adapter, save_adapter
-from pretune.adaptation.peft.lora import Lora
+from pretune.adaptation.peft.lora import LoRA
 from pretune.core.errors import PretuneError
 from pretune.core.io import MANIFEST, write_manifest
 from pretune.inference.embed import build_embedder
@@ -208,7 +208,7 @@ def _adapters(root: Path) -> Campaign:
     base = pt.load(root / "base")
     made = []
     for name, ours in (("ours", True), ("theirs", False)):
-        model, method = copy.deepcopy(base), Lora(rank=2)
+        model, method = copy.deepcopy(base), LoRA(rank=2)
         method.apply(model)
         made.append(root / name)
         save_adapter(model, method, made[-1], extras=AdapterExtras(base=str(root / "base")))

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pretune.adaptation.adapted import adapt
 from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.prompt import Prompt
+from pretune.adaptation.peft.prompt import PromptTuning
 from pretune.core.errors import UsageError
 from pretune.data.layout import batch
 from pretune.inference.beam import BeamSearchState
@@ -53,7 +53,7 @@ def test_with_a_cache_as_without(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [DECODERS[0], PAIRS[0], "llama-7b"])
-@pytest.mark.parametrize("method", [Prompt(count=3), PrefixTuning(count=3)], ids=["prompt", "prefix"])
+@pytest.mark.parametrize("method", [PromptTuning(count=3), PrefixTuning(count=3)], ids=["prompt", "prefix"])
 def test_with_a_method_on_the_model(name: str, method: Any) -> None:
     model, prompts = deepcopy(model_of(name)), text(5, 2)
     method.apply(model)
@@ -61,7 +61,7 @@ def test_with_a_method_on_the_model(name: str, method: Any) -> None:
         for own, parameter in part.named_parameters(recurse=False):
             if parameter.requires_grad:
                 torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(own)))
-    slots = 3 if isinstance(method, Prompt) else 0
+    slots = 3 if isinstance(method, PromptTuning) else 0
     model.eval()
     assert tokens(model, prompts) == [anew(model, prompt, NEW, slots) for prompt in prompts]
     assert tokens(model, prompts) != tokens(model_of(name), prompts), "the method changes what is written"

@@ -16,10 +16,10 @@ import pretune as pt
 from pretune.adaptation.peft.base import PeftMethod
 from pretune.adaptation.peft.ia3 import IA3
 from pretune.adaptation.peft.io import load_adapter, save_adapter
-from pretune.adaptation.peft.lora import Lora
+from pretune.adaptation.peft.lora import LoRA
 from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.prompt import Prompt
-from pretune.adaptation.peft.qlora import Qlora
+from pretune.adaptation.peft.prompt import PromptTuning
+from pretune.adaptation.peft.qlora import QLoRA
 from pretune.core.errors import CheckpointError
 from pretune.models.model import LanguageModel
 from tests.parity.cases import CASES
@@ -39,8 +39,8 @@ PLACES: dict[str, tuple[list[str], list[str], list[str]]] = {  # of LoRA; of IA3
 OTHERS = ("xlm-roberta", "electra-generator", "gpt", "mistral-window", "olmo", "olmo2", "opt", "mpt", "t5v1.1", "mt5",
           "mbart")  # fmt: skip
 OURS: dict[str, PeftMethod] = {
-    "lora": Lora(rank=3, alpha=7.0, targets=("q", "v")),
-    "lora-all": Lora(rank=2, alpha=4.0, targets=("q", "k", "v", "out", "up", "gate", "down")),
+    "lora": LoRA(rank=3, alpha=7.0, targets=("q", "v")),
+    "lora-all": LoRA(rank=2, alpha=4.0, targets=("q", "k", "v", "out", "up", "gate", "down")),
     "ia3": IA3(),
 }
 TOKENS = torch.tensor([[5, 17, 3, 44, 9, 60, 23, 8], [7, 2, 31, 90, 15, 4, 66, 12]])
@@ -147,7 +147,7 @@ def test_layers_outside_of_blocks_are_told(name: str, tmp_path: Path) -> None:
 def test_what_was_learned_on_4_bits_is_read_by_peft(name: str, tmp_path: Path) -> None:
     """On a base with the weights that 4 bits say; ours are written back by merging what has learned nothing yet."""
     theirs, ours = base(name, tmp_path)
-    method = Qlora(rank=3, block=16)
+    method = QLoRA(rank=3, block=16)
     rounded = pt.load(tmp_path / "base")
     method.apply(rounded)
     method.merge(rounded)
@@ -190,7 +190,7 @@ PROMPTED = (
 )
 def test_prompts_go_both_ways(name: str, tmp_path: Path) -> None:
     theirs, ours = base(name, tmp_path)
-    method = Prompt(count=SLOTS)
+    method = PromptTuning(count=SLOTS)
     method.apply(ours)
     stir(p for p in ours.parameters() if p.requires_grad)
     save_adapter(ours, method, tmp_path / "adapter")
@@ -310,7 +310,7 @@ def test_a_projected_prefix_is_read_by_us(name: str, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_reproduced_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     _, ours = base("gpt2", tmp_path)
-    method = Lora()
+    method = LoRA()
     method.apply(ours)
     save_adapter(ours, method, tmp_path / "adapter")
     (tmp_path / "adapter" / "adapter.json").unlink()

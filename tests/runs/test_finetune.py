@@ -249,7 +249,7 @@ class TestWishes:
             and type(found.train.schedule).__name__ == "SlantedTriangular"
         )
         both = build_finetune_config(base, task="sst2", method="lora+gradual", changes={"method.rank": "2"})
-        assert type(both.method).__name__ == "Lora" and both.method.rank == 2  # type: ignore[union-attr]
+        assert type(both.method).__name__ == "LoRA" and both.method.rank == 2  # type: ignore[union-attr]
         assert type(both.tune.trainable_layers).__name__ == "Gradual"
 
     def test_mixed_layers_are_frozen_unless_something_trains_them(self, base: Path) -> None:
@@ -257,7 +257,7 @@ class TestWishes:
             name: build_finetune_config(base, task="sst2", method=name)
             for name in ("mix", "mix+lora", "mix+last", "mix+full")
         }
-        assert [type(one.method).__name__ for one in kinds.values()] == ["Frozen", "Lora", "Full", "Full"]
+        assert [type(one.method).__name__ for one in kinds.values()] == ["Frozen", "LoRA", "Full", "Full"]
         assert all(one.tune.scalar_mix is not None for one in kinds.values())
         assert kinds["mix"].train.lr == kinds["mix+lora"].train.lr == 1e-3
         assert kinds["mix+full"].train.lr == build_finetune_config(base, task="sst2").train.lr

@@ -30,7 +30,7 @@ from pretune.adaptation.peft.io import (
     save_adapter,
 )
 from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.prompt import Prompt
+from pretune.adaptation.peft.prompt import PromptTuning
 from pretune.models.model import LanguageModel
 from pretune.training.loop import Hook
 
@@ -54,12 +54,12 @@ def build_hooks(model: ModelWithHead, method: AnyMethod, *, epoch: float) -> lis
 
 def count_slots(method: AnyMethod) -> int:
     """Return the number of slots to reserve before each sequence (`data.virtual_tokens`)."""
-    return method.count if isinstance(method, Prompt) else 0
+    return method.count if isinstance(method, PromptTuning) else 0
 
 
 def count_positions(method: AnyMethod) -> int:
     """Return the number of positions before the text: the maximum text length shrinks by as many."""
-    return method.count if isinstance(method, Prompt | PrefixTuning) else 0
+    return method.count if isinstance(method, PromptTuning | PrefixTuning) else 0
 
 
 def save(

@@ -30,7 +30,7 @@ class RunLogger:
     """Hook that logs one rank; only rank 0 writes files and shows progress.
 
     `models` are the trained models, the one with the vocabulary head first, or a function that counts their FLOPs.
-    A line of metrics is written `every` so many steps.
+    A line of metrics is written every `every` steps.
     """
 
     def __init__(

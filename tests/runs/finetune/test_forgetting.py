@@ -11,7 +11,7 @@ from pretune.adaptation.freeze import Frozen, Full
 from pretune.adaptation.gradual_unfreezing import Gradual
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.methods import METHODS
-from pretune.adaptation.peft.bitfit import Bitfit
+from pretune.adaptation.peft.bitfit import BitFit
 from pretune.core import config
 from pretune.core.errors import DataError, UsageError
 from pretune.data.prepare import prepare
@@ -101,7 +101,7 @@ def test_biases_that_were_not_there_have_moved_from_zero(tmp_path: Path) -> None
     folder = tasked.make_base(tmp_path, "t5-small", kind="unigram", style="sentinels")
     (tmp_path / "text.txt").write_text("\n\n".join(tasked.corpus()))
     text = prepare([tmp_path / "text.txt"], tokenizer=folder, out=tmp_path / "data", holdout=0.2, workers=0).path
-    body, method = body_of(folder), Bitfit()
+    body, method = body_of(folder), BitFit()
     trained = method.apply(adapt(body, Classification(classes=2)).model)
     memory = ForgettingMeter(body, body_of(folder), str(text), CPU, None, method)
     assert memory.compare()["distance"] == 0

@@ -10,7 +10,7 @@ import torch
 
 from pretune.adaptation.adapted import adapt, select_head
 from pretune.adaptation.heads.multi_task import Several
-from pretune.adaptation.peft.prompt import Prompt
+from pretune.adaptation.peft.prompt import PromptTuning
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.mixing import SmoothedMixing
@@ -28,7 +28,7 @@ from tests.tasks.encode.small import body, examples_of, model_for, task_of
 def test_a_prompt_stands_before_what_is_read(shape: str, kind: Kind) -> None:
     task, examples = task_of(kind), examples_of(kind)
     model = deepcopy(model_for(shape, task))
-    Prompt(count=3).apply(model.model)
+    PromptTuning(count=3).apply(model.model)
     encoder = TaskEncoder.from_task(task, model, max_length=48, slots=3, new_tokens=4)
     loss = model.spec.loss(model, TaskStream(encoder.encode(examples), batch=8)[0]).mean()
     loss.backward()

@@ -1,6 +1,6 @@
 """Parameter-efficient fine-tuning: few parameters are trained, the base model is frozen.
 
-    method = Lora(rank=8)
+    method = LoRA(rank=8)
     names = method.apply(model)             # in place; the names of the trained parameters, all others are frozen
     …                                       # the training loop
     save_adapter(model, method, "adapter")  # a small directory, which peft can load if it has the method
@@ -21,10 +21,10 @@ PEFT_METHODS: "Registry[type[PeftMethod]]" = Registry(
     {
         "adapter": "pretune.adaptation.peft.adapter:Adapter",
         "prefix": "pretune.adaptation.peft.prefix:PrefixTuning",
-        "prompt": "pretune.adaptation.peft.prompt:Prompt",
-        "lora": "pretune.adaptation.peft.lora:Lora",
-        "qlora": "pretune.adaptation.peft.qlora:Qlora",
+        "prompt": "pretune.adaptation.peft.prompt:PromptTuning",
+        "lora": "pretune.adaptation.peft.lora:LoRA",
+        "qlora": "pretune.adaptation.peft.qlora:QLoRA",
         "ia3": "pretune.adaptation.peft.ia3:IA3",
-        "bitfit": "pretune.adaptation.peft.bitfit:Bitfit",
+        "bitfit": "pretune.adaptation.peft.bitfit:BitFit",
     },
 )

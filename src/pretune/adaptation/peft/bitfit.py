@@ -29,8 +29,8 @@ QUERY_BIASES = ("content", "position", "segment")
 """Vectors that relative attention adds to its queries."""
 
 
-@spec
-class Bitfit:
+@spec(kind="bitfit")
+class BitFit:
     """BitFit: train only the biases (Ben Zaken et al., 2022)."""
 
     is_mergeable: ClassVar[bool] = True

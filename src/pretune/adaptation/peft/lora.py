@@ -35,8 +35,8 @@ from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
 
 
-@spec
-class Lora:
+@spec(kind="lora")
+class LoRA:
     """LoRA: low-rank products added to linear layers: rank, alpha, targets, dropout (Hu et al., 2022)."""
 
     rank: int = 8
@@ -92,7 +92,7 @@ class LoraLinear(nn.Module):
     weight: Parameter
     bias: Parameter | None
 
-    def __init__(self, linear: nn.Linear, spec: Lora, seed: int) -> None:
+    def __init__(self, linear: nn.Linear, spec: LoRA, seed: int) -> None:
         super().__init__()
         wrap_linear(self, linear)
         self.scale = spec.alpha / spec.rank

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pretune.adaptation.peft.base import PeftMethod, Target
 from pretune.adaptation.peft.ia3 import IA3, InputScaledLinear, ScaledLinear
-from pretune.adaptation.peft.lora import Lora, LoraLinear
+from pretune.adaptation.peft.lora import LoRA, LoraLinear
 from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.adaptation.peft.prefix_format import TABLE_KEY, pack_prefix, unpack_prefix
-from pretune.adaptation.peft.prompt import Prompt
-from pretune.adaptation.peft.qlora import Qlora, QloraLinear
+from pretune.adaptation.peft.prompt import PromptTuning
+from pretune.adaptation.peft.qlora import QLoRA, QloraLinear
 from pretune.adaptation.peft.target_modules import PeftLayer, list_peft_layers, pad_columns
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
@@ -53,14 +53,14 @@ class LoadedAdapter:
 
 def pack(method: PeftMethod, model: LanguageModel) -> PeftAdapter | None:
     """Return the trained weights in peft's format; None if peft does not have the method or the layers."""
-    if isinstance(method, Prompt):
+    if isinstance(method, PromptTuning):
         return _pack_prompt(method, model)
     if isinstance(method, PrefixTuning):
         prefix = pack_prefix(*method.fold(model), model.spec)
         if prefix is None:
             return None
         return PeftAdapter(config={**_COMMON_CONFIG, **prefix[0]}, tensors={TABLE_KEY: prefix[1]})
-    if not isinstance(method, Lora | Qlora | IA3):
+    if not isinstance(method, LoRA | QLoRA | IA3):
         return None
     peft_layers = list_peft_layers(model.spec)
     if peft_layers is None:
@@ -69,7 +69,7 @@ def pack(method: PeftMethod, model: LanguageModel) -> PeftAdapter | None:
     return _pack_ia3(peft_layers, modules) if isinstance(method, IA3) else _pack_lora(method, peft_layers, modules)
 
 
-def _pack_lora(method: Lora | Qlora, peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftAdapter:
+def _pack_lora(method: LoRA | QLoRA, peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftAdapter:
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
@@ -126,7 +126,7 @@ def _pack_ia3(peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftA
     return PeftAdapter(config={**_COMMON_CONFIG, **config}, tensors=tensors)
 
 
-def _pack_prompt(method: Prompt, model: LanguageModel) -> PeftAdapter | None:
+def _pack_prompt(method: PromptTuning, model: LanguageModel) -> PeftAdapter | None:
     """NOTE: peft inserts prompts after token embeddings are scaled, so scaled ones cannot be represented."""
     spec, stack = model.spec, model.spec.stacks[0]
     if (
@@ -239,7 +239,7 @@ def _unpack_lora(
             out[f"{path}.a"], out[f"{path}.b"] = lora_a[columns].contiguous(), parts[path][:, columns].contiguous()
             scales[path] = scale
             column += part_rank
-    method = Lora(rank=int(rank), alpha=float(alpha), dropout=float(dropout), targets=_parse_targets(scales))
+    method = LoRA(rank=int(rank), alpha=float(alpha), dropout=float(dropout), targets=_parse_targets(scales))
     return LoadedAdapter(method=method, tensors=out, scales=scales)
 
 
@@ -269,7 +269,7 @@ def _unpack_prompt(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spe
         problem = "missing" if table is None else f"of shape {list(table.shape)}"
         raise CheckpointError(f"tensor '{TABLE_KEY}' is {problem}; this model expects [{count}, {spec.table}]")
     # NOTE: for an encoder-decoder peft stores twice as many, and reads the first half.
-    return LoadedAdapter(method=Prompt(count=count), tensors={"prompt.table": table[:count].contiguous()})
+    return LoadedAdapter(method=PromptTuning(count=count), tensors={"prompt.table": table[:count].contiguous()})
 
 
 def _parse_targets(paths: Mapping[str, Any]) -> tuple[Target, ...]:

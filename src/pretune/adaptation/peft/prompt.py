@@ -21,8 +21,8 @@ from pretune.core.types import Batch
 from pretune.models.model import LanguageModel
 
 
-@spec
-class Prompt:
+@spec(kind="prompt")
+class PromptTuning:
     """Prompt tuning: learned vectors before the text, at the input only (Lester et al., 2021)."""
 
     count: int = 20

@@ -33,8 +33,8 @@ from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
 
 
-@spec
-class Qlora:
+@spec(kind="qlora")
+class QLoRA:
     """QLoRA: LoRA on a 4-bit base model, NF4 with double quantization (Dettmers et al., 2023)."""
 
     rank: int = 8
@@ -97,7 +97,7 @@ class Weight4bit(nn.Module):
     values: Tensor
     steps: Tensor
 
-    def __init__(self, weight: Tensor, spec: Qlora) -> None:
+    def __init__(self, weight: Tensor, spec: QLoRA) -> None:
         super().__init__()
         quantized_weight = (
             _allocate(weight, spec) if weight.is_meta else quantize(weight, block=spec.block, group=spec.group)
@@ -168,7 +168,7 @@ class Linear4bit(nn.Module):
     bias: Parameter | None
     sample: bytes
 
-    def __init__(self, linear: nn.Linear, spec: Qlora) -> None:
+    def __init__(self, linear: nn.Linear, spec: QLoRA) -> None:
         super().__init__()
         _wrap_linear(self, linear, spec)
 
@@ -187,7 +187,7 @@ class QloraLinear(nn.Module):
     bias: Parameter | None
     sample: bytes
 
-    def __init__(self, linear: nn.Linear, spec: Qlora, seed: int) -> None:
+    def __init__(self, linear: nn.Linear, spec: QLoRA, seed: int) -> None:
         super().__init__()
         _wrap_linear(self, linear, spec)
         self.scale = spec.alpha / spec.rank
@@ -220,14 +220,14 @@ def compute_footprint(model: nn.Module) -> tuple[int, int]:
     return bytes4 + frozen_bytes, size * sum(module.shape[0] * module.shape[1] for module in weights4) + frozen_bytes
 
 
-def _wrap_linear(module: Any, linear: nn.Linear, spec: Qlora) -> None:
+def _wrap_linear(module: Any, linear: nn.Linear, spec: QLoRA) -> None:
     module.in_features, module.out_features = linear.in_features, linear.out_features
     module.weight4, module.bias = Weight4bit(linear.weight, spec), linear.bias
     module.sample = b"" if linear.weight.is_meta else sample_weight(linear.weight)
     module.train(linear.training)
 
 
-def _allocate(weight: Tensor, spec: Qlora) -> QuantizedWeight:
+def _allocate(weight: Tensor, spec: QLoRA) -> QuantizedWeight:
     """Return a quantized weight without allocated memory, for a weight on the meta device."""
     blocks = -(-weight.numel() // spec.block)
     coarse = None if spec.group is None else weight.new_empty(-(-blocks // spec.group) + 1, dtype=torch.int32)

@@ -121,7 +121,7 @@ class Tokenizer:
             texts: A text, a list of texts, or a list of pairs `(text, pair)`.
             pairs: The second text of each; or give pairs in `texts`.
             labels: A class or a score for each text, for a model with a head.
-            max_length: Truncate each sequence to so many tokens, special ones included; None: nothing is truncated.
+            max_length: Maximum tokens of a sequence, special ones included; None: no truncation.
 
         Raises:
             UsageError: what is not text, or two lists of different lengths.
