@@ -1,7 +1,7 @@
 """Data card: contents, sources and dropped documents of prepared data, as JSON and Markdown.
 
-card.json holds everything, card.md the same in words. Neither knows when, where or by how many processes it was made,
-so that equal data has an equal card.
+card.json holds all facts; card.md presents them as text. Neither contains the time, the machine or the number of
+processes, so equal data has an equal card.
 """
 
 import dataclasses
@@ -43,14 +43,14 @@ def describe_sources(sources: Sequence[CorpusSource]) -> list[dict[str, Any]]:
 def write_card(
     folder: Path, stages: Sequence[StageReader], result: SplitResult, recipe: Recipe, tokenizer: Tokenizer
 ) -> None:
-    """Write both files into a directory that has its data.json and its shards."""
+    """Write card.json and card.md into `folder`, which must already contain data.json and the shards."""
     card = _build_card(folder, stages, result, recipe, tokenizer)
     write_json(folder / CARD_JSON, card)
     atomic_write(folder / CARD_MARKDOWN, render_markdown(card))
 
 
 def format_command(recipe: Recipe) -> str:
-    """The command that makes this data again, beside the tokenizer it was made with."""
+    """Return the command that prepares the same data again, with the tokenizer saved in its directory."""
     settings = recipe.settings
     words = [
         "pretune",
@@ -102,7 +102,7 @@ def _build_card(
         "filters": filters,
         "dropped": result.drop_counts,
         "splits": {name: _describe_split(facts) for name, facts in result.facts.items()},
-        "lacking": describe_shortfall(result.facts, recipe),  # of the validation split
+        "lacking": describe_shortfall(result.facts, recipe),  # shortfall of the validation split
         "samples": _sample_documents(folder, tokenizer),
         "settings": {name: value for name, value in recipe.to_dict().items() if name != "corpus"},
     }
@@ -111,7 +111,7 @@ def _build_card(
 def _merge_source_facts(
     descriptions: Sequence[Mapping[str, Any]], recipe: Recipe, facts: Mapping[str, SplitFacts]
 ) -> list[dict[str, Any]]:
-    """Merge the description of each source, its content hash and its amounts in each split."""
+    """Return one record per source: its description, its content hash and its amounts in each split."""
     digests = [digest for _, digest in (*recipe.train, *recipe.valid)]
     return [
         {**description, "sha256": digest, **{name: split.sources[number] for name, split in facts.items()}}
@@ -130,7 +130,7 @@ def _describe_split(facts: SplitFacts) -> dict[str, Any]:
 
 
 def _sample_documents(folder: Path, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The beginnings of a few documents, spread over the training data, as the tokenizer gives them back."""
+    """Return the decoded first tokens of a few documents, spread evenly over the training data."""
     shards = Shards.open(folder, "train", verify=False)
     count = len(shards.documents) - 1
     samples = []
@@ -144,14 +144,14 @@ def _sample_documents(folder: Path, tokenizer: Tokenizer) -> list[dict[str, Any]
 
 
 def render_markdown(card: Mapping[str, Any]) -> str:
-    """The card in words."""
+    """Return the text of card.md for the content of card.json."""
     splits, settings = card["splits"], card["settings"]
     train = splits["train"]
     lines = [
         "# Data card",
         "",
-        f"{format_count(train['tokens'], 'tokens')} to train on, in {format_count(train['documents'], 'documents')} "
-        f"({_format_megabytes(train['bytes'])} of text), with a vocabulary of {card['tokenizer']['vocab']:,}.",
+        f"{format_count(train['tokens'], 'training tokens')} in {format_count(train['documents'], 'documents')} "
+        f"({_format_megabytes(train['bytes'])} of text). Vocabulary size: {card['tokenizer']['vocab']:,}.",
         "",
         "```",
         card["command"],
@@ -201,19 +201,19 @@ def render_markdown(card: Mapping[str, Any]) -> str:
             text_columns=3,
         ),
         "",
-        "Languages, by a guess: "
+        "Languages (detected automatically): "
         + (", ".join(f"{k} {v:.1%}" for k, v in card["languages"].items()) or "unknown")
         + ".",
         "",
-        "## Left out",
+        "## Dropped documents",
         "",
         f"Documents read: {card['documents_read']:,}.",
         "",
-        *_render_left_out(card),
+        *_render_dropped(card),
         "",
         "## Samples",
         "",
-        "As the tokenizer gives them back.",
+        "Decoded from the stored tokens.",
         "",
     ]
     for sample in card["samples"]:
@@ -235,7 +235,7 @@ def render_markdown(card: Mapping[str, Any]) -> str:
 
 def _render_pairs(splits: Mapping[str, Any]) -> list[str]:
     counts = [f"{split['pairs']:,} in {name}" for name, split in splits.items() if split["pairs"]]
-    return [f"Documents of two sides: {', '.join(counts)}.", ""] if counts else []
+    return [f"Text pairs: {', '.join(counts)}.", ""] if counts else []
 
 
 def _render_held_out(card: Mapping[str, Any]) -> str:
@@ -243,36 +243,37 @@ def _render_held_out(card: Mapping[str, Any]) -> str:
     if lack:
         return f"{lack[:1].upper()}{lack[1:]}."
     if "valid" not in card["splits"]:
-        return "Nothing is held out."
+        return "There is no validation split."
     if not share:
         return (
-            "The validation split was given by name; text of it that was also in the training text is left out there."
+            "The validation split is the text passed as `--valid`. "
+            "Documents that are also in it are removed from the training split."
         )
     return (
-        f"Held out: whole documents by a hash of their content, {share:.2%} of them and at most "
-        f"{MAX_VALID_TOKENS:,} tokens; at least "
-        f"{MIN_VALID_DOCUMENTS} documents with {MIN_VALID_TOKENS:,} tokens, where a tenth of the text has them."
+        f"Validation split: {share:.2%} of the documents, selected by a hash of their content, with at most "
+        f"{MAX_VALID_TOKENS:,} tokens. It has at least {MIN_VALID_DOCUMENTS} documents with "
+        f"{MIN_VALID_TOKENS:,} tokens if a tenth of the text suffices for them."
     )
 
 
-def _render_left_out(card: Mapping[str, Any]) -> list[str]:
+def _render_dropped(card: Mapping[str, Any]) -> list[str]:
     rows = [[_split_name(name), "", "", f"{count:,}"] for name, count in card["skipped"].items()]
     rows += [
         [f"filter {name}", *(f"{counts[key]:,}" for key in ("kept", "changed", "dropped"))]
         for name, counts in card["filters"].items()
     ]
     rows += [[_split_name(name), "", "", f"{count:,}"] for name, count in card["dropped"].items()]
-    return _render_table(["what", "kept", "changed", "left out"], rows)
+    return _render_table(["reason", "kept", "changed", "dropped"], rows)
 
 
 def _render_table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> list[str]:
-    """A table whose first columns are `words`, the others numbers."""
+    """Return the lines of a table; the first `text_columns` columns are text, the others right-aligned numbers."""
     rule = [*["---"] * text_columns, *["---:"] * (len(header) - text_columns)]
     return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)]
 
 
 def _escape_cell(text: str) -> str:
-    """Text that cannot leave its cell, nor be taken for Markdown or HTML."""
+    """Escape text so that it stays in its cell and contains no Markdown or HTML."""
     for special in "\\`*_[]<>|#":
         text = text.replace(special, "\\" + special)
     return " ".join(text.split())

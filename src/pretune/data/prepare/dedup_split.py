@@ -1,12 +1,13 @@
 """Deduplication, validation split and the shards of each split.
 
-All decisions are made over all documents before the first is written:
+All documents are assigned before the first one is written:
 
-1. A text that was there before (but for white space and Unicode form) goes, and training text that validation text has.
-2. On request, so does a text nearly equal to one that stayed.
-3. What is held out has at most `MAX_VALID_TOKENS` tokens: the documents with the smallest hashes, so that every source
-   keeps its share. If the hashes hold out less than a usable split, the documents with the next hashes follow, up to a
-   tenth of all tokens.
+1. Exact duplicates are dropped: the text equals an earlier one except for white space and Unicode form. Training
+   documents that are also in given validation text are dropped too.
+2. With `near`, near duplicates of a kept document are dropped.
+3. The validation split has at most `MAX_VALID_TOKENS` tokens: the documents with the smallest hashes, so every source
+   keeps its share. If the hashes select less than a usable split, the documents with the next hashes are added, up to
+   a tenth of all tokens (`MAX_VALID_SHARE`).
 """
 
 from collections import Counter
@@ -34,7 +35,7 @@ from pretune.data.shards import ShardSplit, ShardWriter
 from pretune.text.neardup import NearDuplicates
 
 SPLITS = ("train", "valid")
-_DROP, _TRAIN, _VALID = -1, 0, 1  # what becomes of a document; the others are indices into SPLITS
+_DROP, _TRAIN, _VALID = -1, 0, 1  # assignment of a document; _TRAIN and _VALID are indices into SPLITS
 _QUANTILES = (0, 5, 25, 50, 75, 95, 100)
 
 
@@ -48,14 +49,14 @@ class SplitFacts:
     sentences: int = 0
     words: int = 0
     unknown: int = 0
-    pairs: int = 0  # documents of two sides
+    pairs: int = 0  # documents with two sides
     lengths: dict[str, int] = field(default_factory=dict)  # quantiles of tokens per document
-    sources: list[dict[str, int]] = field(default_factory=list)  # documents, tokens and bytes of each
+    sources: list[dict[str, int]] = field(default_factory=list)  # documents, tokens and bytes of each source
 
 
 @dataclass(slots=True)
 class SplitResult:
-    """The outcome."""
+    """Shards and statistics of the written splits, and the number of dropped documents by reason."""
 
     splits: dict[str, ShardSplit]
     facts: dict[str, SplitFacts]
@@ -72,7 +73,20 @@ def write_splits(
     unknown: int | None,
     remove: bool,
 ) -> SplitResult:
-    """Decide, and write the splits into `folder`; with `remove` the stages go as they are read."""
+    """Assign all documents, and write the splits into `folder`.
+
+    Args:
+        stages: Stages with all documents, in order.
+        folder: Output directory.
+        recipe: Settings and sources.
+        dtype: Type of the stored token ids.
+        vocab: Size of the vocabulary.
+        unknown: Id of the unknown token, None if the tokenizer has none.
+        remove: Delete the files of the stages after reading them.
+
+    Raises:
+        DataError: No training text remains, or none of the given validation text.
+    """
     columns = {
         name: np.concatenate([stage.read_column(name) for stage in stages]) for name in ("lengths", "sizes", "sides")
     }
@@ -104,7 +118,7 @@ def write_splits(
 def assign_splits(
     stages: Sequence[StageReader], recipe: Recipe, lengths: Ints
 ) -> tuple[NDArray[np.int8], dict[str, int]]:
-    """Assign every document to a split or drop it; also returns the number of dropped documents by reason."""
+    """Assign every document to a split or drop it; also return the number of dropped documents by reason."""
     keys = np.concatenate([stage.read_column("keys") for stage in stages])
     is_held_out: Bools = np.concatenate([stage.read_column("held") for stage in stages])
     number = np.arange(len(keys))
@@ -128,8 +142,8 @@ def assign_splits(
 
 
 def _find_first_equal(keys: NDArray[np.uint64]) -> Ints:
-    """Of every row, the number of the first row that equals it."""
-    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: among equal rows the first stays first
+    """Return, for every row, the index of the first equal row."""
+    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal rows keep their order
     rows = keys[order]
     new = np.ones(len(rows), dtype=bool)
     new[1:] = (rows[1:] != rows[:-1]).any(axis=1)
@@ -150,7 +164,7 @@ def _find_near_duplicates(stages: Sequence[StageReader], threshold: float, candi
 
 
 def _hold_out(is_kept: Bools, is_hashed_out: Bools, keys: NDArray[np.uint64], lengths: Ints, share: float) -> Bools:
-    """Return the mask of held-out documents, given those selected by hash."""
+    """Return the mask of validation documents, given those selected by hash."""
     options = np.flatnonzero(is_kept & is_hashed_out & (lengths <= MAX_VALID_TOKENS))
     options = options[np.argsort(keys[options], kind="stable")]
     selection = options[np.cumsum(lengths[options]) <= MAX_VALID_TOKENS]
@@ -162,7 +176,7 @@ def _hold_out(is_kept: Bools, is_hashed_out: Bools, keys: NDArray[np.uint64], le
 
 
 def _extend_held_out(is_held_out: Bools, is_kept: Bools, keys: NDArray[np.uint64], lengths: Ints) -> None:
-    """Hold out more documents, in the order of their hashes, until the validation split is usable."""
+    """Add documents to the mask in the order of their hashes until the validation split is usable; in place."""
     documents, tokens = int(is_held_out.sum()), int(lengths[is_held_out].sum())
     room = int(min(MAX_VALID_TOKENS, MAX_VALID_SHARE * lengths[is_kept].sum())) - tokens
     candidates = np.flatnonzero(is_kept & ~is_held_out & (lengths <= room))
@@ -176,23 +190,26 @@ def _extend_held_out(is_held_out: Bools, is_kept: Bools, keys: NDArray[np.uint64
 
 
 def describe_shortfall(facts: Mapping[str, SplitFacts], recipe: Recipe) -> str | None:
-    """Say what a split that is held out by hash lacks to be usable, and why; None where nothing is asked for."""
+    """Describe why a validation split selected by hash is too small.
+
+    Returns None if the split is usable, if the user gave validation text, or if `holdout` is 0.
+    """
     train, valid = facts["train"], facts.get("valid", SplitFacts())
     enough = valid.documents >= MIN_VALID_DOCUMENTS and valid.tokens >= MIN_VALID_TOKENS
     if enough or recipe.valid or not recipe.settings.holdout:
         return None
     amount = f"{format_count(valid.documents, 'documents')} with {format_count(valid.tokens, 'tokens')}"
-    usable = f"a usable validation split has {MIN_VALID_DOCUMENTS} documents with {MIN_VALID_TOKENS:,} tokens or more"
+    usable = f"a usable validation split has at least {MIN_VALID_DOCUMENTS} documents with {MIN_VALID_TOKENS:,} tokens"
     documents = format_count(train.documents + valid.documents, "documents")
     total = f"{documents} with {format_count(train.tokens + valid.tokens, 'tokens')}"
-    problem = f"only {amount} are held out" if valid.documents else "nothing is held out"
-    return f"{problem}: {usable}, and at most a tenth of the text is held out, which has {total}"
+    problem = f"the validation split has only {amount}" if valid.documents else "the validation split is empty"
+    return f"{problem}: {usable}, but at most a tenth of the text ({total}) is used for validation"
 
 
 def _check_remaining_text(
     fate: NDArray[np.int8], drop_counts: dict[str, int], stages: Sequence[StageReader], recipe: Recipe
 ) -> None:
-    """Refuse what leaves nothing to train on, or nothing of validation text that was given."""
+    """Raise a DataError if no training text remains, or none of the given validation text."""
     if (fate == _TRAIN).any() and ((fate == _VALID).any() or not recipe.valid):
         return
     read = sum(stage.counts["documents"] for stage in stages)
@@ -201,20 +218,20 @@ def _check_remaining_text(
     reason_texts += [f"{name.replace('_', ' ')} {count}" for name, count in drop_counts.items() if count]
     if (fate == _TRAIN).any():
         raise DataError(
-            f"nothing is left of the validation text (left out: {', '.join(reason_texts)}); give other text"
+            f"no validation text remains (dropped: {', '.join(reason_texts)}); pass other text to --valid"
         )
     if (fate == _VALID).any() and recipe.valid:
         raise DataError(
-            f"no text is left to train on (left out: {', '.join(reason_texts)}); give text that is not in --valid"
+            f"no training text remains (dropped: {', '.join(reason_texts)}); pass training text that is not in --valid"
         )
     if (fate == _VALID).any():
         raise DataError(
-            f"all {int((fate == _VALID).sum())} documents fell into the validation split and none is left to train on; "
+            f"all {int((fate == _VALID).sum())} documents are in the validation split and none remains for training; "
             f"use a smaller --holdout than {recipe.settings.holdout:g}, or more text"
         )
     if not read:
-        raise DataError(f"{_format_names(recipe.names)}: no text in it, only white space; give files with text")
-    raise DataError(f"all {read} documents were left out ({', '.join(reason_texts)}); use fewer or milder cleaners")
+        raise DataError(f"{_format_names(recipe.names)}: contains no text, only white space; pass files with text")
+    raise DataError(f"all {read} documents were dropped ({', '.join(reason_texts)}); use fewer or milder cleaners")
 
 
 def _format_names(names: Sequence[str]) -> str:
@@ -230,8 +247,8 @@ def _write_documents(
     unknown: int | None,
     remove: bool,
 ) -> None:
-    """Copy every document that stays into its split, in order."""
-    first = 0  # the document that the next piece begins or goes on with
+    """Copy every kept document into its split, in order."""
+    first = 0  # index of the document that the next piece starts or continues
     for piece in (piece for stage in stages for piece in stage.iter_pieces(remove=remove)):
         rows = slice(first, first + len(piece.ends))
         for name, writer in writers.items():
@@ -255,14 +272,14 @@ def _write_documents(
 
 
 def _select_documents(piece: Piece, selection: Bools) -> tuple[Any, Ints, Bools, Ints]:
-    """Some documents of a piece: tokens, ends, word starts and sentence starts."""
+    """Return the selected documents of a piece: tokens, ends, word starts and sentence starts."""
     if selection.all():
         return piece.ids, piece.ends, piece.words, piece.sentences
     lengths = np.diff(piece.ends, prepend=0)
     starts = piece.ends - lengths
     index = spread(starts[selection], lengths[selection])
     ends = np.cumsum(lengths[selection])
-    shifts = np.zeros_like(starts)  # how far each document moves
+    shifts = np.zeros_like(starts)  # offset by which each document moves
     shifts[selection] = ends - piece.ends[selection]
     owner = np.searchsorted(piece.ends, piece.sentences, side="right")
     is_selected = selection[owner]
@@ -285,7 +302,7 @@ def _compute_facts(selection: Bools, columns: dict[str, Any], sources: int) -> S
 
 
 def _sum_by_source(origin: NDArray[np.uint16], values: Ints, sources: int) -> Iterator[int]:
-    """The sum of values per source."""
+    """Return the sum of `values` for each source."""
     total = np.zeros(sources, dtype=np.int64)
-    np.add.at(total, origin, values)  # NOTE: not bincount with weights, which adds as floats
+    np.add.at(total, origin, values)  # NOTE: not bincount with weights, which sums as floats
     return iter(total.tolist())

@@ -1,6 +1,6 @@
 """Encoding of work units in one process: read, clean, split into sentences, tokenize to arrays.
 
-Long texts are tokenised in blocks that end before a space, which bounds the memory whatever the tokenizer.
+Long texts are tokenized in blocks that end before a space. This bounds the memory for any tokenizer.
 """
 
 import hashlib
@@ -22,37 +22,37 @@ from pretune.text.neardup import NearDuplicates
 from pretune.text.sentences import SPLITTERS
 from pretune.text.tokenizer import Tokenizer
 
-_BLOCK_CHARS = 2**19  # characters of one text tokenised at once
-_DETECTION_CHARS = 600  # characters by which a language is guessed,
-_DETECTION_INTERVAL = 8_000  # and characters after which it is guessed again
+_BLOCK_CHARS = 2**19  # maximum characters of a text tokenized at once
+_DETECTION_CHARS = 600  # characters used to detect the language
+_DETECTION_INTERVAL = 8_000  # characters after which it is detected again
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True, kw_only=True)
 class Chunk:
-    """A unit as arrays: T tokens, D documents, S sentences."""
+    """A work unit as arrays: T tokens, D documents, S sentences."""
 
     ids: NDArray[np.unsignedinteger]  # [T]
-    ends: Ints  # [D] where each document ends
-    sides: Ints  # [D] tokens of its first side, 0 where it has only one
-    sentences: Ints  # [S] where sentences start
-    words: NDArray[np.uint8]  # [ceil(T / 8)] bits: the token starts a word
-    sources: NDArray[np.uint16]  # [D]
-    keys: NDArray[np.uint64]  # [D, 2] hash of the content
-    is_held_out: NDArray[np.bool_]  # [D] for validation
+    ends: Ints  # [D] end of each document
+    sides: Ints  # [D] number of tokens of the first side, 0 for documents with one side
+    sentences: Ints  # [S] start of each sentence
+    words: NDArray[np.uint8]  # [ceil(T / 8)] one bit per token: 1 if it starts a word
+    sources: NDArray[np.uint16]  # [D] source number of each document
+    keys: NDArray[np.uint64]  # [D, 2] 128-bit content hash
+    is_held_out: NDArray[np.bool_]  # [D] in the validation split by hash or by `--valid`
     sizes: Ints  # [D] bytes of text
-    signatures: NDArray[np.uint32] | None  # [D, permutations] where near duplicates are looked for
-    is_unfinished: bool  # the last document goes on in the next chunk
+    signatures: NDArray[np.uint32] | None  # [D, permutations] MinHash signatures, with `near` only
+    is_unfinished: bool  # the last document continues in the next chunk
     counts: Counter[str]
-    languages: Counter[str]  # characters in each, by a guess
-    size: int  # of the unit, on the disk
+    languages: Counter[str]  # characters per detected language
+    size: int  # bytes of the unit on disk
     characters: int  # characters of text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSetup:
-    """Settings of a process that encodes units."""
+    """Settings of an encoding process; picklable."""
 
     tokenizer: Path
     dtype: str
@@ -60,15 +60,15 @@ class EncoderSetup:
     near_threshold: float | None
     lang: str
     sentences: str
-    holdout: float  # 0 where validation text was given by name
+    holdout: float  # 0 if the user gave validation text
 
     def start(self) -> Callable[[WorkUnit], Chunk]:
-        """Load the tokenizer and the filters."""
+        """Load the tokenizer and the filters, and return the encoder."""
         return UnitEncoder(self)
 
 
 class UnitEncoder:
-    """Turns units into chunks; it remembers nothing that changes what comes out."""
+    """Converts work units to chunks. Stateless: a chunk depends on its unit and the setup only."""
 
     def __init__(self, setup: EncoderSetup) -> None:
         self._setup = setup
@@ -82,14 +82,14 @@ class UnitEncoder:
         piece = unit.is_unfinished or unit.is_continuation
         documents = _UnitDocuments()
         for source, run in unit.iter_documents(counts):
-            guesses = (
+            guesses = (  # one detector per side
                 _LanguageDetector(self._setup.lang),
                 _LanguageDetector(self._setup.lang),
-            )  # each side has its own
+            )
             for sides in run:
                 documents.characters += sum(map(len, sides))
                 clean_sides = tuple(self._clean(text, counts) for text in sides)
-                if all(clean_sides) or piece:  # a piece that is dropped is empty, and still a piece
+                if all(clean_sides) or piece:  # a dropped piece of a long document stays, empty
                     langs = tuple(lang.detect(text) for text, lang in zip(clean_sides, guesses, strict=False))
                     documents.add(clean_sides, langs, source)
                     for text, lang in zip(clean_sides, langs, strict=True):
@@ -101,7 +101,7 @@ class UnitEncoder:
             lengths, ids, words, begins = self._tokenise(documents.texts)
         positions = self._find_sentences(documents.texts, documents.langs, begins)
         if unit.is_continuation and len(positions) and positions[0] == 0:
-            positions = positions[1:]  # it began in an earlier unit
+            positions = positions[1:]  # the sentence starts in an earlier unit
         ends, firsts = documents.compute_bounds(lengths)
         wholes = documents.joined_texts
         return Chunk(
@@ -123,7 +123,7 @@ class UnitEncoder:
         )
 
     def _clean(self, text: str, counts: Counter[str]) -> str:
-        """Apply the filters to a text and count their effects; empty if one drops it."""
+        """Return a text after all filters, empty if one drops it; count the effect of each filter."""
         for name, function in self._filters:
             result = function(text)
             if not result:
@@ -135,14 +135,14 @@ class UnitEncoder:
         return text
 
     def _tokenise(self, texts: list[str]) -> tuple[Ints, NDArray[np.unsignedinteger], NDArray[np.bool_], Ints]:
-        """Tokens per text; ids, word starts, and the characters at which tokens begin if all texts were one."""
+        """Return tokens per text, ids, word starts, and the start of each token in the concatenated texts."""
         blocks: list[str] = []
         owner: list[int] = []
         for number, text in enumerate(texts):
             for block, _ in split_pieces(text, _BLOCK_CHARS):
                 blocks.append(block)
                 owner.append(number)
-        encoding = self._tokenizer.encode_batch(blocks, literal=True)  # '[MASK]' in a corpus is text
+        encoding = self._tokenizer.encode_batch(blocks, literal=True)  # '[MASK]' in a corpus is plain text
         per_block = np.diff(encoding.offsets)
         lengths = np.bincount(np.array(owner, dtype=np.int64), per_block, len(texts)).astype(np.int64)
         block_starts = np.cumsum([0, *map(len, blocks[:-1])]) if blocks else np.zeros(0, dtype=np.int64)
@@ -150,13 +150,13 @@ class UnitEncoder:
         return lengths, encoding.ids.astype(self._setup.dtype), encoding.word_start, begins
 
     def _find_sentences(self, texts: list[str], langs: list[str], begins: Ints) -> Ints:
-        """The tokens with which sentences start."""
+        """Return the indices of the tokens that start a sentence."""
         places: list[int] = []
         text_start = 0
         for text, lang in zip(texts, langs, strict=True):
             for start in self._splitter(text, lang):
-                # A tokenizer may count white space as part of the token after it, or as a token: whatever begins after
-                # the last letter of the sentence before belongs to this one.
+                # White space may belong to the next token or be a token itself: every token that starts after the last
+                # character of the previous sentence belongs to this sentence.
                 while start and text[start - 1].isspace():
                     start -= 1
                 places.append(text_start + start)
@@ -172,10 +172,10 @@ class UnitEncoder:
 
 
 class _UnitDocuments:
-    """The documents of a unit: each a text, or two sides of one."""
+    """The documents of a work unit, each with one or two sides."""
 
     def __init__(self) -> None:
-        self.characters = 0  # characters, those left out too
+        self.characters = 0  # number of characters, including dropped documents
         self.sides: list[tuple[str, ...]] = []
         self.sources: list[int] = []
         self._langs: list[tuple[str, ...]] = []
@@ -187,34 +187,34 @@ class _UnitDocuments:
 
     @property
     def texts(self) -> list[str]:
-        """All sides, one after another."""
+        """All sides of all documents, in order."""
         return [text for sides in self.sides for text in sides]
 
     @property
     def langs(self) -> list[str]:
-        """The languages of `texts`."""
+        """Language of each text in `texts`."""
         return [lang for langs in self._langs for lang in langs]
 
     @property
     def joined_texts(self) -> list[str]:
-        """Every document as one text, which is another where it is parted elsewhere."""
+        """Every document as one string; the sides are joined by a NUL character, so another division gives another one."""
         return ["\0".join(sides) for sides in self.sides]
 
     def compute_bounds(self, lengths: Ints) -> tuple[Ints, Ints]:
-        """Given the tokens of each text: [D] where documents end, [D] the tokens of the first of two sides, or 0."""
+        """Return the ends of documents [D] and the lengths of first sides [D] (0 for one side), given text lengths."""
         counts = np.array([len(sides) for sides in self.sides], dtype=np.int64)
         last = np.cumsum(counts) - 1
         return np.cumsum(lengths)[last], np.where(counts == 2, lengths[last - 1], 0) if len(last) else last
 
     def find_half_empty(self, lengths: Ints) -> list[int]:
-        """The documents that have tokens on one side of two."""
+        """Return the documents with two sides of which exactly one has no tokens."""
         ends, firsts = self.compute_bounds(lengths)
         totals = np.diff(ends, prepend=0)
         two = np.array([len(sides) == 2 for sides in self.sides], dtype=bool)
         return np.flatnonzero(two & (totals > 0) & ((firsts == 0) | (firsts == totals))).tolist()
 
     def drop(self, numbers: list[int]) -> int:
-        """Leave some out; how many they were."""
+        """Remove the documents with these numbers (ascending); return their count."""
         for number in reversed(numbers):
             for column in (self.sides, self.sources, self._langs):
                 del column[number]
@@ -222,7 +222,7 @@ class _UnitDocuments:
 
 
 class _LanguageDetector:
-    """The language of texts that follow each other, looked at anew from time to time."""
+    """Language of consecutive texts, detected again every `_DETECTION_INTERVAL` characters."""
 
     def __init__(self, lang: str) -> None:
         self._is_fixed = lang != "auto"
@@ -236,7 +236,7 @@ class _LanguageDetector:
 
 
 def _hash_piece(text: str) -> bytes:
-    """The hash of a piece of a long document: of every character, for a normal form of it would take much memory."""
+    """Return the hash of a piece of a long document; not normalized, because normalization needs much memory."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 

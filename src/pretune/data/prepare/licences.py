@@ -1,7 +1,7 @@
-"""Licences of sources, as the user states them: one text for all, or `PATTERN=TEXT` for the sources it matches.
+"""Licences of sources, as stated by the user: one text for all, or `PATTERN=TEXT` for matching sources.
 
---licence "CC BY-SA 4.0"                                     # every source that states none of its own
---licence "books/*=public domain" --licence "news=own"       # patterns of the names as they were given
+--licence "CC BY-SA 4.0"                                     # every source without a known licence
+--licence "books/*=public domain" --licence "news=own"       # patterns match source names as given on the command line
 """
 
 import fnmatch
@@ -12,23 +12,27 @@ from pretune.core.errors import UsageError, suggest
 
 
 def state_licences(sources: Sequence[Mapping[str, Any]], statements: Sequence[str]) -> list[dict[str, Any]]:
-    """Return descriptions of sources with the licences that are stated; a pattern goes before a text for all.
+    """Return the descriptions of sources with their licences set.
 
-    Of several patterns that match a source the last counts. One that matches none is a UsageError.
+    A `PATTERN=TEXT` statement overrides the licence of every matching source; the last matching pattern wins. A text
+    without a pattern applies only to sources without a known licence.
+
+    Raises:
+        UsageError: A statement has no text, or its pattern matches no source.
 
     >>> state_licences([{"name": "a", "licence": None}, {"name": "b", "licence": None}], ["MIT", "b=own"])
     [{'name': 'a', 'licence': 'MIT'}, {'name': 'b', 'licence': 'own'}]
     """
     names = [str(source["name"]) for source in sources]
     licences = [source["licence"] for source in sources]
-    for statement in sorted(statements, key=lambda text: "=" in text):  # stable: those for all first
+    for statement in sorted(statements, key=lambda text: "=" in text):  # stable sort: statements without a pattern first
         pattern, equals, text = statement.partition("=") if "=" in statement else ("*", "", statement)
         if not text.strip():
-            raise UsageError(f"licence '{statement[:60]}' has no text; write TEXT, or PATTERN=TEXT for some sources")
+            raise UsageError(f"licence '{statement[:60]}' has no text; write TEXT, or PATTERN=TEXT for matching sources")
         numbers = [number for number, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
         if not numbers:
-            hint = suggest(pattern, names) or "; write *=TEXT for all"
-            raise UsageError(f"licence '{statement[:60]}': no source is called '{pattern[:60]}'{hint}")
+            hint = suggest(pattern, names) or "; write *=TEXT for all sources"
+            raise UsageError(f"licence '{statement[:60]}': no source matches '{pattern[:60]}'{hint}")
         for number in numbers:
             if equals or sources[number]["licence"] is None:
                 licences[number] = text.strip()

@@ -1,10 +1,10 @@
 """Process pool with ordered results, bounded memory and no orphaned processes.
 
-    with closing(ordered(tasks, setup, workers=4)) as results:
+    with closing(map_ordered(tasks, setup, workers=4)) as results:
         for result in results: ...
 
-Every worker has a pipe of its own and one task at a time. When either side is killed, the other notices by the end of
-the pipe. A fault inside a task is raised here, in the order of the tasks: the same one for any number of workers.
+Every worker has a separate pipe and one task at a time. If either process is killed, the other one detects the closed
+pipe. An exception in a task is raised in the parent in task order: the same one for any number of workers.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ _MEMORY_HINT = "out of memory; use fewer workers, or a larger machine"
 T = TypeVar("T", contravariant=True)
 R = TypeVar("R", covariant=True)
 
-_MAX_PENDING = 4  # results that may wait for an earlier one, per worker
-_EXIT_TIMEOUT = 5.0  # seconds a worker has to end by itself
+_MAX_PENDING = 4  # maximum number of unfinished or unread tasks per worker
+_EXIT_TIMEOUT = 5.0  # seconds to wait for a worker to exit before it is killed
 _PARALLELISM_VARIABLE = "TOKENIZERS_PARALLELISM"
 
 
 class WorkerSetup(Protocol[T, R]):
-    """Setup of a worker; sent to its process and started there once."""
+    """Setup of a worker; pickled, sent to the worker process and started there once."""
 
     def start(self) -> Callable[[T], R]:
-        """Load what is needed, and return the function that does one task."""
+        """Load the resources, and return the function that runs one task."""
 
 
 def map_ordered(
@@ -45,11 +45,19 @@ def map_ordered(
     label: Callable[[T], str] = str,
     method: str | None = None,
 ) -> Generator[R, None, None]:
-    """The result of every task, in order; `workers` 0 does them here. Close the iterator to end the workers.
+    """Yield the result of every task, in order. Close the iterator to stop the workers.
 
-    `label` names a task in messages; `method` is a start method of multiprocessing, by default its default.
+    Args:
+        tasks: Tasks; must be picklable.
+        setup: Setup of each worker.
+        workers: Number of processes; 0 runs the tasks in this process.
+        label: Returns the name of a task for error messages.
+        method: Start method of `multiprocessing`; None for its default.
+
+    Raises:
+        ResourceError: A worker process died.
     """
-    if workers == 0 or multiprocessing.current_process().daemon:  # a daemon may have no children
+    if workers == 0 or multiprocessing.current_process().daemon:  # a daemonic process cannot have children
         yield from map(setup.start(), tasks)
         return
     with _WorkerPool(setup, workers, label, method) as pool:
@@ -57,7 +65,7 @@ def map_ordered(
 
 
 class _WorkerPool(Generic[T, R]):
-    """The processes, from the first task to the last."""
+    """Worker processes, started on demand and stopped on exit."""
 
     def __init__(self, setup: WorkerSetup[T, R], count: int, label: Callable[[T], str], method: str | None) -> None:
         self._setup, self._count, self._label = setup, count, label
@@ -69,7 +77,7 @@ class _WorkerPool(Generic[T, R]):
         return self
 
     def __exit__(self, *reason: object) -> None:
-        """End all processes: by closing their pipes when they have nothing to do, by force when they have."""
+        """Stop all processes: close the pipes of idle workers, kill busy ones."""
         for connection, process in self._processes.items():
             if connection in self._running:
                 process.kill()
@@ -82,7 +90,7 @@ class _WorkerPool(Generic[T, R]):
             process.close()
 
     def run(self, tasks: Iterable[T]) -> Iterator[R]:
-        """Results in the order of tasks."""
+        """Yield the results in the order of `tasks`."""
         coming = _iter_tasks(tasks)
         task = next(coming, None)
         results: dict[int, R | RemoteError] = {}
@@ -94,7 +102,7 @@ class _WorkerPool(Generic[T, R]):
                 elif not self._send(send_count, task):
                     break
                 send_count += 1
-                task = next(coming, None)  # read ahead while the workers work
+                task = next(coming, None)  # read ahead while the workers are busy
             if yield_count in results:
                 result = results.pop(yield_count)
                 if isinstance(result, RemoteError):
@@ -107,7 +115,7 @@ class _WorkerPool(Generic[T, R]):
                 return
 
     def _send(self, number: int, task: T) -> bool:
-        """Give a task to a worker that has none, made new if need be; False when all have one."""
+        """Send a task to an idle worker, started if necessary; return False if all workers are busy."""
         idle = next((connection for connection in self._processes if connection not in self._running), None)
         if idle is None:
             if len(self._processes) == self._count:
@@ -121,7 +129,7 @@ class _WorkerPool(Generic[T, R]):
         return True
 
     def _receive(self, results: dict[int, Any]) -> None:
-        """Wait for results, and take those that are there."""
+        """Wait for results, and store all that are available."""
         for ready in wait(list(self._running)):
             assert isinstance(ready, Connection)
             try:
@@ -135,9 +143,8 @@ class _WorkerPool(Generic[T, R]):
         ours: Connection
         ours, theirs = self._context.Pipe()
         is_fork = self._context.get_start_method() == "fork"
-        inherited_connections = (
-            (*self._processes, ours) if is_fork else ()
-        )  # a forked process has copies of these, and must close them
+        # A forked process inherits copies of these connections and must close them.
+        inherited_connections = (*self._processes, ours) if is_fork else ()
         process = self._context.Process(
             target=_serve_tasks, args=(theirs, self._setup, inherited_connections), daemon=True
         )
@@ -148,21 +155,21 @@ class _WorkerPool(Generic[T, R]):
         return ours
 
     def _raise_worker_death(self, connection: Connection) -> NoReturn:
-        """Say what a worker died of."""
+        """Raise a ResourceError with the cause of death of a worker."""
         process, (_, task) = self._processes[connection], self._running[connection]
         process.join(_EXIT_TIMEOUT)
         code = process.exitcode
         reason = f"exit code {code}"
         if code is not None and code < 0:
-            reason = f"signal {signal.Signals(-code).name}{', perhaps for want of memory' if code == -9 else ''}"
+            reason = f"signal {signal.Signals(-code).name}{', possibly out of memory' if code == -9 else ''}"
         hint = "use fewer workers"
-        if code == 1 and self._context.get_start_method() != "fork":  # it could not import the script it was started by
+        if code == 1 and self._context.get_start_method() != "fork":  # it failed to import the main script
             hint = "put the call under `if __name__ == '__main__':`, or use workers=0"
-        raise ResourceError(f"a worker process died ({reason}) while it worked on {self._label(task)}; {hint}")
+        raise ResourceError(f"a worker process died ({reason}) while processing {self._label(task)}; {hint}")
 
 
 def _iter_tasks(tasks: Iterable[T]) -> Iterator[T | RemoteError]:
-    """The tasks; an error of ours in making one takes its place in the order, and is the last."""
+    """Yield the tasks; a PretuneError raised by the iterable is yielded in its place and ends the iteration."""
     try:
         yield from tasks
     except PretuneError as error:
@@ -175,7 +182,7 @@ def _serve_tasks(
     """Run tasks and send results until the pipe is closed."""
     for inherited_connection in inherited_connections:
         inherited_connection.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to everybody at the terminal: the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the terminal; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ[_PARALLELISM_VARIABLE] = "false"
     work: Callable[[Any], Any] | None = None
@@ -197,7 +204,7 @@ def _serve_tasks(
 
 @contextlib.contextmanager
 def _block_interrupts() -> Iterator[None]:
-    """While a process starts: no Ctrl-C for it, and no word from tokenizers about having been forked."""
+    """Ignore Ctrl-C and silence the fork warning of `tokenizers` while a process starts."""
     old_value = os.environ.get(_PARALLELISM_VARIABLE)
     main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
@@ -209,5 +216,5 @@ def _block_interrupts() -> Iterator[None]:
             del os.environ[_PARALLELISM_VARIABLE]
         else:
             os.environ[_PARALLELISM_VARIABLE] = old_value
-        if main and handler is not None:  # None: set by something that is not Python
+        if main and handler is not None:  # None: the handler was not installed from Python
             signal.signal(signal.SIGINT, handler)

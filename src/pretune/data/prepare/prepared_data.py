@@ -1,4 +1,4 @@
-"""`PreparedData`: prepared data on disk, as `prepare` gives it back and `pretrain` takes it."""
+"""`PreparedData`: prepared data on disk, returned by `prepare` and accepted by `pretrain`."""
 
 import os
 from dataclasses import dataclass, field
@@ -22,14 +22,14 @@ class CardSplit(TypedDict):
 
 
 class SourceAmounts(TypedDict, total=False):
-    """The amount of a source that is trained on."""
+    """The amount of text of a source in the training split."""
 
     documents: Count
     tokens: Count
 
 
 class CardSource(TypedDict):
-    """A source of text."""
+    """A text source."""
 
     name: str
     licence: NotRequired[str | None]
@@ -57,19 +57,23 @@ class CardFile(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class PreparedData(os.PathLike[str]):
-    """A directory of prepared data; it can be given wherever its path can.
+    """A directory of prepared data; accepted wherever its path is.
 
     data = pt.prepare(["books/"], tokenizer=tok, out="data/books")
-    data.tokens, data.card["languages"], data.shards("valid")
+    data.tokens, data.card["languages"], data.open_shards("valid")
     """
 
     path: Path
     index: DataIndex
-    is_new: bool = field(default=True, compare=False)  # False where it was there already, up to date
+    is_new: bool = field(default=True, compare=False)  # False if the directory was already up to date
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, is_new: bool = False) -> "PreparedData":
-        """Open what was prepared before; sizes and types of all files are checked."""
+        """Open an existing directory of prepared data.
+
+        Raises:
+            DataError: The directory is not prepared data, or the size or type of a file is wrong.
+        """
         folder = Path(path)
         index = read_index(folder)
         for split in index.splits:
@@ -97,7 +101,7 @@ class PreparedData(os.PathLike[str]):
 
     @property
     def tokenizer(self) -> Path:
-        """The directory of the tokenizer the data was made with."""
+        """Directory of the tokenizer that produced the data."""
         return self.path / "tokenizer"
 
     @property
@@ -107,13 +111,13 @@ class PreparedData(os.PathLike[str]):
 
     @property
     def slice(self) -> str | None:
-        """'1/4' for the first of four slices, which have no splits until they are merged; None for whole data."""
+        """Slice as "i/n", such as "1/4"; None for complete data. A slice has no splits until it is merged."""
         if not (self.path / SLICE).is_file():
             return None
         return "/".join(str(number) for number in read_record(SliceFile, self.path / SLICE, DataError)["shard"])
 
     def open_shards(self, split: str = "train") -> Shards:
-        """The tokens of a split."""
+        """Open the shards of a split."""
         return Shards.open(self.path, split)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Publication of prepared data in a new directory, or over older prepared data."""
+"""Publication of prepared data in a new directory, or in place of older prepared data."""
 
 import contextlib
 import os
@@ -19,9 +19,13 @@ _DATA_FILES = re.compile(
 
 @contextlib.contextmanager
 def publish_directory(out: Path, overwrite: bool) -> Iterator[Path]:
-    """A directory to fill, which becomes `out`; what is left of older data goes first, other files never.
+    """Yield a temporary directory that becomes `out`; remove files of older prepared data, never other files.
 
-    Without `overwrite` there may be nothing in `out`, but for the files of a writer that was killed while it published.
+    Without `overwrite`, `out` must be empty or absent. Files of a writer that was killed during publication do not
+    count.
+
+    Raises:
+        UsageError: `out` contains files that are not prepared data.
     """
     is_abandoned = remove_abandoned(out) and not (out / MANIFEST).exists()
     old = _list_files(out) if overwrite or is_abandoned else set()
@@ -29,11 +33,12 @@ def publish_directory(out: Path, overwrite: bool) -> Iterator[Path]:
     overwrite = overwrite or (is_abandoned and not foreign)
     if foreign and overwrite:
         raise UsageError(
-            f"cannot overwrite '{out}': '{foreign[0]}' in it is not prepared data; move it away or choose another --out"
+            f"cannot overwrite '{out}': it contains '{foreign[0]}', which is not prepared data; "
+            "move that file or choose another --out"
         )
     with atomic_directory(out, overwrite=overwrite) as folder:
         yield folder
-        # Without these files the directory is seen not to be data while the new files take the places of the old.
+        # Without these files the directory is not valid data while new files replace the old ones.
         for name in (MANIFEST, INDEX) if old else ():
             (out / name).unlink(missing_ok=True)
         for name in sorted(old - _list_files(folder), reverse=True):
@@ -43,7 +48,7 @@ def publish_directory(out: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _list_files(folder: Path) -> set[str]:
-    """The files below a directory, those of an unfinished run aside."""
+    """Return the files below a directory, except those of an unfinished run (`.tmp-…`)."""
     files: set[str] = set()
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".tmp-")]
