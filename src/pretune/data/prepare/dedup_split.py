@@ -217,9 +217,7 @@ def _check_remaining_text(
     reason_texts = [f"{name.partition(':')[0]} {count}" for name, count in reasons.items()]
     reason_texts += [f"{name.replace('_', ' ')} {count}" for name, count in drop_counts.items() if count]
     if (fate == _TRAIN).any():
-        raise DataError(
-            f"no validation text remains (dropped: {', '.join(reason_texts)}); pass other text to --valid"
-        )
+        raise DataError(f"no validation text remains (dropped: {', '.join(reason_texts)}); pass other text to --valid")
     if (fate == _VALID).any() and recipe.valid:
         raise DataError(
             f"no training text remains (dropped: {', '.join(reason_texts)}); pass training text that is not in --valid"

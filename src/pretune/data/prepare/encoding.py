@@ -197,7 +197,7 @@ class _UnitDocuments:
 
     @property
     def joined_texts(self) -> list[str]:
-        """Every document as one string; the sides are joined by a NUL character, so another division gives another one."""
+        """Every document as one string; sides are joined by a NUL character, so another division is another string."""
         return ["\0".join(sides) for sides in self.sides]
 
     def compute_bounds(self, lengths: Ints) -> tuple[Ints, Ints]:

@@ -25,10 +25,12 @@ def state_licences(sources: Sequence[Mapping[str, Any]], statements: Sequence[st
     """
     names = [str(source["name"]) for source in sources]
     licences = [source["licence"] for source in sources]
-    for statement in sorted(statements, key=lambda text: "=" in text):  # stable sort: statements without a pattern first
+    for statement in sorted(statements, key=lambda text: "=" in text):  # stable: first the texts without a pattern
         pattern, equals, text = statement.partition("=") if "=" in statement else ("*", "", statement)
         if not text.strip():
-            raise UsageError(f"licence '{statement[:60]}' has no text; write TEXT, or PATTERN=TEXT for matching sources")
+            raise UsageError(
+                f"licence '{statement[:60]}' has no text; write TEXT, or PATTERN=TEXT for matching sources"
+            )
         numbers = [number for number, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
         if not numbers:
             hint = suggest(pattern, names) or "; write *=TEXT for all sources"

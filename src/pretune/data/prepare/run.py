@@ -1,4 +1,4 @@
-"""Preparation of text as token shards: `prepare` on one machine, or in slices on several and then `merge`."""
+"""`prepare`: token shards from text on one machine. `merge`: the same from slices prepared on several machines."""
 
 import contextlib
 import os
@@ -38,15 +38,15 @@ Progress = Callable[[float, int, int], None]
 """Callback with the completed share (0 to 1), the characters read and the tokens written."""
 
 MIN_TRAIN_TOKENS = 512
-"""Tokens below which a corpus does not fill one sequence of a usual length."""
+"""Minimum number of training tokens without a warning: one sequence of common length."""
 
 MAX_SOURCES = 2**16
-"""The most sources that documents can be of."""
+"""Maximum number of sources; source numbers are stored as uint16."""
 
 _STAGE_FOLDER = "stage"
 _DEFAULT_HOLDOUT = "1%"
-_SLOW_HASH_BYTES = 2 * 2**30  # bytes that take a while to hash
-_MIN_PARALLEL_BYTES = 4 * 2**20  # bytes of text below which starting processes costs more than it gains
+_SLOW_HASH_BYTES = 2 * 2**30  # bytes of input above which hashing is slow enough to be announced
+_MIN_PARALLEL_BYTES = 4 * 2**20  # bytes of text below which worker processes do not pay off
 
 
 def prepare(
@@ -69,15 +69,34 @@ def prepare(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PreparedData:
-    """Turn text into memory-mapped token shards with the splits `train` and `valid`, and a card that describes them.
+    """Convert text to memory-mapped token shards with the splits `train` and `valid`, and write a data card.
 
-    `inputs`, `by`, `field` and `errors` are those of `open_corpus`. Validation text is what `valid` names, else the
-    share `holdout` of all documents, by a hash of their content. `clean` names cleaners; exact duplicates always go,
-    and with `near` also texts that similar. `lang` is a code for the sentence splitter, guessed by default. `licence`
-    is the text for the card, of all sources or as "PATTERN=TEXT" of some. `workers` is the number of processes, 0 for
-    none; the result is the same. `shard` "i/n" makes one slice of n (`merge`).
+    Exact duplicates are always dropped. If `out` already contains the same data, nothing is written.
 
-    What is there already and was made of the same things stays as it is; other data is an error without `overwrite`.
+    Args:
+        inputs: Training text, as in `open_corpus`.
+        tokenizer: A tokenizer, or the path of one.
+        out: Output directory.
+        valid: Validation text, as in `open_corpus`; None holds out training documents instead.
+        holdout: Share of the documents to hold out for validation, selected by a hash of their content.
+        by: Unit of a document, as in `open_corpus`.
+        field: Text field of tables, as in `open_corpus`.
+        errors: Treatment of invalid bytes, as in `open_corpus`.
+        clean: Names of cleaning filters.
+        near: Similarity (0 to 1) from which near duplicates are dropped; None keeps them.
+        lang: Language code for the sentence splitter; "auto" detects the language.
+        sentences: Name of the sentence splitter.
+        licence: Licences for the card: a text for all sources, or "PATTERN=TEXT" for matching ones.
+        workers: Number of processes, 0 to work in this process; None for one per CPU. The output does not depend on it.
+        shard: "i/n" prepares only slice i of n, for `merge`.
+        overwrite: Replace other prepared data in `out`.
+        progress: Callback after each work unit.
+
+    Raises:
+        UsageError: An argument is invalid, or `out` contains files that are not prepared data.
+        DataError: The text cannot be read, no text remains, or `out` contains other data and `overwrite` is False.
+        CheckpointError: The tokenizer cannot be loaded.
+        ResourceError: A worker process died, or the disk is full.
     """
     target, valid = Path(out), valid or None
     settings = PrepareConfig(
@@ -94,32 +113,32 @@ def prepare(
     settings.check()
     number, count = _parse_slice(shard)
     processes = _count_workers(workers)
-    reader = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(Path(tokenizer))
+    loaded_tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(Path(tokenizer))
     corpus, valid_corpus = _open_inputs(inputs, settings), _open_inputs(valid, settings) if valid else None
     if len(corpus.sources) + (len(valid_corpus.sources) if valid_corpus else 0) > MAX_SOURCES:
         raise UsageError(
-            f"more than {MAX_SOURCES:,} inputs cannot be told apart; name the folder they are in, or a glob"
+            f"more than {MAX_SOURCES:,} inputs are not supported; pass the folder that contains them, or a glob"
         )
     sources = [*describe_sources(corpus.sources), *(describe_sources(valid_corpus.sources) if valid_corpus else [])]
     source_facts = state_licences(sources, settings.licence)
     if (corpus.bytes or 0) > _SLOW_HASH_BYTES:
-        log.info(f"hashing {(corpus.bytes or 0) / 1e9:.1f} GB, to notice later whether they have changed")
+        log.info(f"hashing {(corpus.bytes or 0) / 1e9:.1f} GB of input, to detect later changes")
     snapshot = FileSnapshot([*corpus.list_stamps(), *(valid_corpus.list_stamps() if valid_corpus else ())])
     with snapshot.guard():
-        recipe = Recipe.from_corpus(settings, reader.sha256, corpus, valid_corpus)
+        recipe = Recipe.from_corpus(settings, loaded_tokenizer.sha256, corpus, valid_corpus)
     if _is_up_to_date(target, recipe, shard and f"{number}/{count}", overwrite):
         return PreparedData.open(target)
     with snapshot.guard():
-        work = select_slice(list_parts(corpus, valid_corpus), number, count)
-    if workers is None and sum(place.text_bytes for place in work) < _MIN_PARALLEL_BYTES:
+        parts = select_slice(list_parts(corpus, valid_corpus), number, count)
+    if workers is None and sum(part.text_bytes for part in parts) < _MIN_PARALLEL_BYTES:
         processes = 0
     with publish_directory(target, overwrite) as folder:
-        reader.save(folder / "tokenizer")
+        loaded_tokenizer.save(folder / "tokenizer")
         stage = folder if shard else folder / _STAGE_FOLDER
         stage.mkdir(exist_ok=True)
         setup = EncoderSetup(
             tokenizer=folder / "tokenizer",
-            dtype=choose_token_dtype(reader.vocab),
+            dtype=choose_token_dtype(loaded_tokenizer.vocab),
             clean=settings.clean,
             near_threshold=near,
             lang=lang,
@@ -127,24 +146,34 @@ def prepare(
             holdout=0.0 if valid_corpus else settings.holdout,
         )
         with StageWriter(stage) as writer:
-            with snapshot.guard():  # what is published is what was hashed
-                _encode_parts(work, setup, processes, writer, progress)
+            with snapshot.guard():  # the published text is the hashed text
+                _encode_parts(parts, setup, processes, writer, progress)
             open_counts = Counter(corpus.counts) + Counter(valid_corpus.counts if valid_corpus else {})
             writer.close({"shard": [number, count], "sources": source_facts, "opened": dict(open_counts)})
         if shard:
-            write_index(folder, _build_index(recipe, reader, {}))
+            write_index(folder, _build_index(recipe, loaded_tokenizer, {}))
             _write_manifests(folder)
         else:
-            _write_data([StageReader(stage)], folder, recipe, reader, remove=True)
+            _write_data([StageReader(stage)], folder, recipe, loaded_tokenizer, remove=True)
             shutil.rmtree(stage)
             _write_manifests(folder)
     return _check_size(PreparedData.open(target, is_new=True))
 
 
 def merge(slices: Names, *, out: str | os.PathLike[str], overwrite: bool = False) -> PreparedData:
-    """Join the slices that `prepare(…, shard="i/n")` made: the same bytes as had they been prepared in one go."""
+    """Merge slices made by `prepare(…, shard="i/n")`. The output has the same bytes as without slices.
+
+    Args:
+        slices: Directories of all n slices, in any order.
+        out: Output directory.
+        overwrite: Replace other prepared data in `out`.
+
+    Raises:
+        UsageError: `slices` is not a list of directories, or `out` contains files that are not prepared data.
+        DataError: A slice is missing, repeated, damaged or made from other inputs or settings.
+    """
     if isinstance(slices, str) or not slices:
-        raise UsageError("slices must be a list of the directories that `prepare` made with --shard")
+        raise UsageError("slices must be a list of directories made by `prepare` with --shard")
     target, folders = Path(out), [Path(name) for name in slices]
     stages = [StageReader.open(folder) for folder in folders]
     recipes = []
@@ -154,24 +183,24 @@ def merge(slices: Names, *, out: str | os.PathLike[str], overwrite: bool = False
     for folder, stage, recipe in zip(folders, stages, recipes, strict=True):
         change = recipe.describe_change(recipes[0])
         if change is None and stage.count != stages[0].count:
-            change = f"it is one of {stage.count} slices, not of {stages[0].count}"
+            change = f"it is a slice of {stage.count}, not of {stages[0].count}"
         if change is not None:
-            raise DataError(f"{folder}: does not belong to '{folders[0]}': {change}")
+            raise DataError(f"{folder}: cannot be merged with '{folders[0]}': {change}")
     numbers = [stage.number for stage in stages]
     duplicates = [number for number, times in Counter(numbers).items() if times > 1]
     missing = sorted({*range(1, stages[0].count + 1)} - {*numbers})
     if duplicates or missing:
-        problem = f"slice {duplicates[0]} is given twice" if duplicates else f"slice {missing[0]} is missing"
-        raise DataError(f"{folders[0]}: {problem}; all slices from 1 to {stages[0].count} are needed, each once")
+        problem = f"slice {duplicates[0]} is listed twice" if duplicates else f"slice {missing[0]} is missing"
+        raise DataError(f"{folders[0]}: {problem}; pass every slice from 1 to {stages[0].count} once")
     if _is_up_to_date(target, recipes[0], None, overwrite):
         return PreparedData.open(target)
-    reader = Tokenizer.load(folders[0] / "tokenizer")
-    if reader.sha256 != recipes[0].tokenizer:
-        raise DataError(f"{folders[0] / 'tokenizer'}: not the tokenizer the slice was made with; copy the slice again")
+    tokenizer = Tokenizer.load(folders[0] / "tokenizer")
+    if tokenizer.sha256 != recipes[0].tokenizer:
+        raise DataError(f"{folders[0] / 'tokenizer'}: not the tokenizer of the slice; copy the slice again")
     in_order = sorted(stages, key=lambda stage: stage.number)
     with publish_directory(target, overwrite) as folder:
-        reader.save(folder / "tokenizer")
-        _write_data(in_order, folder, recipes[0], reader, remove=False)
+        tokenizer.save(folder / "tokenizer")
+        _write_data(in_order, folder, recipes[0], tokenizer, remove=False)
         _write_manifests(folder)
     return _check_size(PreparedData.open(target, is_new=True))
 
@@ -179,8 +208,8 @@ def merge(slices: Names, *, out: str | os.PathLike[str], overwrite: bool = False
 def _encode_parts(
     parts: Sequence[SplitPart], setup: EncoderSetup, workers: int, writer: StageWriter, progress: Progress | None
 ) -> None:
-    """Send all units through the workers and onto the stage."""
-    total, done_bytes = sum(place.size for place in parts), 0
+    """Encode all units of `parts` in the workers, and write them to the stage in order."""
+    total, done_bytes = sum(part.size for part in parts), 0
     with contextlib.closing(
         map_ordered(iter_units(parts, writer.counts), setup, workers, label=lambda unit: unit.location)
     ) as chunks:
@@ -194,7 +223,7 @@ def _encode_parts(
 def _write_data(
     stages: Sequence[StageReader], folder: Path, recipe: Recipe, tokenizer: Tokenizer, *, remove: bool
 ) -> None:
-    """Write splits, index and card."""
+    """Write splits, index and card into `folder`; with `remove`, delete the files of the stages."""
     result = write_splits(
         stages,
         folder,
@@ -221,14 +250,26 @@ def _build_index(recipe: Recipe, tokenizer: Tokenizer, splits: dict[str, ShardSp
 
 
 def _write_manifests(folder: Path) -> None:
-    """A manifest in every directory, the outermost last."""
-    for place in (*(path for path in sorted(folder.iterdir()) if path.is_dir() and path.name != "tokenizer"), folder):
-        write_manifest(place, [path.name for path in place.iterdir() if path.is_file() and path.name != MANIFEST])
+    """Write a manifest into every directory except the tokenizer's, into `folder` itself last."""
+    subfolders = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name != "tokenizer"]
+    for directory in (*subfolders, folder):
+        names = [path.name for path in directory.iterdir() if path.is_file() and path.name != MANIFEST]
+        write_manifest(directory, names)
 
 
 def _is_up_to_date(target: Path, recipe: Recipe, part: str | None, overwrite: bool) -> bool:
-    """Return True if the data exist and are current; DataError if other data exist."""
-    if not (target / INDEX).is_file() or not (target / MANIFEST).is_file():  # one that was killed may leave either
+    """Return True if `target` already contains the data of `recipe`.
+
+    Args:
+        target: Output directory.
+        recipe: Settings and sources of this call.
+        part: Slice of this call as "i/n"; None for complete data.
+        overwrite: Return False instead of raising an error.
+
+    Raises:
+        DataError: `target` contains other data or damaged data, and `overwrite` is False.
+    """
+    if not (target / INDEX).is_file() or not (target / MANIFEST).is_file():  # a killed run may leave only one of them
         return False
     try:
         data = PreparedData.open(target)
@@ -236,7 +277,7 @@ def _is_up_to_date(target: Path, recipe: Recipe, part: str | None, overwrite: bo
             Recipe.from_dict(data.index.settings, data.index.tokenizer_sha256, str(target / INDEX))
         )
         if change is None and data.slice != part:
-            change = f"it holds {f'slice {data.slice}' if data.slice else 'all of it'}"
+            change = f"it contains {f'slice {data.slice}' if data.slice else 'the complete data'}"
         if change is None and Tokenizer.load(data.tokenizer).sha256 != recipe.tokenizer:
             change = "its tokenizer was replaced"
     except DataError:
@@ -244,21 +285,21 @@ def _is_up_to_date(target: Path, recipe: Recipe, part: str | None, overwrite: bo
             return False
         raise
     if change is not None and not overwrite:
-        raise DataError(f"{target}: was prepared from something else: {change}; use --overwrite or another --out")
+        raise DataError(f"{target}: contains other prepared data: {change}; use --overwrite or another --out")
     if change is None:
         remove_abandoned(target)
     return change is None
 
 
 def _check_size(data: PreparedData) -> PreparedData:
-    """Warn of what is allowed and yet hardly meant."""
+    """Return `data`; warn if it has little training text or no usable validation split."""
     if data.slice is None and data.tokens < MIN_TRAIN_TOKENS:
         log.warn(
-            f"{data}: only {format_count(data.tokens, 'tokens')} to train "
-            f"on, less than one sequence of usual length; give more text"
+            f"{data}: the training split has only {format_count(data.tokens, 'tokens')}, "
+            f"less than one sequence of common length; add more text"
         )
     if data.slice is None and data.card["lacking"]:
-        log.warn(f"{data}: {data.card['lacking']}; name text with --valid, or hold out more with --holdout SHARE")
+        log.warn(f"{data}: {data.card['lacking']}; pass validation text with --valid, or a larger --holdout SHARE")
     return data
 
 
@@ -276,7 +317,7 @@ def _parse_holdout(holdout: str | float, valid: Inputs | None) -> float:
     if valid is None:
         return parse_share(holdout)
     if holdout != _DEFAULT_HOLDOUT:
-        raise UsageError("holdout and valid exclude each other: the validation text is held out already")
+        raise UsageError("holdout and valid are mutually exclusive: with valid, no training documents are held out")
     return 0.0
 
 

@@ -1,4 +1,4 @@
-"""Settings, sources and tokenizer of prepared data, their fingerprint and their changes."""
+"""Settings, sources and tokenizer of prepared data, and their fingerprint."""
 
 import hashlib
 import json
@@ -15,21 +15,21 @@ from pretune.text.neardup import NearDuplicates
 from pretune.text.sentences import SPLITTERS
 
 FORMAT = 2
-"""Of the steps from text to shards: another number makes other data of the same text."""
+"""Version of the preparation; incremented when the same text and settings give other data."""
 
 MAX_VALID_TOKENS = 5_000_000
-"""The most tokens that are held out; more would make every evaluation slower and none better."""
+"""Maximum number of tokens that are held out; more make evaluation slower, but not better."""
 
 MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS = 2, 2048
-"""A usable validation split: two documents, for objectives that read pairs, and a batch of a run on a CPU."""
+"""Minimum size of a usable validation split: two documents for pair objectives, and one batch of a CPU run."""
 
 MAX_VALID_SHARE = 0.1
-"""The share of all tokens that is held out at most to make a validation split usable."""
+"""Maximum share of all tokens that is held out to reach the minimum size."""
 
 
 @spec
 class PrepareConfig:
-    """Every choice that decides which bytes come out. How many processes do the work is not one of them."""
+    """Settings that determine the output; `prepare` documents them. The number of processes is not one of them."""
 
     by: str = "auto"
     field: str | None = None
@@ -42,7 +42,7 @@ class PrepareConfig:
     licence: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Refuse what cannot be, before anything is read."""
+        """Raise a UsageError for invalid values of `clean`, `near`, `sentences` or `lang`."""
         for name in self.clean:
             resolve_filters(name)
         if self.near is not None:
@@ -54,53 +54,64 @@ class PrepareConfig:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Settings, the tokenizer's hash, and every source with the hash of its content."""
+    """Settings, the hash of the tokenizer, and the name and content hash of every source."""
 
     settings: PrepareConfig
-    tokenizer: str
-    train: tuple[tuple[str, str], ...]
+    tokenizer: str  # SHA-256
+    train: tuple[tuple[str, str], ...]  # (name, SHA-256) of each source
     valid: tuple[tuple[str, str], ...]
 
     @classmethod
     def from_corpus(cls, settings: PrepareConfig, tokenizer: str, corpus: Corpus, valid: Corpus | None) -> "Recipe":
-        """Hash the content of all sources."""
+        """Build the recipe of `corpus` and `valid`; reads all sources to hash their content."""
         train = tuple((source.name, _hash_source(source)) for source in corpus.sources)
         valid_hashes = tuple((source.name, _hash_source(source)) for source in valid.sources) if valid else ()
         return cls(settings, tokenizer, train, valid_hashes)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sources as documents number them: those to train on, then those to validate on."""
+        """Names of the sources in the order of source numbers: training sources, then validation sources."""
         return tuple(name for name, _ in (*self.train, *self.valid))
 
     @property
     def fingerprint(self) -> str:
-        """Equal only where the data is."""
+        """SHA-256 of the recipe; equal only for equal data."""
         return hashlib.sha256(
             json.dumps([FORMAT, self.tokenizer, self.to_dict()], allow_nan=False).encode()
         ).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """Settings and sources, JSON-ready; the tokenizer's hash has a place of its own in data.json."""
+        """Return settings and sources, JSON-ready, without the hash of the tokenizer: data.json has a field for it."""
         corpus = {"train": [list(pair) for pair in self.train], "valid": [list(pair) for pair in self.valid]}
         values = {name: value for name, value in to_dict(self.settings).items() if name != "kind"}
         return {"version": FORMAT, **values, "corpus": corpus}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any], tokenizer: str, origin: str) -> "Recipe":
-        """The recipe that `to_dict` wrote into a file; `where` names it."""
+        """Restore a recipe from the output of `to_dict`.
+
+        Args:
+            settings: Output of `to_dict`.
+            tokenizer: SHA-256 of the tokenizer.
+            origin: Path of the file, for error messages.
+
+        Raises:
+            DataError: The settings are damaged, or from another version.
+        """
         data = dict(settings)
         if data.pop("version", None) != FORMAT:
-            raise DataError(f"{origin}: was prepared by another version of pretune; prepare it again (--overwrite)")
+            raise DataError(
+                f"{origin}: was prepared by another version of pretune; prepare the data again (--overwrite)"
+            )
         corpus = data.pop("corpus", None)
         try:
             pairs = {split: tuple((str(n), str(d)) for n, d in corpus[split]) for split in ("train", "valid")}
             return cls(from_dict(PrepareConfig, data, location=""), tokenizer, pairs["train"], pairs["valid"])
         except (PretuneError, TypeError, KeyError, ValueError):
-            raise DataError(f"{origin}: its 'settings' are damaged; prepare it again (--overwrite)") from None
+            raise DataError(f"{origin}: 'settings' is damaged; prepare the data again (--overwrite)") from None
 
     def describe_change(self, previous: "Recipe") -> str | None:
-        """In words, the first thing that is not as it was; None where nothing differs."""
+        """Return a description of the first difference from `previous`, or None if both are equal."""
         if self.tokenizer != previous.tokenizer:
             return f"the tokenizer is {self.tokenizer[:12]}…, it was {previous.tokenizer[:12]}…"
         new_values, old_values = to_dict(self.settings), to_dict(previous.settings)
@@ -113,7 +124,7 @@ class Recipe:
 
 
 def parse_share(value: str | float) -> float:
-    """A share from 0 to 1, out of a number or of text such as '1%'.
+    """Parse a share from 0 to 1, given as a number or as text such as "1%"; raise a UsageError for other values.
 
     >>> parse_share("0.5%"), parse_share("0.01"), parse_share(0)
     (0.005, 0.01, 0.0)
@@ -136,17 +147,17 @@ def _hash_source(source: CorpusSource) -> str:
 def _describe_source_change(
     kind: str, current: Sequence[tuple[str, str]], previous: Sequence[tuple[str, str]]
 ) -> str | None:
-    """The first source that came, went, changed or stands elsewhere."""
+    """Return a description of the first added, changed, removed or moved source, or None; `kind` precedes "source"."""
     old, new = dict(previous), dict(current)
     for name, digest in current:
         if name not in old:
-            return f"the {kind}source '{name}' is new"
+            return f"the {kind}source '{name}' was added"
         if old[name] != digest:
             return f"the {kind}source '{name}' has changed"
     for name, _ in previous:
         if name not in new:
-            return f"the {kind}source '{name}' is gone"
-    return None if list(current) == list(previous) else f"the {kind}sources are in another order"
+            return f"the {kind}source '{name}' was removed"
+    return None if list(current) == list(previous) else f"the order of the {kind}sources has changed"
 
 
 def _format_value(value: object) -> str:

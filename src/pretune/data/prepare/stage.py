@@ -1,11 +1,12 @@
-"""The stage between text and splits: every document that was read, tokenised, in order; nothing is decided yet.
+"""Stage: all tokenized documents on disk, in order, before deduplication and the validation split.
 
-    STAGE/slice.json         which slice of how many, and counts
-    STAGE/units-00000.bin    of every chunk: tokens, ends of documents, sentence starts, word bits; .npy after .npy
+    STAGE/slice.json         number of the slice, number of slices, and counts
+    STAGE/units-00000.bin    .npy arrays of every chunk: unfinished, tokens, document ends, sentence starts, word bits
     STAGE/keys.npy …         one row per document: hash, length, size, source, held out, signature
 
-An unsliced `prepare` stages everything, settles it and throws the stage away. With `--shard i/n` the stage itself is
-published, and merging settles all of them together: that both give the same bytes needs no further argument.
+Without `--shard`, `prepare` writes one stage, then writes the splits from it (`dedup_split`) and deletes it. With
+`--shard i/n` the stage is published, and `merge` writes the splits from all stages. Both run the same code on the same
+documents, so they give the same bytes.
 """
 
 import contextlib
@@ -28,24 +29,24 @@ from pretune.data.prepare.encoding import Chunk, Ints
 from pretune.data.shards.npy import NpyWriter, open_npy
 
 SLICE_FILE = "slice.json"
-_MAX_FILE_BYTES = 2**28  # bytes after which a file of units ends: what has been settled is deleted file by file
+_MAX_FILE_BYTES = 2**28  # bytes after which a new file starts; files are deleted one by one as they are read
 _COLUMNS = {"keys": "<u8", "lengths": "<i8", "sizes": "<i8", "sources": "<u2", "held": "|b1", "signatures": "<u4"}
-_SIDES_COLUMN = "sides"  # a column that is there only where some document has two
+_SIDES_COLUMN = "sides"  # optional column: written only if a document has two sides
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk as it comes back from the disk."""
+    """The arrays of a chunk, read from disk: T tokens, D documents, S sentences."""
 
-    ids: NDArray[np.unsignedinteger]
-    ends: Ints
-    sentences: Ints
-    words: NDArray[np.bool_]
-    is_unfinished: bool
+    ids: NDArray[np.unsignedinteger]  # [T]
+    ends: Ints  # [D] end of each document
+    sentences: Ints  # [S] start of each sentence
+    words: NDArray[np.bool_]  # [T] True if the token starts a word
+    is_unfinished: bool  # the last document continues in the next piece
 
 
 class StageWriter:
-    """Writes chunks in order; `close` completes the stage."""
+    """Writer of a stage; chunks are added in order, and `close` completes the files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,7 +56,7 @@ class StageWriter:
         self._columns = {name: NpyWriter(folder / f"{name}.npy", kind) for name, kind in _COLUMNS.items()}
         self._names: list[str] = []
         self._file = self._open_next_file()
-        self._long_document: _LongDocument | None = None  # a document of which more is to come
+        self._long_document: _LongDocument | None = None  # document that continues in the next chunk
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk."""
@@ -63,7 +64,7 @@ class StageWriter:
             with translate_write_errors(self.folder / self._names[-1]):
                 self._file.close()
             self._file = self._open_next_file()
-        # NOTE: not straight into the file: there numpy says of a full disk neither what it is nor where.
+        # NOTE: np.save into the file itself would report a full disk without error number and path.
         buffer = io.BytesIO()
         for values in (np.array([chunk.is_unfinished]), chunk.ids, chunk.ends, chunk.sentences, chunk.words):
             np.save(buffer, values, allow_pickle=False)
@@ -87,7 +88,7 @@ class StageWriter:
             )
 
     def close(self, facts: dict[str, Any]) -> None:
-        """Complete all files; `facts` are what the caller wants to find in slice.json."""
+        """Complete all files and write slice.json; `facts` are additional fields for it."""
         with translate_write_errors(self.folder / self._names[-1]):
             self._file.close()
         for column in self._columns.values():
@@ -105,7 +106,7 @@ class StageWriter:
         if kind is not None:
             for column in self._columns.values():
                 column.abandon()
-            with contextlib.suppress(OSError):  # of a full disk, which was told before
+            with contextlib.suppress(OSError):  # full disk; already reported
                 self._file.close()
 
     def _open_next_file(self) -> Any:
@@ -115,7 +116,7 @@ class StageWriter:
             return path.open("xb")
 
     def _append(self, rows: dict[str, NDArray[Any] | None]) -> None:
-        """Columns of some documents; that of sides begins with the first document that has two."""
+        """Append rows to the columns; create the column of sides at the first document with two sides."""
         sides = rows.pop(_SIDES_COLUMN)
         if sides is not None and sides.any() and _SIDES_COLUMN not in self._columns:
             self._columns[_SIDES_COLUMN] = NpyWriter(self.folder / f"{_SIDES_COLUMN}.npy", "<i8")
@@ -131,7 +132,7 @@ class StageWriter:
 
 
 class _LongDocument:
-    """The row of a document that comes in several chunks."""
+    """Accumulator of the column values of a document in several chunks."""
 
     def __init__(self, first_chunk: Chunk) -> None:
         self._first_chunk = first_chunk
@@ -144,11 +145,11 @@ class _LongDocument:
         self._length += len(chunk.ids)
         self._size += int(chunk.sizes.sum())
         if self._signature is not None and chunk.signatures is not None:
-            # The least hashes of a union of sets are the least of theirs.
+            # The MinHash signature of a union is the minimum of the signatures.
             self._signature = np.minimum(self._signature, chunk.signatures)
 
     def to_columns(self) -> dict[str, NDArray[Any] | None]:
-        """Its row: the hash of the whole is that of the hashes of its pieces."""
+        """Return the row of the document; its key is the hash of the keys of its pieces."""
         digest = hashlib.blake2b(np.concatenate(self._keys).astype(">u8").tobytes(), digest_size=16).digest()
         key = np.frombuffer(digest, dtype=">u8").astype(np.uint64).reshape(1, 2)
         length, size = np.array([self._length]), np.array([self._size])
@@ -163,7 +164,7 @@ class _LongDocument:
 
 
 class SliceFile(TypedDict):
-    """The facts of a stage."""
+    """The content of slice.json."""
 
     documents: Count
     counts: dict[str, Count]
@@ -175,7 +176,11 @@ class SliceFile(TypedDict):
 
 
 class StageReader:
-    """A stage, to be read."""
+    """Reader of a complete stage.
+
+    `number` and `count` are the i and n of slice i/n. `documents` is the number of stored documents, `counts` the
+    numbers of read, skipped and filtered ones, `languages` the characters per language, `facts` all of slice.json.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -188,10 +193,10 @@ class StageReader:
 
     @classmethod
     def open(cls, folder: Path) -> "StageReader":
-        """Open a slice that has travelled: every file is checked against the manifest."""
+        """Open a published slice; raise a DataError if it is not one, or a file differs from the manifest."""
         if not (folder / SLICE_FILE).is_file():
             raise DataError(
-                f"{folder}: no {SLICE_FILE} in it, so it is no slice; make one with `pretune prepare --shard i/n`"
+                f"{folder}: has no {SLICE_FILE}, so it is not a slice; make one with `pretune prepare --shard i/n`"
             )
         try:
             check_manifest(folder)
@@ -200,7 +205,7 @@ class StageReader:
         return cls(folder)
 
     def read_column(self, name: str) -> NDArray[Any]:
-        """One value per document (of keys and signatures, one row)."""
+        """Return a column with one value per document; `keys` and `signatures` have one row per document."""
         path = self.folder / f"{name}.npy"
         if name == "keys":
             return open_npy(path, _COLUMNS[name], 2 * self.documents).reshape(self.documents, 2)
@@ -213,7 +218,7 @@ class StageReader:
         return open_npy(path, _COLUMNS[name], self.documents)
 
     def iter_pieces(self, *, remove: bool = False) -> Iterator[Piece]:
-        """All chunks in order; with `remove` a file goes when it has been read."""
+        """Yield all chunks in order; with `remove`, delete each file after its last chunk."""
         for path in self._units:
             size = path.stat().st_size
             with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""data.json: what prepared data is, what it was made from, and which shards it consists of."""
+"""Index of prepared data (data.json): tokenizer, settings, sources, and the shards of each split."""
 
 import dataclasses
 import re
@@ -20,30 +20,30 @@ _SHARD = re.compile(r"\d{5,9}")
 
 
 def choose_token_dtype(vocab: int) -> str:
-    """The narrowest type that holds the ids of a vocabulary.
+    """Return the smallest dtype for the token ids of a vocabulary; raise a UsageError for an impossible size.
 
     >>> choose_token_dtype(30_522), choose_token_dtype(65_536), choose_token_dtype(250_002)
     ('uint16', 'uint16', 'uint32')
     """
     if not 0 < vocab <= 2**32:
-        raise UsageError(f"a vocabulary has from 1 to 2**32 entries, found {vocab}")
+        raise UsageError(f"vocab must be from 1 to 2**32, got {vocab}")
     return "uint16" if vocab <= 2**16 else "uint32"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
-    """One shard: the number at the start of its files' names, and how much is in it."""
+    """Name and counts of a shard; the name is the number that its file names start with."""
 
     name: str
     documents: int
     tokens: int
     sentences: int
-    pairs: int = 0  # documents of two sides
+    pairs: int = 0  # documents with two sides
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSplit:
-    """The shards of one split, in order; `bytes` is the size of the text they were made from."""
+    """The shards of a split, in order; `bytes` is the size of the source text."""
 
     shards: tuple[ShardFacts, ...]
     bytes: int = 0
@@ -71,15 +71,15 @@ class DataIndex:
 
     tokenizer_sha256: str
     vocab: int
-    dtype: str
+    dtype: str  # one of DTYPES
     fingerprint: str
-    sources: tuple[str, ...]
+    sources: tuple[str, ...]  # names, in the order of source numbers
     splits: Mapping[str, ShardSplit]
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def write_index(directory: Path, index: DataIndex) -> None:
-    """Write data.json into a directory of shards; `read_index` gives the same value back."""
+    """Write `index` as data.json into a directory of shards; `read_index` returns an equal value."""
     splits = {
         name: {
             "documents": split.documents,
@@ -96,31 +96,39 @@ def write_index(directory: Path, index: DataIndex) -> None:
 
 
 def _to_json(shard: ShardFacts) -> dict[str, Any]:
-    """As JSON; of documents without sides nothing is said of them."""
+    """Return the JSON form of a shard; without pairs, the field `pairs` is omitted."""
     return {name: value for name, value in dataclasses.asdict(shard).items() if name != "pairs" or value}
 
 
 def read_index(directory: Path) -> DataIndex:
-    """Read data.json; whatever is not as `write_index` writes it is a DataError that names the field."""
+    """Read data.json of a directory.
+
+    Raises:
+        DataError: The directory or the file is missing, or a field is invalid; the message names the field.
+    """
     path = directory / INDEX_FILE
     if not directory.is_dir():
-        raise DataError(f"{directory}: {explain_missing(directory, 'directory', '; give one of `pretune prepare`')}")
+        raise DataError(
+            f"{directory}: {explain_missing(directory, 'directory', '; pass the output of `pretune prepare`')}"
+        )
     if not path.is_file():
         raise DataError(
-            f"{directory}: no {INDEX_FILE} in it, so it is no prepared data; make some with `pretune prepare`"
+            f"{directory}: has no {INDEX_FILE}, so it is not prepared data; create it with `pretune prepare`"
         )
     data = read_json(path, DataError)
     if data.get("format") != FORMAT:
         raise DataError(f"{path}: has format {data.get('format')!r:.40}, this version reads {FORMAT}; {_REMEDY}")
     dtype = _read_field(data, "dtype", str, path)
     if dtype not in DTYPES:
-        raise DataError(f"{path}: 'dtype' is {dtype[:40]!r}; allowed: {', '.join(DTYPES)}")
+        raise DataError(f"{path}: 'dtype' is {dtype[:40]!r}; allowed: {', '.join(DTYPES)}; {_REMEDY}")
     vocab = _read_count(data, "vocab", path)
     if not 0 < vocab <= np.iinfo(dtype).max + 1:
-        raise DataError(f"{path}: 'vocab' is {vocab}, which does not go with ids of {dtype}")
+        raise DataError(
+            f"{path}: 'vocab' is {vocab}, but must be from 1 to {np.iinfo(dtype).max + 1} for {dtype}; {_REMEDY}"
+        )
     sources = _read_field(data, "sources", list, path)
     if not all(isinstance(name, str) for name in sources):
-        raise DataError(f"{path}: 'sources' is not a list of names")
+        raise DataError(f"{path}: 'sources' is not a list of names; {_REMEDY}")
     splits = _read_field(data, "splits", dict, path)
     return DataIndex(
         tokenizer_sha256=_read_field(data, "tokenizer_sha256", str, path),
@@ -135,7 +143,7 @@ def read_index(directory: Path) -> DataIndex:
 
 def _read_split(data: object, name: str, path: Path) -> ShardSplit:
     if not name.isidentifier() or not isinstance(data, dict):
-        raise DataError(f"{path}: 'splits' has {name[:40]!r}, which is no split")
+        raise DataError(f"{path}: 'splits' contains {name[:40]!r}, which is not a valid split; {_REMEDY}")
     shards = tuple(_read_shard(shard, name, path) for shard in _read_field(data, "shards", list, path))
     split = ShardSplit(shards=shards, bytes=_read_count(data, "bytes", path))
     for field in ("documents", "tokens", "sentences"):
@@ -149,7 +157,7 @@ def _read_split(data: object, name: str, path: Path) -> ShardSplit:
 
 def _read_shard(data: object, split: str, path: Path) -> ShardFacts:
     if not isinstance(data, dict) or not _SHARD.fullmatch(str(data.get("name"))):
-        raise DataError(f"{path}: a shard of split '{split}' has no number as its 'name'")
+        raise DataError(f"{path}: a shard of split '{split}' has no valid 'name' (5 to 9 digits); {_REMEDY}")
     names = ("documents", "tokens", "sentences", *(("pairs",) if "pairs" in data else ()))
     counts = {field: _read_count(data, field, path) for field in names}
     return ShardFacts(name=data["name"], **counts)
@@ -165,5 +173,5 @@ def _read_field(data: dict[str, Any], name: str, kind: type, path: Path) -> Any:
 def _read_count(data: dict[str, Any], name: str, path: Path) -> int:
     value: int = _read_field(data, name, int, path)
     if isinstance(value, bool) or not 0 <= value < 2**60:
-        raise DataError(f"{path}: '{name}' is {value!r:.40}, not a count")
+        raise DataError(f"{path}: '{name}' is {value!r:.40}, not a count; {_REMEDY}")
     return value

@@ -1,4 +1,4 @@
-"""Reading shards: one stream of tokens through all of them, mapped from disk, checked when opened."""
+"""Reader of token shards: all shards of a split as one memory-mapped sequence of tokens, validated on opening."""
 
 import functools
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _REMEDY = "prepare the data again, or copy the directory again"
 
 
 class Shards:
-    """One split of prepared data, read-only; copies sent to other processes map the same files anew.
+    """A split of prepared data, read-only. Pickling sends only the path; the other process maps the files again.
 
     Positions count tokens from the start of the first shard to the end of the last.
     """
@@ -34,12 +34,23 @@ class Shards:
 
     @classmethod
     def open(cls, directory: str | Path, split: str = "train", *, verify: bool = True) -> "Shards":
-        """Open a split. Types, lengths and sizes are always checked; the order of boundaries unless told not to."""
+        """Open a split of prepared data.
+
+        Args:
+            directory: Directory of prepared data.
+            split: Name of the split.
+            verify: Check the boundaries too. Types, lengths and sizes of files are always checked.
+
+        Raises:
+            DataError: The directory is not prepared data, has no such split, or a file is damaged.
+        """
         folder = Path(directory)
         index = read_index(folder)
         if split not in index.splits:
             names = ", ".join(index.splits) or "none"
-            raise DataError(f"{folder / INDEX_FILE}: no split '{split}'{suggest(split, index.splits)} (there: {names})")
+            raise DataError(
+                f"{folder / INDEX_FILE}: no split '{split}'{suggest(split, index.splits)} (splits: {names})"
+            )
         return cls(folder, split, index, verify=verify)
 
     def __reduce__(self) -> tuple[Callable[..., "Shards"], tuple[Any, ...]]:
@@ -63,13 +74,13 @@ class Shards:
 
     @functools.cached_property
     def documents(self) -> Ints:
-        """[D + 1] where each document starts, and the end."""
+        """Start of each document, and the end of the last [D + 1]."""
         parts = [part.documents[1:] + start for part, start in zip(self._parts, self._starts, strict=False)]
         return np.concatenate([np.zeros(1, dtype=np.int64), *parts])
 
     @functools.cached_property
     def sentences(self) -> Ints:
-        """[S] where each sentence starts; the first token of every document is one."""
+        """Start of each sentence [S]; the first token of every document starts one."""
         if len(self._parts) == 1:
             return self._parts[0].sentences
         parts = [part.sentences + start for part, start in zip(self._parts, self._starts, strict=False)]
@@ -77,7 +88,7 @@ class Shards:
 
     @functools.cached_property
     def sources(self) -> NDArray[np.uint16]:
-        """[D] which source each document is from, a number into `index.sources`."""
+        """Source number of each document [D], an index into `index.sources`."""
         return np.concatenate([np.empty(0, dtype=np.uint16), *(part.sources for part in self._parts)])
 
     @property
@@ -87,11 +98,11 @@ class Shards:
 
     @functools.cached_property
     def sides(self) -> Ints:
-        """[D] the tokens of each document's first side, 0 where it has only one."""
+        """Number of tokens of the first side of each document [D], 0 for documents with one side."""
         return np.concatenate([np.empty(0, dtype=np.int64), *(part.sides for part in self._parts)])
 
     def read_tokens(self, start: int, stop: int) -> NDArray[np.unsignedinteger]:
-        """The tokens of one stretch; not copied where it lies in one shard."""
+        """Return the tokens from `start` to `stop`; a view, not a copy, if the range is in one shard."""
         cuts = [
             part.tokens[max(start - first, 0) : max(stop - first, 0)]
             for part, first in zip(self._parts, self._starts, strict=False)
@@ -100,59 +111,68 @@ class Shards:
         return cuts[0] if len(cuts) == 1 else np.concatenate([np.empty(0, dtype=self.index.dtype), *cuts])
 
     def read_word_starts(self, start: int, stop: int) -> Bools:
-        """Of each token of one stretch, whether it starts a word."""
+        """Return True for each token from `start` to `stop` that starts a word."""
         return self.take_words(np.array([start]), np.array([stop - start]))
 
     def take(self, starts: Ints, lengths: Ints) -> NDArray[np.unsignedinteger]:
-        """The tokens of many stretches, one after another."""
+        """Return the concatenated tokens of ranges, given their starts and lengths."""
         return self._gather(starts, lengths, _MappedShard.take_tokens, np.dtype(self.index.dtype))
 
     def take_words(self, starts: Ints, lengths: Ints) -> Bools:
-        """Of each token of many stretches, whether it starts a word."""
+        """Return True for each token of the concatenated ranges that starts a word."""
         return self._gather(starts, lengths, _MappedShard.take_words, np.dtype(bool))
 
     def check(
         self, *, tokenizer_sha256: str | None = None, vocab: int | None = None, fingerprint: str | None = None
     ) -> None:
-        """Refuse what does not belong to this data: another tokenizer, a model too small for it, a changed corpus."""
+        """Check that a tokenizer, a model or a run matches this data; values of None are not checked.
+
+        Args:
+            tokenizer_sha256: Hash of the tokenizer.
+            vocab: Vocabulary size of the model.
+            fingerprint: Fingerprint of the data that the run was started with.
+
+        Raises:
+            DataError: The tokenizer or the fingerprint differs, or the vocabulary of the model is too small.
+        """
         path = self.directory / INDEX_FILE
         if tokenizer_sha256 is not None and tokenizer_sha256 != self.tokenizer_sha256:
             raise DataError(
                 f"{path}: made with the tokenizer {self.tokenizer_sha256[:12]}…, not with {tokenizer_sha256[:12]}…; "
-                "use the tokenizer beside the data, or prepare the data again"
+                "use the tokenizer saved with the data, or prepare the data again"
             )
         if vocab is not None and vocab < self.vocab:
             raise DataError(
-                f"{path}: has a vocabulary of {self.vocab}, the model one of {vocab}; "
-                "a model's may be larger, never smaller"
+                f"{path}: the data has a vocabulary of {self.vocab} tokens, the model one of {vocab}; "
+                "use a model with an equal or larger vocabulary"
             )
         if fingerprint is not None and fingerprint != self.fingerprint:
             raise DataError(
-                f"{path}: the corpus has the fingerprint {self.fingerprint[:12]}…, the run was started on "
-                f"{fingerprint[:12]}…; put the old data back, or start a new run"
+                f"{path}: the data has the fingerprint {self.fingerprint[:12]}…, but the run was started with "
+                f"{fingerprint[:12]}…; restore the old data, or start a new run"
             )
 
     def _gather(
         self, starts: Ints, lengths: Ints, take: Callable[["_MappedShard", Ints], NDArray[Any]], dtype: np.dtype[Any]
     ) -> NDArray[Any]:
-        """Values at many stretches, each from its shard."""
+        """Return the concatenated values of ranges; `take` reads values at positions of one shard."""
         index = spread(starts, lengths)
         if len(self._parts) == 1:
             return take(self._parts[0], index)
         first, last = (np.searchsorted(self._starts, edge, side="right") - 1 for edge in (starts, starts + lengths - 1))
-        if (first == last)[lengths > 0].all():  # as stretches of documents are
+        if (first == last)[lengths > 0].all():  # true for ranges inside documents; saves a search per token
             shard = np.repeat(first, lengths)
         else:
             shard = np.searchsorted(self._starts, index, side="right") - 1
         out = np.empty(len(index), dtype)
         for number in np.flatnonzero(np.bincount(shard)):
-            mine = shard == number
-            out[mine] = take(self._parts[number], index[mine] - self._starts[number])
+            in_shard = shard == number
+            out[in_shard] = take(self._parts[number], index[in_shard] - self._starts[number])
         return out
 
 
 class _MappedShard:
-    """One shard, mapped."""
+    """The memory-mapped files of a shard."""
 
     def __init__(self, folder: Path, facts: ShardFacts, dtype: str) -> None:
         self.facts, self.folder = facts, folder
@@ -171,23 +191,23 @@ class _MappedShard:
         return np.asarray((self.words[index >> 3] >> (7 - (index & 7)).astype(np.uint8)) & 1, dtype=bool)
 
     def verify(self, sources: int) -> None:
-        """The boundaries are those of these tokens. Reads all of the small files and none of the tokens."""
+        """Raise a DataError if the boundaries are inconsistent; `sources` is the number of sources. Reads no tokens."""
         total = self.facts.tokens
         if self.documents[0] != 0 or self.documents[-1] != total or (np.diff(self.documents) < 0).any():
-            raise self._build_error("documents", f"the boundaries do not ascend from 0 to {total}")
+            raise self._build_error("documents", f"the document boundaries do not increase from 0 to {total}")
         if (np.diff(self.sentences) <= 0).any():
-            raise self._build_error("sentences", "the boundaries do not ascend")
+            raise self._build_error("sentences", "the sentence starts do not increase")
         if total and (not len(self.sentences) or self.sentences[0] != 0 or self.sentences[-1] >= total):
-            raise self._build_error("sentences", f"the boundaries do not go from 0 to below {total}")
-        firsts = self.documents[:-1][np.diff(self.documents) > 0]
-        if not np.isin(firsts, self.sentences, assume_unique=True).all():
-            raise self._build_error("sentences", "a document's first token starts no sentence")
+            raise self._build_error("sentences", f"the sentence starts are not from 0 to below {total}")
+        first_tokens = self.documents[:-1][np.diff(self.documents) > 0]
+        if not np.isin(first_tokens, self.sentences, assume_unique=True).all():
+            raise self._build_error("sentences", "the first token of a document does not start a sentence")
         if (self.sides > 0).sum() != self.facts.pairs or (self.sides < 0).any():
-            raise self._build_error("sides", f"not the {self.facts.pairs} pairs of {INDEX_FILE}")
-        two = self.sides > 0
-        seconds = (self.documents[:-1] + self.sides)[two]
-        if (seconds >= self.documents[1:][two]).any() or not np.isin(seconds, self.sentences).all():
-            raise self._build_error("sides", "a second side starts no sentence of its document")
+            raise self._build_error("sides", f"the number of pairs is not {self.facts.pairs} as in {INDEX_FILE}")
+        is_pair = self.sides > 0
+        second_sides = (self.documents[:-1] + self.sides)[is_pair]
+        if (second_sides >= self.documents[1:][is_pair]).any() or not np.isin(second_sides, self.sentences).all():
+            raise self._build_error("sides", "a second side does not start a sentence of its document")
         if len(self.sources) and self.sources.max() >= sources:
             raise self._build_error(
                 "sources", f"source {self.sources.max()} is not one of the {sources} in {INDEX_FILE}"

@@ -1,4 +1,4 @@
-"""Writing shards: documents come in order, tokens go straight to disk, and a new shard begins when one is full."""
+"""Writer of token shards: documents are added in order, written immediately, and divided into shards by size."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +13,23 @@ from pretune.data.shards.index import DTYPES, ShardFacts
 from pretune.data.shards.npy import NpyWriter
 
 SHARD_TOKENS = 2**27
-"""Tokens after which a shard ends (with the document that reaches it)."""
+"""Number of tokens at which a shard is full; it ends with the document that reaches it."""
 
 Ints = NDArray[np.int64]
 
 
 class ShardWriter:
-    """Writes the shards of one split into a directory that the caller publishes.
+    """Writer of the shards of one split, for a directory that the caller publishes.
 
-    What is in memory is what one call of `add` was given. Where shards begin depends on the documents only, not on how
-    they were spread over calls.
+    Only the arrays of the current `add` call are in memory. The shards depend on the documents, not on their
+    distribution over calls. `shards` lists the complete shards.
+
+    Args:
+        directory: Directory of the split; created if absent.
+        dtype: Type of the stored token ids, one of `DTYPES`.
+        vocab: Size of the vocabulary, to reject invalid token ids; None for the range of `dtype`.
+        max_tokens: Number of tokens at which a shard is full.
+        has_sides: Also store the sides of text pairs.
     """
 
     def __init__(
@@ -40,8 +47,8 @@ class ShardWriter:
         self.vocab = min(vocab or 2**32, np.iinfo(dtype).max + 1)
         self.shards: list[ShardFacts] = []
         self._shard: _ShardFiles | None = None
-        self._is_unfinished = False  # the last document goes on in the next call
-        self._has_tokens = False  # and has tokens already
+        self._is_unfinished = False  # the last document continues in the next call
+        self._has_tokens = False  # the unfinished document already has tokens
         with translate_write_errors(self.directory):
             self.directory.mkdir(exist_ok=True)
 
@@ -56,12 +63,21 @@ class ShardWriter:
         sides: ArrayLike | None = None,
         is_unfinished: bool = False,
     ) -> None:
-        """Add whole documents: their tokens one after another, and where each starts and the last ends.
+        """Add documents.
 
-        `words` marks the tokens that start a word; `sentences` are the positions in `tokens` at which sentences start,
-        those at the start of a document or of a second side being implied. `sides` has the tokens of the first side of
-        each document with two, 0 for others; it needs a writer with `has_sides`. With `is_unfinished` the last document
-        continues in the next call.
+        Args:
+            tokens: Concatenated token ids of the documents [T].
+            offsets: Start of each document, and the end of the last [D + 1]; None for one document.
+            words: True for each token that starts a word [T].
+            sentences: Positions in `tokens` of sentence starts; those of documents and second sides are added.
+            sources: Source number of each document [D], or one for all.
+            sides: Number of tokens of the first side of each document [D], 0 for documents with one side; needs a
+                writer with `has_sides`.
+            is_unfinished: The last document continues in the next call.
+
+        Raises:
+            UsageError: The arrays are inconsistent.
+            DataError: A token id is not in the vocabulary.
         """
         ids = np.asarray(tokens)
         ends = np.asarray([len(ids)]) if offsets is None else self._parse_ends(np.asarray(offsets), len(ids))
@@ -70,28 +86,30 @@ class ShardWriter:
             raise UsageError(f"got word starts for {len(starts)} of {len(ids)} tokens")
         if len(ids) and not (ids.dtype.kind in "ui" and ids.min() >= 0 and ids.max() < self.vocab):
             raise DataError(
-                f"token {ids.max()} is not in a vocabulary of {self.vocab}; use the tokenizer the data is for"
+                f"token {ids.max()} is not in a vocabulary of {self.vocab}; use the tokenizer with this vocabulary"
             )
         if not len(ends):
             return
         positions = np.asarray(sentences, dtype=np.int64)
         if len(positions) and not (positions[0] >= 0 and positions[-1] < len(ids) and (np.diff(positions) > 0).all()):
-            raise UsageError(f"sentence starts must ascend from 0 and stay below {len(ids)}")
+            raise UsageError(f"sentence starts must increase, from 0 to below {len(ids)}")
         begins = np.concatenate(([0], ends[:-1]))
-        firsts = begins < ends  # an empty document has no first token
-        firsts[0] &= not self._has_tokens
-        first = self._check_sides(sides, begins, ends)
-        positions = np.union1d(positions, np.concatenate((begins[firsts], (begins + first)[first > 0])))
+        has_first_token = begins < ends  # an empty document has no first token
+        has_first_token[0] &= not self._has_tokens
+        first_sides = self._check_sides(sides, begins, ends)
+        positions = np.union1d(
+            positions, np.concatenate((begins[has_first_token], (begins + first_sides)[first_sides > 0]))
+        )
         origins = np.broadcast_to(np.asarray(sources, dtype=np.int64), ends.shape)
         if len(origins) and not (origins.min() >= 0 and origins.max() < 2**16):
-            raise UsageError("a source is a number from 0 to 65535")
-        self._write(ids, ends, starts, positions, np.stack((origins, first)), is_unfinished)
+            raise UsageError("sources must be numbers from 0 to 65535")
+        self._write(ids, ends, starts, positions, np.stack((origins, first_sides)), is_unfinished)
         self._has_tokens = is_unfinished and bool(begins[-1] < ends[-1] or (self._has_tokens and len(ends) == 1))
 
     def close(self) -> tuple[ShardFacts, ...]:
-        """Complete the last shard, and tell what was written."""
+        """Complete the last shard, and return all shards; raise a UsageError if the last document is unfinished."""
         if self._is_unfinished:
-            raise UsageError("the last document was said to go on, but nothing followed")
+            raise UsageError("the last document is unfinished; add the rest of it before closing the writer")
         self._finish_shard()
         return tuple(self.shards)
 
@@ -109,11 +127,8 @@ class ShardWriter:
     def _write(
         self, ids: Ints, ends: Ints, words: NDArray[np.bool_], sentences: Ints, columns: Ints, is_unfinished: bool
     ) -> None:
-        """Spread documents over shards; in this call, `at` tokens and `done` documents are written.
-
-        The columns [2, D] are the sources and first sides of documents.
-        """
-        token = document = 0
+        """Divide documents into shards and write them; `columns` [2, D] has their sources and first sides."""
+        token = document = 0  # numbers of tokens and documents written in this call
         while document < len(ends):
             if self._shard is None:
                 self._shard = _ShardFiles(self.directory, f"{len(self.shards):05}", self.dtype, self.has_sides)
@@ -121,20 +136,20 @@ class ShardWriter:
             last = document + int(
                 np.searchsorted(ends[document:complete], token + self.max_tokens - self._shard.tokens)
             )
-            full = last < complete
-            stop = last + 1 if full else len(ends)
+            is_full = last < complete
+            stop = last + 1 if is_full else len(ends)
             end = int(ends[stop - 1])
             first, stop_sentence = np.searchsorted(sentences, [token, end])
             self._shard.add(
                 ids[token:end],
-                ends[document : stop if full else max(document, complete)] - token,
+                ends[document : stop if is_full else max(document, complete)] - token,
                 words[token:end],
                 sentences[first:stop_sentence] - token,
                 *columns[:, document + int(self._is_unfinished) : stop],
             )
-            self._is_unfinished = is_unfinished and not full
+            self._is_unfinished = is_unfinished and not is_full
             token, document = end, stop
-            if full:
+            if is_full:
                 self._finish_shard()
 
     def _finish_shard(self) -> None:
@@ -146,20 +161,22 @@ class ShardWriter:
         if sides is None:
             return np.zeros_like(ends)
         first = np.asarray(sides, dtype=np.int64)
-        good = self.has_sides and first.shape == ends.shape
-        if not good or (first < 0).any() or (first >= np.maximum(ends - begins, 1)).any():
-            raise UsageError("sides are for a writer that was told of them; a first has fewer tokens than its document")
+        is_allowed = self.has_sides and first.shape == ends.shape
+        if not is_allowed or (first < 0).any() or (first >= np.maximum(ends - begins, 1)).any():
+            raise UsageError(
+                "sides need a writer with has_sides=True, and one value per document, less than its number of tokens"
+            )
         return first
 
     def _parse_ends(self, offsets: NDArray[np.generic], tokens: int) -> Ints:
-        good = offsets.ndim == 1 and len(offsets) and offsets.dtype.kind in "ui"
-        if not good or offsets[0] != 0 or offsets[-1] != tokens or (np.diff(offsets.astype(np.int64)) < 0).any():
-            raise UsageError(f"offsets of documents must ascend from 0 to the {tokens} tokens")
+        is_vector = offsets.ndim == 1 and len(offsets) and offsets.dtype.kind in "ui"
+        if not is_vector or offsets[0] != 0 or offsets[-1] != tokens or (np.diff(offsets.astype(np.int64)) < 0).any():
+            raise UsageError(f"offsets of documents must increase from 0 to the number of tokens, {tokens}")
         return offsets[1:].astype(np.int64)
 
 
 class _ShardFiles:
-    """The files of one shard while they are written."""
+    """The open files of a shard that is being written."""
 
     def __init__(self, directory: Path, name: str, dtype: str, has_sides: bool) -> None:
         self.name, self.tokens = name, 0
@@ -168,7 +185,7 @@ class _ShardFiles:
         self.pairs = 0
         self._files = {part: NpyWriter(directory / f"{name}.{part}.npy", kind) for part, kind in kinds.items()}
         self._files["documents"].append(np.zeros(1))
-        self._bits = np.empty(0, dtype=bool)  # word starts that do not fill a byte yet
+        self._bits = np.empty(0, dtype=bool)  # word starts that do not fill a byte
 
     def add(self, ids: Ints, ends: Ints, words: NDArray[np.bool_], sentences: Ints, sources: Ints, sides: Ints) -> None:
         self._files["tokens"].append(ids)
