@@ -1,1 +1,1 @@
-"""TOKENS -> BATCHES: shards on disk, samples cut out of them, packed into rows, laid out as the batch a model reads."""
+"""TOKENS -> BATCHES: shards on disk, samples cut from them, packed into rows and laid out as the model's input batch."""

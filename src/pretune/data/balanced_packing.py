@@ -1,11 +1,12 @@
-"""Balanced packing of rows with two sides (source and target), in the manner of vector bin packing.
+"""Balanced packing of rows with two sides (source and target), a form of vector bin packing.
 
-Best fit looks at one side, and the other runs out early. Here a row is filled by itself, beginning with the largest
-sequence there is; of those that still fit, the next is the one after which the emptier of the two sides is as full as
-can be (a greedy rule for vectors, in the manner of Panigrahy et al., 2011). Sides are measured as shares of a row. As
-with exact sums, a row that was found is used as often as there are such sequences.
+Best fit optimises one side, and the other side runs out of room early. This method fills one row at a time. It starts
+with the largest remaining sequence. The next sequence is the one that fits and leaves the emptier of the two sides as
+full as possible (a greedy rule for vectors, after Panigrahy et al., 2011). Sides are measured as shares of a row. As
+with exact sums, the method repeats a row pattern as often as the remaining sequences allow.
 
-Where few sequences fill a row and none is short, the second one decides: then some others are tried in its place.
+If few sequences fill a row and none is short, the choice of the second sequence decides the result. `tries` > 1 then
+tries several candidates for it.
 """
 
 import numpy as np
@@ -13,13 +14,16 @@ import numpy as np
 from pretune.data.ragged import Ints
 
 MAX_LENGTH_PAIRS = 4096
-"""Pairs of lengths that are looked at together: the work for each sequence grows with them."""
+"""Maximum number of distinct length pairs packed together; the work per sequence grows with it."""
 
 
 def balanced_fit(
     lengths: Ints, room: int, source: Ints, source_room: int, max_sequences: int, *, tries: int = 1
 ) -> Ints:
-    """The row of each sequence, rows of `room` tokens and `source_room` source tokens and at most `most` sequences.
+    """Return the row of each sequence.
+
+    A row holds `room` tokens, `source_room` source tokens and at most `max_sequences` sequences. `tries` is the number
+    of candidates for the second sequence of a row.
 
     >>> balanced_fit(np.array([6, 2, 4, 2]), 8, np.array([1, 3, 1, 4]), 5, 8).tolist()
     [0, 1, 1, 0]
@@ -36,13 +40,13 @@ def balanced_fit(
 
 
 def _pack_codes(code: Ints, room: int, source_room: int, max_sequences: int, tries: int) -> Ints:
-    """Return the row of each sequence, given its two lengths as one number."""
+    """Return the row of each sequence, given both of its lengths encoded as one number."""
     values, whose, left = np.unique(code, return_inverse=True, return_counts=True)
-    # In units of which a row has equally many on both sides.
+    # Units in which both sides of a row have the same capacity.
     target_sizes, source_sizes = values // (source_room + 1) * source_room, values % (source_room + 1) * room
     kinds = np.lexsort((-source_sizes, -target_sizes, -np.maximum(target_sizes, source_sizes)))
     target_sizes, source_sizes, left = target_sizes[kinds], source_sizes[kinds], left[kinds]
-    places: list[list[int]] = [[] for _ in values]  # by kind: the rows that take one
+    places: list[list[int]] = [[] for _ in values]  # by kind: the row of each of its sequences
     rows = 0
     while len(kinds):
         pattern = _find_pattern(target_sizes, source_sizes, left, room * source_room, max_sequences, tries)
@@ -66,17 +70,17 @@ def _pack_codes(code: Ints, room: int, source_room: int, max_sequences: int, tri
 def _find_pattern(
     target_sizes: Ints, source_sizes: Ints, remaining: Ints, capacity: int, max_sequences: int, tries: int
 ) -> dict[int, int]:
-    """The kinds that fill a row, beginning with the first, and how often each does."""
+    """Return the kinds that fill a row, the first kind included, with the count of each."""
     x, y = (
         capacity - target_sizes - target_sizes[0],
         capacity - source_sizes - source_sizes[0],
-    )  # what is left of the row after the first, and each of them as the second
+    )  # room left on each side after the first sequence and each candidate for the second
     if remaining[0] == 1:
         x[0] = -1
     rest = _compute_slack(x, y, capacity)
     seconds = np.argsort(rest, kind="stable") if tries > 1 else np.array([rest.argmin()])
     best, min_empty = {0: 1}, capacity + 1
-    for place in (2**number - 1 for number in range(tries)):  # near ones, and some that are far
+    for place in (2**number - 1 for number in range(tries)):  # the best candidates and some worse ones
         if max_sequences < 2 or place >= len(seconds) or rest[seconds[place]] > capacity:
             break
         pattern, empty = _fill_row(
@@ -97,7 +101,7 @@ def _fill_row(
     x: Ints,
     y: Ints,
 ) -> tuple[dict[int, int], int]:
-    """A row of the first kind and a second one, filled up, and what stays empty on the side that is less full."""
+    """Fill a row that starts with the first kind and `kind`; return the pattern and the slack of the emptier side."""
     pattern, empty = {0: 1}, capacity
     for _ in range(max_sequences - 1):
         empty = int(max(x[kind], y[kind]))
@@ -105,7 +109,7 @@ def _fill_row(
         x -= target_sizes[kind]
         y -= source_sizes[kind]
         if pattern[kind] == remaining[kind]:
-            x[kind] = -1  # there is no more of it
+            x[kind] = -1  # no sequence of this kind remains
         rest = _compute_slack(x, y, capacity)
         kind = int(rest.argmin())
         if rest[kind] > capacity:
@@ -114,5 +118,5 @@ def _fill_row(
 
 
 def _compute_slack(x: Ints, y: Ints, capacity: int) -> Ints:
-    """Return the empty room of the emptier side; more than a row if the sequence does not fit."""
+    """Return the slack of the emptier side for each kind; `capacity` + 1 if the kind does not fit."""
     return np.where(np.minimum(x, y) < 0, capacity + 1, np.maximum(x, y))

@@ -6,7 +6,10 @@ from pretune.core.errors import UsageError
 
 @spec
 class BatchShape:
-    """`rows` rows of `length` tokens (and of `source` tokens on the encoder's side); what is None is not fixed."""
+    """Shape of a batch: `rows` rows of `length` tokens, and of `source` tokens on the encoder side.
+
+    A field that is None is not fixed. Raises `UsageError` if `slots` is negative or another field is below 1.
+    """
 
     rows: int
     length: int
@@ -22,16 +25,19 @@ class BatchShape:
 
     @property
     def cells(self) -> int | None:
-        """C: the sequences of all rows, and one padding cell per row."""
+        """C: the number of cells, `sequences` + 1 per row (one for filler); None if `sequences` is None."""
         return None if self.sequences is None else self.rows * (self.sequences + 1)
 
     @property
     def targets(self) -> int | None:
-        """M: the target slots of all rows."""
+        """M: the number of target slots of all rows; None if `slots` is None."""
         return None if self.slots is None else self.rows * self.slots
 
     def divide(self, parts: int) -> "BatchShape":
-        """Return the shape of one of several equal parts of a batch: a rank's share, a micro-batch."""
+        """Return the shape of one of `parts` equal parts of the rows: a rank's share or a micro-batch.
+
+        Raises `UsageError` if `rows` is not divisible by `parts`.
+        """
         if parts < 1 or self.rows % parts:
             raise UsageError(
                 f"{self.rows} rows cannot be divided into {parts} equal parts; change the tokens per batch"

@@ -1,11 +1,11 @@
-"""Random numbers of many sequences at once, each a function of (seed, epoch, sample) and of its place.
+"""Counter-based random numbers for many sequences: each is a function of (seed, epoch, sample) and position.
 
     rng = Counters.from_sequences(seed, sequences)
-    rng.uniform(0)                        # [S] one number per sequence, use 0
-    rng.uniform(1, sequences.lengths)     # [T] one number per token, use 1
+    rng.uniform(0)                        # [S] one number per sequence, for use 0
+    rng.uniform(1, sequences.lengths)     # [T] one number per token, for use 1
 
-Nothing depends on which sequences share a batch, a worker or a rank. Different uses of one objective take different
-numbers `use`; the purposes below keep the parts of the pipeline apart.
+The numbers do not depend on which sequences share a batch, a worker or a rank. An objective gives each of its uses a
+different number `use`. `Purpose` separates the random numbers of the parts of the pipeline.
 """
 
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ from pretune.data.sequences import Sequences
 
 
 class Purpose(IntEnum):
-    """Purpose of random numbers: the second part of every key. NOTE: a changed number changes every run."""
+    """Purpose of random numbers: the second part of every key. NOTE: changing a value changes every run."""
 
-    ORDER = 1  # of the samples of an epoch
-    ROUND = 2  # of the draws of a mixture
-    ROWS = 3  # of the rows of a window
-    BROKEN_PAIR = 4  # which pairs are broken
-    PARTNER = 5  # where their second segments come from
-    ROTATION = 6
-    CORRUPT = 7
+    ORDER = 1  # order of the samples of an epoch
+    ROUND = 2  # order of the draws of a mixture
+    ROWS = 3  # order of the rows of a packing window
+    BROKEN_PAIR = 4  # choice of the broken pairs
+    PARTNER = 5  # order of the documents among which broken pairs exchange segments
+    ROTATION = 6  # rotation of that order
+    CORRUPT = 7  # corruption of a sequence
 
 
 def derive_keys(seed: int, purpose: Purpose, epochs: Ints, samples: Ints) -> NDArray[np.uint64]:
-    """`mix(seed, purpose, epoch, sample)` of each sample."""
+    """Return `mix(seed, purpose, epoch, sample)` for each sample."""
     return extend_mix(extend_mix(np.uint64(mix(seed, purpose)), epochs), samples)
 
 
@@ -44,45 +44,46 @@ def to_uniform(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def shuffle_by_key(seed: int, purpose: Purpose, epoch: int, numbers: Ints) -> Ints:
-    """Return the numbers sorted by key: a permutation that does not depend on the release of numpy."""
+    """Return the numbers sorted by key: a permutation that does not depend on the numpy version."""
     keys = extend_mix(np.uint64(mix(seed, purpose, epoch)), numbers)
     return numbers[np.argsort(keys, kind="stable")]
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counter-based random numbers of sequences: the `rng` of `corrupt(sequences, rng)`."""
+    """Counter-based random numbers of sequences: the argument `rng` of `Corruption.corrupt`."""
 
     keys: NDArray[np.uint64]  # [S]
 
     @classmethod
     def from_sequences(cls, seed: int, sequences: Sequences | EpochOrder, *, copies: int | None = None) -> "Counters":
-        """Return the counters of sequences with samples and epochs, or of draws.
+        """Return the counters of sequences or of an epoch order.
 
-        With `copies` the corruptions repeat after this many epochs (static masking).
+        With `copies` the corruptions repeat after `copies` epochs (static masking). Raises `UsageError` if the
+        sequences have no `samples` or no `epochs`.
         """
         if sequences.samples is None or sequences.epochs is None:
             raise UsageError(
-                "the sequences have no sample numbers and epochs, so no random numbers can be derived for them"
+                "random numbers need the samples and epochs of the sequences, which are None; set both fields"
             )
         epochs = sequences.epochs if copies is None else sequences.epochs % copies
         return cls(derive_keys(seed, Purpose.CORRUPT, epochs, sequences.samples))
 
     def derive(self, number: int) -> "Counters":
-        """Derive counters for a part of a mixture or a second corruption."""
+        """Return independent counters for part `number` of a mixture or of a corruption."""
         return Counters(extend_mix(self.keys, np.asarray(number + 2**32)))
 
     def take(self, selection: Ints) -> "Counters":
-        """Return the counters of some sequences."""
+        """Return the counters of the selected sequences."""
         return Counters(self.keys[selection])
 
     def bits(self, use: int, lengths: Ints | None = None) -> NDArray[np.uint64]:
-        """Return 64 random bits per sequence [S], or with `lengths` per token [T]."""
+        """Return 64 random bits per sequence [S], or per token [T] if `lengths` are given."""
         states = extend_mix(self.keys, np.asarray(use))
         if lengths is None:
             return states
         return extend_mix(np.repeat(states, lengths), spread(np.zeros_like(lengths), lengths))
 
     def uniform(self, use: int, lengths: Ints | None = None) -> NDArray[np.float64]:
-        """Return numbers in [0, 1) per sequence [S], or with `lengths` per token [T]."""
+        """Return uniform numbers in [0, 1) per sequence [S], or per token [T] if `lengths` are given."""
         return to_uniform(self.bits(use, lengths))

@@ -8,20 +8,20 @@ from pretune.data.ragged import Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochOrder:
-    """n samples in the order they are to be read; whatever is random about one follows from (seed, epoch, sample)."""
+    """n draws: samples in reading order. The randomness of a draw is a function of (seed, epoch, sample)."""
 
     seed: int
-    round: int  # the how-manieth pass of the plan
+    round: int  # index of the pass over the data
     samples: Ints  # [n]
-    epochs: Ints  # [n] for the how-manieth time each is read; `round`, unless a mixture repeats or spares samples
-    partners: Ints | None = None  # [n] the sample whose second segment is read with it
-    labels: Ints | None = None  # [n] 0 its own second segment, 1 another or in the wrong order, IGNORE if it has none
+    epochs: Ints  # [n] earlier reads of the sample; equals `round` unless a mixture repeats or skips samples
+    partners: Ints | None = None  # [n] the sample that provides the second segment
+    labels: Ints | None = None  # [n] 0: intact pair, 1: other second segment or swapped order, IGNORE_INDEX: single segment
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def take(self, selection: Ints) -> "EpochOrder":
-        """Some of the draws."""
+        """Return the selected draws."""
         return EpochOrder(
             seed=self.seed,
             round=self.round,
@@ -33,17 +33,17 @@ class EpochOrder:
 
 
 class SampleLengths(NamedTuple):
-    """Lengths of samples before they are read: tokens of each side and special tokens."""
+    """Lengths of samples, known without reading tokens: tokens of each side and special tokens."""
 
-    first_lengths: Ints  # [n] tokens, or those of the first side
-    second_lengths: Ints  # [n] of the second side, 0 where there is none
-    special_counts: Ints  # [n] special tokens among all of these
+    first_lengths: Ints  # [n] tokens of the sample, or of its first side
+    second_lengths: Ints  # [n] tokens of the second side, 0 if there is none
+    special_counts: Ints  # [n] special tokens, included in the lengths above
 
     @property
     def lengths(self) -> Ints:
-        """[n] of both sides together."""
+        """[n] Tokens of both sides together."""
         return self.first_lengths + self.second_lengths
 
     def take(self, selection: Ints) -> "SampleLengths":
-        """Of some of them."""
+        """Return the lengths of the selected samples."""
         return SampleLengths(*(column[selection] for column in self))

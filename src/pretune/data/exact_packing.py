@@ -1,10 +1,11 @@
-"""Rows put together by exact sums: a sequence that is hard to place, and the others that fill up its row best.
+"""Packing by exact sums: each row starts with a sequence that is hard to place and takes the others that fill it best.
 
-This is the minimum-bin-slack rule (Gupta and Ho, 1999) on a histogram of lengths. A *pattern* is the lengths of one
-row; it is used for as many rows as the histogram allows, and then at least one of its lengths is used up. So there are
-few patterns, each found by asking which sums the lengths at hand can reach: the bits of one large integer.
+This is the minimum-bin-slack rule (Gupta and Ho, 1999) on a histogram of lengths. A *pattern* is the list of lengths in
+one row. The method repeats a pattern for as many rows as the histogram allows; then at least one of its lengths is used
+up. So there are few patterns. To find a pattern, the bits of one large integer mark the sums that the remaining lengths
+can reach.
 
-What is hard to place, and which lengths to use up first, depends on what there is; so there are several ways.
+The best order of starting and of filling rows depends on the histogram, so `PACKING_ORDERS` has several.
 """
 
 from collections.abc import Callable
@@ -14,21 +15,21 @@ import numpy as np
 
 from pretune.data.ragged import Ints
 
-_REFRESH_EVERY = 8  # patterns after which it is looked up anew what there is most of
+_REFRESH_EVERY = 8  # patterns between two updates of the filling order
 
 
 class PackingOrder(NamedTuple):
-    """In which order lengths start rows, and are asked to fill them: smaller keys first."""
+    """Order in which lengths start rows, and order in which they fill them: smaller keys first."""
 
-    start_key: Callable[[int, int], tuple[float, float]]  # of a length and the room of a row
-    fill_key: Callable[[int, int, int], tuple[float, float]]  # of these, and how many sequences of the length are left
+    start_key: Callable[[int, int], tuple[float, float]]  # from a length and the room of a row
+    fill_key: Callable[[int, int, int], tuple[float, float]]  # also from the number of sequences left
 
 
 def _build_middle_order(share: float) -> PackingOrder:
-    """For rows of two and three: those in the middle go three together, from around a share of the row on.
+    """Return the order for rows of two and three sequences: medium lengths, near `share` of a row, start rows of three.
 
-    Two of them leave much of a row empty and three are too many. Started from there, and filled with what lies just
-    above a third, what is left in the end are those near a half, which go well by twos.
+    Two medium sequences leave much of a row empty, and three do not fit. So each starts a row that lengths just above
+    a third fill up. The lengths that remain are near a half, and two of them fill a row well.
     """
 
     def start(length: int, room: int) -> tuple[float, float]:
@@ -40,9 +41,9 @@ def _build_middle_order(share: float) -> PackingOrder:
 
 
 PACKING_ORDERS = (
-    # The longest first, filled with what there is most of: what remains keeps its variety, and can be summed up.
+    # Start with the longest, fill with the most frequent tokens: the rest stays varied and reaches many sums.
     PackingOrder(lambda length, _: (0, -length), lambda length, _, left: (0, -left * length)),
-    # The very long, then those that leave most of a row of their own kind empty; the short are kept for them.
+    # Start with very long ones, then with lengths whose multiples leave most of a row empty; save short ones to fill.
     PackingOrder(
         lambda length, room: (0, -length) if 10 * length > 7 * room else (1, -(room % length)),
         lambda length, _room, _left: (0, -length),
@@ -52,13 +53,13 @@ PACKING_ORDERS = (
 
 
 def exact_fit(lengths: Ints, room: int, max_sequences: int, order: PackingOrder = PACKING_ORDERS[0]) -> Ints:
-    """The row of each sequence, rows of `room` tokens and at most `most` sequences.
+    """Return the row of each sequence; a row holds `room` tokens and at most `max_sequences` sequences.
 
     >>> exact_fit(np.array([6, 5, 3, 3, 2, 2, 3]), 12, 12).tolist()
     [0, 1, 0, 0, 1, 1, 1]
     """
     left = np.bincount(lengths, minlength=room + 1).tolist()
-    places: list[list[int]] = [[] for _ in left]  # by length: the rows that take one
+    places: list[list[int]] = [[] for _ in left]  # by length: the row of each of its sequences
     present = [length for length in range(room, 0, -1) if left[length]]
     starts = sorted(present, key=lambda length: order.start_key(length, room), reverse=True)
     rows = patterns = 0
@@ -87,10 +88,10 @@ def exact_fit(lengths: Ints, room: int, max_sequences: int, order: PackingOrder 
 
 
 def _find_best_sum(remaining: list[int], lengths: list[int], room: int) -> list[int]:
-    """Lengths out of a histogram, tried in the order given, with the largest sum that `free` allows."""
+    """Return lengths from the histogram `remaining` with the largest sum up to `room`, tried in the order of `lengths`."""
     in_room, goal = (1 << room + 1) - 1, 1 << room
     sums = 1  # bit s: the lengths so far can sum to s
-    steps: list[tuple[int, int]] = []  # a length that was added, and what was reached without it
+    steps: list[tuple[int, int]] = []  # an added length, and the sums before it
     for length in lengths:
         for _ in range(min(remaining[length], room // length)):
             new_sums = (sums | sums << length) & in_room

@@ -1,7 +1,7 @@
-"""Layout of sequences in rows: from lists of token ids, or from flat arrays, to a `Batch`.
+"""Layout of sequences in rows: converts lists of token ids, or flat arrays, to a `Batch`.
 
-`lay_out` places sequences whose rows are known. `batch` finds the rows itself, in the given order (next fit), so
-that `Batch.split` answers in the same order. Legend: N tokens, S sequences, C cells, M target slots.
+`lay_out` places sequences whose rows are known. `batch` assigns the rows itself by next fit and keeps the order, so
+`Batch.split` returns the sequences in the same order. Legend: N tokens, S sequences, C cells, M target slots.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,20 @@ Tokens = Sequence[int] | NDArray[np.integer]
 
 
 def lay_out(sequences: Sequences, row: Ints, shape: BatchShape) -> Batch:
-    """Place sequences, each in the row given for it (rows ascend), into a batch of a shape.
+    """Place each sequence in its row and return a batch of the given shape.
 
-    What the sequences carry is carried along: per token, targets, segments, factorisation rank, masked span, and the
-    number of the word and of the sentence inside the sequence (-1 for filler); per sequence, prefix, view and label.
-    Rows may be empty. Cells and target slots are as many as the shape says: spare cells are empty and at the end, spare
-    slots have the label -100 and the index 0.
+    `row` holds the row of each sequence, in ascending order. The batch has all fields that the sequences have. Per
+    token: targets, segments, factorisation rank, masked span, and the index of the word and of the sentence inside the
+    sequence (-1 for filler). Per sequence: prefix, view and label. Rows may be empty. The shape fixes the number of
+    cells and target slots: spare cells are empty and at the end, spare slots have the label -100 and the index 0.
+    Raises `UsageError` if the rows are invalid or a row, or the target slots, have too little room.
     """
     if len(row) != len(sequences) or (len(row) and (row[0] < 0 or row[-1] >= shape.rows or (np.diff(row) < 0).any())):
-        raise UsageError(f"a layout needs the row of each sequence, from 0 to {shape.rows - 1} and ascending")
+        raise UsageError(f"row must hold one ascending number from 0 to {shape.rows - 1} for each of the {len(sequences)} sequences")
     encoder = None
     if sequences.source is not None:
         if shape.source is None or len(sequences.source) != len(sequences):
-            raise UsageError("a layout with a source side needs its row length, and as many sources as sequences")
+            raise UsageError("sequences with a source need a shape with a source length, and one source per sequence")
         encoder = _SideLayout(sequences.source, row, shape.rows, shape.source, shape.sequences).build_batch(
             sequences.source, None
         )
@@ -42,7 +43,7 @@ def lay_out(sequences: Sequences, row: Ints, shape: BatchShape) -> Batch:
 
 
 class _SideLayout:
-    """Positions of everything on one side of a batch."""
+    """Positions of cells, sequences and tokens on one side of a batch (decoder or encoder)."""
 
     def __init__(self, sequences: Sequences, row: Ints, rows: int, room: int, max_sequences: int | None) -> None:
         lengths = sequences.lengths
@@ -50,15 +51,15 @@ class _SideLayout:
         token_counts = np.diff(compute_offsets(lengths)[compute_offsets(counts)])  # tokens of each row
         if int(token_counts.max()) > room:
             raise UsageError(
-                f"row {int(token_counts.argmax())} would have {int(token_counts.max())} tokens; it holds {room}"
+                f"row {int(token_counts.argmax())} would have {int(token_counts.max())} tokens; a row holds {room}"
             )
         if max_sequences is not None and int(counts.max()) > max_sequences:
             raise UsageError(
-                f"row {int(counts.argmax())} would have {int(counts.max())} sequences; it holds {max_sequences}"
+                f"row {int(counts.argmax())} would have {int(counts.max())} sequences; a row holds {max_sequences}"
             )
         self.rows, self.room = rows, room
         self.cells = len(row) + rows if max_sequences is None else rows * (max_sequences + 1)
-        self.cell = np.arange(len(row)) + row  # [S] every earlier row has ended with a cell of filler
+        self.cell = np.arange(len(row)) + row  # [S] every earlier row ends with one filler cell
         filler = np.cumsum(counts) + np.arange(rows)
         size = np.zeros(self.cells, dtype=np.int64)  # [C] tokens of each cell
         size[self.cell] = lengths
@@ -94,7 +95,7 @@ class _SideLayout:
         )
 
     def _spread(self, values: NDArray[np.integer], fill: int) -> Ints:
-        """Values of all tokens at their places; sequences lie in the batch in the order they came."""
+        """Return the values at the positions of their tokens, `fill` elsewhere; sequences keep their order."""
         out = np.full(self.rows * self.room, fill, dtype=np.int64)
         out[self.is_token] = values
         return out
@@ -115,14 +116,14 @@ class _SideLayout:
         if slots is None:
             slots = len(positions)
         if len(positions) > slots:
-            raise UsageError(f"{len(positions)} targets in a batch that has room for {slots}; raise its target slots")
+            raise UsageError(f"{len(positions)} targets in a batch with {slots} target slots; raise the slots per row")
         index, values = np.zeros(slots, dtype=np.int64), np.full(slots, IGNORE_INDEX, dtype=np.int64)
         index[: len(positions)], values[: len(positions)] = positions, placed_labels[positions]
         return Targets(index=torch.from_numpy(index), labels=torch.from_numpy(values))
 
 
 def _number_groups(starts: NDArray[np.bool_] | None, sequences: Sequences) -> Ints | None:
-    """The number of each token's word (or sentence) inside its sequence, from where they start."""
+    """Return the index of each token's word (or sentence) inside its sequence, given the marked starts."""
     if starts is None or not len(starts):
         return None if starts is None else np.empty(0, dtype=np.int64)
     number = np.cumsum(starts)
@@ -141,9 +142,10 @@ def batch(
 ) -> Batch:
     """Pack sequences of token ids, in order, into rows of `row` tokens (default: the longest sequence).
 
-    For an encoder-decoder give `source` and `target` (what the decoder reads, its start token included). `labels`
-    holds one label per token, -100 where there is none; the vocabulary head then runs on the labelled tokens only.
-    `prefix` says how many first tokens of each sequence all of it may see.
+    For an encoder-decoder give `source` and `target` (the decoder input, start token included). `labels` holds one
+    label per token, -100 for none; the vocabulary head then runs on the labelled tokens only. `prefix` is the length of
+    the prefix of each sequence that all of its tokens may attend to. Raises `UsageError` for empty sequences, for
+    sequences longer than `row`, and for arguments of different lengths.
 
     >>> batch([[101, 7592, 102], [101, 102]]).tokens.tolist()
     [101, 7592, 102, 101, 102, 0]
@@ -155,7 +157,7 @@ def batch(
     source_lengths = lengths if source is None else _compute_lengths(source, "source")
     if len(source_lengths) != len(lengths):
         raise UsageError(
-            f"batch got {len(source_lengths)} source sequences and {len(lengths)} target sequences; they go in pairs"
+            f"batch got {len(source_lengths)} source sequences and {len(lengths)} target sequences; give one source per target"
         )
     room = int(lengths.max()) if row is None else row
     source_room = room if source is None else int(source_lengths.max())
@@ -178,7 +180,7 @@ def batch(
 
 def _compute_lengths(sequences: Sequence[Tokens], name: str) -> Ints:
     if not len(sequences):
-        raise UsageError("batch got no sequences")
+        raise UsageError("batch got no sequences; give at least one")
     lengths = np.asarray([len(sequence) for sequence in sequences], dtype=np.int64)
     if (lengths == 0).any():
         raise UsageError(f"{name} {int((lengths == 0).argmax())} is empty; every sequence needs at least one token")
@@ -186,7 +188,7 @@ def _compute_lengths(sequences: Sequence[Tokens], name: str) -> Ints:
 
 
 def _next_fit(lengths: Ints, source_lengths: Ints, room: int, source_room: int) -> Ints:
-    """The row of each sequence: the one before's if both sides have room, or the next."""
+    """Return the row of each sequence: the current row if both sides have room, else the next row."""
     rows, row, used_tokens, source_used = [], 0, 0, 0
     for length, source_length in zip(lengths.tolist(), source_lengths.tolist(), strict=True):
         if used_tokens + length > room or source_used + source_length > source_room:
@@ -199,7 +201,7 @@ def _next_fit(lengths: Ints, source_lengths: Ints, room: int, source_room: int) 
 
 
 def _flatten(values: Sequence[Tokens], lengths: Ints, name: str) -> Ints:
-    """One number per token of all sequences, end to end."""
+    """Concatenate the values of all sequences: one integer per token."""
     _check_count(len(values), len(lengths), name)
     for number, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True)):
         if len(value) != length:
@@ -209,7 +211,7 @@ def _flatten(values: Sequence[Tokens], lengths: Ints, name: str) -> Ints:
     except (TypeError, ValueError, OverflowError):
         flat = None
     if flat is None or flat.shape != (lengths.sum(),):
-        raise UsageError(f"batch takes {name} as one whole number per token")
+        raise UsageError(f"batch needs {name} as one integer per token")
     return flat
 
 
@@ -217,10 +219,10 @@ def _check_prefix(values: Sequence[int], lengths: Ints) -> Ints:
     _check_count(len(values), len(lengths), "prefixes")
     for number, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True)):
         if not 0 <= value <= length:
-            raise UsageError(f"prefix {value} of sequence {number} must lie between 0 and its {length} tokens")
+            raise UsageError(f"prefix {value} of sequence {number} must be between 0 and {length}, the length of the sequence")
     return np.asarray(values, dtype=np.int64)
 
 
 def _check_count(count: int, sequences: int, name: str) -> None:
     if count != sequences:
-        raise UsageError(f"batch got {name} of {count} sequences for {sequences}")
+        raise UsageError(f"batch got {name} of {count} sequences for {sequences} sequences; give one for each")

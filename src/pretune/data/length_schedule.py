@@ -1,4 +1,4 @@
-"""Sequence-length schedules: short rows first, long ones last, the same tokens per step throughout.
+"""Sequence-length schedules: short rows first, long rows last, with the same number of tokens in every step.
 
 BERT (Devlin et al., 2019, A.2) trains 90 % of the steps on sequences of 128 tokens and the rest on 512:
 
@@ -13,18 +13,18 @@ from pretune.core.errors import UsageError
 
 @spec
 class Phase:
-    """A share of the steps at one row length."""
+    """Phase of a schedule: a share of the steps with one row length."""
 
     share: float
     length: int
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or self.length < 1:
-            raise UsageError(f"a phase has a share above 0 and up to 1 and a length, found {self.share}, {self.length}")
+            raise UsageError(f"a phase needs 0 < share <= 1 and length >= 1, got {self.share} and {self.length}")
 
 
 class LengthStage(NamedTuple):
-    """A phase in steps: those from `first` to before `last` have `rows` rows of `length`."""
+    """Phase in steps: steps from `first` (inclusive) to `last` (exclusive) have `rows` rows of `length` tokens."""
 
     first: int
     last: int
@@ -34,17 +34,20 @@ class LengthStage(NamedTuple):
 
 @spec
 class LengthSchedule:
-    """Phases one after another."""
+    """Length schedule: consecutive phases whose shares add up to 1."""
 
     phases: tuple[Phase, ...]
 
     def __post_init__(self) -> None:
         total = sum(phase.share for phase in self.phases)
         if abs(total - 1) > 1e-6:
-            raise UsageError(f"the shares of a length schedule add up to 1, found {total:.6g}")
+            raise UsageError(f"the shares of a length schedule must add up to 1, got {total:.6g}")
 
     def build_stages(self, *, steps: int, tokens: int, multiple: int = 1) -> tuple[LengthStage, ...]:
-        """The phases of a run of `steps` steps of `tokens` tokens; rows come in multiples of `multiple` (ranks).
+        """Return the stages of a run of `steps` steps with `tokens` tokens each.
+
+        The rows of a step are a multiple of `multiple` (the number of ranks). Raises `UsageError` if a step has too few
+        tokens for `multiple` rows.
 
         >>> schedule = LengthSchedule(phases=(Phase(share=0.9, length=128), Phase(share=0.1, length=512)))
         >>> [tuple(stage) for stage in schedule.build_stages(steps=1000, tokens=65_536)]
@@ -58,12 +61,13 @@ class LengthSchedule:
             rows = tokens // phase.length // multiple * multiple
             if not rows:
                 raise UsageError(
-                    f"{tokens} tokens per step are less than {multiple} rows of {phase.length}; raise them"
+                    f"{tokens} tokens per step are fewer than {multiple} rows of {phase.length}; "
+                    f"use at least {multiple * phase.length} tokens per step"
                 )
             stages.append(LengthStage(first, min(round(share * steps), steps), phase.length, rows))
         return (*stages[:-1], stages[-1]._replace(last=steps))
 
     def find_stage(self, step: int, *, steps: int, tokens: int, multiple: int = 1) -> LengthStage:
-        """The stage a step belongs to; the last one goes on for ever."""
+        """Return the stage of a step; the last stage has no end."""
         stages = self.build_stages(steps=steps, tokens=tokens, multiple=multiple)
         return next((stage for stage in stages if step < stage.last), stages[-1])

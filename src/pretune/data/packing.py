@@ -1,14 +1,14 @@
-"""Packing: which sequences share a row. Best-fit decreasing (Johnson, 1973), by length instead of one by one.
+"""Sequence packing: assignment of sequences to rows by best-fit decreasing (Johnson, 1973), one length at a time.
 
-Sequences of equal length are interchangeable, and so are rows with equal room. So a step takes all sequences of one
-length (the longest first) and all rows of one room (the tightest that fits), and the result is exactly that of placing
-each sequence by itself: the tightest row stays the tightest until it is too small, so each row takes as many as it can
-hold. The work grows with the number of lengths and of rows, not with the number of sequences.
+Sequences of equal length are interchangeable, and so are rows with equal room. So a step places all sequences of one
+length (the longest first) in all rows of one room (the tightest that fits). The result is exactly that of placing each
+sequence separately: the tightest row stays the tightest until it is too small, so each row takes as many sequences as
+fit. The work grows with the number of lengths and rows, not with the number of sequences.
 
-Best fit leaves gaps where a row holds few sequences and none is short (stories of 150 tokens in rows of 512). There,
-rows are also put together by exact sums, in several ways, and the packing with the fewest rows is taken. For an
-encoder-decoder a row has room on two sides: to best fit the scarcer side is the one to fit, the other a condition.
-There, rows are also filled on both sides evenly.
+Best fit leaves gaps if a row holds few sequences and none is short (stories of 150 tokens in rows of 512). `pack` then
+also packs by exact sums, in several orders, and returns the packing with the fewest rows. For an encoder-decoder a row
+has room on two sides. Best fit optimises the scarcer side and treats the other as a constraint. `pack` then also tries
+balanced packing, which fills both sides evenly.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ from pretune.data.exact_packing import PACKING_ORDERS, exact_fit
 from pretune.data.ragged import Ints
 
 MIN_GAP_SHARE, WIDE_GAP_SHARE = 0.001, 0.08
-"""The share of rows beyond what the tokens need from which on other ways are tried, and one that takes long."""
+"""Shares of excess rows, above the lower bound, from which `pack` tries the other methods, and the slow one."""
 
 MAX_EXACT_ROW = 2048
-"""The row length up to which exact sums are tried: their cost grows with its square, and longer rows fit well."""
+"""Maximum row length for exact sums: their cost grows with its square, and best fit packs longer rows well."""
 
 
 def pack(
@@ -36,7 +36,10 @@ def pack(
     source: Ints | None = None,
     source_room: int | None = None,
 ) -> Ints:
-    """The row of each sequence, rows of `room` tokens (and `source_room` source tokens) and at most `most` sequences.
+    """Return the row of each sequence.
+
+    A row holds `room` tokens, `source_room` source tokens and at most `max_sequences` sequences. Raises `UsageError` if
+    a sequence is empty or longer than a row.
 
     >>> pack(np.array([5, 2, 4, 3, 2]), 8).tolist()
     [0, 1, 1, 0, 1]
@@ -69,7 +72,7 @@ def best_fit(
     source: Ints | None = None,
     source_room: int | None = None,
 ) -> Ints:
-    """`pack`, by best-fit decreasing alone."""
+    """Return the row of each sequence by best-fit decreasing alone; arguments and errors as in `pack`."""
     _check_lengths(lengths, room, "tokens")
     other_lengths, other_room = np.zeros_like(lengths), 0
     if source is not None and source_room is not None:
@@ -77,7 +80,7 @@ def best_fit(
         other_lengths, other_room = source, source_room
         if int(source.sum()) * room > int(lengths.sum()) * source_room:
             lengths, room, other_lengths, other_room = source, source_room, lengths, room
-    # The larger of the two shares of a row decides what comes first; without a second side that is the length.
+    # Sort by the larger of the two shares of a row; with one side this is the length.
     size = np.maximum(lengths * max(other_room, 1), other_lengths * room)
     order = np.lexsort((-other_lengths, -lengths, -size))
     sorted_lengths, sorted_others = lengths[order], other_lengths[order]
@@ -96,22 +99,22 @@ def best_fit(
 
 
 class _OpenRows:
-    """Rows that are being filled, by what room they have left."""
+    """Open rows, indexed by their remaining room."""
 
     def __init__(self, room: int, other_room: int, max_sequences: int, min_length: int) -> None:
         self.capacity = (room, other_room, max_sequences)
-        self.min_length = min_length  # less room than this is no room
+        self.min_length = min_length  # a row with less room is closed
         self.count = 0
         self.assigned_rows: list[
             int
-        ] = []  # rows in the order they were given something, and how many sequences each time
+        ] = []  # the row of each assignment; `assigned_counts` has its number of sequences
         self.assigned_counts: list[int] = []
-        # By room on the first side: rows by (room on the other side, sequences they may still take).
+        # By room on the first side: rows by (room on the other side, number of sequences that still fit).
         self._rows_by_room: list[dict[tuple[int, int], list[int]]] = [{} for _ in range(room + 1)]
-        self._max_other_room = np.full(room + 1, -1)  # the most room on the other side among those
+        self._max_other_room = np.full(room + 1, -1)  # maximum room on the other side, by room on the first
 
     def place(self, length: int, other_length: int, count: int) -> None:
-        """Place `count` sequences of lengths (a, b)."""
+        """Place `count` sequences of lengths (`length`, `other_length`)."""
         while count:
             fits = self._max_other_room[length:] >= other_length
             tightest = int(fits.argmax())
@@ -135,7 +138,7 @@ class _OpenRows:
                     del same_room[key]
                     self._max_other_room[left] = max((room for room, _ in same_room), default=-1)
             placed_count = min(count, len(row_ids) * fit)
-            rest = placed_count - (len(row_ids) - 1) * fit  # what the last of them takes
+            rest = placed_count - (len(row_ids) - 1) * fit  # sequences in the last of these rows
             self.assigned_rows += row_ids
             self.assigned_counts += [fit] * (len(row_ids) - 1) + [rest]
             self._put(row_ids[:-1], left - fit * length, key[0] - fit * other_length, key[1] - fit)
@@ -153,4 +156,4 @@ def _check_lengths(lengths: Ints, room: int, noun: str) -> None:
         index = int(lengths.argmax())
         raise UsageError(f"sample {index} may have {int(lengths.max())} {noun}; a row holds {room}: lower the limit")
     if len(lengths) and int(lengths.min()) < 1:
-        raise UsageError(f"sample {int(lengths.argmin())} may have {int(lengths.min())} {noun}; at least one is needed")
+        raise UsageError(f"sample {int(lengths.argmin())} may have {int(lengths.min())} {noun}; every sample needs at least 1")
