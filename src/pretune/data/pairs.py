@@ -1,12 +1,12 @@
 """Pairs of segments for next-sentence prediction (BERT) and sentence order (ALBERT, Lan et al., 2020).
 
-A document is cut into windows that fill the limit, and each window into two segments at the start of the sentence
+A document is split into windows that fill the limit. Each window is split into two segments at the sentence start
 nearest to its middle. A window inside a single sentence stays one segment and has no label.
 
-For next sentences about half of the pairs are broken in every epoch: they exchange their second segments among each
-other, within pairs whose second segments are equally long and never within a document. So no sample changes its length,
-and every token is still read exactly once per epoch, where BERT's own data draws second segments freely: it reads some
-text often, some never, and cuts off what is too long.
+For next-sentence prediction about half of the pairs are broken in every epoch. Broken pairs exchange their second
+segments, always of equal length and never within a document. So every sample keeps its length, and every token is read
+exactly once per epoch. BERT's original data samples second segments independently: it repeats some text, omits some,
+and truncates long pairs.
 """
 
 from collections.abc import Iterator
@@ -30,14 +30,16 @@ from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
 
 INTACT_LABEL, BROKEN_LABEL = 0, 1
-"""The label of a pair: its second segment follows the first; it is another one, or the two are swapped."""
+"""Labels of a pair: 0 if the second segment follows the first, 1 if it is from elsewhere or the two are swapped."""
 
 
 @spec
 class SegmentPairs:
-    """Two segments of about half the limit each, the second starting at a sentence: contiguous, or broken with label 1.
+    """Pairs of neighbouring segments of about half the limit each; the second segment starts at a sentence.
 
-    A broken pair takes its second segment from another document ("other"), or has the two swapped ("swapped").
+    `share` is the share of broken pairs, which have the label 1. A broken pair has the second segment of another
+    document (`broken="other"`) or its two segments in the wrong order (`broken="swapped"`). Raises `UsageError` if
+    `share` is not between 0 and 1.
     """
 
     limit: int = 512
@@ -49,12 +51,16 @@ class SegmentPairs:
             raise UsageError(f"share of negative pairs must be between 0 and 1, got {self.share}")
 
     def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "SegmentPairSamples":
-        """The samples of some shards."""
+        """Return the samples of `shards`, in the pair layout of `template` (default: no special tokens).
+
+        Raises `UsageError` if the special tokens leave too little room, and `DataError` if pairs should be broken with
+        other documents but all pairs are from one document.
+        """
         return SegmentPairSamples(self, shards, template or SequenceTemplate())
 
 
 class _PairTable(NamedTuple):
-    """Of each sample: its first token, the lengths of its segments (0: there is no second), and its document."""
+    """Position of the first token, lengths of both segments (second: 0 if there is none) and document per sample."""
 
     start: Ints
     first_length: Ints
@@ -64,7 +70,7 @@ class _PairTable(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentPairSamples:
-    """Samples that are pairs of neighbouring segments."""
+    """Samples of `SegmentPairs`: two neighbouring segments each, or a single one."""
 
     kind: SegmentPairs
     shards: Shards
@@ -88,11 +94,12 @@ class SegmentPairSamples:
 
     @property
     def pair_count(self) -> int:
-        """Number of samples with two segments; the others are single sentences."""
+        """Number of samples with two segments; the others have one."""
         return int((self._table.second_length > 0).sum())
 
     @property
     def _room(self) -> int:
+        """Room for special tokens: the maximum of both layouts."""
         return max(self.template.special_count, self.template.pair_special_count)
 
     @cached_property
@@ -106,11 +113,11 @@ class SegmentPairSamples:
 
     @cached_property
     def sources(self) -> Ints:
-        """[n] the source of each sample's first segment."""
+        """[n] Source of the first segment of each sample."""
         return find_sources(self.shards, self._table.start)
 
     def lengths(self, draws: EpochOrder | None = None) -> Ints:
-        """Return the length of each draw, or of each sample; exchanged segments are equally long."""
+        """Return the length of each draw, or of each sample; exchanges do not change it."""
         index = slice(None) if draws is None else draws.samples
         second = self._table.second_length[index]
         return (
@@ -120,7 +127,7 @@ class SegmentPairSamples:
         )
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
-        """Of two segments as one sequence, in the frame of a pair."""
+        """Return the lengths and special tokens of each draw, or of each sample; both segments count as one side."""
         lengths, second = (
             self.lengths(draws),
             self._table.second_length[slice(None) if draws is None else draws.samples],
@@ -129,7 +136,7 @@ class SegmentPairSamples:
         return SampleLengths(lengths, np.zeros_like(lengths), special)
 
     def assign_partners(self, draws: EpochOrder) -> EpochOrder:
-        """Draw which pairs are broken, and from where each of those takes its second segment."""
+        """Return the draws with sampled `labels` (broken or intact) and the `partners` that provide second segments."""
         is_pair = self._table.second_length[draws.samples] > 0
         seconds, is_broken = draws.samples, np.zeros(len(draws), dtype=bool)
         if self.kind.broken == "other":
@@ -148,7 +155,10 @@ class SegmentPairSamples:
         )
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
-        """The sequences of settled draws."""
+        """Read the sequences of draws, with word and sentence starts on request.
+
+        Raises `UsageError` if the draws have no partners.
+        """
         if draws.partners is None or draws.labels is None:
             raise UsageError("the draws have no partners; call assign_partners first")
         table, samples, partners = self._table, draws.samples, draws.partners
@@ -168,20 +178,21 @@ class SegmentPairSamples:
         )
 
     def _iter_exchanges(self, draws: EpochOrder, pairs: Ints) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the draws that exchange second segments: takers and givers, for each segment length."""
+        """Yield (takers, givers) for each length of second segments: indices of draws that exchange them."""
         keys = derive_keys(draws.seed, Purpose.BROKEN_PAIR, draws.epochs[pairs], draws.samples[pairs])
         second = self._table.second_length[draws.samples[pairs]]
-        order = np.lexsort((keys, second))  # by length, those of a length by chance
+        order = np.lexsort((keys, second))  # by length, then in random order
         lengths, starts = np.unique(second[order], return_index=True)
         for length, (start, end) in zip(lengths.tolist(), pairwise([*starts.tolist(), len(order)]), strict=True):
-            key, alike = mix(draws.seed, Purpose.ROTATION, draws.round, length), pairs[order[start:end]]
-            yield self._exchange(draws, alike[: _draw_count(self.kind.share * len(alike), key)], key)
+            key, candidates = mix(draws.seed, Purpose.ROTATION, draws.round, length), pairs[order[start:end]]
+            yield self._exchange(draws, candidates[: _draw_count(self.kind.share * len(candidates), key)], key)
 
     def _exchange(self, draws: EpochOrder, candidates: Ints, key: int) -> tuple[Ints, Ints]:
-        """Draws, and as many of the same in another order, so that no two at one place are from one document.
+        """Return (takers, givers): the candidates in two orders. Taker and giver are never from the same document.
 
-        Sorted by document they are arcs of a circle. Turned by at least the longest arc, and by as much less than a
-        full turn, each lands outside its own. Where one document has more than half of them, it keeps what is too many.
+        In the order by document, on a circle, the draws of a document form an arc. A rotation by at least the longest
+        arc, and by at most the circle less that arc, moves every draw out of its arc. If one document has more than
+        half of the candidates, the excess takes no part and stays intact.
         """
         document = self._table.document[draws.samples[candidates]]
         _, names, counts = np.unique(document, return_inverse=True, return_counts=True)
@@ -196,16 +207,16 @@ class SegmentPairSamples:
 
 
 def _draw_count(mean: float, key: int) -> int:
-    """A whole number drawn so that its mean is as expected, but not 1, for it takes two to exchange."""
-    chance = key / 2**64
-    return int(mean + chance) if mean >= 2 else 2 * (chance < mean / 2)
+    """Return a random integer with the given mean, derived from `key`; never 1, as an exchange needs two draws."""
+    uniform = key / 2**64
+    return int(mean + uniform) if mean >= 2 else 2 * (uniform < mean / 2)
 
 
 def _find_middle_sentences(sentences: Ints, start: Ints, length: Ints) -> Ints:
-    """Return the offset of the sentence start nearest to the middle of each window; its length if there is none."""
+    """Return the offset of the sentence start nearest to the middle of each window; the length if there is none."""
     middle, end = start + length / 2, start + length
     index = np.searchsorted(sentences, middle)
-    bounds = np.concatenate(([-1], sentences, [np.iinfo(np.int64).max]))  # something before, something after
+    bounds = np.concatenate(([-1], sentences, [np.iinfo(np.int64).max]))  # sentinels at both ends
     low, high = bounds[index], bounds[index + 1]
     low_gap = np.where(low > start, middle - low, np.inf)
     high_gap = np.where(high < end, high - middle, np.inf)

@@ -1,13 +1,13 @@
-"""Parallel documents: sentences with their translation, or a source with its target.
+"""Parallel documents: sentences with their translations, or sources with their targets.
 
-    samples = Sides(limit=512).open(shards, frame)              # "[CLS] a [SEP] b [SEP]"
-    samples = Sides(limit=512, apart="framed").open(…)          # "<s> a </s>" and "<s> b </s>": each in its own frame
-    samples = Sides(limit=512, apart="bare").open(…)            # "<s> a </s>" and "b </s>": one starts, both end
-    samples.cut(draws).sides                                    # [S] where in each sequence the second side begins
+    samples = ParallelPairs(limit=512).open(shards, template)   # "[CLS] a [SEP] b [SEP]"
+    samples = ParallelPairs(limit=512, apart="framed").open(…)  # "<s> a </s>" and "<s> b </s>": two single texts
+    samples = ParallelPairs(limit=512, apart="bare").open(…)    # "<s> a </s>" and "b </s>": no opening tokens before b
+    samples.cut(draws).sides                                    # [S] start of the second side in each sequence
 
-A pair is one sample, cut exactly where its second side starts. Where it is too long, the ends of its sides are left
-out, of the longer one first: both may keep half of the limit. Nothing ever crosses from one side to the other, or into
-another pair. Documents of one side may stand beside pairs: they are read as `Documents` are.
+A pair is one sample with a known boundary between its sides. A pair over the limit loses the ends of its sides, the
+longer side first; each side may keep half of the limit. Text never moves to the other side or into another pair. A
+corpus may also contain documents with one side, which are split like `Documents`.
 """
 
 from dataclasses import dataclass, replace
@@ -27,16 +27,20 @@ from pretune.data.shards import Shards
 
 @spec
 class ParallelPairs:
-    """Pairs as the corpus has them, in the frame of a pair, or `apart`: each side in that of a single text.
+    """Pairs of the corpus, in the pair layout of the template.
 
-    Of a bare second side only the end of its frame is read.
+    With `apart` each side has the single layout instead: complete ("framed"), or without the opening special tokens of
+    the second side ("bare").
     """
 
     limit: int = 512
     apart: Literal["framed", "bare"] | None = None
 
     def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "ParallelSamples":
-        """The samples of some shards."""
+        """Return the samples of `shards`, in the layouts of `template` (default: no special tokens).
+
+        Raises `UsageError` if the special tokens leave too little room.
+        """
         base_template = template or SequenceTemplate()
         return ParallelSamples(
             self,
@@ -46,7 +50,7 @@ class ParallelPairs:
 
 
 class _ParallelTable(NamedTuple):
-    """Of each sample: its first token, the tokens read of each side (0: it has no second), where the second starts."""
+    """Start, trimmed lengths of both sides (second: 0 if there is none) and start of the second side per sample."""
 
     start: Ints
     first_length: Ints
@@ -56,7 +60,7 @@ class _ParallelTable(NamedTuple):
 
 @dataclass(frozen=True)
 class ParallelSamples:
-    """Samples that are pairs, or stretches of documents of one side."""
+    """Samples of `ParallelPairs`: pairs, or windows of documents with one side."""
 
     kind: ParallelPairs
     shards: Shards
@@ -75,18 +79,18 @@ class ParallelSamples:
 
     @property
     def pair_count(self) -> int:
-        """Number of samples that are pairs."""
+        """Number of samples with two sides."""
         return int((self._table.second_length > 0).sum())
 
     @property
     def trimmed_count(self) -> int:
-        """Number of pairs that are trimmed to the limit."""
+        """Number of pairs over the limit, which are trimmed."""
         sides, lengths = self.shards.sides, np.diff(self.shards.documents)
         return int(((sides > 0) & (lengths > self.kind.limit - self.template.pair_special_count)).sum())
 
     @property
     def _first_special_count(self) -> int:
-        """Special tokens of the first side."""
+        """Number of special tokens on the first side of a pair."""
         special_count = [token for token, _ in self.template.pair].index(TEXT_B) - 1
         return special_count if self.kind.apart is None else self.template.special_count
 
@@ -94,7 +98,7 @@ class ParallelSamples:
     def _table(self) -> _ParallelTable:
         starts, sides = self.shards.documents[:-1], self.shards.sides
         lengths = np.diff(self.shards.documents)
-        # A pair is one window, of whatever length; others are cut as documents are.
+        # A pair is one window of any length; a document with one side is split into windows.
         window_lengths = np.where(sides > 0, np.minimum(lengths, 1), lengths)
         start, length, owner = split_windows(
             starts, window_lengths, compute_text_room(self.kind.limit, self.template.special_count)
@@ -102,22 +106,25 @@ class ParallelSamples:
         first, second = trim_pair(
             sides[owner], (lengths - sides)[owner], compute_text_room(self.kind.limit, self.template.pair_special_count)
         )
-        two = sides[owner] > 0
+        is_pair = sides[owner] > 0
         return _ParallelTable(
-            start, np.where(two, first, length), np.where(two, second, 0), np.where(two, start + sides[owner], start)
+            start,
+            np.where(is_pair, first, length),
+            np.where(is_pair, second, 0),
+            np.where(is_pair, start + sides[owner], start),
         )
 
     @cached_property
     def sources(self) -> Ints:
-        """[n] the source of each sample."""
+        """[n] Source of each sample."""
         return find_sources(self.shards, self._table.start)
 
     def assign_partners(self, draws: EpochOrder) -> EpochOrder:
-        """Nothing is left to be drawn."""
+        """Return the draws unchanged: these samples have no partners."""
         return draws
 
     def lengths(self, draws: EpochOrder | None = None) -> Ints:
-        """Return the length of each draw, or of each sample: both sides together."""
+        """Return the length of each draw, or of each sample: the sum of both sides."""
         first, second = self.measure_sides(draws)
         return first + second
 
@@ -125,38 +132,38 @@ class ParallelSamples:
         """Return the lengths of both sides, special tokens included; the second is 0 if there is none."""
         index = slice(None) if draws is None else draws.samples
         first, second = self._table.first_length[index], self._table.second_length[index]
-        two, first_special = second > 0, self._first_special_count
+        is_pair, first_special = second > 0, self._first_special_count
         return (
-            first + np.where(two, first_special, self.template.special_count),
-            np.where(two, second + self.template.pair_special_count - first_special, 0),
+            first + np.where(is_pair, first_special, self.template.special_count),
+            np.where(is_pair, second + self.template.pair_special_count - first_special, 0),
         )
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
-        """Both sides, in the frame of a pair or of a single text."""
+        """Return the lengths of both sides and the special tokens of each draw, or of each sample."""
         first, second = self.measure_sides(draws)
         return SampleLengths(
             first, second, np.where(second > 0, self.template.pair_special_count, self.template.special_count)
         )
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
-        """The sequences of some draws, which know where their second sides begin."""
+        """Read the sequences of draws, with the start of the second side in `sides`; words and sentences on request."""
         start, first, second, second_start = (column[draws.samples] for column in self._table)
         segments = self.template.has_segments or self.kind.apart is None
         pieces = self.template.wrap_pair(start, first, second_start, second)
         sequences = pieces.read(self.shards, words=words, sentences=sentences, segments=segments)
-        begin = np.where(second > 0, self.measure_sides(draws)[0], 0)
-        return attach_sample_info(replace(sequences, sides=begin), draws, self.sources)
+        side_starts = np.where(second > 0, self.measure_sides(draws)[0], 0)
+        return attach_sample_info(replace(sequences, sides=side_starts), draws, self.sources)
 
 
 def double_template(template: SequenceTemplate, *, is_bare: bool) -> SequenceTemplate:
-    """A frame whose pair is two single texts, or one and the rest of another."""
+    """Return a template with a pair layout of two single layouts; `is_bare` omits the opening tokens of the second."""
     second = [(TEXT_B if token == TEXT_A else token, segment) for token, segment in template.single]
     opening = [token for token, _ in second].index(TEXT_B) if is_bare else 0
     return SequenceTemplate(single=template.single, pair=(*template.single, *second[opening:]))
 
 
 def trim_pair(first: Ints, second: Ints, limit: int) -> tuple[Ints, Ints]:
-    """Trim two sides to `limit` tokens together, the longer one first; returns their lengths.
+    """Return the lengths of both sides after trimming to `limit` tokens in total, the longer side first.
 
     >>> [side.tolist() for side in trim_pair(np.array([3, 9, 9, 2]), np.array([4, 2, 9, 9]), 9)]
     [[3, 7, 5, 2], [4, 2, 4, 7]]

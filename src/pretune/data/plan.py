@@ -1,12 +1,12 @@
 """Packing plan of an epoch: the row and batch of each draw, computed once from lengths alone.
 
-The draws come in their keyed order and are cut into windows of fixed size. Each window is packed best-fit by itself,
-and its rows are shuffled by key, so that long and short sequences meet in every batch. Batches are consecutive rows;
-the last one of an epoch may have empty rows. So nothing is lost or read twice, and the batch of any step is a slice.
+The draws, in random order, are divided into windows of fixed size. Each window is packed separately and its rows are
+shuffled, so every batch has long and short sequences. A batch is a range of consecutive rows; the last batch of an
+epoch may have empty rows. So every draw is read exactly once, and the batch of any step is a slice.
 
-    plan = make_plan(lengths, shape, seed=0, epoch=0)
-    which, row = plan.batch(7)                            # the draws of a batch and the row of each
-    which, row = plan.batch(7, part=1, parts=4)           # those of rank 1 of 4: the second quarter of the rows
+    plan = build_plan(lengths, shape, seed=0, epoch=0)
+    draws, row = plan.get_batch(7)                        # the draws of a batch and the row of each
+    draws, row = plan.get_batch(7, part=1, parts=4)       # rank 1 of 4: the second quarter of the rows
 """
 
 import hashlib
@@ -25,20 +25,20 @@ from pretune.data.ragged import Ints, compute_offsets
 from pretune.data.shards.npy import NpyWriter, open_npy
 
 WINDOW_SIZE = 2**18
-"""Draws that are packed together."""
+"""Number of draws that are packed together."""
 
-_VERSION = 3  # of the method: a plan of another version in a cache is not used
+_VERSION = 3  # version of the packing method: cached plans of other versions are ignored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingPlan:
-    """Rows of draws; `rows` of them make a batch."""
+    """Assignment of the draws of an epoch to rows; a batch has `rows` rows."""
 
-    order: Ints  # [n] draws, row after row
-    starts: Ints  # [rows in all + 1] where each row starts in `order`
+    order: Ints  # [n] draws, sorted by row
+    starts: Ints  # [total rows + 1] start of each row in `order`
     rows: int
-    fill: float  # the share of the rows' tokens that is not filler
-    source_fill: float | None = None
+    fill: float  # share of the row tokens that is not filler
+    source_fill: float | None = None  # the same for the encoder side
 
     @property
     def batch_count(self) -> int:
@@ -46,14 +46,17 @@ class PackingPlan:
         return -(-(len(self.starts) - 1) // self.rows)
 
     def get_batch(self, step: int, part: int = 0, parts: int = 1) -> tuple[Ints, Ints]:
-        """The draws of a batch, or of one of several equal parts of its rows, and the row of each."""
+        """Return the draws of a batch and the row of each; of part `part` of `parts` equal parts of its rows.
+
+        Raises `UsageError` if the epoch has no batch `step`, or the rows have no such part.
+        """
         if not 0 <= step < self.batch_count:
-            raise UsageError(f"batch {step} is not one of the {self.batch_count} of this epoch")
+            raise UsageError(f"batch {step} does not exist; this epoch has {self.batch_count} batches, counted from 0")
         if not 0 <= part < parts or self.rows % parts:
-            raise UsageError(f"part {part} of {parts} is no equal part of {self.rows} rows")
+            raise UsageError(f"part {part} of {parts} is not an equal part of {self.rows} rows")
         size = self.rows // parts
         first = step * self.rows + part * size
-        edges = self.starts[first : first + size + 1]  # shorter, or empty, where the epoch ends
+        edges = self.starts[first : first + size + 1]  # shorter or empty at the end of the epoch
         if not len(edges):
             edges = self.starts[-1:]
         return self.order[edges[0] : edges[-1]], np.repeat(np.arange(len(edges) - 1), np.diff(edges))
@@ -69,14 +72,18 @@ def build_plan(
     window: int = WINDOW_SIZE,
     cache: Path | None = None,
 ) -> PackingPlan:
-    """The plan for draws of these lengths (and source lengths), taken from the cache where it has it."""
+    """Return the packing plan for draws of these lengths, from the cache directory if it has the plan.
+
+    `source` holds the lengths on the encoder side, `window` is the number of draws packed together. A computed plan is
+    written to `cache`. Raises `UsageError` if `window` is below 1, or only one of `source` and `shape.source` is given.
+    """
     if window < 1 or (source is None) != (shape.source is None):
         raise UsageError(
-            "a plan needs a window of at least 1, and source lengths if and only if rows have a source side"
+            f"a plan needs window >= 1, got {window}, and source lengths if and only if the shape has a source length"
         )
     if cache is None:
         return _pack_plan(lengths, shape, seed, epoch, source, window)
-    facts: dict[str, int | None] = {
+    settings: dict[str, int | None] = {
         "version": _VERSION,
         "seed": seed,
         "epoch": epoch,
@@ -84,8 +91,8 @@ def build_plan(
         "n": len(lengths),
         "rows": shape.rows,
     }
-    facts |= {"length": shape.length, "source": shape.source, "sequences": shape.sequences}
-    digest = hashlib.sha256(json.dumps(facts, allow_nan=False).encode())
+    settings |= {"length": shape.length, "source": shape.source, "sequences": shape.sequences}
+    digest = hashlib.sha256(json.dumps(settings, allow_nan=False).encode())
     for part in (lengths, source):
         digest.update(b"-" if part is None else np.ascontiguousarray(part, dtype="<i8").data)
     folder = cache / f"plan-{digest.hexdigest()[:32]}"
@@ -99,18 +106,19 @@ def build_plan(
 def _pack_plan(
     lengths: Ints, shape: BatchShape, seed: int, epoch: int, source: Ints | None, window: int
 ) -> PackingPlan:
+    """Compute a plan: pack each window, shuffle its rows, and sort the draws by row."""
     rows = np.empty(len(lengths), dtype=np.int64)
     total = 0
     for start in range(0, len(lengths), window):
         part = slice(start, start + window)
-        sides = None if source is None else source[part]
+        window_source = None if source is None else source[part]
         window_rows = pack(
-            lengths[part], shape.length, max_sequences=shape.sequences, source=sides, source_room=shape.source
+            lengths[part], shape.length, max_sequences=shape.sequences, source=window_source, source_room=shape.source
         )
         count = int(window_rows.max()) + 1
-        place = np.empty(count, dtype=np.int64)
-        place[shuffle_by_key(seed, Purpose.ROWS, epoch, np.arange(total, total + count)) - total] = np.arange(count)
-        rows[part] = total + place[window_rows]
+        shuffled = np.empty(count, dtype=np.int64)  # new index of each row of the window
+        shuffled[shuffle_by_key(seed, Purpose.ROWS, epoch, np.arange(total, total + count)) - total] = np.arange(count)
+        rows[part] = total + shuffled[window_rows]
         total += count
     return PackingPlan(
         order=np.argsort(rows, kind="stable"),
@@ -122,37 +130,38 @@ def _pack_plan(
 
 
 def _compute_fill(lengths: Ints, rows: int, length: int) -> float:
+    """Return the share of the tokens of `rows` rows of `length` tokens that the sequences fill."""
     return float(lengths.sum() / max(rows * length, 1))
 
 
 def _save(folder: Path, plan: PackingPlan) -> None:
-    """Publish a plan at once; whoever comes second finds the first one's, which is the same."""
+    """Write a plan to the cache atomically; keep the identical plan of a process that wrote it at the same time."""
     try:
-        with atomic_directory(folder, overwrite=True) as temporary:  # over one that is damaged
+        with atomic_directory(folder, overwrite=True) as temporary:  # replaces a damaged plan
             for name in ("order", "starts"):
                 with NpyWriter(temporary / f"{name}.npy", "<i8") as file:
                     file.append(getattr(plan, name))
-            facts = {"rows": len(plan.starts) - 1, "fill": plan.fill, "source_fill": plan.source_fill}
-            write_json(temporary / "plan.json", facts)
+            metadata = {"rows": len(plan.starts) - 1, "fill": plan.fill, "source_fill": plan.source_fill}
+            write_json(temporary / "plan.json", metadata)
     except UsageError:
         if not folder.is_dir():
             raise
 
 
 def _load(folder: Path, rows: int, draws: int) -> PackingPlan | None:
-    """A plan out of the cache; None if it is not there or not whole, for it can always be made again."""
+    """Return a plan from the cache; None if it is missing or damaged, so that the caller computes it again."""
     try:
-        facts = read_json(folder / "plan.json", DataError)
+        metadata = read_json(folder / "plan.json", DataError)
         order = open_npy(folder / "order.npy", "<i8", draws)
-        starts = open_npy(folder / "starts.npy", "<i8", int(facts["rows"]) + 1)
+        starts = open_npy(folder / "starts.npy", "<i8", int(metadata["rows"]) + 1)
         if starts[0] != 0 or starts[-1] != draws:
             return None
         return PackingPlan(
             order=order.view(np.int64),
             starts=starts.view(np.int64),
             rows=rows,
-            fill=float(facts["fill"]),
-            source_fill=None if facts["source_fill"] is None else float(facts["source_fill"]),
+            fill=float(metadata["fill"]),
+            source_fill=None if metadata["source_fill"] is None else float(metadata["source_fill"]),
         )
     except (PretuneError, KeyError, TypeError, ValueError, OverflowError):
         return None

@@ -26,12 +26,14 @@ def compute_starts(lengths: Ints) -> Ints:
 
 
 def compute_offsets(lengths: Ints) -> Ints:
-    """Return the starts of concatenated ranges, and the end: n + 1 offsets."""
+    """Return the starts of concatenated ranges and the end of the last: n + 1 offsets."""
     return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)))
 
 
 def split_windows(starts: Ints, lengths: Ints, limit: int) -> tuple[Ints, Ints, Ints]:
-    """Stretches cut into windows of `limit`, the last of each keeping what is left: starts, lengths, whose they are.
+    """Split ranges into windows of length `limit`; the last window of a range may be shorter.
+
+    Return start, length and index of the range of each window.
 
     >>> [part.tolist() for part in split_windows(np.array([0, 10]), np.array([5, 2]), 2)]
     [[0, 2, 4, 10], [2, 2, 1, 2], [0, 0, 0, 1]]

@@ -1,11 +1,11 @@
 """Samples: documents, sentences, blocks or pairs of segments, as ranges of the shards.
 
-    samples = Documents(limit=512).open(shards, frame)
-    samples.lengths()                  # [n] of every sample, special tokens included; no token is read
-    samples.cut(draws)                 # their `Sequences`
+    samples = Documents(limit=512).open(shards, template)
+    samples.lengths()                  # [n] length of every sample, special tokens included; reads no tokens
+    samples.cut(draws)                 # the `Sequences` of draws
 
-A limit is that of the whole sample, special tokens included. Every token of the shards is in exactly one sample: what
-is longer than the limit is split, and tails are kept.
+A limit includes the special tokens. Every token of the shards is in exactly one sample: text over the limit is split,
+and the last, shorter part is kept.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from pretune.data.shards import Shards
 
 
 class Samples(Protocol):
-    """A kind of sample over some shards. It is sent to other processes without its tables, which are made anew."""
+    """Samples of one kind over shards. Pickling omits the tables; the receiving process computes them again."""
 
     @property
     def shards(self) -> Shards: ...
@@ -34,15 +34,15 @@ class Samples(Protocol):
 
     @property
     def sources(self) -> Ints:
-        """[n] the source of each sample."""
+        """[n] Source of each sample."""
 
     def __len__(self) -> int: ...
 
     def assign_partners(self, draws: EpochOrder) -> EpochOrder:
-        """The draws with all that is drawn before lengths are known: partners."""
+        """Return the draws with sampled partners and labels, for samples that have them; call it before `lengths`."""
 
     def lengths(self, draws: EpochOrder | None = None) -> Ints:
-        """Return the length of each draw, or of each sample."""
+        """Return the length of each draw, or of each sample if `draws` is None."""
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         """Return the lengths and special tokens of each draw, or of each sample, without reading tokens."""
@@ -52,55 +52,58 @@ class Samples(Protocol):
 
 
 def check_enough_tokens(samples: Samples, length: int) -> None:
-    """Refuse text that does not fill one sequence of `length` tokens: to train on it is hardly what was meant."""
+    """Raise `DataError` if the text does not fill one sequence of `length` tokens: too little to train on."""
     tokens = int(samples.lengths().sum())
     if tokens < length:
         raise DataError(
-            f"{samples.shards.directory}: split '{samples.shards.split}' has {tokens} tokens with the special ones, "
-            f"less than one sequence of {length}; add text, or reduce the sequence length (--set "
-            "data.max_length=N)"
+            f"{samples.shards.directory}: split '{samples.shards.split}' has {tokens} tokens including special "
+            f"tokens, fewer than one sequence of {length}; add text, or reduce the sequence length "
+            "(--set data.max_length=N)"
         )
 
 
 @spec
 class Documents:
-    """Whole documents; those longer than the limit in windows, each cut where the one before ends."""
+    """Whole documents. A document over the limit is split into consecutive windows."""
 
     limit: int = 512
 
     def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "RangeSamples":
-        """Return the samples of some shards."""
+        """Return the samples of `shards`; by default the template has no special tokens."""
         return RangeSamples(self, shards, template or SequenceTemplate())
 
 
 @spec
 class Sentences:
-    """Single sentences; those longer than the limit in windows."""
+    """Single sentences. A sentence over the limit is split into consecutive windows."""
 
     limit: int = 128
 
     def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "RangeSamples":
-        """Return the samples of some shards."""
+        """Return the samples of `shards`; by default the template has no special tokens."""
         return RangeSamples(self, shards, template or SequenceTemplate())
 
 
 @spec
 class Blocks:
-    """Windows over all documents, each in its frame, laid end to end (GPT-2, Radford et al., 2019).
+    """Windows of `length` tokens over the concatenation of all documents (GPT-2, Radford et al., 2019).
 
-    All are full but the last. One may hold parts of several documents, which see each other; `Documents` keeps them
-    apart.
+    Each document has its special tokens. All blocks but the last are full. A block may hold parts of several documents,
+    which attend to each other; `Documents` keeps documents separate.
     """
 
     length: int = 1024
 
     def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "BlockSamples":
-        """Return the samples of some shards."""
+        """Return the samples of `shards`; by default the template has no special tokens."""
         return BlockSamples(self, shards, template or SequenceTemplate())
 
 
 def compute_text_room(limit: int, room: int) -> int:
-    """Return the tokens left for text under a limit when special tokens need `room`."""
+    """Return the number of text tokens under `limit` when special tokens need `room`.
+
+    Raises `UsageError` if no text token fits.
+    """
     if limit <= room:
         raise UsageError(f"limit must be > {room}, the number of special tokens, got {limit}")
     return limit - room
@@ -108,7 +111,7 @@ def compute_text_room(limit: int, room: int) -> int:
 
 @dataclass(frozen=True)
 class RangeSamples:
-    """Samples that are single stretches of the shards."""
+    """Samples of `Documents` or `Sentences`: one range of the shards each."""
 
     kind: Documents | Sentences
     shards: Shards
@@ -132,7 +135,7 @@ class RangeSamples:
 
     @cached_property
     def sources(self) -> Ints:
-        """[n] the source of each sample."""
+        """[n] Source of each sample."""
         return find_sources(self.shards, self._table[0])
 
     def assign_partners(self, draws: EpochOrder) -> EpochOrder:
@@ -144,12 +147,12 @@ class RangeSamples:
         return self._table[1][slice(None) if draws is None else draws.samples] + self.template.special_count
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
-        """Each has the special tokens of its frame."""
+        """Return the lengths and special tokens of each draw, or of each sample."""
         lengths = self.lengths(draws)
         return SampleLengths(lengths, np.zeros_like(lengths), np.full_like(lengths, self.template.special_count))
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
-        """Read the sequences of some draws."""
+        """Read the sequences of draws, with word and sentence starts on request."""
         start, length = (column[draws.samples] for column in self._table)
         pieces = self.template.wrap(start, length)
         sequences = pieces.read(self.shards, words=words, sentences=sentences, segments=self.template.has_segments)
@@ -158,7 +161,7 @@ class RangeSamples:
 
 @dataclass(frozen=True)
 class BlockSamples:
-    """Samples that are windows over the framed documents, end to end. D documents, V places in all."""
+    """Samples of `Blocks`: windows over the concatenated documents with their special tokens. Legend: D documents."""
 
     kind: Blocks
     shards: Shards
@@ -172,13 +175,13 @@ class BlockSamples:
 
     @cached_property
     def _document_starts(self) -> Ints:
-        """[D + 1] where each framed document starts; an empty one takes no place."""
+        """[D + 1] Start of each document in the concatenation; an empty document has no special tokens."""
         lengths = np.diff(self.shards.documents)
         return compute_offsets(lengths + self.template.special_count * (lengths > 0))
 
     @cached_property
     def sources(self) -> Ints:
-        """[n] the source of each block's first document."""
+        """[n] Source of the first document of each block."""
         document = np.searchsorted(self._document_starts, np.arange(len(self)) * self.kind.length, side="right") - 1
         return self.shards.sources[document].astype(np.int64)
 
@@ -195,29 +198,31 @@ class BlockSamples:
         return np.asarray(np.minimum(self.kind.length, self._document_starts[-1] - start))
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
-        """A block has the special tokens of all its documents, and of some that it has in part."""
+        """Return the lengths and special tokens of each draw, or of each sample; documents may be split."""
         start = (np.arange(len(self)) if draws is None else draws.samples) * self.kind.length
         lengths = self.lengths(draws)
         special = self._count_special(start + lengths) - self._count_special(start)
         return SampleLengths(lengths, np.zeros_like(lengths), special)
 
     def _count_special(self, positions: Ints) -> Ints:
-        """Count the special tokens before some positions."""
+        """Return the number of special tokens before each position of the concatenation."""
         texts, opening = self.shards.documents, [token for token, _ in self.template.single].index(TEXT_A)
         document = np.minimum(np.searchsorted(self._document_starts, positions, side="right") - 1, len(texts) - 2)
         inside = positions - self._document_starts[document] - opening
         return np.asarray(positions - texts[document] - np.clip(inside, 0, texts[document + 1] - texts[document]))
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
-        """Read the sequences of some draws."""
+        """Read the sequences of draws, with word and sentence starts on request."""
         start = draws.samples * self.kind.length
         stop = start + self.lengths(draws)
         first = np.searchsorted(self._document_starts, start, side="right") - 1
-        counts = np.searchsorted(self._document_starts, stop) - first  # documents that each block touches
+        counts = (
+            np.searchsorted(self._document_starts, stop) - first
+        )  # number of documents in each block, in whole or in part
         document = spread(first, counts)
         length = self.shards.documents[document + 1] - self.shards.documents[document]
         document_pieces, width = self.template.wrap(self.shards.documents[document], length), len(self.template.single)
-        # Every piece has its place in the stream; what lies outside the block is cut off.
+        # `place` is the position of each piece in the concatenation; parts of pieces outside the block are removed.
         size = document_pieces.length * np.repeat(length > 0, width)
         ends = self._document_starts[document][:, None] + np.cumsum(size.reshape(-1, width), axis=1)
         place = ends.ravel() - size
@@ -235,12 +240,12 @@ class BlockSamples:
 
 
 def find_sources(shards: Shards, positions: Ints) -> Ints:
-    """The sources of the documents that hold some positions."""
+    """Return the source of the document at each position of the shards."""
     return shards.sources[np.searchsorted(shards.documents, positions, side="right") - 1].astype(np.int64)
 
 
 def attach_sample_info(sequences: Sequences, draws: EpochOrder, sources: Ints) -> Sequences:
-    """Sequences that know which draws they are."""
+    """Return the sequences with the samples, epochs, sources and labels of their draws."""
     return replace(
         sequences, samples=draws.samples, epochs=draws.epochs, sources=sources[draws.samples], labels=draws.labels
     )

@@ -1,9 +1,12 @@
-"""Sequence templates: the special tokens around a text, or around and between two, as ids and segments.
+"""Sequence templates: special tokens around one text or two, as token ids and segments.
 
-    Frame(single=((CLS, 0), (A, 0), (SEP, 0)), pair=((CLS, 0), (A, 0), (SEP, 0), (B, 1), (SEP, 1)))
+    SequenceTemplate(
+        single=((CLS, 0), (TEXT_A, 0), (SEP, 0)),
+        pair=((CLS, 0), (TEXT_A, 0), (SEP, 0), (TEXT_B, 1), (SEP, 1)),
+    )
 
-is "[CLS] a [SEP]" and "[CLS] a [SEP] b [SEP]" with the second text and its separator in segment 1. For the layout of a
-tokenizer this is `SequenceTemplate.from_template(tokenizer.template)`.
+is "[CLS] a [SEP]" and "[CLS] a [SEP] b [SEP]" with the second text and its separator in segment 1.
+`SequenceTemplate.from_template(tokenizer.template)` is the template of a tokenizer. Legend: S sequences, P pieces.
 """
 
 from dataclasses import dataclass
@@ -23,7 +26,10 @@ TEXT_A, TEXT_B = -1, -2
 
 @spec
 class SequenceTemplate:
-    """Special tokens around one text and around two: (token id, segment), `TEXT_A` and `TEXT_B` for the texts."""
+    """Layouts of one text and of two, as (token id, segment); `TEXT_A` and `TEXT_B` stand for the texts.
+
+    Raises `UsageError` if a layout does not have its placeholders once each and in order.
+    """
 
     single: tuple[tuple[int, int], ...] = ((TEXT_A, 0),)
     pair: tuple[tuple[int, int], ...] = ((TEXT_A, 0), (TEXT_B, 1))
@@ -33,15 +39,15 @@ class SequenceTemplate:
             placeholders = [token for token, _ in getattr(self, name) if token < 0]
             if placeholders != texts:
                 raise UsageError(
-                    f"the {name} frame must hold the text(s) {texts} once and in order, found {placeholders}"
+                    f"the {name} layout needs the placeholders {texts} once each and in order, got {placeholders}"
                 )
 
     @classmethod
     def from_template(cls, template: TokenTemplate, *, end: int | None = None) -> "SequenceTemplate":
-        """The layout of a tokenizer.
+        """Return the sequence template for the template of a tokenizer.
 
-        With `end` that token follows where the layout ends in a text: "<|endoftext|>" after the documents of GPT-2,
-        whose layout has nothing around them.
+        The token `end` is appended to a layout that ends in a text: "<|endoftext|>" after the documents of GPT-2, which
+        has no special tokens in its template.
         """
         return cls(single=_to_layout(template.single, end), pair=_to_layout(template.pair, end))
 
@@ -57,22 +63,22 @@ class SequenceTemplate:
 
     @property
     def has_segments(self) -> bool:
-        """True if the single template has segments other than 0."""
+        """True if the single layout has segments other than 0."""
         return any(segment for _, segment in self.single)
 
     def wrap(self, start: Ints, length: Ints) -> "SequencePieces":
-        """Each text in the single frame."""
+        """Return the pieces of texts in the single layout, given their positions in the shards."""
         return self._fill(self.single, {TEXT_A: (start, length)})
 
     def wrap_pair(self, start: Ints, length: Ints, second_start: Ints, second_length: Ints) -> "SequencePieces":
-        """Each pair of texts in the pair frame; where the second is empty, the first alone in the single frame."""
+        """Return the pieces of pairs in the pair layout; a pair with an empty second text has the single layout."""
         texts = {TEXT_A: (start, length), TEXT_B: (second_start, second_length)}
         singles, pairs = self._fill(self.single, texts), self._fill(self.pair, texts)
-        lone = np.flatnonzero(second_length == 0)
-        return pairs.replace_at(lone, singles.take(lone)) if len(lone) else pairs
+        unpaired = np.flatnonzero(second_length == 0)
+        return pairs.replace_at(unpaired, singles.take(unpaired)) if len(unpaired) else pairs
 
     def _fill(self, layout: tuple[tuple[int, int], ...], texts: dict[int, tuple[Ints, Ints]]) -> "SequencePieces":
-        """S copies of a frame, S x P pieces."""
+        """Return the pieces of S sequences in one layout; `texts` has start and length of each placeholder."""
         count = len(texts[TEXT_A][0])
         start, length = np.empty((count, len(layout)), dtype=np.int64), np.ones((count, len(layout)), dtype=np.int64)
         for column, (token, _) in enumerate(layout):
@@ -89,25 +95,25 @@ class SequenceTemplate:
 
 
 def _to_layout(parts: tuple[SpecialPart | TextPart, ...], end: int | None) -> tuple[tuple[int, int], ...]:
-    """One layout of a template, closed by `end` where it is open."""
+    """Return the parts as (token id, segment), with `end` appended if the last part is a text."""
     texts = {"a": TEXT_A, "b": TEXT_B}
-    laid = tuple((part.token if isinstance(part, SpecialPart) else texts[part.text], part.segment) for part in parts)
-    last, segment = laid[-1]
-    return laid if end is None or last >= 0 else (*laid, (end, segment))
+    layout = tuple((part.token if isinstance(part, SpecialPart) else texts[part.text], part.segment) for part in parts)
+    last, segment = layout[-1]
+    return layout if end is None or last >= 0 else (*layout, (end, segment))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequencePieces:
     """Pieces of S sequences: ranges of the shards and single special tokens."""
 
-    counts: Ints  # [S] pieces of each sequence
-    start: Ints  # [P] position in the shards, or the special token's id
+    counts: Ints  # [S] number of pieces of each sequence
+    start: Ints  # [P] position in the shards, or id of the special token
     length: Ints  # [P] may be 0
-    special: Bools  # [P]
+    special: Bools  # [P] True for a special token
     segment: Ints  # [P]
 
     def take(self, selection: Ints) -> "SequencePieces":
-        """The pieces of some of the sequences."""
+        """Return the pieces of the selected sequences."""
         index = spread(compute_starts(self.counts)[selection], self.counts[selection])
         return SequencePieces(
             counts=self.counts[selection],
@@ -118,7 +124,7 @@ class SequencePieces:
         )
 
     def replace_at(self, selection: Ints, replacements: "SequencePieces") -> "SequencePieces":
-        """These, with other pieces in place of those of some sequences."""
+        """Return the pieces with those of the selected sequences replaced."""
         pieces = SequencePieces(
             counts=np.concatenate((self.counts, replacements.counts)),
             start=np.concatenate((self.start, replacements.start)),
@@ -133,7 +139,7 @@ class SequencePieces:
     def read(
         self, shards: Shards, *, words: bool = False, sentences: bool = False, segments: bool = False
     ) -> Sequences:
-        """Fetch the tokens, and what is asked for with them."""
+        """Read the tokens from the shards, with word starts, sentence starts and segments on request."""
         special = np.repeat(self.special, self.length)
         texts = ~self.special & (self.length > 0)
         start, length = self.start[texts], self.length[texts]
@@ -147,11 +153,11 @@ class SequencePieces:
             starts_word[first[texts]] = True
         if sentences:
             starts_sentence = special.copy()
-            order = np.argsort(start)  # asked for in order, they are found several times as fast
+            order = np.argsort(start)  # searching in ascending order is several times as fast
             low, high = np.empty_like(start), np.empty_like(start)
             low[order] = np.searchsorted(shards.sentences, start[order])
             high[order] = np.searchsorted(shards.sentences, (start + length)[order])
-            inside = shards.sentences[spread(low, high - low)]  # every sentence that starts in a text
+            inside = shards.sentences[spread(low, high - low)]  # every sentence start inside a text
             starts_sentence[inside + np.repeat(first[texts] - start, high - low)] = True
             starts_sentence[first[texts]] = True
         ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.length)))

@@ -1,4 +1,4 @@
-"""`Sequences`: many sequences as flat arrays, on their way from the shards through corruption to a batch."""
+"""`Sequences`: many sequences as flat arrays, the format between shards, corruption and layout."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,52 +11,54 @@ from pretune.data.ragged import Bools, Ints, compute_offsets, compute_starts, sp
 
 PER_TOKEN = ("tokens", "special", "words", "sentences", "segments", "targets", "order", "blanks")
 PER_SEQUENCE = ("samples", "epochs", "sources", "sides", "prefix", "view", "labels")
+"""Fields of `Sequences` with one value per token, and with one value per sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """S sequences of T tokens in all, and what is known of each token and each sequence; None: nothing is.
+    """S sequences with T tokens in total, and optional fields per token and per sequence (None: not available).
 
-    Words and sentences are marked at their first token. A special token, and the first token of a cut, starts both, so
-    that `np.cumsum` of either numbers groups that never reach over a special token or into the next sequence.
+    `words` and `sentences` mark first tokens. A special token, and the first token of a text, starts a word and a
+    sentence. So `np.cumsum` of either gives group indices, and no group crosses a special token or the end of a
+    sequence.
     """
 
     tokens: Ints  # [T]
     offsets: Ints  # [S + 1]
-    special: Bools | None = None  # [T] of the template: never to be corrupted
-    words: Bools | None = None  # [T] starts a word
-    sentences: Bools | None = None  # [T] starts a sentence
+    special: Bools | None = None  # [T] special token, never corrupted
+    words: Bools | None = None  # [T] first token of a word
+    sentences: Bools | None = None  # [T] first token of a sentence
     segments: Ints | None = None  # [T]
-    targets: Ints | None = None  # [T] what the head should say there, IGNORE where nothing
+    targets: Ints | None = None  # [T] label of the vocabulary head, IGNORE_INDEX for none
     order: Ints | None = None  # [T] factorisation rank
-    blanks: Ints | None = None  # [T] the number of the masked span inside its sequence, -1 outside
-    samples: Ints | None = None  # [S] which sample it is: with the epoch, the counter of all that is random about it
-    epochs: Ints | None = None  # [S] for the how-manieth time the sample is read
-    sources: Ints | None = None  # [S] which source it is from
-    sides: Ints | None = None  # [S] where its second side begins, 0 where it has only one
-    prefix: Ints | None = None  # [S] how many first tokens all of it may see
+    blanks: Ints | None = None  # [T] index of the masked span in its sequence, -1 outside
+    samples: Ints | None = None  # [S] index of the sample; with the epoch, the key of its random numbers
+    epochs: Ints | None = None  # [S] earlier reads of the sample
+    sources: Ints | None = None  # [S] index of the source
+    sides: Ints | None = None  # [S] start of the second side, 0 if there is none
+    prefix: Ints | None = None  # [S] length of the prefix with bidirectional attention
     view: Ints | None = None  # [S] mask kind
-    labels: Ints | None = None  # [S] of the sequence as a whole, IGNORE where it has none
-    source: "Sequences | None" = None  # what the encoder reads, where there is one; as many sequences
+    labels: Ints | None = None  # [S] label of the sequence, IGNORE_INDEX for none
+    source: "Sequences | None" = None  # S sequences of the encoder side
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def lengths(self) -> Ints:
-        """[S]"""
+        """[S] Tokens of each sequence."""
         return np.diff(self.offsets)
 
     def find_owners(self) -> Ints:
-        """[T] the sequence each token is in."""
+        """Return the index of the sequence of each token [T]."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     def compute_positions(self) -> Ints:
-        """[T] each token's place in its sequence."""
+        """Return the position of each token in its sequence [T]."""
         return np.arange(len(self.tokens)) - np.repeat(self.offsets[:-1], self.lengths)
 
     def take(self, selection: Ints) -> "Sequences":
-        """Some of the sequences, in the order asked for."""
+        """Return the selected sequences, in the order of the selection."""
         lengths = self.lengths[selection]
         index = spread(self.offsets[:-1][selection], lengths)
         parts: dict[str, Any] = {"offsets": compute_offsets(lengths)}
@@ -67,7 +69,7 @@ class Sequences:
 
 
 def join(parts: Sequence[Sequences]) -> Sequences:
-    """Several of them as one; what one lacks, all lack."""
+    """Concatenate sequences; a field that is None in one of the parts is None in the result."""
     columns: dict[str, Any] = {}
     for field in fields(Sequences):
         values = [getattr(part, field.name) for part in parts]

@@ -1,11 +1,11 @@
-"""The stream of batches: plan, cut, corrupt, lay out. The batch of a step is a function of (seed, step).
+"""Streams of batches: plan, read, corrupt, lay out. The batch of a step is a function of (seed, step).
 
-    samples = Sentences(limit=128).open(Shards.open("data/books", "train"), frame)
+    samples = Sentences(limit=128).open(Shards.open("data/books", "train"), template)
     stream = BatchStream(samples, BatchShape(rows=512, length=128), seed=0, corruption=corruption)
     stream[1000]                                     # the batch of step 1000, independent of earlier calls
-    stream.batch(1000, part=3, parts=8)              # the rows that rank 3 of 8 reads of it
+    stream.batch(1000, part=3, parts=8)              # the rows of rank 3 of 8
 
-A stream goes on for ever, epoch after epoch. It is small to send to another process, which maps the shards for itself.
+A stream has no end: one epoch follows another. A pickled stream is small; the receiving process maps the shards again.
 """
 
 import bisect
@@ -30,10 +30,10 @@ from pretune.data.ragged import Ints
 from pretune.data.samples import Samples
 from pretune.data.sequences import Sequences
 
-_MAX_PLANS = 2  # plans in memory: of the epoch that is read, and of the one before or after it
-_MIN_SEQUENCES = 4  # a row may always hold so many
-_MIN_OBSERVED_ROWS = 64  # rows from which it can be told how many targets rows have
-_TINY_SHARE = 0.005  # the share of all tokens that is in sequences so short that rows need not take all they could hold
+_MAX_PLANS = 2  # plans in memory: the current epoch and a neighbour
+_MIN_SEQUENCES = 4  # lower bound for the maximum number of sequences per row
+_MIN_OBSERVED_ROWS = 64  # rows needed to estimate the number of targets per row
+_TINY_SHARE = 0.005  # share of tokens in very short sequences, ignored by the estimate of sequences per row
 
 
 class Corruption(Protocol):
@@ -41,18 +41,18 @@ class Corruption(Protocol):
 
     @property
     def copies(self) -> int | None:
-        """After so many epochs the same corruptions come again (static masking); None: never."""
+        """Number of epochs after which the corruptions repeat (static masking); None if they never do."""
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        """Bounds of how long a sequence of n tokens becomes: source and target; no target where there is one side."""
+        """Return upper bounds of the source and target lengths of sequences of n tokens; target: None with one side."""
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        """Return the corrupted sequences, as many and in the same order; possibly none."""
+        """Return the corrupted sequences, one for each and in the same order; `sequences` may be empty."""
 
     def targets(self, tokens: int, sequences: int) -> int:
-        """Slots for the targets of a batch of so many tokens (of the side that is predicted) in so many sequences.
+        """Return the target slots for a batch with this number of sequences, and of tokens on the predicted side.
 
-        A bound, or where their number is random what it stays below but for once in a thousand million batches.
+        An upper bound of the number of targets. If that number is random, about one batch in 10^9 exceeds the bound.
         """
 
 
@@ -60,23 +60,24 @@ class Corruption(Protocol):
 class LengthPredictingCorruption(Corruption, Protocol):
     """Corruption that predicts tighter lengths from sides, special tokens and its own random draws.
 
-    What is drawn follows from the counters alone, so it can be drawn twice: for the plan, and for the sequences.
+    The random draws depend on the counters alone, so the plan and `corrupt` compute the same draws.
     """
 
     @property
     def has_random_lengths(self) -> bool:
-        """Return True if the lengths of a sample vary between epochs."""
+        """True if the lengths of a sample vary between epochs."""
 
     def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
-        """`lengths` of these sequences with the counters they will be corrupted with; without: whatever is drawn."""
+        """Return (source, target) lengths for the counters that `corrupt` will get; upper bounds if `rng` is None."""
 
 
 class BatchStream:
-    """Batches of one shape out of one kind of samples, from any step on.
+    """Endless sequence of batches of one shape from one kind of samples, with random access by step.
 
-    If the shape does not fix the number of sequences per row, it is computed from the lengths, so that shapes stay the
-    same in all epochs. With `fixed_slots` the target slots are fixed too, by the corruption's bound. With a `cache`
-    folder the first process that needs a plan computes it for all.
+    If the shape does not fix the number of sequences per row, the stream computes it from the lengths, so that shapes
+    are the same in all epochs. With `fixed_slots` the number of target slots is also fixed, by the bound of the
+    corruption. With a `cache` directory the first process that needs a plan computes it for all. Raises `DataError` if
+    there are no samples.
     """
 
     def __init__(
@@ -102,12 +103,10 @@ class BatchStream:
             window,
             cache,
         )
-        self._starts = [0]  # the first step of the epochs planned so far, and the one after them
+        self._starts = [0]  # first step of each planned epoch and of the next
         self._epochs: dict[int, tuple[EpochOrder, PackingPlan]] = {}
         if not len(samples):
-            raise DataError(
-                f"{samples.shards.directory}: split '{samples.shards.split}' has no tokens to make samples of"
-            )
+            raise DataError(f"{samples.shards.directory}: split '{samples.shards.split}' has no tokens; add text")
 
     def __reduce__(self) -> tuple[Any, ...]:
         constructor = partial(
@@ -129,38 +128,39 @@ class BatchStream:
         return self.batch(step)
 
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
-        """The batch of a step, or one of several equal parts of its rows: a rank's, a micro-batch's."""
+        """Return the batch of a step, or part `part` of `parts` equal parts of its rows (a rank, a micro-batch)."""
         sequences, row = self.read_sequences(step, part=part, parts=parts)
         shape = self.compute_part_shape(parts)
         if self._base_shape.slots is None and shape.slots is not None and sequences.targets is not None:
-            # NOTE: where their number is random it is too large once in a thousand million batches: compiled anew then.
+            # NOTE: about one batch in 10^9 exceeds a random bound; its shape then differs and is compiled again.
             target_count = int((sequences.targets != IGNORE_INDEX).sum())
             while shape.slots < shape.length and shape.rows * shape.slots < target_count:
                 shape = replace(shape, slots=min(2 * shape.slots + 1, shape.length))
         return lay_out(sequences, row, shape)
 
     def compute_part_shape(self, parts: int = 1) -> BatchShape:
-        """The shape of a batch, or of one of several parts of it."""
+        """Return the shape of a batch, or of one of `parts` equal parts of it, with target slots if `fixed_slots`."""
         shape = self.shape.divide(parts)
         if not self.fixed_slots or self.corruption is None or shape.slots is not None:
             return shape
         if has_random_lengths(self.corruption) and shape.source is None:
             return replace(shape, slots=self._estimate_slots(shape.rows))
         sequences, rows = self._epoch_size
-        sequence_count = -(-sequences * shape.rows // rows)  # on average
+        sequence_count = -(-sequences * shape.rows // rows)  # mean number of sequences per part
         return replace(
             shape, slots=-(-self.corruption.targets(shape.rows * shape.length, sequence_count) // shape.rows)
         )
 
     @cached_property
     def _epoch_size(self) -> tuple[int, int]:
-        """The sequences and the rows of an epoch."""
+        """Number of sequences and of rows of an epoch."""
         return len(self.plan(0).order), len(self.plan(0).starts) - 1
 
     def _estimate_slots(self, rows: int) -> int:
-        """Target slots of each of so many rows, where what is drawn decides which sequences share a row.
+        """Return the target slots per row of a batch of `rows` rows, for a corruption with random lengths.
 
-        They are six deviations above the mean of rows that were looked at; of few, as many as there are tokens.
+        The estimate is six standard deviations above the mean of the observed rows; with too few observed rows it is
+        the row length.
         """
         counts, room = self._observed_targets, self.shape.length
         if len(counts) < _MIN_OBSERVED_ROWS:
@@ -178,7 +178,7 @@ class BatchStream:
         return np.concatenate(counts)
 
     def read_sequences(self, step: int, *, part: int = 0, parts: int = 1) -> tuple[Sequences, Ints]:
-        """Return the sequences of a batch and the row of each."""
+        """Return the corrupted sequences of a batch, or of a part of it, and the row of each."""
         epoch, index = self.locate_step(step)
         draws, plan = self._get_epoch(epoch)
         samples, row = plan.get_batch(index, part, parts)
@@ -190,16 +190,17 @@ class BatchStream:
     def iter_batches(
         self, start: int = 0, stop: int | None = None, *, part: int = 0, parts: int = 1
     ) -> Iterator[Batch]:
-        """The batches from one step to before another, or for ever."""
+        """Yield the batches from step `start` up to `stop` (exclusive), without end if `stop` is None."""
         step = start
         while stop is None or step < stop:
             yield self.batch(step, part=part, parts=parts)
             step += 1
 
     def locate_step(self, step: int) -> tuple[int, int]:
-        """The epoch a step is in, and its number inside it.
+        """Return the epoch of a step and the index of the step in that epoch.
 
-        Where epochs differ in their number of batches, those before are planned once; their counts travel along.
+        If epochs differ in their number of batches, all earlier epochs are planned once; a pickled stream keeps their
+        counts. Raises `UsageError` if the step is negative.
         """
         if step < 0:
             raise UsageError(f"step must be >= 0, got {step}")
@@ -211,7 +212,7 @@ class BatchStream:
         return epoch, step - self._starts[epoch]
 
     def get_steps(self, epoch: int) -> range:
-        """The steps of an epoch."""
+        """Return the range of steps of an epoch."""
         if self._batches_per_epoch is not None:
             return range(epoch * self._batches_per_epoch, (epoch + 1) * self._batches_per_epoch)
         while len(self._starts) <= epoch + 1:
@@ -220,19 +221,21 @@ class BatchStream:
 
     @property
     def packing_method(self) -> str | None:
-        """Name of the packing method, for resumed runs; None for the first method."""
+        """Name of the packing method; None for the first method. NOTE: part of run fingerprints, must not change."""
         has_new_method = self._base_shape.source is not None or isinstance(self.corruption, LengthPredictingCorruption)
         return "2: both sides at once, by the lengths that are drawn" if has_new_method else None
 
     def plan(self, epoch: int) -> PackingPlan:
-        """The plan of an epoch: its `fill`, its number of `iter_batches`."""
+        """Return the packing plan of an epoch."""
         return self._get_epoch(epoch)[1]
 
     @cached_property
     def _batches_per_epoch(self) -> int | None:
-        """Number of batches per epoch, if it is constant: one window packs equal lengths equally."""
-        alike = self.mixing is None and len(self.samples) <= self._window and not has_random_lengths(self.corruption)
-        return self.plan(0).batch_count if alike else None
+        """Number of batches per epoch; None if it may vary. With one window and fixed lengths it is constant."""
+        is_constant = (
+            self.mixing is None and len(self.samples) <= self._window and not has_random_lengths(self.corruption)
+        )
+        return self.plan(0).batch_count if is_constant else None
 
     @cached_property
     def mixture(self) -> SourceMixture:
@@ -242,10 +245,10 @@ class BatchStream:
 
     @cached_property
     def shape(self) -> BatchShape:
-        """The shape of every batch, with the number of sequences a row may hold."""
+        """Shape of every batch, with the maximum number of sequences per row."""
         if self._base_shape.sequences is not None:
             return self._base_shape
-        # Where lengths are drawn, an epoch shows them.
+        # Random lengths are estimated from the draws of the first epoch.
         draws = self._draw_epoch(0) if has_random_lengths(self.corruption) else None
         rates = self.mixture.compute_rates() if draws is None else np.ones(len(draws))
         max_sequences = [
@@ -260,6 +263,7 @@ class BatchStream:
         return replace(self._base_shape, sequences=min(max_sequences))
 
     def _get_epoch(self, epoch: int) -> tuple[EpochOrder, PackingPlan]:
+        """Return draws and plan of an epoch; at most `_MAX_PLANS` epochs stay in memory."""
         if epoch not in self._epochs:
             while len(self._epochs) >= _MAX_PLANS:
                 del self._epochs[next(iter(self._epochs))]
@@ -280,11 +284,12 @@ class BatchStream:
         return self._epochs[epoch]
 
     def _draw_epoch(self, epoch: int) -> EpochOrder:
+        """Return the draws of an epoch, with partners."""
         return self.samples.assign_partners(self.mixture.draw_order(self.seed, epoch))
 
 
 class StagedStream:
-    """Streams one after another: those of the stages of a length schedule."""
+    """Consecutive streams, one for each stage of a length schedule."""
 
     def __init__(self, stages: Sequence[LengthStage], open_stream: Callable[[LengthStage], BatchStream]) -> None:
         self.stages = tuple(stages)
@@ -294,7 +299,7 @@ class StagedStream:
         return self.batch(step)
 
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
-        """The batch of a step, or a part of it; the last stage goes on for ever."""
+        """Return the batch of a step, or a part of it; the last stage has no end."""
         number = sum(step >= stage.last for stage in self.stages[:-1])
         return self.streams[number].batch(step - self.stages[number].first, part=part, parts=parts)
 
@@ -302,7 +307,7 @@ class StagedStream:
 def compute_row_lengths(
     samples: Samples, corruption: Corruption | None, draws: EpochOrder | None = None
 ) -> tuple[Ints, Ints | None]:
-    """Return the room that each draw (or sample) needs in a row: decoder side, encoder side."""
+    """Return the room that each draw (or sample) needs in a row: (decoder side, encoder side or None)."""
     if corruption is None:
         return samples.lengths(draws), None
     rng = None if draws is None else Counters.from_sequences(draws.seed, draws, copies=corruption.copies)
@@ -316,7 +321,7 @@ def has_random_lengths(corruption: Corruption | None) -> bool:
 
 
 def predict_lengths(corruption: Corruption, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
-    """Return the tightest bounds of source and target lengths that a corruption offers."""
+    """Return the tightest bounds of source and target lengths that the corruption provides."""
     return (
         corruption.predict_lengths(lengths, rng)
         if isinstance(corruption, LengthPredictingCorruption)
@@ -325,7 +330,7 @@ def predict_lengths(corruption: Corruption, lengths: SampleLengths, rng: Counter
 
 
 def _estimate_max_sequences(lengths: Ints, room: int, rates: np.ndarray[Any, np.dtype[np.float64]]) -> int:
-    """Sequences a row must be able to take so that only tiny ones, with few of all tokens, could ask for more."""
+    """Return the maximum number of sequences per row; only rows of very short sequences could hold more."""
     tokens = np.cumsum(np.bincount(lengths, weights=lengths * rates))
     short = int(np.searchsorted(tokens, _TINY_SHARE * tokens[-1], side="right"))
     return min(max(room // max(short, 1), _MIN_SEQUENCES), room)

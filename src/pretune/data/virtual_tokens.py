@@ -1,9 +1,9 @@
-"""Slots: room before each sequence that no token of the text takes, for vectors that a model puts there itself.
+"""Virtual tokens: slots before each sequence for vectors that the model inserts (prompt tuning).
 
     a b c | d e          reserve(…, 2)          . . a b c | . . d e
 
-Slots are ordinary positions to attention and to the layout. They count as special tokens: nothing corrupts them and
-nothing is predicted there.
+Attention and layout treat slots as ordinary positions. Slots count as special tokens: they are never corrupted and
+have no targets.
 """
 
 from dataclasses import replace
@@ -21,24 +21,27 @@ SLOT_VALUES: dict[str, Any] = {
     "tokens": 0, "special": True, "words": True, "sentences": True, "segments": 0, "targets": IGNORE_INDEX, "order": 0,
     "blanks": -1,
 }  # fmt: skip
-"""Field values of a slot: a valid token that is never read, of rank 0 (context), in no masked span."""
+"""Field values of a slot: a valid token id that is never used, rank 0 (context), outside of masked spans."""
 
 
 def reserve(sequences: Sequences, count: int) -> Sequences:
-    """`count` slots before each sequence; before each source, where there is one: there the encoder reads."""
+    """Return the sequences with `count` slots before each, or before each source if there is an encoder side.
+
+    Raises `UsageError` if `count` is negative.
+    """
     if count < 0:
-        raise UsageError(f"count of slots must be >= 0, got {count}")
+        raise UsageError(f"number of slots must be >= 0, got {count}")
     if sequences.source is not None:
         return replace(sequences, source=reserve(sequences.source, count))
     lengths = sequences.lengths + count
     offsets = compute_offsets(lengths)
-    text = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths) >= count
+    is_text = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths) >= count
     fields: dict[str, Any] = {"offsets": offsets}
     for name in PER_TOKEN:
         values: NDArray[Any] | None = getattr(sequences, name)
         if values is not None:
-            fields[name] = np.full(len(text), SLOT_VALUES[name], dtype=values.dtype)
-            fields[name][text] = values
+            fields[name] = np.full(len(is_text), SLOT_VALUES[name], dtype=values.dtype)
+            fields[name][is_text] = values
     for name in ("prefix", "sides"):
         places: NDArray[Any] | None = getattr(sequences, name)
         if places is not None:
