@@ -1,1 +1,1 @@
-"""TOKENS -> BATCHES: shards on disk, samples cut from them, packed into rows and laid out as the model's input batch."""
+"""TOKENS -> BATCHES: shards on disk, samples cut from them, packed into rows, laid out as input batches."""

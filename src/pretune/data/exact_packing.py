@@ -88,7 +88,7 @@ def exact_fit(lengths: Ints, room: int, max_sequences: int, order: PackingOrder 
 
 
 def _find_best_sum(remaining: list[int], lengths: list[int], room: int) -> list[int]:
-    """Return lengths from the histogram `remaining` with the largest sum up to `room`, tried in the order of `lengths`."""
+    """Return lengths in `remaining` (a histogram) with the largest sum up to `room`, tried in the order `lengths`."""
     in_room, goal = (1 << room + 1) - 1, 1 << room
     sums = 1  # bit s: the lengths so far can sum to s
     steps: list[tuple[int, int]] = []  # an added length, and the sums before it

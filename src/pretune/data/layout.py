@@ -30,7 +30,9 @@ def lay_out(sequences: Sequences, row: Ints, shape: BatchShape) -> Batch:
     Raises `UsageError` if the rows are invalid or a row, or the target slots, have too little room.
     """
     if len(row) != len(sequences) or (len(row) and (row[0] < 0 or row[-1] >= shape.rows or (np.diff(row) < 0).any())):
-        raise UsageError(f"row must hold one ascending number from 0 to {shape.rows - 1} for each of the {len(sequences)} sequences")
+        raise UsageError(
+            f"row must hold one ascending number from 0 to {shape.rows - 1} for each of the {len(sequences)} sequences"
+        )
     encoder = None
     if sequences.source is not None:
         if shape.source is None or len(sequences.source) != len(sequences):
@@ -157,7 +159,7 @@ def batch(
     source_lengths = lengths if source is None else _compute_lengths(source, "source")
     if len(source_lengths) != len(lengths):
         raise UsageError(
-            f"batch got {len(source_lengths)} source sequences and {len(lengths)} target sequences; give one source per target"
+            f"batch got {len(source_lengths)} sources and {len(lengths)} targets; give one source per target"
         )
     room = int(lengths.max()) if row is None else row
     source_room = room if source is None else int(source_lengths.max())
@@ -219,7 +221,9 @@ def _check_prefix(values: Sequence[int], lengths: Ints) -> Ints:
     _check_count(len(values), len(lengths), "prefixes")
     for number, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True)):
         if not 0 <= value <= length:
-            raise UsageError(f"prefix {value} of sequence {number} must be between 0 and {length}, the length of the sequence")
+            raise UsageError(
+                f"prefix {value} of sequence {number} must be between 0 and {length}, the length of the sequence"
+            )
     return np.asarray(values, dtype=np.int64)
 
 

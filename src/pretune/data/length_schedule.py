@@ -20,7 +20,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or self.length < 1:
-            raise UsageError(f"a phase needs 0 < share <= 1 and length >= 1, got {self.share} and {self.length}")
+            raise UsageError(f"a phase needs 0 < share <= 1 and length >= 1, got {self.share}, {self.length}")
 
 
 class LengthStage(NamedTuple):

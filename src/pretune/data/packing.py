@@ -105,9 +105,7 @@ class _OpenRows:
         self.capacity = (room, other_room, max_sequences)
         self.min_length = min_length  # a row with less room is closed
         self.count = 0
-        self.assigned_rows: list[
-            int
-        ] = []  # the row of each assignment; `assigned_counts` has its number of sequences
+        self.assigned_rows: list[int] = []  # the row of each assignment; `assigned_counts` has its number of sequences
         self.assigned_counts: list[int] = []
         # By room on the first side: rows by (room on the other side, number of sequences that still fit).
         self._rows_by_room: list[dict[tuple[int, int], list[int]]] = [{} for _ in range(room + 1)]
@@ -156,4 +154,6 @@ def _check_lengths(lengths: Ints, room: int, noun: str) -> None:
         index = int(lengths.argmax())
         raise UsageError(f"sample {index} may have {int(lengths.max())} {noun}; a row holds {room}: lower the limit")
     if len(lengths) and int(lengths.min()) < 1:
-        raise UsageError(f"sample {int(lengths.argmin())} may have {int(lengths.min())} {noun}; every sample needs at least 1")
+        raise UsageError(
+            f"sample {int(lengths.argmin())} may have {int(lengths.min())} {noun}; every sample needs at least 1"
+        )
