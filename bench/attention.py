@@ -1,11 +1,11 @@
-"""Attention of one layer, forward and backward: the kernels of `nn/attend_tiles.py` and those of torch, on one GPU.
+"""Speed of the attention of one layer, forward and backward, on a GPU: `nn/tiles.py` compared with torch's kernels.
 
     PYTHONPATH=src python bench/attention.py [--only t5,sentences] [--dropout 0.1] [--out result.json]
 
-65,536 tokens in bf16, twelve heads of 64, in the rows that pre-training has: whole ones, causal ones, several sentences
-or documents in a row, T5's with a learned bias, and its decoder's that read the encoder. Every way is first compared
-with attention spelled out in fp32, dropout off; then the best of three rounds of twelve passes counts, in milliseconds.
-What a kernel of torch cannot do with those rows (a mask, a bias that learns) is left out.
+65,536 tokens in bf16, twelve heads of 64, in the row layouts of pre-training: one sequence per row, causal, several
+sentences or documents per row, T5's learned bias, and T5's cross-attention. Each kernel is first compared with an fp32
+reference without dropout. Prints milliseconds per pass, the best of three rounds of twelve passes. A kernel that does
+not support a case (a mask, a learned bias) reports its error instead.
 """
 
 import argparse
@@ -31,21 +31,21 @@ TORCH = {
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of some kind."""
+    """Shape of the rows and their mask."""
 
     rows: int
     queries: int
     keys: int
     causal: bool = False
     bias: bool = False
-    every: int = 0  # tokens of each sequence, where a row has several
+    sequence_length: int = 0  # where a row holds several sequences
 
 
 CASES = {
     "whole 128 x 512": Case(128, 512, 512),
     "causal 64 x 1024": Case(64, 1024, 1024, causal=True),
-    "sentences 512 x 128": Case(512, 128, 128, every=26),
-    "documents 128 x 512": Case(128, 512, 512, every=200),
+    "sentences 512 x 128": Case(512, 128, 128, sequence_length=26),
+    "documents 128 x 512": Case(128, 512, 512, sequence_length=200),
     "t5 encoder 128 x 512": Case(128, 512, 512, bias=True),
     "t5 decoder 128 x 114": Case(128, 114, 114, causal=True, bias=True),
     "t5 decoder to encoder": Case(128, 114, 512),
@@ -53,7 +53,7 @@ CASES = {
 
 
 class AttentionBenchmark:
-    """Inputs of a case, and the ways to attend."""
+    """Inputs of a case and the kernels to run on them."""
 
     def __init__(self, case: Case) -> None:
         torch.manual_seed(0)
@@ -64,13 +64,13 @@ class AttentionBenchmark:
             inputs.append(torch.randn(HEADS, case.queries, case.keys).to("cuda", torch.bfloat16))
         self.inputs = [one.requires_grad_() for one in inputs]
         columns = torch.arange(max(case.queries, case.keys), device="cuda")
-        sequence = columns // case.every if case.every else torch.zeros_like(columns)
+        sequence = columns // case.sequence_length if case.sequence_length else torch.zeros_like(columns)
         self.mine, self.theirs = sequence[: case.queries], sequence[: case.keys]
         seen = self.mine[:, None] == self.theirs
         self.seen = seen & (columns[: case.keys] <= columns[: case.queries, None]) if case.causal else seen
 
     def build_tiles(self, dropout: float) -> Callable[[], Tensor]:
-        """Ours."""
+        """Return a forward pass with the kernels of pretune."""
         from pretune.nn.tiles import attend_tiles, build_layout
 
         case, (q, k, v, *bias) = self.case, self.inputs
@@ -79,11 +79,11 @@ class AttentionBenchmark:
         return lambda: attend_tiles(q, k, v, where, *bias, causal=case.causal, scale=SCALE, dropout=dropout)
 
     def build_torch(self, kind: SDPBackend, dropout: float) -> Callable[[], Tensor]:
-        """One of torch's."""
+        """Return a forward pass with a kernel of torch."""
         case, (q, k, v, *bias) = self.case, self.inputs
 
         def run() -> Tensor:
-            mask: Tensor | None = self.seen if case.every else None
+            mask: Tensor | None = self.seen if case.sequence_length else None
             if bias:
                 mask = bias[0].masked_fill(~self.seen, float("-inf"))[None]
             causal = case.causal and mask is None
@@ -97,14 +97,14 @@ class AttentionBenchmark:
         return run
 
     def compute_reference(self) -> Tensor:
-        """Spelled out, in fp32."""
+        """Compute attention in fp32 with plain matrix products."""
         q, k, v, *bias = (one.detach().float() for one in self.inputs)
         q, k, v = (x.view(self.case.rows, -1, HEADS, WIDTH).transpose(1, 2) for x in (q, k, v))
         scores = q @ k.transpose(-1, -2) * SCALE + (bias[0] if bias else 0)
         return (scores.masked_fill(~self.seen, float("-inf")).softmax(-1) @ v).transpose(1, 2).flatten(0, 1)
 
     def measure_times(self, run: Callable[[], Tensor]) -> dict[str, float]:
-        """Milliseconds of both passes."""
+        """Return the milliseconds of the forward and of the backward pass."""
         with torch.no_grad():
             forward = measure_best_time(run)
         both = measure_best_time(lambda: torch.autograd.grad(run(), self.inputs, self.slope))
@@ -112,7 +112,7 @@ class AttentionBenchmark:
 
 
 def measure_best_time(work: Callable[[], Any], rounds: int = 3, count: int = 12) -> float:
-    """The least time of one pass, over rounds."""
+    """Return the milliseconds of one call, the best of the rounds."""
     for _ in range(3):
         work()
     found = []
@@ -128,14 +128,14 @@ def measure_best_time(work: Callable[[], Any], rounds: int = 3, count: int = 12)
 
 
 def main() -> None:
-    """Every case, every way."""
+    """Measure sequence_length case with sequence_length kernel."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="parts of names, with commas")
+    parser.add_argument("--only", default="", help="comma-separated parts of case names")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("these kernels need a GPU")
+        parser.error("these kernels need a CUDA GPU")
     results: dict[str, Any] = {}
     for name, case in CASES.items():
         if not any(part in name for part in args.only.split(",")):

@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python bench/checkpoints.py [--params 30e6] [--device cpu] [--out result.json]
 
-A model in fp32 with both moments of Adam, 12 layers of matrices of the sizes of a transformer. The peer, in the same
-run and on the same tensors, is `torch.save` of all of them, as trainers do, without waiting for the disk. Median of
-`--saves` saves after the first, alternated.
+The tensors are an fp32 model of 12 transformer layers with both moments of Adam. The peer is `torch.save` of the same
+tensors in the same run, as trainers do it, without fsync. Prints the median milliseconds of `--saves` alternated saves
+after a first one, and the ratio of `torch.save` to our stall.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pretune.training.checkpoints import CheckpointManager
 
 
 def make_tensors(params: int, device: str) -> dict[str, dict[str, Tensor]]:
-    """About so many weights, in 12 layers of 4 w x w and 2 w x 4w matrices, twice more as moments."""
+    """Create about `params` weights (12 layers of four w x w and two w x 4w matrices) and their Adam moments."""
     width = max(16, round((params / (12 * 12)) ** 0.5 / 16) * 16)
     shapes = {f"{n}.{part}": (width, width) for n in range(12) for part in "qkvo"}
     shapes |= {f"{n}.{part}": (width, 4 * width) for n in range(12) for part in ("in", "out")}
@@ -31,7 +31,7 @@ def make_tensors(params: int, device: str) -> dict[str, dict[str, Tensor]]:
 
 
 def time_saves(groups: dict[str, dict[str, Tensor]], folder: Path, saves: int, device: str) -> dict[str, float]:
-    """Seconds of each way."""
+    """Return the median seconds of our saves and of `torch.save`, alternated."""
     store = CheckpointManager(folder / "checkpoints", on_warning=print)
     stalls: list[float] = []
     durable: list[float] = []
@@ -49,13 +49,13 @@ def time_saves(groups: dict[str, dict[str, Tensor]], folder: Path, saves: int, d
     return {
         "first stall": stalls[0],
         "stall": statistics.median(stalls[1:]),
-        "until it is on the disk, hashed, and the one before read again": statistics.median(durable[1:]),
+        "until on disk, hashed, and the previous one verified": statistics.median(durable[1:]),
         "torch.save": statistics.median(pickled[1:]),
     }
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--params", type=float, default=30e6)
     parser.add_argument("--saves", type=int, default=5)
@@ -66,10 +66,12 @@ def main() -> None:
     size = sum(tensor.nbytes for group in groups.values() for tensor in group.values())
     with tempfile.TemporaryDirectory() as folder:
         found = time_saves(groups, Path(folder), options.saves, options.device)
-    print(f"{sum(t.numel() for t in groups['model'].values()) / 1e6:.1f}M weights and Adam, {size / 1e6:.0f} MB")
+    print(
+        f"{sum(t.numel() for t in groups['model'].values()) / 1e6:.1f}M weights with Adam moments, {size / 1e6:.0f} MB"
+    )
     for name, seconds in found.items():
         print(f"{seconds * 1e3:9.1f} ms  {name}  ({size / 1e9 / seconds:.2f} GB/s)")
-    print(f"{found['torch.save'] / found['stall']:9.1f} x  torch.save to our stall")
+    print(f"{found['torch.save'] / found['stall']:9.1f} x  torch.save / our stall")
     if options.out:
         options.out.write_text(json.dumps({"bytes": size, **found}, indent=2))
 

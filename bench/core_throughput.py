@@ -1,21 +1,22 @@
-"""Forward + backward + AdamW of our models beside transformers' own, in one process on the same batches.
+"""Training throughput of the models (forward, backward, AdamW), compared with transformers on the same batches.
 
     PYTHONPATH=src python bench/core_throughput.py [--out result.json] [--only gpt2] [--peers eager,compiled,best]
 
-Both sides: the same weights, bf16 autocast with fp32 masters on CUDA (fp32 on CPU), fused AdamW, the same dropout
-everywhere (attention included), a masked-LM loss at 15 % of positions, a causal one at all, or span corruption (512
-tokens of source, 114 of target). Ours runs as `pretune pretrain` does on CUDA, with the residual stream in bf16 as
-well; a second row of ours keeps it in fp32, as autocast does for the peer. The peer, on CUDA in four strengths:
+Both sides have the same weights, bf16 autocast with fp32 master weights on CUDA (fp32 on CPU), fused AdamW, the same
+dropout (attention included), and a masked-LM loss at 15 % of positions, a causal loss at all positions, or span
+corruption (512 source and 114 target tokens). Ours runs as `pretune pretrain` does on CUDA, with a bf16 residual
+stream; a second row keeps the stream in fp32, as autocast does for the peer. The peer has four variants on CUDA:
 
-    eager       as most people run it, SDPA
-    compiled    torch.compile, with the mask of ones that its collator gives (BERT)
-    best        the same without any mask: while it is compiled, transformers 5.17 lays one out even where none is
-                given, so that SDPA takes neither FlashAttention nor a causal kernel; an attention function registered
-                without a mask function gets none. No sequence is padded here, so nothing else changes. `--mode` and
-                `--multiple` (the vocabulary, filled up to a multiple) are for this one. T5's bias is a mask: not there.
-    narrow      and its weights in bf16 over fp32 masters, as FSDP keeps them: a bf16 stream on both sides
+    eager       the default: SDPA, not compiled
+    compiled    torch.compile, with the mask of ones that its collator creates (BERT)
+    best        compiled without any mask: transformers 5.17 materializes a mask while it is compiled even if none is
+                passed, so that SDPA cannot use FlashAttention or a causal kernel; an attention function registered
+                without a mask function gets none. No sequence is padded here, so the result is the same. `--mode` and
+                `--multiple` (vocabulary padded to a multiple) apply to this variant. Not for T5, whose bias is a mask.
+    narrow      like best, with bf16 weights and fp32 master weights, as FSDP keeps them: a bf16 stream on both sides
 
-Rounds alternate; the median round counts. Before timing, all sides give the same loss on one batch, dropout off.
+Before timing, all variants must give the same loss on one batch without dropout. Prints tokens per second and MFU of
+the median round of alternated rounds, and the ratio of ours to each variant.
 """
 
 import argparse
@@ -59,7 +60,7 @@ class Workload:
     length: int
     masked: bool
     reference: Callable[[float], Any]
-    target: int = 0  # length of the other side, of an encoder-decoder
+    target: int = 0  # target length of an encoder-decoder
 
     @property
     def tokens(self) -> int:
@@ -98,7 +99,7 @@ CPU = (
 
 
 class Side:
-    """A model with its optimizer and a way to its loss."""
+    """A model with its optimizer and loss function."""
 
     def __init__(self, name: str, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor], device: str) -> None:
         self.name, self.model, self.loss, self.device = name, model.train(), loss, device
@@ -123,7 +124,7 @@ class Side:
 
 
 class CudaGraphSide(Side):
-    """Ours as the loop of `pretune pretrain` runs it: forward and backward are one CUDA graph after a few steps."""
+    """Our model as `pretune pretrain` runs it: forward and backward become one CUDA graph after a few steps."""
 
     def __init__(self, name: str, model: Any, device: str) -> None:
         super().__init__(name, model, build_loss(model), device)
@@ -143,7 +144,7 @@ class CudaGraphSide(Side):
 
 
 class MasterWeightsSide(Side):
-    """A peer with weights in bf16, of which the optimizer has fp32 masters."""
+    """A peer with bf16 weights, whose optimizer keeps fp32 master weights."""
 
     def __init__(self, name: str, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor], device: str) -> None:
         super().__init__(name, model.bfloat16(), loss, device)
@@ -171,7 +172,7 @@ def sync(device: str) -> None:
 def make_batches(
     work: Workload, vocab: int, device: str, count: int = 4
 ) -> tuple[list[Batch], list[dict[str, torch.Tensor]]]:
-    """The same random tokens and targets in both forms."""
+    """Create the same random tokens and targets for both sides."""
     ours, theirs = [], []
     for seed in range(count):
         rng = np.random.default_rng(seed)
@@ -197,7 +198,7 @@ def make_batches(
             targets = Targets(index=keep, labels=tokens[:, 1:].reshape(-1))
         ours.append(replace(made, targets=targets).to(device))
         given = {"input_ids": tokens, "labels": labels}
-        if work.masked:  # as its collator does: compiled, it chooses a faster attention with a mask than without
+        if work.masked:  # as its collator does; compiled, it selects a faster kernel with a mask than without
             given["attention_mask"] = torch.ones_like(tokens)
         theirs.append({name: value.to(device) for name, value in given.items()})
     return ours, theirs
@@ -206,7 +207,7 @@ def make_batches(
 def make_encoder_decoder_batch(
     work: Workload, vocab: int, rng: np.random.Generator
 ) -> tuple[Batch, dict[str, torch.Tensor]]:
-    """Random sources and targets; the decoder reads its targets one late, behind the start token 0."""
+    """Create random sources and targets; the decoder input is the targets shifted right, after start token 0."""
     source, target = (rng.integers(5, vocab, (work.rows, n)) for n in (work.length, work.target))
     late = np.concatenate((np.zeros_like(target[:, :1]), target[:, :-1]), 1)
     labels = torch.from_numpy(target)
@@ -250,7 +251,7 @@ def measure(work: Workload, device: str, given: argparse.Namespace) -> dict[str,
 def build_peers(
     work: Workload, reference: Any, batch: dict[str, torch.Tensor], given: argparse.Namespace, device: str
 ) -> list[Side]:
-    """The peer in the strengths that are asked for, each with the same loss on one batch."""
+    """Build the requested variants of the peer, and check that each has the same loss on one batch."""
     wanted = given.peers.split(",") if given.peers else list(PEERS) if device == "cuda" else ["eager"]
     sides = []
     for name in wanted:
@@ -276,7 +277,7 @@ def build_peers(
 
 
 def profile(work: Workload, device: str, dropout: float) -> None:
-    """Profile of our step."""
+    """Profile our training step and print its kernels, the longest first."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         work.reference(dropout).save_pretrained(folder)
@@ -295,7 +296,7 @@ def profile(work: Workload, device: str, dropout: float) -> None:
 
 
 def use_bf16_residual(model: Any) -> Any:
-    """The residual stream in bf16, as `pretune pretrain` has it on CUDA."""
+    """Set the residual stream to bf16, as `pretune pretrain` does on CUDA."""
     for stack in (model.encoder, model.decoder):
         if stack is not None:
             stack.residual_dtype = torch.bfloat16
@@ -307,7 +308,7 @@ def build_loss(model: Any) -> Callable[[Batch], torch.Tensor]:
 
 
 def check_same_loss(mine: Any, reference: Any, batch: Batch, theirs: dict[str, torch.Tensor], device: str) -> None:
-    """The same loss on both sides, dropout off."""
+    """Raise AssertionError unless both sides have the same loss without dropout."""
     with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         ours = mine.loss(mine.eval().states(batch), batch).mean().item()
     other = compute_peer_loss(reference, theirs, device)
@@ -315,7 +316,7 @@ def check_same_loss(mine: Any, reference: Any, batch: Batch, theirs: dict[str, t
 
 
 def compute_peer_loss(model: Any, batch: dict[str, torch.Tensor], device: str) -> float:
-    """Of a batch, dropout off, not compiled."""
+    """Return the peer's loss on a batch, not compiled and without dropout."""
     with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         return float(model.eval()(**batch).loss)
 
@@ -338,25 +339,27 @@ def report(work: Workload, mine: Any, runs: list[Side], device: str) -> dict[str
 
 
 def compute_flops_per_token(work: Workload, spec: Any) -> float:
-    """FLOPs a token; of an encoder-decoder by the two sides, each token counted once."""
+    """Return the training FLOPs per token; tokens of both sides count for an encoder-decoder."""
     if not work.target:
         return flops_per_token(spec, length=work.length, targets=0.15 if work.masked else 1.0)
     return flops_per_token(spec, length=work.length, target_length=work.target)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--dropout", type=float, default=0.1, help="on both sides, attention included")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--narrow", action="store_true", help="leave out our row with an fp32 residual stream")
-    parser.add_argument("--peers", help=f"some of {', '.join(PEERS)}; all of them on CUDA, eager on a CPU")
-    parser.add_argument("--mode", help="of torch.compile, for the best peers: max-autotune-no-cudagraphs, …")
-    parser.add_argument("--multiple", type=int, default=1, help="of the best peers' vocabulary: 64 suits the kernels")
-    parser.add_argument("--ours", action="store_true", help="leave out the peer, to try something on our side")
-    parser.add_argument("--profile", action="store_true", help="print our kernels, the longest first, and time nothing")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    parser.add_argument("--only", default="", help="comma-separated parts of workload names")
+    parser.add_argument("--dropout", type=float, default=0.1, help="dropout rate on both sides, attention included")
+    parser.add_argument("--rounds", type=int, default=5, help="alternated rounds; the median counts")
+    parser.add_argument("--steps", type=int, default=10, help="steps per round")
+    parser.add_argument("--narrow", action="store_true", help="skip our row with an fp32 residual stream")
+    parser.add_argument("--peers", help=f"comma-separated: {', '.join(PEERS)}; default: all on CUDA, eager on CPU")
+    parser.add_argument("--mode", help="torch.compile mode of the variants best and narrow")
+    parser.add_argument(
+        "--multiple", type=int, default=1, help="pad the vocabulary of best and narrow to a multiple, for example 64"
+    )
+    parser.add_argument("--ours", action="store_true", help="measure only our side")
+    parser.add_argument("--profile", action="store_true", help="print a profile of our kernels instead of timing")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")

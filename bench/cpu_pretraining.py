@@ -1,16 +1,16 @@
-"""P10: masked pre-training on a CPU, our whole pipeline beside transformers' on the same text.
+"""Speed of masked pre-training on a CPU (target P10): our whole pipeline compared with transformers on the same text.
 
     PYTHONPATH=src python bench/cpu_pretraining.py [--sizes tiny,mini,small] [--repeats 3] [--text sentences|documents]
                                                    [--compile]
 
-Text is the English Wikipedia's held-out file of the shared data ($PRETUNE_DATA), one sentence (or up to 128 tokens of a
-document) a sequence, with a word-piece vocabulary of 30,522. Both sides: fp32, the same shape with its dropout, AdamW
-with clipping at 1.0, 15 % of the tokens masked anew in every step, about 2,048 tokens of text a step, the same number
-of threads. Ours reads shards, packs rows of 128, corrupts and trains. Theirs reads tokenised sequences, pads a batch to
-its longest (DataCollatorForLanguageModeling): as most people run it, with 32 sequences in random order and the plain
-AdamW; and at its best, with batches of sequences of like lengths and the fused AdamW; with `--compile` also that
-compiled, one graph for all lengths (ours is not compiled on a CPU). Useful tokens per second of processor time: what
-other work there is on the machine does not count. Medians of alternated rounds; the first is left out.
+The text is wikipedia-en/valid of the shared data ($PRETUNE_DATA); a sequence is one sentence, or up to 128 tokens of a
+document; the WordPiece vocabulary has 30,522 entries. Both sides use fp32, the same model with dropout, AdamW with
+gradient clipping at 1.0, dynamic masking of 15 % of tokens, about 2,048 tokens per step and the same number of threads.
+Ours reads shards, packs rows of 128, corrupts and trains. The peer reads tokenized sequences and pads each batch to its
+longest sequence (DataCollatorForLanguageModeling): by default 32 sequences in random order with the standard AdamW; the
+tuned peer groups sequences by length and uses the fused AdamW; `--compile` adds the tuned peer compiled with dynamic
+shapes (ours is not compiled on a CPU). Prints JSON: useful tokens per second of CPU time, medians of alternated rounds
+after one warm-up round, and the ratios.
 """
 
 import argparse
@@ -39,13 +39,13 @@ from pretune.text.tokenizer import Tokenizer
 from pretune.training.optim import AdamW, build_parameter_groups, clip_gradients, step_if
 
 LENGTH, TOKENS, STEPS = 128, 2048, 2
-TUNED_PEER = "transformers at its best"
+TUNED_PEER = "transformers, tuned"
 Step = Callable[[], int]
-"""Trains on a batch; the number of its useful tokens."""
+"""Trains on one batch and returns its number of useful tokens."""
 
 
 def run_ours(model: Any, stream: Any, objective: Any) -> Iterator[int]:
-    """Our steps: shards to rows to lesson to weights."""
+    """Train on batches of our stream; yield the useful tokens of each step."""
     optimizer = AdamW(lr=1e-4).build(build_parameter_groups(model))
     for batch in stream.iter_batches():
         totals = objective.counts(batch)
@@ -57,7 +57,7 @@ def run_ours(model: Any, stream: Any, objective: Any) -> Iterator[int]:
 
 
 def group_sequences(sequences: list[list[int]], *, best: bool) -> list[list[int]]:
-    """The numbers of the sequences of each batch: 32 as they come, or so many of like lengths."""
+    """Return the sequence numbers of each batch: 32 in random order, or (best) grouped by length up to `TOKENS`."""
     order = np.random.default_rng(0).permutation(len(sequences)).tolist()
     if not best:
         return [order[i : i + 32] for i in range(0, len(order), 32)]
@@ -72,7 +72,7 @@ def group_sequences(sequences: list[list[int]], *, best: bool) -> list[list[int]
 def run_theirs(
     model: Any, sequences: list[list[int]], tokenizer: Any, *, best: bool, masked: bool = True, compiled: bool = False
 ) -> Iterator[int]:
-    """Their steps: tokenised sequences to a padded batch to weights."""
+    """Train transformers on padded batches; yield the useful tokens of each step."""
     from transformers import DataCollatorForLanguageModeling
 
     run = torch.compile(model, dynamic=True) if compiled else model
@@ -90,7 +90,7 @@ def run_theirs(
 
 
 def measure_rate(steps: Iterator[int]) -> float:
-    """Useful tokens per second of processor time, over a few steps."""
+    """Return the useful tokens per second of CPU time, over `STEPS` steps."""
     begun, read = time.process_time(), 0
     for _ in range(STEPS):
         read += next(steps)
@@ -98,12 +98,12 @@ def measure_rate(steps: Iterator[int]) -> float:
 
 
 def main() -> None:
-    """Prepare, alternate, print."""
+    """Prepare the data, measure all sizes and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="tiny,mini,small")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--text", choices=["sentences", "documents"], default="sentences")
-    parser.add_argument("--compile", action="store_true", help="the peer compiled as well; needs a C++ compiler")
+    parser.add_argument("--compile", action="store_true", help="also measure the compiled peer; needs a C++ compiler")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -112,7 +112,7 @@ def main() -> None:
     data = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
     corpus = data / "corpora/wikipedia-en/valid.txt.xz"
     if not corpus.exists():
-        print(f"skipped: this needs the text of {corpus} (set PRETUNE_DATA)")
+        print(f"skipped: needs {corpus} (set PRETUNE_DATA)")
         return
     with tempfile.TemporaryDirectory() as folder:
         tok = pt.train_tokenizer("wordpiece", [str(corpus)], vocab=30_522)

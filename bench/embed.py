@@ -1,13 +1,13 @@
-"""Sentences a second: pretune.embed beside sentence-transformers, the same model, the same texts, the same vectors.
+"""Speed of embedding texts, compared with sentence-transformers: the same model, texts and vectors.
 
     PYTHONPATH=src python bench/embed.py [MODEL] [--device cpu|cuda] [--texts N] [--rounds N] [--json FILE]
 
-MODEL is a directory that sentence-transformers reads; without one, random weights in the shape of MiniLM-L6 (width 384,
-6 layers) and a tokenizer trained on the text at hand. The texts are stretches of this repository's own documents, all
-different, of mixed length (log-normal, median 18 words, 3 to 220). Both compute in fp32 and give numpy arrays in the
-order of the texts; tokenizing is part of the time on both sides. Rounds alternate, and the best of each side counts.
-On a GPU it is the time on the clock; on a CPU that of the processor, all threads together, since machines are shared.
-sentence-transformers runs with its default batch of 32 and with 256; the ratio is taken against each.
+MODEL is a directory that sentence-transformers can load; by default a model of the size of MiniLM-L6 (width 384, 6
+layers) with random weights and a tokenizer trained here. The texts are distinct spans of this repository's docs and
+code of mixed length (log-normal, median 18 words, 3 to 220). Both sides compute in fp32, return numpy arrays in input
+order, and include tokenization in the time. Rounds alternate and the best round of each side counts: wall-clock time on
+a GPU, CPU time of all threads on a CPU. sentence-transformers runs with its default batch size of 32 and with 256.
+Prints JSON: texts per second, the ratio to each, and the largest difference between the vectors.
 """
 
 import argparse
@@ -37,13 +37,13 @@ COUNTS = {"cpu": 300, "cuda": 20_000}
 
 
 def read_words() -> list[str]:
-    """The words of the documents, in order."""
+    """Return the words of the docs and the source code."""
     files = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", *sorted((ROOT / "src").rglob("*.py"))]
     return " ".join(file.read_text(encoding="utf-8") for file in files if file.is_file()).split()
 
 
 def make_texts(count: int) -> list[str]:
-    """Different stretches of them."""
+    """Create distinct texts of mixed length."""
     rng, every = np.random.default_rng(0), read_words()
     found: dict[str, None] = {}
     while len(found) < count:
@@ -54,7 +54,7 @@ def make_texts(count: int) -> list[str]:
 
 
 def save_random_model(folder: Path) -> Path:
-    """A directory with random weights in the shape of MiniLM-L6."""
+    """Save a model with random weights of the size of MiniLM-L6, and return its directory."""
     every = read_words()[:100_000]
     (folder / "text.txt").write_text("\n".join(" ".join(every[i : i + 50]) for i in range(0, len(every), 50)))
     tokenizer = pt.train_tokenizer("wordpiece", [folder / "text.txt"], vocab=8192)
@@ -66,7 +66,7 @@ def save_random_model(folder: Path) -> Path:
 
 
 def measure_seconds(work: Callable[[], Any], device: str) -> tuple[float, Any]:
-    """Seconds until the answer is there, or that processors worked for it."""
+    """Return the seconds of a call (wall-clock on a GPU, CPU time on a CPU) and its result."""
     clock = time.perf_counter if device == "cuda" else time.process_time
     begun = clock()
     found = work()
@@ -76,7 +76,7 @@ def measure_seconds(work: Callable[[], Any], device: str) -> tuple[float, Any]:
 
 
 def compare(folder: Path, device: str, count: int, rounds: int) -> dict[str, Any]:
-    """Both sides in turn; the best of each."""
+    """Alternate both sides and return the rates of their best rounds."""
     from sentence_transformers import SentenceTransformer
 
     given = make_texts(count)

@@ -1,10 +1,10 @@
-"""The same faults done to the transformers Trainer and to `pretune pretrain`, and what became of both runs.
+"""Fault tolerance of `pretune pretrain`, compared with the transformers Trainer under the same faults.
 
     python bench/faults_vs_trainer.py [--out table.md]
 
-A tiny BERT learns masked language modelling for ten steps of eight texts, with dropout, masking anew in every epoch and
-a checkpoint every second step. Everything in the table is what was seen: exit codes, files, and final weights compared
-with those of a run that nothing happened to. The runs of pretune are those of `tests/faults`.
+A tiny BERT trains masked language modelling for ten steps of eight texts, with dropout, dynamic masking and a
+checkpoint every second step. Prints a Markdown table of observed outcomes: exit codes, files, and final weights
+compared with those of an uninterrupted run. The runs of pretune use the helpers of `tests/faults`.
 """
 
 import argparse
@@ -33,16 +33,16 @@ from tests.data.texts import stories  # noqa: E402
 from tests.faults.runs import ALONE, STEPS, Nursery, arguments, made_data, metrics, nursery, resume, steps_of  # noqa: E402
 
 MAX_FILE_BYTES = 50_000
-"""Bytes of the largest file on a full disk: the weights alone are more."""
+"""File size limit that simulates a full disk; the weights alone are larger."""
 
 
-# --- The Trainer: this file runs itself, with the fault among its arguments.
+# --- The transformers Trainer: this script starts itself with the fault as an argument.
 
 
 def train_with_trainer(
     out: Path, data: Path, *, resume: bool, fault: str, step: int, micro: int, workers: int, still: bool
 ) -> None:
-    """Train, with a fault at the end of a step."""
+    """Train with the transformers Trainer and inject a fault at the end of a step."""
     import transformers as tf
 
     tokenizer = tf.AutoTokenizer.from_pretrained(data.parent / "tokenizer")
@@ -77,7 +77,7 @@ def train_with_trainer(
     )
     masked = tf.DataCollatorForLanguageModeling(tokenizer)
     collate: Any = masked
-    if still:  # masked once and for all, so that only the batches differ
+    if still:  # static masking, so that only the batches differ
         torch.manual_seed(1)
         encoded = [{name: row[0] for name, row in masked([one]).items()} for one in encoded]
         collate = functools.partial(_pad_batch, pad=tokenizer.pad_token_id)
@@ -123,19 +123,19 @@ def _build_callback(base: type, fault: str, step: int) -> Any:
 
 
 class Trainer:
-    """Runs of the peer, in processes of their own."""
+    """Runs of the transformers Trainer, each in a process of its own."""
 
     name = "transformers Trainer"
     files = ("model.safetensors", "optimizer.pt", "rng_state.pth")
     usual = ("%|", "mtime may not", "missing keys")
-    """Messages printed in every run, and about tied weights in every resumed one."""
+    """Parts of messages that every run prints, or every resumed run (tied weights)."""
 
     def __init__(self, folder: Path, data: Path) -> None:
         self.folder, self.data = folder, data
         self.error, self.said = "", [""]
 
     def run(self, out: Path, *more: str, data: Path | None = None) -> int:
-        """Its exit code; `error` is the last line that it said."""
+        """Run and return the exit code; `error` becomes the last line on stderr."""
         command = [sys.executable, __file__, "--child", str(out), "--data", str(data or self.data), *more]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=300, check=False, env=_build_environment()
@@ -146,7 +146,7 @@ class Trainer:
         return done.returncode
 
     def begun(self, out: Path) -> Path:
-        """A run that was killed in step 7."""
+        """Run until a kill in step 7, and return the output directory."""
         assert self.run(out, "--fault", "SIGKILL", "--step", "7") == -signal.SIGKILL, self.error
         return out
 
@@ -177,7 +177,7 @@ class Trainer:
         return self.run(out, "--workers", str(count))
 
     def second(self, out: Path) -> tuple[int, str]:
-        """Another run in the place of one that is at work."""
+        """Start a second run in the directory of a running one; return its exit code and error."""
         command = [sys.executable, __file__, "--child", str(out), "--data", str(self.data)]
         first = subprocess.Popen(
             command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=_build_environment()
@@ -191,11 +191,11 @@ def _build_environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-# --- Ours.
+# --- pretune.
 
 
 class Pretune:
-    """The same of ours."""
+    """Runs of `pretune pretrain`, each in a process of its own."""
 
     name = "pretune"
     files = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -260,27 +260,27 @@ class Pretune:
 
 
 def describe_outcome(side: Any, code: int, out: Path, straight: Path) -> str:
-    """Describe the outcome of a resumed run."""
+    """Describe the outcome of a resumed run, compared with an uninterrupted one."""
     if code:
         return f"does not resume: exit {code}, `{strip_paths(side.error)}`"
     mine, wanted = side.weights(out), side.weights(straight)
     if all(torch.equal(mine[name], value) for name, value in wanted.items()):
         return "same weights, bit for bit"
     largest = max(float((mine[name] - value).abs().max()) for name, value in wanted.items())
-    return f"other weights (by up to {largest:.0e}), {describe_warning(side)}"
+    return f"different weights (by up to {largest:.0e}), {describe_warning(side)}"
 
 
 def describe_warning(side: Any) -> str:
-    """Return True if a successful run printed a warning."""
+    """Describe the warning of a successful run."""
     return (
-        f"exit 0, said `{strip_paths(side.error)}`"
+        f"exit 0, printed `{strip_paths(side.error)}`"
         if isinstance(side, Trainer) and side.error
-        else "exit 0, nothing said"
+        else "exit 0, no message"
     )
 
 
 def strip_paths(text: str) -> str:
-    """A message without the places of this machine."""
+    """Shorten a message: paths become file names."""
     words = [Path(word).name if word.startswith(("/", "'/")) else word for word in text.split()]
     found = " ".join(words)
     return found if len(found) < 110 else found[:107] + "…"
@@ -296,7 +296,7 @@ def resume_from_damaged(side: Any, folder: Path, straight: Path, number: int, ho
     how(file)
     found = describe_outcome(side, side.resume(out), out, straight)
     told = [line for line in side.said if file.name in line and file.parent.name in line and line != side.error]
-    return found + (f"; said `{strip_paths(told[0])}`" if told else "")
+    return found + (f"; printed `{strip_paths(told[0])}`" if told else "")
 
 
 def repeat_run(side: Any, folder: Path, straight: Path) -> str:
@@ -313,7 +313,7 @@ def train_with_nan(side: Any, folder: Path) -> str:
     weights = side.weights(folder / "nan")
     lost = sum(not bool(value.isfinite().all()) for value in weights.values())
     state = (
-        f"{lost} of {len(weights)} tensors hold NaN" if lost else "that step is skipped and told, weights are finite"
+        f"{lost} of {len(weights)} tensors hold NaN" if lost else "the step is skipped and logged, weights are finite"
     )
     return f"{state}; exit {code}"
 
@@ -323,7 +323,7 @@ def resume_after_signal(side: Any, folder: Path, straight: Path, name: str) -> s
     code = side.fault(out, name, 7)
     lost = 7 - side.step(out)
     told = f"exit {code}, " + (
-        "saved after the step" if lost <= 0 else f"what came after the checkpoint of step {7 - lost} is lost"
+        "saved after the step" if lost <= 0 else f"steps after the checkpoint of step {7 - lost} are lost"
     )
     return f"{told}; resumed: {describe_outcome(side, side.resume(out), out, straight)}"
 
@@ -331,7 +331,7 @@ def resume_after_signal(side: Any, folder: Path, straight: Path, name: str) -> s
 def run_on_full_disk(side: Any, folder: Path, straight: Path) -> str:
     out = folder / "full"
     code = side.fault(out, "full", 5)
-    return f"exit {code}; with room again: {describe_outcome(side, side.resume(out), out, straight)}"
+    return f"exit {code}; with free space again: {describe_outcome(side, side.resume(out), out, straight)}"
 
 
 def compare_accumulation(side: Any, folder: Path) -> str:
@@ -353,19 +353,19 @@ def resume_with_other_text(side: Any, folder: Path, straight: Path, other: Path)
     return (
         f"refused, exit {code}: `{strip_paths(side.error)}`"
         if code
-        else f"goes on with the other text, {describe_warning(side)}"
+        else f"continues with the other text, {describe_warning(side)}"
     )
 
 
 def start_two_runs(side: Any, folder: Path) -> str:
     code, error = side.second(folder / "two")
     if not code:
-        return f"both write there, {describe_warning(side)}"
-    return f"{'refused' if isinstance(side, Pretune) else 'the second breaks'}, exit {code}: `{strip_paths(error)}`"
+        return f"both runs write, {describe_warning(side)}"
+    return f"{'refused' if isinstance(side, Pretune) else 'the second run fails'}, exit {code}: `{strip_paths(error)}`"
 
 
 def build_table(sides: list[Any], folder: Path, other: Path) -> list[str]:
-    """A row per fault."""
+    """Inject every fault on every side; return the table as lines."""
     straight = {side.name: folder / side.name / "straight" for side in sides}
     for side in sides:
         code = side.run(straight[side.name]) if isinstance(side, Trainer) else side.straight(straight[side.name])
@@ -374,18 +374,18 @@ def build_table(sides: list[Any], folder: Path, other: Path) -> list[str]:
         "none: the same run again": repeat_run,
         "kill -9 in step 7, resumed": resume_after_kill,
         "newest checkpoint: weights truncated": lambda s, f, to: resume_from_damaged(s, f, to, 0, truncate_file),
-        "newest checkpoint: optimiser missing": lambda s, f, to: resume_from_damaged(s, f, to, 1, Path.unlink),
-        "newest checkpoint: state of the run missing (theirs: of random numbers)": lambda s, f, to: resume_from_damaged(
+        "newest checkpoint: optimizer missing": lambda s, f, to: resume_from_damaged(s, f, to, 1, Path.unlink),
+        "newest checkpoint: run state missing (Trainer: RNG state)": lambda s, f, to: resume_from_damaged(
             s, f, to, 2, Path.unlink
         ),
-        "one loss is NaN": lambda s, f, to: train_with_nan(s, f),
+        "NaN loss in one step": lambda s, f, to: train_with_nan(s, f),
         "SIGTERM in step 7": lambda s, f, to: resume_after_signal(s, f, to, "SIGTERM"),
         "Ctrl-C in step 7": lambda s, f, to: resume_after_signal(s, f, to, "SIGINT"),
         "disk full at the save of step 6": run_on_full_disk,
-        "other text under the run, resumed": lambda s, f, to: resume_with_other_text(s, f, to, other),
+        "resumed with other text": lambda s, f, to: resume_with_other_text(s, f, to, other),
         "a second run in the same directory": lambda s, f, to: start_two_runs(s, f),
         "2 data workers instead of none": run_with_workers,
-        "8 texts a step as 1 x 8 and as 8 x 1 (no dropout, the same masks)": lambda s, f, to: compare_accumulation(
+        "8 texts per step as 1 x 8 and as 8 x 1 (no dropout, static masks)": lambda s, f, to: compare_accumulation(
             s, f
         ),
     }
@@ -400,9 +400,9 @@ def build_table(sides: list[Any], folder: Path, other: Path) -> list[str]:
 
 
 def main() -> None:
-    """Print the table; or be a run of the Trainer."""
+    """Print the table, or run the Trainer as a child process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="also write the table there")
+    parser.add_argument("--out", type=Path, help="also write the table to this file")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--fault", default="", help=argparse.SUPPRESS)
@@ -426,7 +426,7 @@ def main() -> None:
 
 
 def _write_other_text(folder: Path) -> Path:
-    """Other stories in the same tokenizer's tokens."""
+    """Prepare other stories with the same tokenizer."""
     shutil.copytree(folder / "data/tokenizer", folder / "other/tokenizer")
     found = made_data(folder / "other", first=500, tokenizer=False)
     assert (folder / "other/stories.txt").read_text().split("\n\n")[0] == stories(1, 500)[0]

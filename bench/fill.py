@@ -1,11 +1,11 @@
-"""Fill rate of rows on prepared data: as planned, and by bounds and best fit alone.
+"""Fill rate of packed rows on prepared data, compared with best-fit packing by length bounds.
 
     PYTHONPATH=src python bench/fill.py DATA [--objective mixture prefix …] [--length 512] [--tokens 65536]
                                              [--samples blocks] [--out result.json]
 
-Counted are the tokens of all batches of an epoch but the last (forty of them at most), on each side of the rows. The
-peer is a plan that takes for each sequence the largest length it may come to, in rows as long as a whole sequence may
-be, and places it by best fit (`pretune.data.packing.best_fit`): what the plan was before it knew what will be drawn.
+Prints the share of row positions that hold a token (source / target), over at most forty batches of an epoch without
+the last. The peer packs by best fit (`pretune.data.packing.best_fit`) with the largest length that each sequence can
+have after corruption, in rows of the largest length of a full sequence, without knowing the corruption that is drawn.
 """
 
 import argparse
@@ -28,7 +28,7 @@ MAX_BATCHES = 40
 
 
 def measure_fill(stream: BatchStream) -> tuple[list[float], float]:
-    """The share of each side that is not filler: target (or the only one), source; and seconds to plan an epoch."""
+    """Return the fill rate of each side (target or only side, then source), and the CPU seconds to plan an epoch."""
     begun = time.process_time()
     plan = stream.plan(0)
     seconds = time.process_time() - begun
@@ -39,7 +39,7 @@ def measure_fill(stream: BatchStream) -> tuple[list[float], float]:
 
 
 def measure_peer_fill(stream: BatchStream, length: int, filled: list[float]) -> tuple[list[float], list[int]]:
-    """The same tokens in rows planned by bounds and best fit, and how long those rows are."""
+    """Return the fill rates of the same tokens packed by bounds and best fit, and the row lengths."""
     samples, lesson, plan = stream.samples, stream.corruption, stream.plan(0)
     assert lesson is not None
     known = samples.measure_lengths(samples.assign_partners(stream.mixture.draw_order(0, 0)))

@@ -1,14 +1,15 @@
-"""Fine-tuning a classifier: our examples a second and score beside those of the transformers Trainer, in one run (P6).
+"""Speed and score of fine-tuning a classifier (target P6), compared with the transformers Trainer.
 
     PYTHONPATH=src python bench/finetuning.py --base MODEL --data tasks --task sst2 [--compile]
-    PYTHONPATH=src python bench/finetuning.py --base MODEL --build bert-base --data tasks --task mnli    # speed alone
+    PYTHONPATH=src python bench/finetuning.py --base MODEL --build bert-base --data tasks --task mnli    # speed only
 
-Both sides begin with the same weights (`--build`: new ones of that size, with the tokenizer of --base), read the same
-examples for the same number of steps in bf16 on a GPU, with AdamW, the same peak rate, linear warm-up and decay, and
-dropout as the config says. The Trainer pads each batch to its longest example. The rate is that of the last four
-fifths of the steps, so that start and compilation are left out; `whole` counts them. Scores are those of dev. The
-Trainer has its defaults and two workers; `--their-best` gives it batches of like lengths, workers that stay, and no
-look at every loss for NaN, which waits for the device (`--their-compile` goes with it: one graph for all lengths).
+Both sides start from the same weights (`--build`: random weights of that size, with the tokenizer of --base) and train
+on the same examples for the same number of steps, in bf16 on a GPU, with AdamW, the same peak learning rate, linear
+warmup and decay, and the dropout of the config. The Trainer pads each batch to its longest example and has its default
+settings with two workers; `--their-best` groups examples by length, keeps workers alive and turns off the NaN check of
+every loss, which synchronizes with the device (`--their-compile` compiles it with dynamic shapes). Prints JSON:
+examples per second over the last four fifths of the steps (without startup and compilation), seconds of the whole call,
+dev score and peak memory of both sides, and the ratio.
 """
 
 import argparse
@@ -23,7 +24,7 @@ WARMUP = 0.1
 
 
 def run_ours(base: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """`pretune finetune`."""
+    """Fine-tune with pretune."""
     from pretune.core import log
     from pretune.runs.finetune.entry import finetune
 
@@ -59,7 +60,7 @@ def run_ours(base: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_trainer(base: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The Trainer."""
+    """Fine-tune with the transformers Trainer."""
     import numpy as np
     import torch
     import transformers
@@ -94,7 +95,7 @@ def run_trainer(base: Path, args: argparse.Namespace) -> dict[str, Any]:
     marks: list[tuple[int, float]] = []
 
     class Clock(TrainerCallback):  # type: ignore[misc]
-        """The time after each step."""
+        """Records the time at the first fifth and at the end."""
 
         def on_step_end(self, given: Any, state: Any, control: Any, **more: Any) -> None:
             if state.global_step in (max(args.steps // 5, 1), args.steps):
@@ -133,7 +134,7 @@ def run_trainer(base: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def build_base(size: str, base: Path, folder: Path) -> Path:
-    """A model of some size with new weights, and the tokenizer of another."""
+    """Save a model with random weights of a given size and the tokenizer of `base`."""
     import pretune as pt
 
     tokenizer_files = {path.name: path.read_bytes() for path in base.glob("*token*.json")}
@@ -145,22 +146,22 @@ def build_base(size: str, base: Path, folder: Path) -> Path:
 
 
 def main() -> None:
-    """From the command line."""
+    """Measure both sides and print the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path, required=True)
-    parser.add_argument("--build", default=None)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--base", type=Path, required=True, help="model directory")
+    parser.add_argument("--build", default=None, help="use random weights of this model size instead")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the data of the tasks")
     parser.add_argument("--task", default="sst2")
-    parser.add_argument("--examples", type=int, default=16_000)
-    parser.add_argument("--dev", type=int, default=2_000)
-    parser.add_argument("--length", type=int, default=None)
+    parser.add_argument("--examples", type=int, default=16_000, help="training examples")
+    parser.add_argument("--dev", type=int, default=2_000, help="dev examples")
+    parser.add_argument("--length", type=int, default=None, help="maximum tokens per example")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=None, help="one epoch by default")
+    parser.add_argument("--steps", type=int, default=None, help="default: one epoch")
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compile", action="store_true", help="ours")
-    parser.add_argument("--their-compile", action="store_true")
-    parser.add_argument("--their-best", action="store_true", help="the Trainer's faster options")
+    parser.add_argument("--compile", action="store_true", help="compile our model")
+    parser.add_argument("--their-compile", action="store_true", help="compile the Trainer's model")
+    parser.add_argument("--their-best", action="store_true", help="tuned settings of the Trainer")
     args = parser.parse_args()
     args.steps = args.steps or args.examples // args.batch
     with tempfile.TemporaryDirectory() as folder:

@@ -1,13 +1,13 @@
-"""Scaling of cost: tokens/s against sequence length, width, vocabulary and batch, compared with transformers, as plots.
+"""Throughput by sequence length, width, vocabulary and batch size, compared with transformers, with plots.
 
     PYTHONPATH=src python bench/growth.py --out growth/ [--only length,width] [--minutes 8] [--compiled [--mode MODE]]
 
-One causal model (GPT-2's blocks, 12 layers of 768, 50,257 words, 65,536 tokens a step, no dropout) of which one thing
-is changed at a time; forward, backward and fused AdamW in bf16 autocast on CUDA; small sizes in fp32 on a CPU. Ours is
-as `pretune pretrain` runs it; the peer as most run it, and with `--compiled` at its best as well. Each point: all sides
-in one process, three alternated rounds, the median. A side that does not fit beside the others is measured again after
-they are gone; what fails then is left out and said, and so is what the time given does not suffice for. Points that are
-in the file with all their sides are not measured again.
+A causal model (GPT-2 blocks, 12 layers of 768, vocabulary 50,257, 65,536 tokens per step, no dropout) of which one
+dimension changes at a time; forward, backward and fused AdamW in bf16 autocast on CUDA, small sizes in fp32 on a CPU.
+Ours runs as `pretune pretrain` does; the peer is eager, and with `--compiled` also compiled. At each point all sides
+alternate in one process and the median of three rounds counts. A side that runs out of memory is measured again alone;
+failures and points beyond the time limit are reported. Points that growth.json holds for all sides are not repeated.
+Writes growth.json and growth.svg.
 """
 
 import argparse
@@ -34,7 +34,7 @@ OURS, PEER, BEST = "pretune", "transformers", "transformers + compile"
 
 @dataclass(frozen=True)
 class Point:
-    """One setting."""
+    """One configuration to measure."""
 
     length: int = 1024
     width: int = 768
@@ -49,13 +49,13 @@ AXES = {
     "tokens": (4_096, 16_384),
     "vocab": (8_192, 131_072),
 }
-LABELS = {"length": "tokens a sequence", "width": "width", "tokens": "tokens a step", "vocab": "words"}
+LABELS = {"length": "tokens per sequence", "width": "width", "tokens": "tokens per step", "vocab": "vocabulary"}
 SMALL = Point(length=128, width=128, vocab=4_096, tokens=1_024, depth=2)
 SMALL_AXES = {"length": (64, 256, 512), "width": (64, 256), "vocab": (1_024, 16_384), "tokens": (256, 4_096)}
 
 
 def iterate_points(base: Point, axes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Point]]:
-    """The base first, then one thing after another."""
+    """Yield the base point, then points with one dimension changed."""
     yield "base", base
     for axis, values in axes.items():
         for value in values:
@@ -66,7 +66,7 @@ def iterate_points(base: Point, axes: dict[str, tuple[int, ...]]) -> Iterator[tu
 
 
 def build_steps(point: Point, device: str, wanted: set[str], mode: str | None) -> dict[str, Callable[[], None]]:
-    """A training step of each side that is wanted, on the same tokens."""
+    """Build a training step of each requested side, on the same tokens."""
     heads = max(point.width // 64, 1)
     config = transformers.GPT2Config(
         vocab_size=point.vocab,
@@ -103,7 +103,9 @@ def build_steps(point: Point, device: str, wanted: set[str], mode: str | None) -
         with torch.device(device):
             theirs = transformers.GPT2LMHeadModel(config).train()
         transformers.AttentionInterface.register("unmasked", sdpa_attention_forward)
-        theirs.set_attn_implementation("unmasked")  # else it lays a mask out while it is compiled (core_throughput)
+        theirs.set_attn_implementation(
+            "unmasked"
+        )  # otherwise it materializes a mask when compiled (see core_throughput)
         tokens = torch.from_numpy(ids).to(device)
     if PEER in wanted:
         peer = Side(PEER, theirs, lambda given: theirs(input_ids=given, labels=given).loss, device)
@@ -129,13 +131,13 @@ def measure_seconds(once: Callable[[], None], device: str, count: int) -> float:
 
 
 def measure(point: Point, device: str, wanted: set[str], mode: str | None) -> dict[str, int]:
-    """Tokens a second of the sides, alternated; one that fails beside the others is measured after they are gone."""
+    """Return tokens per second of the sides, alternated; a side that fails is measured again alone."""
     rates: dict[str, list[float]] = {}
     sides = build_steps(point, device, wanted, mode)
     done = max(point.tokens // point.length, 1) * point.length
     for name, once in list(sides.items()):
         try:
-            for _ in range(5 if name == OURS else 2):  # ours is recorded in its fourth step
+            for _ in range(5 if name == OURS else 2):  # our CUDA graph is captured in the fourth step
                 once()
         except (torch.OutOfMemoryError, RuntimeError) as error:
             print(f"{point}: {name} beside {len(wanted) - 1}: {str(error).splitlines()[0][:100]}", flush=True)
@@ -153,7 +155,7 @@ def measure(point: Point, device: str, wanted: set[str], mode: str | None) -> di
 
 
 def free_memory(device: str) -> None:
-    """Give back the memory of what is not used any more."""
+    """Free unused device memory."""
     torch._dynamo.reset()
     gc.collect()
     if device == "cuda":
@@ -161,7 +163,7 @@ def free_memory(device: str) -> None:
 
 
 def plot(rows: list[dict[str, Any]], out: Path) -> None:
-    """One picture of four."""
+    """Plot tokens per second, one panel per dimension."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -191,13 +193,15 @@ def plot(rows: list[dict[str, Any]], out: Path) -> None:
 
 
 def main() -> None:
-    """Measure, point by point, and draw."""
+    """Measure the points and plot them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default=",".join(AXES))
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--compiled", action="store_true", help="the peer compiled too, which takes half a minute each")
-    parser.add_argument("--mode", help="of torch.compile for the peer: reduce-overhead suits few tokens a step")
+    parser.add_argument(
+        "--compiled", action="store_true", help="also measure the compiled peer (half a minute more per point)"
+    )
+    parser.add_argument("--mode", help="torch.compile mode of the peer")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
@@ -211,7 +215,7 @@ def main() -> None:
         if any(row.items() >= asked.items() and row["rates"].keys() >= wanted for row in rows):
             continue
         if time.monotonic() - begun > 60 * given.minutes and rows:
-            print(f"{axis}: time is over before {point}", flush=True)
+            print(f"{axis}: out of time, skipped {point}", flush=True)
             continue
         rows = [row for row in rows if not row.items() >= asked.items()]
         rows.append({**asked, "rates": measure(point, device, wanted, given.mode)})

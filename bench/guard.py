@@ -1,18 +1,18 @@
-"""Speed that has been won stays won: the rows that a CPU can measure, as ratios to their peers, beside the last record.
+"""Regression check of the CPU speed ratios against their peers, compared with the recorded ratios.
 
-    PYTHONPATH=src python bench/guard.py [--rows lessons encoding] [--record] [--rounds 5] [--out result.json]
+    PYTHONPATH=src python bench/guard.py [--rows encoding] [--record] [--rounds 5] [--out result.json]
 
-Ends with 1 where a row has lost more than 15 % of its recorded ratio. Nothing is ever compared with a time: a ratio is
-that of two processor times, taken in turns in one process with one thread, the least of several rounds each, since
-other work on the machine only ever adds. A row that seems to have lost is measured again, twice as long, twice: a real
-loss stays. Ratios differ between processors, so `guard.json` has those of each machine, with the versions they were
-measured with; `--record` writes this machine's. Text is made here, so no data are needed.
+Prints JSON and exits with 1 if a row is more than 15 % below its recorded ratio. A ratio compares the CPU times of two
+sides, alternated in one process with one thread; the best of several rounds counts, since other load only adds time. A
+row that is too low is measured twice more with twice the rounds. Ratios differ between processors: `guard.json` holds
+those of each machine, with the package versions; `--record` writes the ratios of this machine. The text is synthetic,
+so no data is needed.
 
-    lessons masked       `masked` corrupts 65,536 tokens; DataCollatorForLanguageModeling
-    lessons permuted     `permuted`; DataCollatorForPermutationLanguageModeling
-    encoding             a megabyte of text to ids, words and characters known; the library's ids alone
-    training encoder     BERT-tiny on sentences, shards to weights; transformers at its best (like lengths, fused AdamW)
-    training decoder     a GPT-2 of the same size, documents of 20 to 128 tokens; transformers the same way
+    corruption masked      `masked` on 65,536 tokens; DataCollatorForLanguageModeling
+    corruption permuted    `permuted`; DataCollatorForPermutationLanguageModeling
+    encoding               a megabyte of text to ids, word starts and character starts; ids only by `tokenizers`
+    training encoder       BERT-tiny on sentences; transformers tuned (grouped by length, fused AdamW)
+    training decoder       a GPT-2 of the same size on documents of 20 to 128 tokens; transformers tuned
 """
 
 import argparse
@@ -29,39 +29,39 @@ from typing import Any
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 FILE = Path(__file__).with_name("guard.json")
-LOSS = 0.15
+MAX_LOSS = 0.15
 Pair = tuple[Callable[[], int], Callable[[], int]]
-"""Ours and the peer's: each does a piece of work, and says how much it was."""
+"""Our work and the peer's: each call returns the amount of work done."""
 
 
-def lessons(name: str) -> Pair:
-    """An objective beside a collator."""
+def build_corruption(name: str) -> Pair:
+    """Build the corruption of an objective and its collator."""
     import objectives
 
     objective = objectives.OBJECTIVES.get(name)()
     made = objectives.build_call(objective, objective.shapes[0], 65_536, 128)
     peer = objectives.build_peer_calls(16_384, 128)[name][1]
     turn = iter(range(10**6))
-    return lambda: _done(made(next(turn)), 65_536), lambda: _done(peer(0), 16_384)
+    return lambda: _return_amount(made(next(turn)), 65_536), lambda: _return_amount(peer(0), 16_384)
 
 
-def encoding() -> Pair:
-    """Our encoder with a warm table of words beside the library's."""
+def build_encoding() -> Pair:
+    """Build our `encode_batch` with a warm word cache and that of `tokenizers`."""
     from pretune.text.tokenizer import train
 
-    documents = list(texts(2_000, 60))
+    documents = list(make_texts(2_000, 60))
     tokenizer = train("wordpiece", documents[:600], vocab=4_000)
     size = sum(map(len, documents))
     tokenizer.encode_batch(documents)
     raw: Any = tokenizer.raw
     return (
-        lambda: _done(tokenizer.encode_batch(documents), size),
-        lambda: _done([one.ids for one in raw.encode_batch_fast(documents, add_special_tokens=False)], size),
+        lambda: _return_amount(tokenizer.encode_batch(documents), size),
+        lambda: _return_amount([one.ids for one in raw.encode_batch_fast(documents, add_special_tokens=False)], size),
     )
 
 
-def training(family: str, objective: str) -> Pair:
-    """Steps of our whole pipeline beside those of transformers' padded batches, on the same sequences."""
+def build_training(family: str, objective: str) -> Pair:
+    """Build our training steps and those of transformers with padded batches, on the same sequences."""
     import cpu_pretraining as work
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
@@ -79,7 +79,7 @@ def training(family: str, objective: str) -> Pair:
     size = {"width": 128, "depth": 2, "heads": 2}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "text.txt").write_text("\n\n".join(texts(3_000, 24)))
+        (folder / "text.txt").write_text("\n\n".join(make_texts(3_000, 24)))
         style = "cls-sep" if family == "bert" else "endoftext"
         kind = "wordpiece" if family == "bert" else "bpe"
         tok = pt.train_tokenizer(kind, [str(folder / "text.txt")], vocab=4_000, style=style)
@@ -96,7 +96,7 @@ def training(family: str, objective: str) -> Pair:
         )
         plain = BatchStream(samples, BatchShape(rows=32, length=work.LENGTH), seed=0)
         sequences = [part.tolist() for part in plain[0].split(plain[0].tokens)]
-        held = [stream[step] for step in range(2)]  # the folder goes; planning and cutting are measured elsewhere
+        held = [stream[step] for step in range(2)]  # the folder is deleted
     vocab = source.tokenizer.vocab
     knobs = {**size, "vocab": vocab, **({} if family == "bert" else {"positions": work.LENGTH})}
     model = pt.build(replace_heads(resolve("bert-tiny" if family == "bert" else "gpt2", knobs), chosen), seed=0).train()
@@ -108,19 +108,19 @@ def training(family: str, objective: str) -> Pair:
     else:
         shaped = {"n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": work.LENGTH}
         peer = GPT2LMHeadModel(GPT2Config(**wide, **shaped))
-    ours = work.run_ours(model, _Held(held), chosen)
+    ours = work.run_ours(model, _CachedBatches(held), chosen)
     theirs = work.run_theirs(peer.train(), sequences, reference, best=True, masked=family == "bert")
     theirs_all = len(work.group_sequences(sequences, best=True))
     return lambda: _cycle(ours, len(held)), lambda: _cycle(theirs, theirs_all)
 
 
 def _cycle(steps: Iterator[int], count: int) -> int:
-    """Steps over all batches of a side once, so that every turn has the same work."""
+    """Train once on all batches of a side, so that every round has the same work."""
     return sum(next(steps) for _ in range(count))
 
 
-class _Held:
-    """Batches that are there already, over and over."""
+class _CachedBatches:
+    """A stream that repeats the same batches."""
 
     def __init__(self, held: list[Any]) -> None:
         self.held = held
@@ -131,16 +131,16 @@ class _Held:
 
 
 ROWS: Mapping[str, Callable[[], Pair]] = {
-    "lessons masked": lambda: lessons("masked"),
-    "lessons permuted": lambda: lessons("permuted"),
-    "encoding": encoding,
-    "training encoder": lambda: training("bert", "masked"),
-    "training decoder": lambda: training("gpt2", "causal"),
+    "corruption masked": lambda: build_corruption("masked"),
+    "corruption permuted": lambda: build_corruption("permuted"),
+    "encoding": build_encoding,
+    "training encoder": lambda: build_training("bert", "masked"),
+    "training decoder": lambda: build_training("gpt2", "causal"),
 }
 
 
-def texts(count: int, words: int) -> Iterator[str]:
-    """Sentences of about so many words; the n-th most frequent is as frequent as in any language (Zipf)."""
+def make_texts(count: int, words: int) -> Iterator[str]:
+    """Yield sentences of about `words` words with a Zipf distribution."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -150,32 +150,32 @@ def texts(count: int, words: int) -> Iterator[str]:
         yield " ".join(known[one] for one in (rng.zipf(1.2, length) % 5_000).tolist()).capitalize() + "."
 
 
-def _done(result: object, amount: int) -> int:
+def _return_amount(result: object, amount: int) -> int:
     return amount
 
 
-def ratio(pair: Pair, rounds: int, least: float = 0.2) -> float:
-    """Return our speedup: the best rate of each side, over alternating rounds of at least the given seconds."""
+def compute_ratio(pair: Pair, rounds: int, min_seconds: float = 0.2) -> float:
+    """Return our best rate over the peer's, in alternated rounds of at least `min_seconds` after a warm-up round."""
     best = [0.0, 0.0]
     for turn in range(rounds + 1):
         for which, work in enumerate(pair):
             begun, done, spent = time.process_time(), 0, 0.0
-            while spent < least:
+            while spent < min_seconds:
                 done += work()
                 spent = time.process_time() - begun
-            if turn:  # the first warms up
+            if turn:  # the first round is a warm-up
                 best[which] = max(best[which], done / spent)
     return best[0] / best[1]
 
 
-def lost(found: Mapping[str, float], recorded: Mapping[str, float]) -> dict[str, float]:
-    """The rows that have lost too much, and how much of their ratio they have left."""
+def find_regressions(found: Mapping[str, float], recorded: Mapping[str, float]) -> dict[str, float]:
+    """Return the rows that are more than `MAX_LOSS` below their record, with the share that is left."""
     left = {name: found[name] / recorded[name] for name in found if name in recorded}
-    return {name: share for name, share in left.items() if share < 1 - LOSS}
+    return {name: share for name, share in left.items() if share < 1 - MAX_LOSS}
 
 
-def machine() -> str:
-    """Describe the machine and versions that ratios depend on."""
+def describe_machine() -> str:
+    """Return the name of the processor."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     named = {key.strip(): value.strip() for key, value in facts.items()}
@@ -183,53 +183,53 @@ def machine() -> str:
     return f"{platform.machine()} {named.get('model name') or part or platform.processor()}".strip()
 
 
-def versions() -> dict[str, str]:
-    """Of what both sides are made of."""
+def get_versions() -> dict[str, str]:
+    """Return the versions of the packages that both sides use."""
     from importlib.metadata import version
 
     return {name: version(name) for name in ("torch", "transformers", "tokenizers", "numpy")}
 
 
 def measure(names: list[str], rounds: int, recorded: Mapping[str, float]) -> dict[str, float]:
-    """The ratio of each row; one that seems to have lost is measured again, and its best counts."""
+    """Return the ratio of each row; one below its record is measured again, and its best ratio counts."""
     found: dict[str, float] = {}
     for name in names:
         pair = ROWS[name]()
-        found[name] = ratio(pair, rounds)
+        found[name] = compute_ratio(pair, rounds)
         for _ in range(2):
-            if lost({name: found[name]}, recorded):
-                found[name] = max(found[name], ratio(pair, 2 * rounds))
+            if find_regressions({name: found[name]}, recorded):
+                found[name] = max(found[name], compute_ratio(pair, 2 * rounds))
         said = f", recorded {recorded[name]:.2f}" if name in recorded else ""
         print(f"{name:<20} {found[name]:8.2f} x the peer{said}", file=sys.stderr, flush=True)
     return found
 
 
 def main() -> int:
-    """Measure, compare, and record where asked."""
+    """Measure the rows, compare them with the record, and update it with `--record`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", choices=[*ROWS], default=[*ROWS], metavar="ROW")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--record", action="store_true", help="write the ratios of this machine")
+    parser.add_argument("--record", action="store_true", help="save the ratios of this machine")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     import torch
 
     torch.set_num_threads(1)
     known = json.loads(FILE.read_text()) if FILE.exists() else {}
-    here = known.get(machine(), {})
-    here = here["ratios"] if here.get("versions") == versions() else {}
+    here = known.get(describe_machine(), {})
+    here = here["ratios"] if here.get("versions") == get_versions() else {}
     found = {name: round(value, 2) for name, value in measure(options.rows, options.rounds, here).items()}
-    gone = lost(found, here)
-    result = {"machine": machine(), "versions": versions(), "ratios": found, "lost": gone}
+    gone = find_regressions(found, here)
+    result = {"machine": describe_machine(), "versions": get_versions(), "ratios": found, "regressions": gone}
     print(json.dumps(result, indent=2))
     if options.out:
         options.out.write_text(json.dumps(result, indent=2))
     if options.record:
-        known[machine()] = {"versions": versions(), "ratios": {**here, **found}}
+        known[describe_machine()] = {"versions": get_versions(), "ratios": {**here, **found}}
         FILE.write_text(json.dumps(known, indent=2) + "\n")
         return 0
     if not here:
-        print("nothing is recorded for this machine and these versions; do so with --record", file=sys.stderr)
+        print("no record for this machine and these versions; create one with --record", file=sys.stderr)
     return 1 if gone else 0
 
 

@@ -1,11 +1,12 @@
-"""Cost of adaptation methods on a device: LoRA, QLoRA and prefixes on one model, checked before timing.
+"""Cost of LoRA, QLoRA and prefix tuning on a device, compared with full fine-tuning of the same model.
 
     PYTHONPATH=src python bench/methods.py [--model bert-base] [--rows 64] [--length 128] [--compile] [--out FILE]
 
-Checked first: weights of 4 bits are the same on the device as on the CPU (with bitsandbytes' kernel where it is
-installed, and without); a model in 4 bits says what the model with those weights rounded says; a prefix says the same
-in every backend that can have one. Timed: forward and backward pass with a vocabulary loss, in bfloat16 on a GPU; the
-median of several. Memory: of the weights, and the peak of a step on a GPU. On a CPU a small model shows that it runs.
+Before timing: 4-bit weights must be the same on the device as on the CPU (with bitsandbytes' kernel if installed, and
+without); a 4-bit model must give the same states as one with the dequantized weights; a prefix must give the same
+states in every attention backend that supports it. Prints JSON: median milliseconds and tokens per second of forward
+and backward (bfloat16 on a GPU), bytes of the weights, and peak memory on a GPU. On a CPU a small model only checks
+that the script runs.
 """
 
 import argparse
@@ -34,14 +35,14 @@ VOCAB = 900
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="bert-base")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--out", default=None)
+    parser.add_argument("--out", default=None, help="write the result as JSON")
     options = parser.parse_args()
     gpu = options.device == "cuda"
     base = pt.build(options.model, **({} if gpu else SMALL)).to(options.device).eval()
@@ -52,8 +53,8 @@ def main() -> None:
         "model": options.model if gpu else "small",
         "compiled": options.compile,
         "checks": {
-            "4 bits": compare_quantization(base),
-            "rounded": compare_dequantized(base),
+            "quantization": compare_quantization(base),
+            "dequantized": compare_dequantized(base),
             "backends": compare_backends(base, gpu),
         },
     }
@@ -63,12 +64,12 @@ def main() -> None:
         "full": None,
         "lora": LoRA(targets=TARGETS),
         "qlora": QLoRA(),
-        "qlora, torch alone": QLoRA(),
+        "qlora, without bitsandbytes": QLoRA(),
         "prefix": PrefixTuning(count=20),
     }
     found["rows"] = {}
     for name, method in every.items():
-        if name == "qlora, torch alone":
+        if name == "qlora, without bitsandbytes":
             if not (gpu and found["bitsandbytes"]):
                 continue
             nf4._has_bitsandbytes = lambda: False  # type: ignore[assignment]
@@ -80,9 +81,9 @@ def main() -> None:
 
 
 def compare_quantization(base: LanguageModel) -> float:
-    """The greatest difference between a matrix that went through 4 bits here and one that did on the CPU."""
+    """Return the largest difference between a matrix quantized on the device and on the CPU."""
     _, _, _, layer = find_linears(base, ("up",))[0]
-    apart = 0.0
+    difference = 0.0
     for device in {base.tokens.weight.device, torch.device("cpu")}:
         weight = layer.weight.detach().to(device)  # type: ignore[union-attr]
         made = nf4.quantize(weight)
@@ -91,28 +92,28 @@ def compare_quantization(base: LanguageModel) -> float:
         here = nf4.dequantize(
             nf4.quantize(weight.cpu()), torch.float32, nf4.build_value_table("cpu"), nf4.build_scale_table("cpu")
         )
-        apart = max(apart, float((again - here).abs().max()))
-    assert apart < 1e-2, f"4 bits say other weights here: {apart}"  # a scale may be a step off where two are as near
-    return apart
+        difference = max(difference, float((again - here).abs().max()))
+    assert difference < 1e-2, f"quantized weights differ: {difference}"  # a scale may round differently
+    return difference
 
 
 @torch.no_grad()
 def compare_dequantized(base: LanguageModel) -> float:
-    """A model in 4 bits against one whose weights are what those say, in fp32."""
+    """Return the largest difference between a 4-bit model and one with the dequantized weights, in fp32."""
     method = QLoRA()
     small, plain = copy.deepcopy(base), copy.deepcopy(base)
     method.apply(small)
     method.apply(plain)
     method.merge(plain)
     batch = make_batch(base, 2, 16).to(base.tokens.weight.device)
-    apart = float((small.states(batch) - plain.states(batch)).abs().max())
-    assert apart < 1e-3, f"a model in 4 bits differs by {apart} from the rounded one"
-    return apart
+    difference = float((small.states(batch) - plain.states(batch)).abs().max())
+    assert difference < 1e-3, f"the 4-bit model differs by {difference} from the dequantized one"
+    return difference
 
 
 @torch.no_grad()
 def compare_backends(base: LanguageModel, gpu: bool) -> dict[str, float]:
-    """A prefix in every backend against the plainest, in fp32, short and long rows."""
+    """Return the largest difference of each backend to `eager` with a prefix, in fp32, for short and long rows."""
     model = copy.deepcopy(base)
     for name in PrefixTuning(count=5).apply(model):
         model.get_parameter(name).add_(0.1 * torch.randn_like(model.get_parameter(name)))
@@ -125,16 +126,16 @@ def compare_backends(base: LanguageModel, gpu: bool) -> dict[str, float]:
         for backend in ("rows", "flex", "sdpa"):
             model.attention_backend = backend  # type: ignore[assignment]
             try:
-                apart = float((model.states(batch) - expected).abs().max())
+                difference = float((model.states(batch) - expected).abs().max())
             except UsageError:
                 continue
-            found[f"{backend} {length}"] = apart
-            assert apart < 1e-2, f"'{backend}' differs by {apart} at length {length}"
+            found[f"{backend} {length}"] = difference
+            assert difference < 1e-2, f"'{backend}' differs by {difference} at length {length}"
     return found
 
 
 def make_batch(model: LanguageModel, rows: int, length: int) -> pt.Batch:
-    """Rows of two sequences each, but the last, with a label at every seventh token."""
+    """Create rows of two sequences each (the last row has one), with a label at every seventh token."""
     generator = torch.Generator().manual_seed(0)
     short = length // 3
     lengths = [n for _ in range(rows - 1) for n in (short, length - short)] + [length]
@@ -175,7 +176,7 @@ def measure_method(
         "tokens/s": len(batch.tokens) / statistics.median(times[3:]),
         "trained": trained,
         "frozen weights, bytes": weights,
-        "of what they were": weights / half,
+        "share of 16-bit weights": weights / half,
         "peak, bytes": torch.cuda.max_memory_allocated() if gpu else None,
     }
 

@@ -1,10 +1,10 @@
-"""Near duplicates: how many copies are found at which real similarity, at what speed, and those among the reviews.
+"""Near-duplicate detection: recall by Jaccard similarity, speed and memory.
 
     PYTHONPATH=src python bench/neardup.py [--copies 300] [--threshold 0.8]
 
-Copies of 400 words of wikipedia-en/valid with words changed at random; the similarity is that of their runs of five
-words. Speed is of processor time, signatures included. Duplicates among `builtin:reviews` are counted as
-`pretune prepare --near` counts them. Prints JSON.
+Copies of 400 words of wikipedia-en/valid with random words replaced; similarity is the Jaccard similarity of 5-grams of
+words. Speed is in CPU time and includes signatures. Also counts the duplicates among `builtin:reviews` as
+`pretune prepare --near` does. Prints JSON.
 """
 
 import argparse
@@ -24,13 +24,13 @@ WORDS = 400
 
 
 def compute_jaccard(one: list[str], other: list[str]) -> float:
-    """Jaccard similarity of the runs of five words."""
+    """Return the Jaccard similarity of the 5-grams of two word lists."""
     first, second = ({tuple(words[at : at + 5]) for at in range(len(words) - 4)} for words in (one, other))
     return len(first & second) / len(first | second)
 
 
 def measure_recall(text: str, copies: int, threshold: float) -> dict[str, dict[str, float]]:
-    """The share of copies that is found, by their similarity in steps of 0.05."""
+    """Return the share of copies found, by similarity in steps of 0.05."""
     words, rng = text.split(), random.Random(0)
     found: dict[float, list[bool]] = defaultdict(list)
     for _ in range(copies):
@@ -44,7 +44,7 @@ def measure_recall(text: str, copies: int, threshold: float) -> dict[str, dict[s
 
 
 def measure_deduplication(texts: list[str], threshold: float) -> dict[str, float]:
-    """Texts one after another: duplicates, speed and memory."""
+    """Return duplicates, speed and memory of deduplicating the texts."""
     near, begun = NearDuplicates(threshold), time.process_time()
     dropped = sum(near.add(near.compute_signature(text)) for text in texts)
     seconds, size = time.process_time() - begun, sum(len(text.encode()) for text in texts)
@@ -66,7 +66,7 @@ def main() -> None:
         text = file.read()
     reviews = [text for text, _ in Reviews().read_examples()]
     distinct = [*dict.fromkeys(" ".join(text.split()) for text in reviews)]
-    size = 16_000  # characters, about those of a page of Wikipedia
+    size = 16_000  # characters, about a long page of Wikipedia
     pages = [text[at : at + size] for at in range(0, len(text), size)]
     result = {
         "threshold": given.threshold,

@@ -1,17 +1,17 @@
-"""Speed of the corruption of objectives on one core, compared with the collators of transformers.
+"""Speed of corruption by objective on one core, compared with the collators of transformers.
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python bench/objectives.py [--tokens 65536] [--length 128] [--repeats 15]
                                                               [--only masked permuted] [--out result.json]
 
-The batch is one that a data worker cuts: sequences of `length` tokens in their frame, words of 1.4 tokens and sentences
-of 30 tokens on average, in a vocabulary of 30,000. Our time is that of `corrupt`. The peers get the same sequences as
-lists of ids with their special-token masks, which is what a data set hands them; their time includes making tensors of
-them (all sequences are equally long, so nothing is padded). Time is that of the processor, which other work on the
-machine disturbs least; medians of alternated repeats.
+A batch has sequences of `length` tokens with their special tokens, words of 1.4 and sentences of 30 tokens on average,
+and a vocabulary of 30,000. Our time is that of `corrupt`. The peers get the same sequences as lists of ids with
+special-token masks, as a dataset returns them; their time includes building tensors (all sequences have the same
+length, so nothing is padded). Prints million tokens per second of CPU time, medians of alternated repeats, and the
+ratios.
 
-Masked language modelling: DataCollatorForLanguageModeling, its masking alone on tensors that are there already, and the
-same with whole_word_mask; permutations: DataCollatorForPermutationLanguageModeling. The goals are a factor of 5, and 2
-million tokens per second for every objective.
+Peers of masked language modeling: DataCollatorForLanguageModeling, its masking alone on existing tensors, and
+whole_word_mask; of permutations: DataCollatorForPermutationLanguageModeling. Goals: a ratio of 5, and 2 million tokens
+per second for every objective.
 """
 
 import argparse
@@ -49,7 +49,7 @@ MORE: dict[str, Objective] = {"masked, whole words": MaskedLM(words=True)}
 
 
 def make_sequences(tokens: int, length: int, objective: Objective | None = None) -> Sequences:
-    """Sequences `[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]` for one that reads pairs; half of each for a mixture."""
+    """Create `[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]` for an objective on pairs; half of each for a mixture."""
     rng, count = np.random.default_rng(0), tokens // length
     flat = rng.integers(EOS + 1, VOCAB - 200, count * length)
     words, sentences = rng.random(len(flat)) < 1 / 1.4, rng.random(len(flat)) < 1 / 30
@@ -75,13 +75,13 @@ def make_sequences(tokens: int, length: int, objective: Objective | None = None)
 
 
 def build_call(objective: Objective, shape: ModelShape, tokens: int, length: int) -> Callable[[int], object]:
-    """One call is one batch."""
+    """Build a function that corrupts one batch."""
     lesson, sequences = objective.bind(VOCABULARY, shape), make_sequences(tokens, length, objective)
     return lambda turn: lesson.corrupt(sequences, Counters.from_sequences(turn, sequences, copies=lesson.copies))
 
 
 def build_tokenizer() -> Any:
-    """A fast tokenizer of transformers with as many words."""
+    """Build a fast tokenizer of transformers with the same vocabulary size."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -92,7 +92,7 @@ def build_tokenizer() -> Any:
 
 
 def build_peer_calls(tokens: int, length: int) -> dict[str, tuple[str, Callable[[int], object]]]:
-    """The collators by the objective they stand beside: what they are called, and a call for one batch."""
+    """Return for each objective the name of its peer and a function that collates one batch."""
     from transformers import DataCollatorForLanguageModeling, DataCollatorForPermutationLanguageModeling
 
     sequences, made = make_sequences(tokens, length), build_tokenizer()
@@ -105,13 +105,13 @@ def build_peer_calls(tokens: int, length: int) -> dict[str, tuple[str, Callable[
         {"input_ids": row.tolist(), "special_tokens_mask": mask.tolist()}
         for row, mask in zip(ids, special, strict=True)
     ]
-    # A gap before every word, none inside one: this is what it finds words by.
+    # Character offsets with a gap before every word: the collator detects words by gaps.
     spans = [[[5 * w + 2 * t, 5 * w + 2 * t + 2] for t, w in enumerate(row.tolist())] for row in words]
     whole = [{**example, "offset_mapping": span} for example, span in zip(plain, spans, strict=True)]
     masking = DataCollatorForLanguageModeling(tokenizer=made)
     block, mask = torch.tensor(ids), torch.tensor(special)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that it has no 80/10/10 for whole words
+        warnings.simplefilter("ignore")  # it warns that whole words have no 80/10/10 replacement
         wholes = DataCollatorForLanguageModeling(tokenizer=made, whole_word_mask=True)
     permuting = DataCollatorForPermutationLanguageModeling(tokenizer=made)
     return {
@@ -129,7 +129,7 @@ def build_peer_calls(tokens: int, length: int) -> dict[str, tuple[str, Callable[
 
 
 def measure(calls: dict[str, Callable[[int], object]], repeats: int) -> dict[str, float]:
-    """The median seconds of processor time of each call, all in turn; one that takes long has fewer turns."""
+    """Return the median CPU seconds of each call, alternated; slow calls get fewer repeats."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(repeats + 1):
         for name, call in calls.items():
@@ -137,7 +137,7 @@ def measure(calls: dict[str, Callable[[int], object]], repeats: int) -> dict[str
                 continue
             start = time.process_time()
             call(turn)
-            if turn:  # the first warms up
+            if turn:  # the first repeat is a warm-up
                 taken[name].append(time.process_time() - start)
     return {name: statistics.median(found) for name, found in taken.items()}
 
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=65_536)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--only", nargs="*", help="objectives; all of them by default")
+    parser.add_argument("--only", nargs="*", help="objectives; default: all")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)

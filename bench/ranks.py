@@ -1,13 +1,12 @@
-"""P13: two CPU ranks beside one, a core each: the same run, the same tokens a step, shared by two processes.
+"""Speedup of two CPU ranks over one, a core each, with the same tokens per step (target P13).
 
     PYTHONPATH=src python bench/ranks.py [--verb finetune] [--model bert-mini] [--steps 16] [--repeats 3] [--out FILE]
 
-The text is made here. A run is `pretune pretrain` (or `finetune`, 64 examples a step) with one thread a process, alone
-or under torchrun; the time of a step is the median of those after the first four, as the run itself writes them down
-(`metrics.jsonl`). Alternated; the median of the repeats. The speed by the clock means something only where both cores
-are free: the load is printed. What processor time says holds on any machine: two ranks cannot be faster than twice the
-work of one by the work of both (a step's, which is that of a long run less that of a short one). The losses of both
-runs must agree.
+The text is synthetic. A run is `pretune pretrain` (or `finetune`, 64 examples per step) with one thread per process,
+directly or under torchrun. The time of a step is the median after the first four steps, from `metrics.jsonl`; runs
+alternate and the median of the repeats counts. The wall-clock ratio is meaningful only if both cores are idle, so the
+load is printed. The CPU time per step (a long run minus a short one) gives an upper bound of the speedup on any
+machine. The losses of both runs must agree. Prints JSON.
 """
 
 import argparse
@@ -24,13 +23,13 @@ WARMUP_STEPS = 4
 
 
 def make_text() -> str:
-    """Documents of some hundred words that repeat."""
+    """Create documents of 200 words with repeated words."""
     words = [f"w{number * number % 4_999}" for number in range(200_000)]
     return "\n\n".join(" ".join(words[start : start + 200]) for start in range(0, len(words), 200))
 
 
 def build_pretrain_command(model: str) -> list[str]:
-    """4,096 tokens a step."""
+    """Return the arguments of a pre-training run with 4,096 tokens per step."""
     command = ["pretrain", model, "--data", "data", "--objective", "masked", "--set", "train.eval_tokens=0"]
     command += [
         "--set",
@@ -44,19 +43,19 @@ def build_pretrain_command(model: str) -> list[str]:
 
 
 def build_finetune_command() -> list[str]:
-    """64 examples a step, of some 60 tokens each."""
+    """Return the arguments of a fine-tuning run with 64 examples per step, about 60 tokens each."""
     command = ["finetune", "base", "--train", "table.csv", "--baselines", "none", "--set", "train.batch=64"]
     return [*command, "--set", "train.eval_every=1000000", "--set", "train.eval_examples=8", "--set", "tune.dropout=0"]
 
 
 def make_table() -> str:
-    """Examples whose label is one of their words."""
+    """Create a table of examples whose label is one of their words."""
     rows = [" ".join(f"w{(row * 31 + i) ** 2 % 4_999}" for i in range(20)) for row in range(1_000)]
     return "text,label\n" + "".join(f"{text} {'yes' if i % 2 else 'no'},{i % 2}\n" for i, text in enumerate(rows))
 
 
 def run(given: list[str], folder: Path, ranks: int, steps: int, name: str) -> tuple[float, float, float]:
-    """Seconds of a step by the clock, of processor time in all, and the last loss."""
+    """Run once; return the seconds per step, the CPU seconds of the run, and the last loss."""
     out = folder / name
     start = [] if ranks == 1 else ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
     command = [sys.executable, "-m", *start, "pretune", "--quiet", *given, "--out", str(out), "--steps", str(steps)]
@@ -74,7 +73,7 @@ def run(given: list[str], folder: Path, ranks: int, steps: int, name: str) -> tu
 
 
 def main() -> None:
-    """Prepare, alternate, print."""
+    """Prepare the data, alternate the runs and print the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verb", choices=("pretrain", "finetune"), default="pretrain")
     parser.add_argument("--model", default="bert-mini")
@@ -105,7 +104,7 @@ def main() -> None:
                 clock[ranks].append(each)
                 work[ranks].append((whole - short) / (options.steps - 2))
             if abs(losses[1] - losses[2]) > 1e-3 * losses[1]:
-                raise SystemExit(f"one rank ends with a loss of {losses[1]}, two with {losses[2]}")
+                raise SystemExit(f"losses differ: {losses[1]} with one rank, {losses[2]} with two")
     seconds = {ranks: statistics.median(values) for ranks, values in clock.items()}
     needed = {ranks: min(values) for ranks, values in work.items()}
     result = {
@@ -113,11 +112,11 @@ def main() -> None:
         "model": options.model,
         "ratio": {
             "clock": round(seconds[1] / seconds[2], 2),
-            "at most, by processor time": round(2 * needed[1] / needed[2], 2),
+            "upper bound by CPU time": round(2 * needed[1] / needed[2], 2),
         },
         "goal": GOAL,
-        "seconds a step": {f"{ranks} rank{'s' * (ranks > 1)}": round(value, 3) for ranks, value in seconds.items()},
-        "processor seconds a step": {f"{ranks}": round(value, 3) for ranks, value in needed.items()},
+        "seconds per step": {f"{ranks} rank{'s' * (ranks > 1)}": round(value, 3) for ranks, value in seconds.items()},
+        "CPU seconds per step": {f"{ranks}": round(value, 3) for ranks, value in needed.items()},
         "load": round(os.getloadavg()[0], 1),
     }
     print(json.dumps(result, indent=2))

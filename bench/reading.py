@@ -1,10 +1,10 @@
-"""Reading a corpus: our documents per second beside what Python's own modules take to read the same file.
+"""Speed of reading a corpus, compared with Python's own modules on the same file.
 
     PYTHONPATH=src python bench/reading.py [--megabytes 60] [--out result.json]
 
-The text is wikipedia-en/valid of the shared corpora, repeated. One core; the best of three rounds, in turn; the other
-side only splits or parses and keeps nothing: it checks no encoding, counts no lines, makes no documents. The last
-column is the most memory of a process that reads the file and keeps nothing.
+The text is wikipedia-en/valid of the shared corpora, repeated. The peer only splits or parses: it checks no encoding,
+counts no lines and builds no documents. Prints MB per second of CPU time on one core (best of three alternated rounds),
+the ratio, and the peak memory of a process that reads the file with pretune and keeps nothing.
 """
 
 import argparse
@@ -34,31 +34,31 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 def read_lines(path: Path) -> Iterable[object]:
-    """Text by lines, as `open` gives them."""
+    """Read lines with `open`."""
     with path.open(encoding="utf-8") as file:
         yield from file
 
 
 def read_jsonl(path: Path) -> Iterable[object]:
-    """JSONL by `json`."""
+    """Read JSONL with `json`."""
     with path.open(encoding="utf-8") as file:
         yield from (json.loads(line) for line in file)
 
 
 def read_csv(path: Path) -> Iterable[object]:
-    """CSV by `csv`."""
+    """Read CSV with `csv`."""
     with path.open(encoding="utf-8", newline="") as file:
         yield from csv.reader(file)
 
 
 def read_gzip(path: Path) -> Iterable[object]:
-    """gzip by `gzip`."""
+    """Read lines with `gzip`."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         yield from file
 
 
 def measure_seconds(*runs: Callable[[], Iterable[object]]) -> list[float]:
-    """The best time of three to run through everything, of each in turn."""
+    """Return the best CPU seconds of three alternated rounds of each iterator."""
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(3):
         for run, found in zip(runs, times, strict=True):
@@ -70,14 +70,14 @@ def measure_seconds(*runs: Callable[[], Iterable[object]]) -> list[float]:
 
 
 def main() -> None:
-    """Print a line for each kind of file."""
+    """Measure each file format and print a line for it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=60)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     source = DATA / "corpora/wikipedia-en/valid.txt.xz"
     if not source.exists():
-        print(f"skipped: no {source}; set PRETUNE_DATA")
+        print(f"skipped: needs {source} (set PRETUNE_DATA)")
         return
     with lzma.open(source, "rt", encoding="utf-8") as packed:
         text = packed.read()

@@ -1,16 +1,16 @@
-"""Pre-training BERT-base on real text of natural lengths: our whole pipeline beside the peer's whole pipeline.
+"""Throughput of pre-training BERT-base on real text: our whole pipeline compared with that of transformers.
 
     PYTHONPATH=src python bench/real_text.py --data DATA --tokenizer TOK [--samples documents --length 512]
                                              [--like-lengths] [--out result.json]
 
-DATA is a directory that `pretune prepare` wrote. Ours: shards, packing, corruption in workers, and the training loop as
-`pretune pretrain` runs it. The peer: the same sequences as lists of tokens, a DataLoader with workers,
-DataCollatorForLanguageModeling, BertForMaskedLM with the same sizes and dropout, bf16 autocast, fused AdamW, clipping:
-as most run it (eager, padded to the longest of a batch), compiled (padded to the full length, so that it compiles
-once), and with `--like-lengths` at its best: batches of like lengths, as its `group_by_length` makes them, padded to
-one of a few lengths (each is compiled), with as many sequences as come to the same number of positions. Windows of
-steps alternate in one process; only real tokens count, and the median window.
-`first_step` is the time from the start of this process to our first step, less what was spent on the peers.
+DATA is the output of `pretune prepare`. Ours: shards, packing, corruption in workers, and the training loop of `pretune
+pretrain`. The peer: the same sequences as lists of tokens, a DataLoader with workers, DataCollatorForLanguageModeling,
+BertForMaskedLM of the same size and dropout, bf16 autocast, fused AdamW and gradient clipping, in three variants: eager
+(padded to the longest sequence of a batch), compiled (padded to the maximum length, so that it compiles once), and with
+`--like-lengths` compiled on batches grouped by length (padded to one of a few lengths, each of which is compiled, with
+as many sequences as fit the same number of positions). Windows of steps alternate in one process. Prints JSON: non-pad
+tokens per second of the median window, the ratios, the share of time spent waiting for data, and `first_step`, the
+seconds from process start to our first step without the time spent on the peers.
 """
 
 import argparse
@@ -35,11 +35,11 @@ from pretune.training.async_metrics import StepMetrics
 from pretune.training.loop import Loop
 
 WARM, WINDOW, ROUNDS = 30, 30, 3
-EAGER, COMPILED, ALIKE = "transformers", "transformers + compile", "transformers + compile, like lengths"
+EAGER, COMPILED, ALIKE = "transformers", "transformers + compile", "transformers + compile, grouped by length"
 
 
 class Peer:
-    """transformers' model with its own collator."""
+    """BertForMaskedLM with its own collator."""
 
     def __init__(self, name: str, sequences: list[np.ndarray], vocab: int, given: Any) -> None:
         self.name, self.device = name, given.device
@@ -71,7 +71,7 @@ class Peer:
         self.warm = 5 + (len(compute_bucket_lengths(given.length)) if alike else 0)
 
     def run_steps(self, count: int) -> int:
-        """Train, and say on how many real tokens."""
+        """Train for some steps; return the number of non-pad tokens."""
         tokens = 0
         for _ in range(count):
             batch = next(self.batches)
@@ -87,13 +87,13 @@ class Peer:
 
 
 def compute_bucket_lengths(length: int) -> list[int]:
-    """The lengths that batches of like lengths are padded to, from an eighth of the longest."""
+    """Return the lengths that batches are padded to, from an eighth of the maximum length."""
     found = {length >> halves for halves in range(4)} | {3 * length >> halves for halves in (2, 3, 4)}
     return sorted(one for one in found if one >= 8)
 
 
 def pad_to_bucket(collate: Any, lengths: list[int], examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """A batch padded to the first of these lengths that its longest fits into."""
+    """Collate a batch, padded to the smallest of the lengths that fits its longest sequence."""
     longest = max(len(one["input_ids"]) for one in examples)
     collate.pad_to_multiple_of = next(length for length in lengths if length >= longest)
     found: dict[str, torch.Tensor] = collate(examples)
@@ -101,7 +101,7 @@ def pad_to_bucket(collate: Any, lengths: list[int], examples: list[dict[str, lis
 
 
 class LengthGroupedBatches:
-    """Batches of like lengths in random order, each of about as many positions; one of each length comes first."""
+    """Batches grouped by length in random order, of about equal size; starts with one batch of each length."""
 
     def __init__(self, sequences: list[np.ndarray], given: Any) -> None:
         rng, sizes = np.random.default_rng(0), np.array([len(one) for one in sequences])
@@ -118,7 +118,7 @@ class LengthGroupedBatches:
 
 
 class Alternate:
-    """A hook in our loop: a window of ours, then one of each peer, and again."""
+    """Hook of our loop that alternates a window of our steps with one of each peer."""
 
     def __init__(self, peers: list[Peer], device: str) -> None:
         self.peers, self.device = peers, device
@@ -135,7 +135,7 @@ class Alternate:
         if step == self.done or step < WARM or (step - WARM) % WINDOW:
             return
         self.done = step
-        loop.flush()  # calls this hook with the metrics of this window that are still out, before the clock is read
+        loop.flush()  # reports the pending metrics of this window to this hook before the clock is read
         self._sync()
         now = time.perf_counter()
         if self.begun:
@@ -163,13 +163,13 @@ class Alternate:
 
 
 def measure_process_age() -> float:
-    """Seconds since this process was started."""
+    """Return the seconds since this process started."""
     begun = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - begun
 
 
 def read_sequences(course: DataPhases, count: int) -> Iterator[np.ndarray]:
-    """The first sequences of the stream, as they are before anything is masked."""
+    """Yield the first sequences of the stream before corruption."""
     stream = course.streams[0]
     step = 0
     while count > 0:
@@ -183,7 +183,7 @@ def read_sequences(course: DataPhases, count: int) -> Iterator[np.ndarray]:
 
 
 def main() -> None:
-    """Run both sides, and print the ratio."""
+    """Train with the alternating hook and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--tokenizer", required=True)
@@ -192,8 +192,10 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--batch-tokens", type=int, default=65_536)
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--like-lengths", action="store_true", help="the peer with batches of like lengths as well")
-    parser.add_argument("--width", type=int, help="a small model of this width and two layers, to try the script")
+    parser.add_argument(
+        "--like-lengths", action="store_true", help="also measure the peer with batches grouped by length"
+    )
+    parser.add_argument("--width", type=int, help="width of a two-layer model, to test the script")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     given.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -214,7 +216,7 @@ def main() -> None:
             need = given.batch_tokens // given.length * (WINDOW // 2 + 2) * (ROUNDS + 1) + 4096
             found = list(read_sequences(opened[-1], (4 if given.like_lengths else 2) * need))
             vocab = self.module.model.spec.vocab
-            torch._dynamo.config.recompile_limit = 64  # every length of the peer is a graph
+            torch._dynamo.config.recompile_limit = 64  # every padded length of the peer is a graph
             peers = [
                 Peer(name, found, vocab, given)
                 for name in (EAGER, COMPILED, *([ALIKE] if given.like_lengths else []))

@@ -1,11 +1,11 @@
-"""Sentence boundaries: our rules beside a naive split, on the test set of UD English EWT (gold: its sentences).
+"""Accuracy and speed of sentence splitting, compared with a naive split, on UD English EWT.
 
     PYTHONPATH=src python bench/sentences.py [--part dev] [--out result.json]
 
-Each document is its sentences joined by single spaces, so no line break helps; a second row keeps the paragraphs of the
-original as lines. A boundary is a place where a sentence starts, the document's first not counted. The rules were made
-looking at `train` and `dev` only. Speed is of processor time, also on wikipedia-en/valid. Data is that of $PRETUNE_DATA
-(or ../shared/data beside the checkout).
+Each document is its sentences joined by single spaces, so line breaks give no hints; a second row keeps the original
+paragraphs as lines. A boundary is the start of a sentence other than the first. The rules were developed on `train` and
+`dev` only. Prints precision, recall and F1 of boundaries, and MB per second of CPU time, also on wikipedia-en/valid.
+The data comes from $PRETUNE_DATA (default: ../shared/data next to the checkout).
 """
 
 import argparse
@@ -22,8 +22,8 @@ from pretune.text.sentences import SPLITTERS
 DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
-def read(path: Path, paragraphs: bool) -> list[tuple[str, set[int]]]:
-    """Documents with the offsets at which their sentences start, 0 left out."""
+def read_documents(path: Path, paragraphs: bool) -> list[tuple[str, set[int]]]:
+    """Return documents with the start offsets of their sentences, without 0."""
     documents: list[tuple[str, set[int]]] = []
     text, starts, joint = "", set[int](), " "
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -41,8 +41,10 @@ def read(path: Path, paragraphs: bool) -> list[tuple[str, set[int]]]:
     return [*documents[1:], (text, starts)]
 
 
-def score(split: Callable[[str, str], list[int]], documents: list[tuple[str, set[int]]]) -> tuple[float, float, float]:
-    """Precision, recall and F1 of boundaries."""
+def score_boundaries(
+    split: Callable[[str, str], list[int]], documents: list[tuple[str, set[int]]]
+) -> tuple[float, float, float]:
+    """Return precision, recall and F1 of boundaries."""
     found = [({*split(text, "en")} - {0}, gold) for text, gold in documents]
     right = sum(len(ours & gold) for ours, gold in found)
     precision = right / sum(len(ours) for ours, _ in found)
@@ -51,7 +53,7 @@ def score(split: Callable[[str, str], list[int]], documents: list[tuple[str, set
 
 
 def measure_rate(split: Callable[[str, str], list[int]], documents: list[tuple[str, set[int]]]) -> float:
-    """Megabytes of text in a second, the best of five."""
+    """Return megabytes of text per second of CPU time, the best of five rounds."""
     size, times = sum(len(text.encode()) for text, _ in documents) / 1e6, []
     for _ in range(5):
         begin = time.process_time()
@@ -62,7 +64,7 @@ def measure_rate(split: Callable[[str, str], list[int]], documents: list[tuple[s
 
 
 def read_pages() -> list[tuple[str, set[int]]]:
-    """Wikipedia, whose sentences nobody has marked."""
+    """Return pages of Wikipedia, which have no annotated sentences."""
     path = DATA / "corpora/wikipedia-en/valid.txt.xz"
     if not path.exists():
         return []
@@ -71,19 +73,19 @@ def read_pages() -> list[tuple[str, set[int]]]:
 
 
 def main() -> None:
-    """Print both rows for each splitter, and their speed."""
+    """Print scores and speed of both splitters."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["train", "dev", "test"], default="test")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     path = DATA / f"tasks/ud_ewt/en_ewt-ud-{options.part}.conllu.gz"
     if not path.exists():
-        print(f"skipped: no {path}; set PRETUNE_DATA")
+        print(f"skipped: needs {path} (set PRETUNE_DATA)")
         return
     result: dict[str, dict[str, float]] = {}
     for joint, documents in (
-        ("spaces", read(path, False)),
-        ("paragraphs", read(path, True)),
+        ("spaces", read_documents(path, False)),
+        ("paragraphs", read_documents(path, True)),
         ("wikipedia", read_pages()),
     ):
         boundaries = sum(len(gold) for _, gold in documents)
@@ -92,7 +94,7 @@ def main() -> None:
             split = SPLITTERS.get(name)
             found = {"megabytes_per_second": measure_rate(split, documents)}
             if boundaries:
-                found |= zip(("precision", "recall", "F1"), score(split, documents), strict=True)
+                found |= zip(("precision", "recall", "F1"), score_boundaries(split, documents), strict=True)
             result[f"{joint}, {name}"] = found
             print(f"  {name:6}", *(f"{key} {value:.4f}" for key, value in found.items()), sep="  ")
     if options.out:

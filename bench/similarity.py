@@ -1,8 +1,9 @@
-"""Quality of embeddings without training: STS by pooling, and Cranfield compared with BM25 and averaged vectors.
+"""Quality of embeddings by pooling without training: STS, and Cranfield compared with BM25 and static vectors.
 
     python bench/similarity.py MODEL --data DATA [--json FILE]
 
-Every pooling is taken from one pass over the texts. The first line of the table is what the model's directory asks for.
+All poolings come from one pass over the texts. Prints two Markdown tables: Spearman correlation on the STS tasks, and
+nDCG@10, MRR and recall on Cranfield, x 100.
 """
 
 import argparse
@@ -24,26 +25,26 @@ YEARS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb")
 
 
 def normalise(vectors: np.ndarray) -> np.ndarray:
-    """Of length one."""
+    """Return the vectors scaled to length one."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 def embed_all(model: str, texts: list[str]) -> dict[str, np.ndarray]:
-    """The vectors of texts by every pooling."""
+    """Return the vectors of texts by every pooling."""
     begun = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
+    def print_progress(done: int, total: int) -> None:
         if done % 512 < 16:
-            print(f"{done:,} of {total:,}, {done / (time.monotonic() - begun):.0f} a second", file=sys.stderr)
+            print(f"{done:,} of {total:,}, {done / (time.monotonic() - begun):.0f} texts/s", file=sys.stderr)
 
-    joined = build_embedder(model, pooling="+".join(POOLINGS), normalise=False)(texts, tell).vectors
+    joined = build_embedder(model, pooling="+".join(POOLINGS), normalise=False)(texts, print_progress).vectors
     parts = dict(zip(POOLINGS, np.split(joined, len(POOLINGS), axis=1), strict=True))
     parts["static"] = build_embedder(model, pooling="static", normalise=False)(texts).vectors
     return {name: normalise(part) for name, part in parts.items()}
 
 
 def measure_similarity(model: str, data: str) -> dict[str, dict[str, float]]:
-    """Spearman's correlation of every task by pooling; over the sets of a year together, and their plain average."""
+    """Return the Spearman correlation on every task by pooling (all sets of a year together), and the average."""
     pairs = {name: list(TASKS.get(name).find("test", data).read()) for name in YEARS}
     texts = list(dict.fromkeys(text for rows in pairs.values() for row in rows for text in (row.text, row.pair)))
     number = {text: i for i, text in enumerate(texts)}
@@ -61,7 +62,7 @@ def measure_similarity(model: str, data: str) -> dict[str, dict[str, float]]:
 
 
 def measure_retrieval(model: str, data: str) -> dict[str, dict[str, float]]:
-    """nDCG@10, MRR and recall by pooling, and of BM25."""
+    """Return nDCG@10, MRR and recall by pooling, and of BM25."""
     task = TASKS.get("cranfield")
     documents, queries = list(task.find("documents", data).read()), list(task.find("test", data).read())
     vectors = embed_all(model, [row.text for row in (*documents, *queries)])

@@ -1,19 +1,18 @@
-"""P13 and "no slower start": how long `pretune --help` takes, and a run from the command to the end of its first step.
+"""Startup time (target P13): `pretune --help`, and a run from the command to the end of its first step.
 
     PYTHONPATH=src python bench/startup.py [--repeats 5] [--threads 1] [--out result.json]
 
-Every number is that of a new process, from before it starts. A run is `pretune pretrain bert-tiny` on a small corpus
-prepared beforehand, with its checks, its first evaluation and its first checkpoint; the peers are a script that imports
-torch and takes one step of AdamW on a single weight, below which nobody gets, and one that takes a step of the same
-model with transformers (collator, model, AdamW; no evaluation, nothing saved). Alternated; the least of each, for other
-work on the machine only ever adds: of processor time, and by the clock. The goals, on a machine without other work:
-0.3 s for the help, 5 s to the first step.
+Every number is measured in a new process, from before its start. A run is `pretune pretrain bert-tiny` on a small
+prepared corpus, including checks, the first evaluation and the first checkpoint. The peers are a script that imports
+torch and takes one AdamW step on one parameter (a lower bound), and one that takes a step of the same model with
+transformers (collator, model, AdamW; no evaluation or checkpoint). Prints JSON: CPU and wall-clock seconds, the minimum
+of alternated repeats, since other load only adds time. Goals on an idle machine: 0.3 s and 5 s.
 
     PYTHONPATH=src python bench/startup.py --large DATA
 
-`pretune pretrain bert-base` on prepared data, 65,536 tokens a step, compiled where there is a GPU: until our modules
-are imported, until everything is opened, until the first step has ended; with the compiler's caches empty, and again.
-The goal is 40 s.
+`pretune pretrain bert-base` on prepared data, 65,536 tokens per step, compiled on a GPU: seconds until our modules are
+imported, until the loop starts, and until the first step has ended; with empty compiler caches and again with full
+ones. The goal is 40 s.
 """
 
 import argparse
@@ -28,23 +27,23 @@ from pathlib import Path
 FIRST = """
 import os, sys, time
 from pretune.training.loop import Loop
-whole, run = Loop._record, Loop.run
+record, run = Loop._record, Loop.run
 print("imported", time.time(), time.process_time(), flush=True)
-def opened(self):
+def timed_run(self):
     print("opened", time.time(), time.process_time(), flush=True)
     return run(self)
-def told(self, *given):
-    whole(self, *given)
+def timed_record(self, *metrics):
+    record(self, *metrics)
     if self.ranks.device.type == "cuda":
         import torch
         torch.cuda.synchronize()
     print("first", time.time(), time.process_time(), flush=True)
     os._exit(0)
-Loop.run, Loop._record = opened, told
+Loop.run, Loop._record = timed_run, timed_record
 from pretune.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-"""The command, which ends with its first step."""
+"""Runs the command line and exits after the first step."""
 LARGE = ("pretrain", "bert-base", "--objective", "masked", "--steps", "9", "--set", "data.samples=documents",
          "--set", "data.max_length=512", "--set", "train.batch_tokens=65536")  # fmt: skip
 
@@ -76,7 +75,7 @@ PHASES = ("imported", "opened", "first")
 
 
 def run(arguments: list[str], folder: Path) -> tuple[float, float]:
-    """Seconds by the clock and of processor time until a process says so, or ends."""
+    """Return the wall-clock and CPU seconds until a process prints "first", or ends."""
     before = os.times()
     found = measure_phases(arguments, folder)
     after = os.times()
@@ -84,7 +83,7 @@ def run(arguments: list[str], folder: Path) -> tuple[float, float]:
 
 
 def measure_phases(arguments: list[str], folder: Path) -> dict[str, tuple[float, float]]:
-    """Milestones of a process: wall-clock seconds since its start, and processor seconds."""
+    """Return the wall-clock and CPU seconds of a process until each of its phases."""
     begun = time.time()
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
     ended = time.time()
@@ -96,11 +95,11 @@ def measure_phases(arguments: list[str], folder: Path) -> dict[str, tuple[float,
 
 
 def measure_large_model(data: Path, out: Path | None) -> None:
-    """A large model, with empty caches and again."""
+    """Measure BERT-base with empty and with full compiler caches."""
     found = {}
     with tempfile.TemporaryDirectory() as name:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{name}/inductor", "TRITON_CACHE_DIR": f"{name}/triton"}
-        for turn in ("empty caches", "again"):
+        for turn in ("empty caches", "full caches"):
             given = ["-c", FIRST, *LARGE, "--data", str(data.resolve()), "--out", f"run {turn}"]
             found[turn] = {mark: round(clock, 1) for mark, (clock, _) in measure_phases(given, Path(name)).items()}
             print(turn, json.dumps(found[turn]), flush=True)
@@ -109,18 +108,18 @@ def measure_large_model(data: Path, out: Path | None) -> None:
 
 
 def make_text() -> str:
-    """A few thousand words that repeat."""
+    """Create documents of 60 words with repeated words."""
     words = [f"w{number * number % 997}" for number in range(40_000)]
     return "\n\n".join(" ".join(words[start : start + 60]) for start in range(0, len(words), 60))
 
 
 def main() -> None:
-    """Prepare, alternate, print."""
+    """Prepare the data, alternate the commands and print the times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--large", type=Path, metavar="DATA", help="BERT-base on this data instead")
+    parser.add_argument("--large", type=Path, metavar="DATA", help="measure BERT-base on this data instead")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "src")
     if options.large:
@@ -137,20 +136,20 @@ def main() -> None:
         found: dict[str, list[tuple[float, float]]] = {}
         for turn in range(options.repeats):
             started = ["pretrain", "bert-tiny", "--data", "data", "--objective", "masked", "--steps", "9"]
-            ways = {
+            commands = {
                 "pretune --help": ["-m", "pretune", "--help"],
                 "first step": ["-c", FIRST, *started, "--out", f"run-{turn}"],
-                "torch and one step": ["-c", BARE],
+                "torch, one step": ["-c", BARE],
                 "transformers, one step": ["-c", PEER, "tok", "text.txt"],
             }
-            for way, arguments in ways.items():
-                found.setdefault(way, []).append(run(arguments, folder))
-    least = {way: [round(min(values), 2) for values in zip(*rows, strict=True)] for way, rows in found.items()}
+            for command, arguments in commands.items():
+                found.setdefault(command, []).append(run(arguments, folder))
+    least = {command: [round(min(values), 2) for values in zip(*rows, strict=True)] for command, rows in found.items()}
     line = {
-        "seconds": {way: {"clock": clock, "processor": processor} for way, (clock, processor) in least.items()},
+        "seconds": {command: {"clock": clock, "processor": processor} for command, (clock, processor) in least.items()},
         "ratio": {
-            "transformers to ours, processor": round(least["transformers, one step"][1] / least["first step"][1], 2),
-            "ours to torch alone, processor": round(least["first step"][1] / least["torch and one step"][1], 2),
+            "transformers / ours, CPU time": round(least["transformers, one step"][1] / least["first step"][1], 2),
+            "ours / torch, CPU time": round(least["first step"][1] / least["torch, one step"][1], 2),
         },
         "threads": options.threads,
         "load": round(os.getloadavg()[0], 1),

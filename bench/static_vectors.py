@@ -1,15 +1,14 @@
-"""Static vectors trained here beside gensim's word2vec on the same text: what they know, and how long it took.
+"""Quality and speed of static word vectors, compared with gensim's word2vec on the same text.
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python bench/static_vectors.py [--data DIR] [--words 600000] [--out result.json]
 
-The text is the beginning of wikinews-en, a line a text, cut into the same words for both; both have width 100, window
-5, 5 negatives, subsampling from 1e-3, 5 epochs, words met 5 times or more, one thread. GloVe, which gensim lacks,
-stands beside them with its own window of 10 and 15 epochs. Time is that of the processor, for counting and training.
+The text is the beginning of wikinews-en, one text per line, split into the same words for both. Both use width 100,
+window 5, 5 negative samples, subsampling at 1e-3, 5 epochs, a minimum count of 5 and one thread. GloVe, which gensim
+lacks, runs with window 10 and 15 epochs. Prints CPU seconds of counting and training, words per second, and two scores:
 
-Two scores. "similarity": Spearman's rank correlation of the cosine of mean word vectors with the judgements of people,
-on the pairs of STS-B's dev file. "twins": before training, each occurrence of 200 words (met 100 to 2,000 times) is
-given one of two names at random; the score is the mean reciprocal rank of the one name among the 20 words nearest to
-the other (0 past them). It asks whether two words that are used alike lie together, and needs no list of anybody's.
+similarity      Spearman correlation of the cosine of mean word vectors with human ratings on STS-B dev
+pseudo-words    each occurrence of 200 words (count 100 to 2,000) is randomly renamed to one of two pseudo-words; the
+                mean reciprocal rank of one among the 20 nearest neighbors of the other (0 beyond)
 """
 
 import argparse
@@ -31,12 +30,12 @@ from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.adaptation.static.word_ids import WordCorpus
 from pretune.inference.word_vectors import WordVectors, split_words
 
-GOAL = 100_000  # words a second
+GOAL = 100_000  # words per second
 DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
 def read_lines(path: Path, limit: int) -> list[list[str]]:
-    """Lines as words, until there are enough."""
+    """Read lines as lists of words, until there are `limit` words."""
     lines: list[list[str]] = []
     count = 0
     with lzma.open(path, "rt", encoding="utf-8") as file:
@@ -50,7 +49,7 @@ def read_lines(path: Path, limit: int) -> list[list[str]]:
 
 
 def make_pseudo_words(lines: list[list[str]]) -> tuple[list[list[str]], list[str]]:
-    """The same lines with 200 words under two names each, and those words."""
+    """Rename 200 words to two pseudo-words each at random; return the lines and those words."""
     rng = np.random.default_rng(0)
     counts = Counter(word for line in lines for word in line)
     chosen = set(
@@ -61,7 +60,7 @@ def make_pseudo_words(lines: list[list[str]]) -> tuple[list[list[str]], list[str
 
 
 def measure_similarity(vectors: WordVectors, path: Path) -> float:
-    """Rank correlation with people on STS-B."""
+    """Return the Spearman correlation with human ratings on STS-B."""
     from scipy.stats import spearmanr
 
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -72,7 +71,7 @@ def measure_similarity(vectors: WordVectors, path: Path) -> float:
 
 
 def measure_pseudo_words(vectors: WordVectors, words: list[str]) -> float:
-    """Compute the similarity of the two spellings of a word."""
+    """Return the mean reciprocal rank of each pseudo-word among the neighbors of its partner."""
     ranks = []
     for word in words:
         near = [other for other, _ in vectors.find_nearest(f"{word}_0", 20)]
@@ -81,7 +80,7 @@ def measure_pseudo_words(vectors: WordVectors, words: list[str]) -> float:
 
 
 def train_gensim(lines: list[list[str]], mode: str, rate: float) -> WordVectors:
-    """gensim's vectors."""
+    """Train word2vec with gensim."""
     from gensim.models import Word2Vec as Peer
 
     options: dict[str, Any] = {
@@ -97,7 +96,7 @@ def train_gensim(lines: list[list[str]], mode: str, rate: float) -> WordVectors:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--words", type=int, default=600_000)
     parser.add_argument("--out", type=Path)
@@ -113,13 +112,13 @@ def main() -> None:
     runs["ours cbow, rate 0.05"] = 5, lambda: Word2Vec(mode="cbow", rate=0.05).train(lines)
     runs["ours glove"] = 15, lambda: Glove().train(lines)
     result: dict[str, Any] = {"words": total, "known": len(WordCorpus.from_texts(lines)), "runs": {}}
-    print(f"{total:,} words, {result['known']:,} of them different and met 5 times")
+    print(f"{total:,} words, {result['known']:,} distinct with a count of at least 5")
     for name, (epochs, train) in runs.items():
         begun = time.process_time()
         try:
             vectors = train()
         except ImportError:
-            print(f"{name:<30} not run: gensim is not installed")
+            print(f"{name:<30} skipped: gensim is not installed")
             continue
         seconds = time.process_time() - begun
         close, near = (
@@ -127,16 +126,17 @@ def main() -> None:
             measure_pseudo_words(vectors, chosen),
         )
         rate = total * epochs / seconds
-        result["runs"][name] = {"seconds": seconds, "words_per_second": rate, "similarity": close, "twins": near}
+        result["runs"][name] = {"seconds": seconds, "words_per_second": rate, "similarity": close, "pseudo_words": near}
         print(
-            f"{name:<30} {seconds:7.1f} s {rate:>9,.0f} words/s   similarity {close:.3f}   twins {near:.3f}", flush=True
+            f"{name:<30} {seconds:7.1f} s {rate:>9,.0f} words/s   similarity {close:.3f}   pseudo-words {near:.3f}",
+            flush=True,
         )
     slowest = min(
         run["words_per_second"]
         for name, run in result["runs"].items()
         if name.startswith("ours") and "glove" not in name
     )
-    print(f"word2vec here: {slowest:,.0f} words/s at least (goal {GOAL:,})")
+    print(f"our slowest word2vec: {slowest:,.0f} words/s (goal {GOAL:,})")
     if given.out:
         given.out.write_text(json.dumps(result, indent=2))
 

@@ -1,12 +1,13 @@
-"""Training tokenizers: how long each kind takes, how well it compresses, and that `AutoTokenizer` reads it.
+"""Speed and compression of tokenizer training, compared with the trainers of the library `tokenizers`.
 
-    PYTHONPATH=src python bench/tokenizer_training.py                           5 MB of Wikipedia, and the library's
-    PYTHONPATH=src python bench/tokenizer_training.py --megabytes 50 --alone    heavy: under two minutes is the claim
+    PYTHONPATH=src python bench/tokenizer_training.py                           5 MB of Wikipedia, with the peer
+    PYTHONPATH=src python bench/tokenizer_training.py --megabytes 50 --alone    50 MB without the peer
 
-The peer is the library's own trainer with the same normaliser and pre-tokenizer, on the same texts; left out with
-`--alone`, for its unigram trainer takes minutes on 50 MB. Tokens are those of wikipedia-en/valid: fewer is better. Each
-tokenizer is saved and read by `AutoTokenizer`, and must give the same ids on nasty strings; then it is trained again in
-another process, and must have the same SHA-256. Text is that of $PRETUNE_DATA (or ../shared/data beside the checkout).
+The peer uses the same normalizer and pre-tokenizer on the same texts; `--alone` skips it (its unigram trainer takes
+minutes on 50 MB). Each tokenizer is saved, loaded by `AutoTokenizer`, and must give the same ids on edge cases; then it
+is trained again in another process and must have the same SHA-256. Prints seconds, CPU time, peak memory, the number of
+tokens of wikipedia-en/valid (fewer is better), and the ratio. The text comes from $PRETUNE_DATA (default:
+../shared/data next to the checkout).
 """
 
 import argparse
@@ -54,7 +55,7 @@ def read_texts(size: int) -> list[str]:
 
 
 def train_once(kind: str, megabytes: float, vocab: int, out: str) -> dict[str, Any]:
-    """Train in this process; the text is read before the clock starts."""
+    """Train in this process; return time, memory and compression. Reading the text is not timed."""
     from pretune.text.tokenizer import train
 
     corpus = read_texts(int(megabytes * 1e6))
@@ -76,14 +77,14 @@ def train_once(kind: str, megabytes: float, vocab: int, out: str) -> dict[str, A
 
 
 def measure_peak_memory() -> float:
-    """The most memory this process has had, in MiB; not of the resource module, which counts the parent's too."""
+    """Return the peak memory of this process in MiB; `resource` would include the parent's."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return next((int(line.split()[1]) / 2**10 for line in lines if line.startswith("VmHWM")), float("nan"))
 
 
 def train_with_library(kind: str, megabytes: float, vocab: int) -> dict[str, float]:
-    """The library's trainer, with our normaliser and pre-tokenizer."""
+    """Train with `tokenizers`, with our normalizer and pre-tokenizer; return seconds and compression."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     from pretune.text.styles import KINDS as TABLE
@@ -115,8 +116,8 @@ def train_with_library(kind: str, megabytes: float, vocab: int) -> dict[str, flo
     return {"seconds": seconds, "tokens": sum(len(encoding.ids) for encoding in found)}
 
 
-def read_by_transformers(folder: Path) -> int:
-    """The number of nasty strings on which AutoTokenizer gives our ids; all of them, or an error."""
+def check_with_transformers(folder: Path) -> int:
+    """Check that AutoTokenizer gives our ids on all edge cases, and return their number."""
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
     import transformers
 
@@ -142,7 +143,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=5)
     parser.add_argument("--vocab", type=int, default=8000)
     parser.add_argument("--kind", choices=KINDS, action="append")
-    parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--alone", action="store_true", help="skip the peer")
     parser.add_argument("--side", choices=["ours", "library"], help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -153,20 +154,20 @@ def main() -> None:
         print(json.dumps(train_with_library(options.kind[0], options.megabytes, options.vocab)))
         return
     if not ROOT.is_dir():
-        print(f"skipped: this needs text at {ROOT} (set PRETUNE_DATA)")
+        print(f"skipped: needs text at {ROOT} (set PRETUNE_DATA)")
         return
     for kind in options.kind or KINDS:
         common = ("--kind", kind, "--megabytes", options.megabytes, "--vocab", options.vocab)
         with tempfile.TemporaryDirectory() as place:
             ours = run_child(*common, "--side", "ours", "--out", f"{place}/a")
-            count = read_by_transformers(Path(place) / "a")
+            count = check_with_transformers(Path(place) / "a")
             again = run_child(*common, "--side", "ours", "--out", f"{place}/b")
-            assert again["sha256"] == ours["sha256"], f"{kind}: not the same twice"
+            assert again["sha256"] == ours["sha256"], f"{kind}: not deterministic"
             assert (Path(place) / "a/tokenizer.json").read_bytes() == (Path(place) / "b/tokenizer.json").read_bytes()
         line = (
             f"{kind:<11} {ours['vocab']:>6,} of {ours['megabytes']:.1f} MB: {ours['seconds']:6.1f} s "
-            f"({ours['processor']:.1f} s of processor), peak {ours['peak']:,.0f} MiB, {ours['tokens']:,} tokens; "
-            f"same twice, AutoTokenizer agrees on {count} nasty strings"
+            f"({ours['processor']:.1f} s CPU time), peak {ours['peak']:,.0f} MiB, {ours['tokens']:,} tokens; "
+            f"deterministic, AutoTokenizer agrees on {count} edge cases"
         )
         if not options.alone and kind in ("wordpiece", "bpe", "unigram"):
             peer = run_child(*common, "--side", "library")

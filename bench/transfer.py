@@ -1,14 +1,14 @@
-"""Real transfer: one encoder, many tasks, every way to fine-tune it, several seeds; one JSON with a cell for each.
+"""Transfer learning: scores and cost of every fine-tuning method on many tasks, compared with full fine-tuning.
 
     PYTHONPATH=src python bench/transfer.py --base MODEL --data tasks --out transfer.json --minutes 25
     PYTHONPATH=src python bench/transfer.py --out transfer.json --table            # as Markdown
 
-A cell is (task, method, seed): the official score, baselines (once a task), the share of parameters that was trained,
-memory (the process's own) and examples a second (what one of several processes gets, unless `--alone` is true). Several
-processes may share a device, each with a file of its own; `--table` reads `--out A --more B,C`. Cells that are in the
-file are not computed again, so that the work may be done in several sessions; no cell is begun when the minutes are
-over. Seeds are the outermost loop: a short session has all methods with one seed. Methods that have a first stage, or
-share a run among tasks, are those of transfer_stages.py: give a process all tasks of one seed that share it.
+The result is a JSON list of cells, one per (task, method, seed): official score, baselines (once per task), number of
+trained parameters, peak memory, and examples per second (meaningful only if the device was not shared: `--alone`).
+Several processes may share a device, each with its own file; `--table` reads `--out A --more B,C`. Existing cells are
+not computed again, and no cell starts after `--minutes`, so the work can be split. Seeds are the outermost loop.
+Methods with a first stage, or with one run for several tasks, are in transfer_stages.py: give one process all tasks of
+a seed.
 """
 
 import argparse
@@ -34,7 +34,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "ud_ewt": {"task.train_examples": 5_000},
     "squad1": {"task.train_examples": 4_000, "task.max_eval_examples": 1_500},
 }
-"""The tasks, with what is left out of them to keep a cell short."""
+"""The tasks, with limits that keep a cell short."""
 METHODS = (
     "full", "lora", "frozen", "adapter", "bitfit", "ia3", "prefix", "prompt", "qlora", "last-only", "freeze-first",
     "gradual", "ulmfit", "scalar-mix", "from-scratch", "decay", "extra-layers", "domain", "intermediate", "multi",
@@ -42,7 +42,7 @@ METHODS = (
 
 
 def run_cell(stages: Stages, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Fine-tune once."""
+    """Fine-tune once and return the cell."""
     import torch
 
     if torch.cuda.is_available():
@@ -71,7 +71,7 @@ def run_cell(stages: Stages, task: str, method: str, seed: int, args: argparse.N
 
 
 def run_single_task(stages: Stages, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """A run of one task, with what is done before it."""
+    """Fine-tune on one task, after the first stage of the method if it has one."""
     from pretune.runs.finetune.entry import finetune
 
     start = stages.start(task, method, seed)
@@ -101,7 +101,7 @@ def run_single_task(stages: Stages, task: str, method: str, seed: int, args: arg
 
 
 def format_table(cells: list[dict[str, Any]]) -> str:
-    """Methods by tasks: mean over seeds, with their standard deviation; most memory of any, and the usual rate."""
+    """Return a Markdown table of methods by tasks: mean and standard deviation over seeds, peak memory, median rate."""
     tasks = list(dict.fromkeys(one["task"] for one in cells))
     methods = list(dict.fromkeys(one["method"] for one in cells))
     lines = ["| method | trained | memory, GB | examples/s | " + " | ".join(tasks) + " |"]
@@ -124,12 +124,15 @@ def format_table(cells: list[dict[str, Any]]) -> str:
         lines.append(f"| {name} (baseline) | | | | " + " | ".join(row) + " |")
     for method in [method for method in methods if method in ABOUT]:
         took = [one["first"]["seconds"] for one in cells if one["method"] == method and "first" in one]
-        lines += ["", f"`{method}`: {ABOUT[method]}{f'; {statistics.median(took):.0f} s before' if took else ''}."]
+        lines += [
+            "",
+            f"`{method}`: {ABOUT[method]}{f'; {statistics.median(took):.0f} s for the first stage' if took else ''}.",
+        ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    """From the command line."""
+    """Compute the missing cells, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", type=Path)
     parser.add_argument("--data", type=Path)
@@ -142,11 +145,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=None)
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--alone", action="store_true", help="nothing else runs on the device: times and memory count")
-    parser.add_argument("--set", action="append", default=[], help="path=value, for every cell")
-    parser.add_argument("--scratch", type=Path, default=None, help="where runs are written for a moment")
+    parser.add_argument("--alone", action="store_true", help="the device is not shared: times and memory are valid")
+    parser.add_argument("--set", action="append", default=[], help="PATH=VALUE, for every cell")
+    parser.add_argument("--scratch", type=Path, default=None, help="folder for temporary runs")
     parser.add_argument("--more", type=lambda text: [Path(part) for part in text.split(",")], default=[])
-    parser.add_argument("--table", action="store_true", help="print the file as Markdown and end")
+    parser.add_argument("--table", action="store_true", help="print the cells as a Markdown table and exit")
     args = parser.parse_args()
     args.set = parse_assignments(args.set) | ({"train.compile": True} if args.compile else {})
     cells: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.is_file() else []
@@ -166,7 +169,7 @@ def main() -> None:
 
 
 def run_cells(stages: Stages, cells: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """All cells that are wanted and not there yet, as far as the time goes; each is written when it is done."""
+    """Compute the missing cells within the time limit, and write the file after each."""
     end = time.monotonic() + 60 * args.minutes
     known = {(one["task"], one["method"], one["seed"]) for one in cells}
     for seed in args.seeds:

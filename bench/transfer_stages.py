@@ -1,6 +1,6 @@
-"""Stages before or during the fine-tuning of a cell of bench/transfer.py, for methods that need more than a name.
+"""First stages and multi-task runs of bench/transfer.py, for methods that need more than one fine-tuning run.
 
-A first stage is computed once in a process for each task (or source) and seed, and lies in a folder of that process.
+A first stage is computed once per process for each task (or source task) and seed, in a temporary folder.
 """
 
 import gc
@@ -13,38 +13,38 @@ from typing import Any
 
 Facts = dict[str, Any]
 ABOUT = {
-    "decay": "`full`, and every part learns at 0.9 times the rate of the one above it (`tune.layer_decay=0.9`)",
+    "decay": "`full` with layer-wise learning rate decay of 0.9 (`tune.layer_decay=0.9`)",
     "extra-layers": "two new blocks on top of the frozen model, trained with the head",
-    "domain": "300 steps of 8,192 tokens of masked pre-training, with a new vocabulary head, on the texts that the "
-    "cell is trained on (Gururangan et al., 2020), then `full`",
+    "domain": "300 steps of 8,192 tokens of masked pre-training, with a new vocabulary head, on the training texts of "
+    "the task (Gururangan et al., 2020), then `full`",
     "intermediate": "`full` on another task first, then `full` with a new head (Phang et al., 2018): MNLI (9,888 "
-    "examples), and for tags the other task that has tags",
+    "examples), and for tagging the other tagging task",
     "multi": "`full`, one model with a head each for all sentence tasks, and one for CoNLL-2003, UD and SQuAD; tasks "
     "are mixed at a temperature of 2",
 }
-"""The methods, in words."""
+"""Descriptions of the methods."""
 DOMAIN = {"train.batch_tokens": 8192, "data.max_length": 128, "data.length_schedule": None, "train.compile": False}
-DOMAIN_STEPS, SOME = 300, 1500
-"""Of pre-training on a task's texts; the examples of dev that are enough to choose by where nothing is reported."""
+DOMAIN_STEPS, STAGE_DEV_EXAMPLES = 300, 1500
+"""Steps of pre-training on the texts of a task; dev examples for model selection of a first stage."""
 SOURCES = {"conll2003": "ud_ewt", "ud_ewt": "conll2003"}
-"""Intermediate task before some tasks; MNLI before all others."""
+"""Intermediate task of some tasks; MNLI for all others."""
 GROUPS = (("cola", "sst2", "mrpc", "stsb", "rte"), ("conll2003", "ud_ewt", "squad1"))
-"""Tasks that are learnt together."""
+"""Tasks that are trained together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start of the fine-tuning of a cell: a base, a method of `pretune finetune`, and settings."""
+    """Starting point of the fine-tuning of a cell: a base, a method of `pretune finetune`, and settings."""
 
     base: Path
     method: str
     changes: Mapping[str, Any] = field(default_factory=dict)
-    first: Facts | None = None  # what was done before, and how long that took
+    first: Facts | None = None  # statistics of the first stage
 
 
 @dataclass(slots=True)
 class Stages:
-    """First stages of a base on the data of tasks; `limits` are the settings that keep a task short."""
+    """First stages of one base model; `limits` are the settings that keep a task short."""
 
     base: Path
     data: Path
@@ -57,7 +57,7 @@ class Stages:
     made: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
     def start(self, task: str, method: str, seed: int) -> Start:
-        """Return the start of a cell; methods without stages start from the base."""
+        """Return the starting point of a cell; methods without a first stage start from the base."""
         if method == "decay":
             return Start(self.base, "full", {"tune.layer_decay": 0.9})
         if method not in ("domain", "intermediate"):
@@ -66,12 +66,12 @@ class Stages:
         key = (method, source, str(seed))
         if key not in self.made:
             self.made[key] = getattr(self, method)(source, seed, self.where / "-".join(key))
-            gc.collect()  # what a stage leaves on the device is not the cell's
+            gc.collect()  # frees device memory of the stage before the cell is measured
         folder, facts = self.made[key]
         return Start(folder, "full", {}, facts)
 
     def domain(self, task: str, seed: int, where: Path) -> tuple[Path, Facts]:
-        """Go on pre-training on the texts of a task's training examples, without their labels."""
+        """Continue pre-training on the texts of a task's training examples, without labels."""
         import pretune as pt
         from pretune.runs.finetune.config import TaskConfig
         from pretune.runs.finetune.task_data import open_task
@@ -94,15 +94,15 @@ class Stages:
         return run.path, {**facts, "seconds": round(time.perf_counter() - begun, 2)}
 
     def intermediate(self, task: str, seed: int, where: Path) -> tuple[Path, Facts]:
-        """Learn another task."""
+        """Fine-tune on an intermediate task."""
         begun = time.perf_counter()
-        limits = {**self.limits.get(task, {}), "task.max_eval_examples": SOME, "train.max_checkpoints": 0}
+        limits = {**self.limits.get(task, {}), "task.max_eval_examples": STAGE_DEV_EXAMPLES, "train.max_checkpoints": 0}
         fine = self.finetune_full(task, seed, where, limits)
         found = {"task": task, "score": fine.score, "steps": fine.scores["trials"][0]["steps"]}
         return fine.path, {**found, "seconds": round(time.perf_counter() - begun, 2)}
 
     def train_multi_task(self, task: str, seed: int) -> Facts:
-        """A cell of a task out of the run that learns all tasks of its group, measured as the other cells are."""
+        """Evaluate a task with the multi-task run of its group, trained on first use."""
         from pretune.runs.finetune.finetuned_run import evaluate_run
         from pretune.tasks import TASKS
 
@@ -111,7 +111,11 @@ class Stages:
         if key not in self.made:
             begun = time.perf_counter()
             most = max(self.limits.get(name, {}).get("task.train_examples", 0) for name in group)
-            limits = {"task.max_examples_per_task": most, "task.max_eval_examples": SOME, "tune.temperature": 2.0}
+            limits = {
+                "task.max_examples_per_task": most,
+                "task.max_eval_examples": STAGE_DEV_EXAMPLES,
+                "tune.temperature": 2.0,
+            }
             fine = self.finetune_full(",".join(group), seed, self.where / "-".join(key), limits)
             self.made[key] = fine, time.perf_counter() - begun
         fine, seconds = self.made[key]
@@ -127,16 +131,16 @@ class Stages:
             "scores": found["scores"],
             "dev": trial["scores"]["dev"][task],
             "together": list(group),
-            "seconds": round(seconds, 2),  # of all these tasks
+            "seconds": round(seconds, 2),  # for all tasks of the group
         }
 
     def limit(self, task: str, name: str) -> int | None:
-        """A number that keeps a task short; given on the command line, it is still text."""
+        """Return a limit of a task; values from the command line are text."""
         found = {**self.limits.get(task, {}), **self.set}.get(name)
         return None if found is None else int(found)
 
     def finetune_full(self, task: str, seed: int, where: Path, limits: Mapping[str, Any]) -> Any:
-        """A run of `full`."""
+        """Run full fine-tuning."""
         from pretune.runs.finetune.entry import finetune
 
         fit = {"train.seed": seed, "train.batch": self.batch}

@@ -1,11 +1,11 @@
-"""Unigram vocabularies: ours against the SentencePiece package on the same text.
+"""Unigram tokenizer training, compared with SentencePiece on the same text.
 
-    pip install sentencepiece        the peer; nothing else of the project needs it
+    pip install sentencepiece        the peer, needed only by this script
     PYTHONPATH=src python bench/unigram.py [--megabytes 5] [--vocab 8000]
 
-Both trainers get the same lines of wikipedia-en, the same size (256 bytes and four special tokens included) and the
-same share of characters to cover. Printed: tokens and tokens per word of wikipedia-en/valid, the share of our pieces
-that SentencePiece has too, and the pieces that join letters with digits or punctuation, which none should.
+Both trainers get the same lines of wikipedia-en, the same vocabulary size (including 256 bytes and four special tokens)
+and the same character coverage. Prints CPU seconds, tokens and tokens per word of wikipedia-en/valid, the share of our
+pieces that SentencePiece also has, and the pieces that join letters with digits or punctuation (there should be none).
 """
 
 import argparse
@@ -19,7 +19,7 @@ COVERAGE = 0.9999
 
 
 def find_mixed_pieces(pieces: set[str]) -> list[str]:
-    """Return the pieces that join letters with something else."""
+    """Return the pieces that join letters with digits or punctuation."""
     bodies = [piece.removeprefix("▁") for piece in pieces]
     return [
         body
@@ -29,7 +29,6 @@ def find_mixed_pieces(pieces: set[str]) -> list[str]:
 
 
 def main() -> None:
-
     from pretune.text.tokenizer import train
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -73,12 +72,12 @@ def main() -> None:
     for name, cost, tokens, pieces in rows:
         joined = find_mixed_pieces({piece for piece in pieces if not piece.startswith("<")})
         print(
-            f"{name:<14} {cost:6.1f} s of processor, {tokens:,} tokens, {tokens / words:.4f} per word, "
-            f"{len(joined)} pieces join letters with others {sorted(joined)[:5]}"
+            f"{name:<14} {cost:6.1f} s CPU time, {tokens:,} tokens, {tokens / words:.4f} per word, "
+            f"{len(joined)} pieces join letters with digits or punctuation {sorted(joined)[:5]}"
         )
     shared = len(our_pieces & their_pieces) / len(our_pieces)
-    print(f"{shared:.1%} of our {len(our_pieces):,} pieces are SentencePiece's too")
-    for title, pieces in (("ours alone", our_pieces - their_pieces), ("theirs alone", their_pieces - our_pieces)):
+    print(f"{shared:.1%} of our {len(our_pieces):,} pieces are also in SentencePiece's vocabulary")
+    for title, pieces in (("only ours", our_pieces - their_pieces), ("only theirs", their_pieces - our_pieces)):
         print(f"{title}: {' '.join(sorted(pieces)[:: max(len(pieces) // 20, 1)])}")
 
 

@@ -1,4 +1,4 @@
-"""Every script of bench/ starts, and those that a CPU can run do so at their smallest, on text that is made here."""
+"""Scripts of bench/: all start; those that run on a CPU are run at their smallest size on synthetic text."""
 
 import gzip
 import json
@@ -22,9 +22,9 @@ Run = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of data with a little text in every file, a tokenizer, and data prepared with it."""
+    """Create a data directory with small corpora, a tokenizer, and prepared data."""
     folder = tmp_path_factory.mktemp("data")
-    sentences = list(guard.texts(360, 12))
+    sentences = list(guard.make_texts(360, 12))
     text = "\n\n".join(" ".join(sentences[start : start + 6]) for start in range(0, len(sentences), 6))
     for name in TEXTS:
         path = folder / "corpora" / f"{name}.txt.xz"
@@ -39,35 +39,35 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
-    """Runs a script, some of its names changed, and gives what it printed. What it does to the process is undone."""
+    """Run a script, with some names replaced, and return its output. Changes to the process are undone."""
 
-    def started(name: str, *words: object, data: Path | None = None, **changed: object) -> str:
+    def run_script(name: str, *arguments: object, data: Path | None = None, **replaced: object) -> str:
         monkeypatch.setenv("PRETUNE_DATA", str(data or tmp_path))
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
         monkeypatch.syspath_prepend(str(BENCH))
         monkeypatch.setattr("torch.set_num_threads", lambda count: None)
         script = load(name)
-        vars(script).update(changed)
+        vars(script).update(replaced)
         script.main()
         return capsys.readouterr().out
 
-    kept, precise = dict(os.environ), torch.get_float32_matmul_precision()
-    yield started
+    environment, precision = dict(os.environ), torch.get_float32_matmul_precision()
+    yield run_script
     os.environ.clear()
-    os.environ.update(kept)
-    torch.set_float32_matmul_precision(precise)
+    os.environ.update(environment)
+    torch.set_float32_matmul_precision(precision)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_it_starts_and_says_what_it_is(name: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+def test_help(name: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
         run(name, "--help")
-    assert ended.value.code == 0 and f"usage: {name}.py" in capsys.readouterr().out
+    assert exit_.value.code == 0 and f"usage: {name}.py" in capsys.readouterr().out
 
 
 def read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    result: dict[str, Any] = json.loads(path.read_text())
+    return result
 
 
 def test_checkpoints(run: Run, tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_checkpoints(run: Run, tmp_path: Path) -> None:
 
 
 def test_activations(run: Run) -> None:
-    found = json.loads(run("activations", "--elements", 999, "--repeats", 2))
-    assert all(row["ratio"] > 0 for row in found.values()) and {*found} == {"gelu", "dropout"}
+    result = json.loads(run("activations", "--elements", 999, "--repeats", 2))
+    assert all(row["ratio"] > 0 for row in result.values()) and {*result} == {"gelu", "dropout"}
 
 
 def test_sentences(run: Run, tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_sentences(run: Run, tmp_path: Path) -> None:
     text = "# newdoc id = a\n# newpar id = b\n# text = He ran.\n# text = She sat.\n# newpar id = c\n# text = Over\n"
     path.write_bytes(gzip.compress(text.encode()))
     run("sentences", "--part", "dev", "--out", tmp_path / "out.json")
-    found = read(tmp_path / "out.json")
-    assert found["spaces, naive"]["recall"] == 1 and found["paragraphs, rules"]["F1"] == 1 and len(found) == 4
+    result = read(tmp_path / "out.json")
+    assert result["spaces, naive"]["recall"] == 1 and result["paragraphs, rules"]["F1"] == 1 and len(result) == 4
 
 
 def test_objectives(run: Run, tmp_path: Path) -> None:
@@ -98,28 +98,28 @@ def test_objectives(run: Run, tmp_path: Path) -> None:
 
 def test_packing(run: Run, tmp_path: Path, home: Path) -> None:
     words = ("--megabytes", 0.05, "--out", tmp_path / "out.json")
-    run("packing", *words, data=home, million=lambda lengths: 0.0, TOKENS=2048)
-    found = read(tmp_path / "out.json")
-    assert 0.2 < found["sentences 128"]["padded"] < found["sentences 128"]["fill"] <= 1
+    run("packing", *words, data=home, plan_million=lambda lengths: 0.0, TOKENS=2048)
+    result = read(tmp_path / "out.json")
+    assert 0.2 < result["sentences 128"]["padded"] < result["sentences 128"]["fill"] <= 1
 
 
 def test_tokenizing(run: Run, tmp_path: Path, home: Path) -> None:
     words = ("--megabytes", 0.02, "--repeats", 2, "--tokenizer", home / "tok", "--out", tmp_path / "out.json")
     run("tokenizing", *words, data=home)
-    (found,) = read(tmp_path / "out.json").values()
-    rates = found["megabytes_per_second"]
-    assert found["tokens"] > 100 and found["ratio"]["warm"] == pytest.approx(rates["warm"] / rates["library"])
+    (result,) = read(tmp_path / "out.json").values()
+    rates = result["megabytes_per_second"]
+    assert result["tokens"] > 100 and result["ratio"]["warm"] == pytest.approx(rates["warm"] / rates["library"])
 
 
 def test_cpu_pretraining(run: Run, home: Path) -> None:
-    found = json.loads(run("cpu_pretraining", "--sizes", "tiny", "--repeats", 1, data=home, TOKENS=256, STEPS=1))
-    rates = found["tokens_per_second"]
-    assert {*rates} == {"ours", *found["ratio"]} and min(rates.values()) > 0
+    result = json.loads(run("cpu_pretraining", "--sizes", "tiny", "--repeats", 1, data=home, TOKENS=256, STEPS=1))
+    rates = result["tokens_per_second"]
+    assert {*rates} == {"ours", *result["ratio"]} and min(rates.values()) > 0
 
 
 def test_generate(run: Run) -> None:
-    found = json.loads(run("generate", "--device", "cpu", "--batches", 2, "--new", 3, "--rounds", 1))
-    assert found["rows"][0]["ours_over_theirs"] > 0 and found["checked"]["share of texts equal token for token"] == 1
+    result = json.loads(run("generate", "--device", "cpu", "--batches", 2, "--new", 3, "--rounds", 1))
+    assert result["rows"][0]["ours_over_theirs"] > 0 and result["checked"]["share of texts equal token for token"] == 1
 
 
 def test_fill(run: Run, tmp_path: Path, home: Path) -> None:
@@ -146,14 +146,14 @@ def test_prepare(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_startup(run: Run) -> None:
-    found = json.loads(run("startup", "--repeats", 1))
-    assert all(0 < times["clock"] < 300 for times in found["seconds"].values())
+    result = json.loads(run("startup", "--repeats", 1))
+    assert all(0 < times["clock"] < 300 for times in result["seconds"].values())
 
 
 @pytest.mark.slow
 def test_ranks(run: Run) -> None:
-    found = json.loads(run("ranks", "--model", "bert-tiny", "--steps", 6, "--repeats", 1))
-    assert found["ratio"]["clock"] > 0
+    result = json.loads(run("ranks", "--model", "bert-tiny", "--steps", 6, "--repeats", 1))
+    assert result["ratio"]["clock"] > 0
 
 
 @pytest.mark.slow
@@ -165,8 +165,8 @@ def test_embed(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_methods(run: Run) -> None:
-    found = json.loads(run("methods", "--device", "cpu", "--steps", 1))
-    assert {"full", "lora", "qlora", "prefix"} <= {*found["rows"]}
+    result = json.loads(run("methods", "--device", "cpu", "--steps", 1))
+    assert {"full", "lora", "qlora", "prefix"} <= {*result["rows"]}
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_core_throughput(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_real_text(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NOTE: it puts hooks of its own into the loop, which are taken out again."""
+    """NOTE: the script patches the loop; the fixture of pytest restores it."""
     from pretune.runs.data_phases import DataPhases
     from pretune.training.loop import Loop
 
@@ -193,8 +193,8 @@ def test_real_text(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.Mon
 def test_same_learning(run: Run, tmp_path: Path, home: Path) -> None:
     words = ("--data", home / "data", "--gpt-data", home / "data", "--steps", 21, "--only", "bert")
     run("same_learning", *words, "--set", "train.batch_tokens=256", "--out", tmp_path / "out.json")
-    found = read(tmp_path / "out.json")["bert-mini"]
-    assert max(found["fast to plain"]) < min(found["seed to seed"]) + 0.5
+    result = read(tmp_path / "out.json")["bert-mini"]
+    assert max(result["fast to reference"]) < min(result["seed to seed"]) + 0.5
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The table of transfer: every method that has a first stage, or shares a run, gives a cell like the others'."""
+"""bench/transfer.py: methods with a first stage or a shared run give cells like all others."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def transfer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load("transfer")
 
 
-def test_a_cell_of_every_method_that_has_stages(
+def test_cells_of_methods_with_stages(
     transfer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     two_tasks(tmp_path, (40, 60))
@@ -57,7 +57,7 @@ def test_a_cell_of_every_method_that_has_stages(
     assert cells["sst2", "multi"]["metric"] == "accuracy" and cells["cola", "multi"]["metric"] == "matthews"
     whole, extra = cells["cola", "full"], cells["cola", "extra-layers"]
     assert whole["trained"] == whole["parameters"] < extra["parameters"] and extra["trained"] < extra["parameters"]
-    assert not any(path.name.startswith("tmp") for path in tmp_path.iterdir())  # nothing is left in the scratch
+    assert not any(path.name.startswith("tmp") for path in tmp_path.iterdir())  # the scratch folder is empty
 
     monkeypatch.setattr(sys, "argv", ["transfer.py", "--out", str(out), "--table"])
     transfer.main()
