@@ -84,7 +84,7 @@ def test_options_that_stand_alone_on_a_page(page: Path) -> None:
         "bench/startup.py --repeat 3",
         "python bench/ranks.py --verb predict",
         "python bench/ranks.py --steps many",
-        "python bench/quickstart_rates.py OUT --learning_rates 1 …",
+        "python bench/fill.py DATA --max-length 1 …",
         "python bench/gone.py",
         "pytest tests/gone.py",
         "python -m pytest -m quick tests/nn",
@@ -107,7 +107,7 @@ def test_what_is_needed_stands_in_a_block(command: str) -> None:
 
 def test_what_can_be_typed() -> None:
     good = (
-        "A=1 B=src python bench/quickstart_rates.py OUT --row full --rates 3e-3 …",
+        "A=1 B=src python bench/neardup.py --threshold 0.9 …",
         "python bench/fill.py DATA --objective NAME --length N",
         "python bench/embed.py [MODEL] [--device cpu|cuda]",
         "bench/core_throughput.py --profile",
