@@ -116,9 +116,9 @@ def _pack_plan(
             lengths[part], shape.length, max_sequences=shape.sequences, source=window_source, source_room=shape.source
         )
         count = int(window_rows.max()) + 1
-        shuffled = np.empty(count, dtype=np.int64)  # new index of each row of the window
-        shuffled[shuffle_by_key(seed, Purpose.ROWS, epoch, np.arange(total, total + count)) - total] = np.arange(count)
-        rows[part] = total + shuffled[window_rows]
+        new_rows = np.empty(count, dtype=np.int64)  # new index of each row of the window
+        new_rows[shuffle_by_key(seed, Purpose.ROWS, epoch, np.arange(total, total + count)) - total] = np.arange(count)
+        rows[part] = total + new_rows[window_rows]
         total += count
     return PackingPlan(
         order=np.argsort(rows, kind="stable"),

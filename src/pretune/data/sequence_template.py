@@ -74,8 +74,8 @@ class SequenceTemplate:
         """Return the pieces of pairs in the pair layout; a pair with an empty second text has the single layout."""
         texts = {TEXT_A: (start, length), TEXT_B: (second_start, second_length)}
         singles, pairs = self._fill(self.single, texts), self._fill(self.pair, texts)
-        unpaired = np.flatnonzero(second_length == 0)
-        return pairs.replace_at(unpaired, singles.take(unpaired)) if len(unpaired) else pairs
+        single_rows = np.flatnonzero(second_length == 0)
+        return pairs.replace_at(single_rows, singles.take(single_rows)) if len(single_rows) else pairs
 
     def _fill(self, layout: tuple[tuple[int, int], ...], texts: dict[int, tuple[Ints, Ints]]) -> "SequencePieces":
         """Return the pieces of S sequences in one layout; `texts` has start and length of each placeholder."""
