@@ -25,7 +25,7 @@ test: $(VENV)/.dev ## Run the tests (a few minutes)
 	$(BIN)/pytest -n $(JOBS)
 
 test-slow: $(VENV)/.dev ## Run the slow tests as well (about 40 minutes of one core of a Neoverse-N1 more)
-	$(BIN)/pytest -n $(JOBS) -m "not gpu"
+	HYPOTHESIS_PROFILE=thorough $(BIN)/pytest -n $(JOBS) -m "not gpu"
 
 check: $(VENV)/.dev ## Format, lint, types and the architecture tests
 	$(BIN)/ruff format --check .

@@ -18,10 +18,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Machines differ in speed and a test must not: no deadlines, and the same examples in every run.
 if settings is not None:
-    settings.register_profile(
-        "pretune", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-    )
-    settings.load_profile("pretune")
+    shared = {
+        "deadline": None,
+        "derandomize": True,
+        "suppress_health_check": [HealthCheck.too_slow],
+        "print_blob": True,
+    }
+    settings.register_profile("quick", max_examples=25, **shared)
+    settings.register_profile("thorough", max_examples=100, **shared)  # of `make test-slow`
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 ROOT = Path(__file__).parents[1]
 

@@ -17,6 +17,7 @@ from pretune.models.model import LanguageModel
 from tests.contracts import laws
 from tests.contracts.laws import equal, read
 from tests.contracts.tiny import CASES, DECODERS, lay, model_of, text
+from tests.selection import keep_quick
 
 P = 4
 
@@ -47,8 +48,9 @@ def test_a_prefix_of_real_tokens_is_those_tokens(case: str) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    ["bert-base", "t5-base", "made-windows"]
-    + [pytest.param(case, marks=pytest.mark.slow) for case in ("gpt2-small", "llama3-8b", "mistral-7b", "mpt-7b")],
+    keep_quick(
+        ["bert-base", "t5-base", "made-windows", "gpt2-small", "llama3-8b", "mistral-7b", "mpt-7b"], "bert-base"
+    ),
 )
 def test_backends_agree(case: str) -> None:
     model = build_random_prefix(next(name for name in CASES if name.startswith(case.rpartition("-")[0])))

@@ -21,6 +21,7 @@ from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.adaptation.static.word_ids import WordCorpus, read_shard_texts
 from pretune.core.errors import DataError, DivergedError, UsageError
 from pretune.inference.word_vectors import WordVectors, is_word_vectors, split_words
+from tests.selection import scale_examples
 
 
 def topics(texts: int = 600, seed: int = 0) -> list[list[str]]:
@@ -183,7 +184,7 @@ FLOATS = arrays(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(matrix=FLOATS, data=st.data())
 def test_a_file_comes_back_equal(
     matrix: np.ndarray, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -238,7 +239,7 @@ def test_a_file_that_is_not_one_of_vectors_is_told(tmp_path: Path, text: str, va
         WordVectors.load(tmp_path / "v.txt")
 
 
-@settings(max_examples=200)
+@settings(max_examples=scale_examples(200))
 @given(data=st.data())
 def test_a_mutated_file_is_read_or_refused(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     content = bytearray(b"3 2\nthe 0.5 -1\nof 2 3e-2\na 1 1\n")

@@ -1,6 +1,7 @@
 """The package as text: what the architecture tests read."""
 
 import ast
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,12 @@ PACKAGE = SRC / "pretune"
 def files() -> list[Path]:
     """Every Python file of the package."""
     return sorted(PACKAGE.rglob("*.py"))
+
+
+@functools.cache
+def parse(source: str) -> ast.Module:
+    """The syntax tree of a source text, parsed once: several tests walk over the whole package."""
+    return ast.parse(source)
 
 
 def name_of(file: Path) -> str:

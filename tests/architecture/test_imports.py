@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from pretune.cli import VERBS
-from tests.architecture.source import PACKAGE, SRC, files, imports, name_of, violations_of
+from tests.architecture.source import PACKAGE, SRC, files, imports, name_of, parse, violations_of
+from tests.selection import keep_quick
 
 HEAVY = [
     "torch",
@@ -56,7 +57,11 @@ def test_importing_the_package_is_light() -> None:
     assert json.loads(python(f"import pretune; dir(pretune); {LOADED}").splitlines()[-1]) == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    keep_quick([["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)], ["--help"], ["pretrain", "--help"]),
+    ids=" ".join,
+)
 def test_help_is_light(arguments: list[str]) -> None:
     out = python(f"from pretune.cli import main; assert main({arguments}) == 0; {LOADED}")
     assert json.loads(out.splitlines()[-1]) == []
@@ -84,7 +89,7 @@ def test_public_names_resolve() -> None:
 
 def faults(source: str) -> list[str]:
     """The imports and calls of a source text that are not safe or not independent."""
-    tree = ast.parse(source)
+    tree = parse(source)
     bad = [
         f"line {line}: imports {name}"
         for line, name in imports(tree)
@@ -136,7 +141,7 @@ def test_results_and_messages_have_one_printer() -> None:
         f"{name_of(file)}:{node.lineno}"
         for file in files()
         if file.relative_to(PACKAGE).as_posix() not in own
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(parse(file.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "typer.echo", "sys.stdout.write")
         if "one_line" not in ast.unparse(node) and "text.getvalue()" not in ast.unparse(node)
     ]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.architecture.source import PACKAGE, files, folder_of, imports, violations_of
+from tests.architecture.source import PACKAGE, files, folder_of, imports, parse, violations_of
 
 LAYERS: list[set[str]] = [
     {"core"},
@@ -29,7 +29,7 @@ TARGET = re.compile(r"(pretune(?:\.\w+)+):\w+")
 
 def violations(folder: str, source: str) -> list[str]:
     """The imports in a source text, and the entries of its tables, that a folder may not have."""
-    tree = ast.parse(source)
+    tree = parse(source)
     wanted = list(imports(tree))
     wanted += [  # a table `name -> "module:attribute"` is an import put off
         (node.lineno, found[1])

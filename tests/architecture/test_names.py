@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.architecture.source import files, name_of, violations_of
+from tests.architecture.source import files, name_of, parse, violations_of
 
 FORBIDDEN = frozenset(
     """
@@ -69,13 +69,13 @@ def is_forbidden(name: str, is_field: bool) -> bool:
 
 
 def forbidden_names(file: Path) -> list[str]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = parse(file.read_text(encoding="utf-8"))
     return [f"line {line}: '{name}'" for line, name, field in sorted(set(bindings(tree))) if is_forbidden(name, field)]
 
 
 def questions(file: Path) -> list[str]:
     """Docstrings that open with an interrogative, of modules, classes, functions and values."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = parse(file.read_text(encoding="utf-8"))
     return [
         f"line {part.lineno}: {part.value.value.strip()[:40]!r}"
         for node in ast.walk(tree)
@@ -96,7 +96,7 @@ def test_no_docstring_opens_with_a_question_word() -> None:
 def test_no_two_classes_have_one_name() -> None:
     places = defaultdict(list)
     for file in files():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(name_of(file))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}

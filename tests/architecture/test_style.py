@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretune.core.registry import Registry
-from tests.architecture.source import PACKAGE, SRC, docstrings, files, name_of, violations_of
+from tests.architecture.source import PACKAGE, SRC, docstrings, files, name_of, parse, violations_of
 
 LONGEST = 450
 SHAPELESS = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
@@ -24,7 +24,7 @@ def test_a_file_is_one_idea() -> None:
 
 def undocumented(source: str) -> list[str]:
     """What of a module says nothing: itself, or a public class or function; a torch module may leave it to its spec."""
-    tree = ast.parse(source)
+    tree = parse(source)
     public = [
         node
         for node in tree.body
@@ -41,7 +41,7 @@ def test_public_names_are_documented() -> None:
 
 def loose_json(source: str) -> list[int]:
     """The lines of calls that would write NaN, which no strict reader takes."""
-    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    calls = (node for node in ast.walk(parse(source)) if isinstance(node, ast.Call))
     writers = [call for call in calls if ast.unparse(call.func) in ("json.dumps", "json.dump")]
     return [call.lineno for call in writers if "allow_nan=False" not in map(ast.unparse, call.keywords)]
 
@@ -59,7 +59,7 @@ def uses(source: str, names: Iterable[str]) -> list[str]:
     word = re.compile(rf"(?<![A-Za-z0-9])({options})(?![A-Za-z0-9])", re.IGNORECASE)
     capital = "|".join(sorted((re.escape(name.capitalize()) for name in names), key=len, reverse=True))
     camel = re.compile(rf"(?<![A-Z])({capital})(?=[A-Z])")
-    tree = ast.parse(source)
+    tree = parse(source)
     silent = docstrings(tree)
     found: list[str] = []
     for node in ast.walk(tree):
@@ -116,7 +116,7 @@ def registries() -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for file in files():
         module = ".".join(file.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
-        for node in ast.parse(file.read_text()).body:
+        for node in parse(file.read_text()).body:
             target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
             call = getattr(node, "value", None)
             if isinstance(target, ast.Name) and isinstance(call, ast.Call) and "Registry" in ast.unparse(call.func):
@@ -149,7 +149,7 @@ def test_families_share_only_specs_and_neutral_parts() -> None:
     violations = [
         f"{file.name}: {name.name} of {node.module}"
         for file in FAMILIES.glob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(parse(file.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pretune.models.families")
         if not (node.module or "").startswith("pretune.models.families.shared")
         for name in node.names

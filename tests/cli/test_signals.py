@@ -83,6 +83,7 @@ def test_while_modules_are_imported(arguments: list[str], module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "pretune: interrupted\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_twice_while_data_is_prepared(tmp_path: Path, arguments: list[str], times: int) -> None:
     done = interrupted(CALLS.format(times=times), arguments)

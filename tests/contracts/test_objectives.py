@@ -35,6 +35,7 @@ from tests.contracts.lessons import (
     setting,
     together,
 )
+from tests.selection import scale_examples
 from tests.text.tokenizers import trained
 
 EVERY = [(name, shape) for name, objective in CASES.items() for shape in objective.shapes]
@@ -70,7 +71,7 @@ def test_corruption(name: str, shape: ModelShape, kind: str, lengths: list[int],
 @every
 @kinds
 @given(lengths=lengths, seed=seeds)
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 def test_corruption_at_length(name: str, shape: ModelShape, kind: str, lengths: list[int], seed: int) -> None:
     corruption_keeps_the_laws(setting(name, shape, kind), lengths, seed)
 

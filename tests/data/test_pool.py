@@ -13,6 +13,7 @@ import pytest
 from pretune.core.errors import DataError, ResourceError
 from pretune.data.prepare.pool import map_ordered
 from pretune.text.corpora.fields import UnfitError
+from tests.selection import keep_quick
 
 METHODS = [one for one in ("fork", "spawn") if one in multiprocessing.get_all_start_methods()]
 
@@ -50,7 +51,7 @@ def alive() -> list[object]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", keep_quick([1, 2], 2))
 def test_results_come_in_order(workers: int, method: str) -> None:
     with contextlib.closing(map_ordered(range(20), Squares(0.01), workers, method=method)) as results:
         assert list(results) == [number * number for number in range(20)]

@@ -45,6 +45,7 @@ class TestSameBytes:
             [*MANY, *(story(1000 + number) for number in range(5))]
         )
 
+    @pytest.mark.slow
     def test_processes_that_are_spawned(
         self, corpus: str, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -86,6 +86,7 @@ def run(folder: Path, commands: list[list[str]]) -> dict[str, int]:
     return passed
 
 
+@pytest.mark.slow
 def test_what_is_listed_is_held_to_the_laws(tmp_path: Path) -> None:
     commands = [command for command in QUICK if "-m" not in command]
     passed = run(tmp_path, commands)

@@ -18,6 +18,7 @@ from pretune.objectives.base import ModelShape
 from pretune.runs.pretrain import pretrain
 from tests.data.texts import stories
 from tests.faults.runs import Nursery, arguments, made_data, metrics
+from tests.selection import keep_quick
 
 STEPS = 3
 MODELS: dict[ModelShape, str] = {
@@ -76,7 +77,7 @@ def micro(run: Path) -> int:
     return int(state["facts"]["state"]["micro"])
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES.list_names())
+@pytest.mark.parametrize("objective", keep_quick(OBJECTIVES.list_names(), "masked", "causal", "span_corruption"))
 def test_what_is_learnt(runs: Nursery, datas: dict[tuple[str, str], Path], tmp_path: Path, objective: str) -> None:
     name = OTHERS.get(objective) or MODELS[OBJECTIVES.get(objective)().shapes[0]]
     data = datas[TOKENIZERS[name]]

@@ -173,7 +173,7 @@ def test_archives_of_files_are_binary(tmp_path: Path) -> None:
         assert name in message and "binary" in message
 
 
-def test_ten_thousand_mangled_files_give_only_our_errors(tmp_path: Path) -> None:
+def test_mangled_files_give_only_our_errors(tmp_path: Path) -> None:
     rng = random.Random(1)
     seeds = [
         PLAIN.encode(),
@@ -183,7 +183,7 @@ def test_ten_thousand_mangled_files_give_only_our_errors(tmp_path: Path) -> None
         *(pack(PLAIN.encode()) for pack in PACK.values()),
     ]
     path = [tmp_path / name for name in ("a", "a.csv", "a.tsv", "a.jsonl")]
-    for number in range(2500):
+    for number in range(500):
         data = bytearray(rng.choice(seeds))
         for _ in range(rng.randint(1, 4)):
             match rng.randint(0, 3):

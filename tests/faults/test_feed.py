@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.selection import keep_quick
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
@@ -100,7 +101,7 @@ except PretuneError as error:
         assert process.stderr is not None and process.stderr.read() == ""
 
 
-@pytest.mark.parametrize("phase", ["starting", "running"])
+@pytest.mark.parametrize("phase", keep_quick(["starting", "running"], "running"))
 def test_nothing_outlives_a_killed_parent(phase: str) -> None:
     body = PIDS if phase == "running" else "feed = DataLoader(Counting(), workers=2)\nprint('started')\n"
     with script(body + "time.sleep(1000)") as process:
@@ -111,6 +112,7 @@ def test_nothing_outlives_a_killed_parent(phase: str) -> None:
         assert within(LIMIT, lambda: not session(process.pid)), session(process.pid)
 
 
+@pytest.mark.slow
 def test_signals_to_the_whole_group_are_the_parents_to_judge() -> None:
     """As Ctrl-C at a terminal and schedulers send them: the step at hand and those after it still get their data."""
     body = """

@@ -84,6 +84,7 @@ class TestKilled:
         child = runs.run([*command(mine, table, out, *more), "--resume"], code=4)
         assert "base" in child.line
 
+    @pytest.mark.slow
     def test_trials_that_are_done_are_not_done_again(
         self, runs: Nursery, base: Path, table: Path, tmp_path: Path
     ) -> None:

@@ -210,6 +210,7 @@ def test_of_every_kind(runs: Nursery, base: Path, tmp_path: Path, kind: str) -> 
     close(both, alone, exact=2e-6, judged=1e-3 if kind == "scores" else 1e-6)  # of values that are almost the same
 
 
+@pytest.mark.slow
 def test_all_stop_early_at_the_same_step(runs: Nursery, base: Path, table: Path, tmp_path: Path) -> None:
     alone, both = tmp_path / "a" / "run", tmp_path / "b" / "run"
     given, settings = (f"--train={table}", "--steps=60", "--seeds=2"), {"train__patience": 1, "train__eval_every": 2}
@@ -222,6 +223,7 @@ def test_all_stop_early_at_the_same_step(runs: Nursery, base: Path, table: Path,
         assert found["best_step"] == wanted["best_step"] and found["course"] == wanted["course"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), pytest.param(("svm", "probe"), marks=pytest.mark.slow)])
 def test_rates_labels_and_baselines(
     runs: Nursery, base: Path, table: Path, tmp_path: Path, more: tuple[str, ...]
@@ -270,6 +272,7 @@ def test_one_of_two_ranks_is_killed(runs: Nursery, base: Path, table: Path, alon
     close(out, alone)
 
 
+@pytest.mark.slow
 def test_the_first_is_killed_while_the_other_waits(runs: Nursery, base: Path, table: Path, tmp_path: Path) -> None:
     given = (f"--train={table}", "--steps=2", "--baselines=majority")
     hook = ["only_rank", 0, "slow_baselines", 1.5, "SIGKILL"]

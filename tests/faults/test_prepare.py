@@ -25,6 +25,7 @@ from pretune.data.shards.npy import NpyWriter
 from pretune.text.tokenizer import Tokenizer
 from tests.conftest import ROOT
 from tests.data.texts import MANY, blocks, byte_tokenizer, stories, texts_of, tree
+from tests.selection import keep_quick
 
 Capture = pytest.CaptureFixture[str]
 
@@ -222,6 +223,7 @@ class TestDisks:
             assert str(place) in message
         assert multiprocessing.active_children() == []
 
+    @pytest.mark.slow
     def test_a_limit_that_the_system_sets(self, place: Path, tmp_path: Path, tokenizer: Path) -> None:
         given = blocks(tmp_path / "a.txt", stories(1500))
 
@@ -345,7 +347,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 class TestProcesses:
-    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+    @pytest.mark.parametrize(
+        ("number", "code"), keep_quick([(signal.SIGINT, 130), (signal.SIGTERM, 75)], (signal.SIGTERM, 75))
+    )
     def test_being_stopped(self, place: Path, tokenizer: Path, large: str, number: signal.Signals, code: int) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             pytest.skip("a job in the background of a shell ignores this signal")
@@ -371,6 +375,7 @@ class TestProcesses:
         assert list(place.iterdir()) == []
         assert wait_for(lambda: all(map(gone, children)))
 
+    @pytest.mark.slow
     def test_workers_do_not_outlive_their_parent(self, place: Path, tokenizer: Path, large: str) -> None:
         process = command(place, tokenizer, large, "--workers", "2")
         children = workers_of(process, 2)

@@ -27,6 +27,7 @@ from tests.faults.runs import (
     same,
     steps_of,
 )
+from tests.selection import keep_quick
 
 
 def begun(runs: Nursery, data: Path, out: Path, step: int) -> Path:
@@ -214,6 +215,7 @@ class TestChanged:
         finished(runs, copy, f"--data={shutil.copytree(data, tmp_path / 'moved')}")
         assert same(copy, straight)
 
+    @pytest.mark.slow
     def test_a_checkpoint_of_another_shape(self, runs: Nursery, data: Path, copy: Path, tmp_path: Path) -> None:
         other = tmp_path / "other"
         runs.run(arguments(data, other, *ALONE, model__hidden=40), ["killed_after_saving", 7], code=-signal.SIGKILL)
@@ -263,6 +265,7 @@ class TestDisk:
         finished(runs, out)
         assert same(out, straight)
 
+    @pytest.mark.slow
     def test_full_from_the_start(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
         out = tmp_path / "run"
         child = runs.run(arguments(data, out, *ALONE), ["no_room", -1, 50_000], code=6)
@@ -270,6 +273,7 @@ class TestDisk:
         runs.run(arguments(data, out, *ALONE))
         assert same(out, straight)
 
+    @pytest.mark.slow
     def test_full_at_the_very_end(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
         out = tmp_path / "run"
         child = runs.run(arguments(data, out, *ALONE), ["no_room", STEPS - 1, 50_000], code=6)
@@ -314,6 +318,7 @@ class TestNotFinite:
         assert lines[2]["loss"] is None and lines[2]["nonfinite"] == ["loss", "norm"]
         assert all(isinstance(line["loss"], float) for line in lines if not line["skipped"])
 
+    @pytest.mark.slow
     def test_twenty_in_a_row_end_it(self, runs: Nursery, data: Path, tmp_path: Path) -> None:
         command = arguments(data, tmp_path / "run", "--objective=masked", "--steps=40", train__eval_tokens=0)
         child = runs.run(command, ["not_finite", 6, 10_000], code=5)
@@ -332,14 +337,14 @@ class TestSignals:
         assert not child.children()
         return child
 
-    @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
+    @pytest.mark.parametrize(("name", "code"), keep_quick([("SIGTERM", 75), ("SIGINT", 130)], ("SIGTERM", 75)))
     def test_in_a_step(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, name: str, code: int) -> None:
         out = tmp_path / "run"
         self.interrupted(runs, data, out, ["signalled", 6, name], code, 7)
         finished(runs, out)
         assert same(out, straight)
 
-    @pytest.mark.parametrize(("nth", "step"), [(1, 0), (2, 5), (3, STEPS)])
+    @pytest.mark.parametrize(("nth", "step"), keep_quick([(1, 0), (2, 5), (3, STEPS)], (2, 5)))
     def test_in_an_evaluation_which_is_left_and_made_later(
         self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, nth: int, step: int
     ) -> None:
@@ -348,7 +353,7 @@ class TestSignals:
         finished(runs, out)
         assert same(out, straight)
 
-    @pytest.mark.parametrize(("step", "after"), [(0, 1), (4, 4)])
+    @pytest.mark.parametrize(("step", "after"), keep_quick([(0, 1), (4, 4)], (4, 4)))
     def test_in_a_save(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, step: int, after: int) -> None:
         out = tmp_path / "run"
         self.interrupted(runs, data, out, ["signalled_while_saving", step, "SIGTERM"], 75, after)
@@ -363,11 +368,13 @@ class TestSignals:
         runs.run(arguments(data, out, *ALONE))
         assert same(out, straight)
 
+    @pytest.mark.slow
     def test_while_a_run_is_taken_up_again(self, runs: Nursery, straight: Path, copy: Path) -> None:
         runs.run(resume(copy), ["signalled_while_opening", "SIGTERM"], code=75)
         finished(runs, copy)
         assert same(copy, straight)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("step", [3, 5])
     def test_where_steps_are_heard_of_late(
         self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, step: int
@@ -379,6 +386,7 @@ class TestSignals:
         runs.run(resume(out), ["reads_late"])
         assert same(out, straight)
 
+    @pytest.mark.slow
     def test_twice(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
         out = tmp_path / "run"
         child = runs.run(arguments(data, out, *ALONE), ["signalled", 6, "SIGINT", "SIGINT"], code=130)
@@ -386,6 +394,7 @@ class TestSignals:
         finished(runs, out)
         assert same(out, straight)
 
+    @pytest.mark.slow
     def test_with_data_workers_nothing_is_left(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
         out = tmp_path / "run"
         child = runs.start(arguments(data, out, *ALONE, train__workers=2), ["stops_at", 6])

@@ -65,7 +65,8 @@ def spread(runs: Nursery, data: Path, tmp_path_factory: pytest.TempPathFactory) 
     return {how: folder / how for how in ("ddp", "fsdp")}
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
 def test_data_workers_change_nothing(runs: Nursery, data: Path, straight: Path, tmp_path: Path, workers: int) -> None:
     runs.run(arguments(data, tmp_path / "run", *ALONE, train__workers=workers))
     assert same(tmp_path / "run", straight)
@@ -138,6 +139,7 @@ def test_one_of_two_ranks_is_asked_to_stop(runs: Nursery, data: Path, alone: Pat
     close(out, alone)
 
 
+@pytest.mark.slow
 def test_one_of_two_ranks_is_asked_while_it_evaluates(runs: Nursery, data: Path, alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     children = runs.ranks(still(data, out), hook=["only_rank", 1, "signalled_while_judging", 2, "SIGTERM"])
@@ -156,6 +158,7 @@ def test_one_of_two_ranks_is_killed(runs: Nursery, data: Path, alone: Path, tmp_
     close(out, alone)
 
 
+@pytest.mark.slow
 def test_one_of_two_ranks_stands_still(runs: Nursery, data: Path, tmp_path: Path) -> None:
     children = runs.ranks(still(data, tmp_path / "run"), hook=["only_rank", 1, "stops_at", 6], PRETUNE_PATIENCE="10")
     assert children[0].wait() == 6, children[0].errors()

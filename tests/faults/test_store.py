@@ -24,6 +24,7 @@ from pretune.core.io import MANIFEST
 from pretune.training.checkpoints import Checkpoint, CheckpointManager, RunLock
 from pretune.training.checkpoints.checkpoint import list_checkpoints, open_checkpoint
 from tests.faults.deaths import Dead, die, ended, fail, forked, seem_dead, watched
+from tests.selection import keep_quick
 
 FILES = [MANIFEST, "model.safetensors", "optimizer.safetensors", "state.json"]
 RUN = {"config": "c" * 64, "data": "d" * 64}
@@ -85,7 +86,7 @@ def run(two: Path, tmp_path: Path) -> Path:
 # Killed
 
 
-@pytest.mark.parametrize("step", [30, 20], ids=["a new step", "a step that is there"])
+@pytest.mark.parametrize("step", keep_quick([30, 20], 30), ids=["a new step", "a step that is there"])
 def test_killed_between_any_two_calls(step: int, two: Path, fast: Path) -> None:
     """A real kill -9 before each thing that a save asks of the system; afterwards the run goes on."""
     found: list[int] = []

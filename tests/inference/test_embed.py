@@ -19,6 +19,7 @@ from pretune.inference.pooling import POOLINGS, Embedding, TextEncoder
 from pretune.inference.text_model import get_tokenizer
 from tests.contracts.tiny import CASES, model_of
 from tests.inference.readers import TEXTS, decoder, encoder
+from tests.selection import scale_examples
 
 EXACT = {"rtol": 0.0, "atol": 1e-6}
 
@@ -124,7 +125,7 @@ def test_what_is_no_list() -> None:
     assert pt.embed(encoder(), []).shape == (0, 32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scale_examples(60), deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 200), st.integers(1, 80), st.sampled_from([1, 8]))
 def test_batches_hold_every_sequence_once(lengths: list[int], tokens: int, row: int, step: int) -> None:
     offsets = np.cumsum([0, *lengths])

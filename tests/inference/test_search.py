@@ -22,11 +22,12 @@ from pretune.inference.stop_strings import StopStrings
 from pretune.inference.text_model import get_tokenizer
 from tests.inference.readers import TEXTS, decoder, encoder
 from tests.inference.speakers import bart, bert, gpt, t5
+from tests.selection import scale_examples
 
 DOCUMENTS = [text for text in dict.fromkeys(TEXTS) if text]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=scale_examples(50), deadline=None)
 @given(st.integers(0, 2**31), st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(1, 12))
 def test_exact_is_a_full_sort(seed: int, sizes: list[int], k: int) -> None:
     """Also where scores tie, across parts and chunks: the earlier vector first."""

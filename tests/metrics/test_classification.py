@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pretune.core.errors import DataError
 from pretune.metrics.classification import accuracy, accuracy_f1, accuracy_f1_macro, f1, f1_macro, f1_micro, matthews
 from pretune.metrics.correlation import compute_ranks, mean_squared_error, pearson, pearson_spearman, spearman
+from tests.selection import scale_examples
 
 stats = pytest.importorskip("scipy.stats", reason="correlations are compared with scipy's, which is not installed")
 
@@ -21,7 +22,7 @@ def pairs(values: st.SearchStrategy[Any], least: int = 1) -> st.SearchStrategy[t
     return made.map(lambda rows: ([a for a, _ in rows], [b for _, b in rows]))
 
 
-@settings(max_examples=50)
+@settings(max_examples=scale_examples(50))
 @given(pairs(st.integers(0, 1)))
 def test_two_classes_equal_scikit_learn(case: tuple[list[int], list[int]]) -> None:
     gold, predicted = case
@@ -31,7 +32,7 @@ def test_two_classes_equal_scikit_learn(case: tuple[list[int], list[int]]) -> No
     assert both["average"] == pytest.approx((accuracy(gold, predicted) + f1(gold, predicted)) / 2)
 
 
-@settings(max_examples=50)
+@settings(max_examples=scale_examples(50))
 @given(pairs(st.sampled_from(["contradiction", "entailment", "neutral", "other"])))
 def test_several_classes_equal_scikit_learn(case: tuple[list[str], list[str]]) -> None:
     gold, predicted = case

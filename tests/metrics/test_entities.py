@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
 from pretune.metrics.entities import SCHEMES, entity_f1, entity_f1_strict, entity_report, extract_entities, tag_accuracy
+from tests.selection import scale_examples
 
 
 def sentences(letters: str) -> st.SearchStrategy[list[tuple[list[str], list[str]]]]:
@@ -38,7 +39,7 @@ def test_the_lenient_reading_is_seqevals_default(pairs: list[tuple[list[str], li
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@settings(max_examples=50)
+@settings(max_examples=scale_examples(50))
 @given(data=st.data())
 def test_the_strict_readings_are_seqevals(scheme: str, data: st.DataObject) -> None:
     pytest.importorskip("seqeval", reason="seqeval is not installed (extra 'peers')")
@@ -53,7 +54,7 @@ def test_the_strict_readings_are_seqevals(scheme: str, data: st.DataObject) -> N
         assert extract_entities(sentence, scheme) == [(entity.tag, entity.start, entity.end) for entity in found]
 
 
-@settings(max_examples=50)
+@settings(max_examples=scale_examples(50))
 @given(sentences("OBI"))
 def test_types_of_a_report_add_up(pairs: list[tuple[list[str], list[str]]]) -> None:
     seqeval = pytest.importorskip("seqeval.metrics", reason="seqeval is not installed (extra 'peers')")

@@ -11,6 +11,7 @@ from pretune.metrics import METRICS
 from pretune.metrics.porter import stem
 from pretune.metrics.rouge import compute_lcs_length, rouge, rouge_stemmed, score_text
 from tests.conftest import ROOT
+from tests.selection import scale_examples
 
 NAMES = ["rouge1", "rouge2", "rougeL"]
 WORDS = ["the", "running", "dogs", "dog", "ran", "happily", "happy", "Nations", "national", "2", "x-ray", "é", "."]
@@ -18,7 +19,7 @@ sentence = st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join) | st.text
 
 
 @pytest.mark.parametrize("stemmed", [False, True])
-@settings(max_examples=50)
+@settings(max_examples=scale_examples(50))
 @given(data=st.data())
 def test_one_text_equals_rouge_score(stemmed: bool, data: st.DataObject) -> None:
     scorer = pytest.importorskip("rouge_score.rouge_scorer", reason="rouge-score is not installed (extra 'peers')")

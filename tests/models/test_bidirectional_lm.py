@@ -23,6 +23,7 @@ from pretune.models.hf.checkpoint import load_bidirectional_lm
 from pretune.models.trained_model import convert_to_shape, list_models
 from tests.contracts import laws
 from tests.contracts.tiny import rough, text, tiny
+from tests.selection import scale_examples
 
 FAMILIES = ("gpt2", "llama3", "mpt", "opt")
 
@@ -34,7 +35,7 @@ def model_of(family: str) -> BidirectionalLM:
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7), room=st.integers(0, 5))
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 def test_mirrored(lengths: list[int], room: int) -> None:
     """Every sequence from its end, at the same place; twice is once again."""
     batch = pt.batch(text(*lengths), row=max(lengths) + room)

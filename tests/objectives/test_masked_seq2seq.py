@@ -24,6 +24,7 @@ from tests.objectives.seq2seq_cases import (
     uniform,
 )
 from tests.objectives.seq2seq_cases import rng as counters
+from tests.selection import scale_examples
 
 PLAIN = MaskedSeq2seq(split=(1.0, 0.0, 0.0)).bind(VOCABULARY, "encoder-decoder")
 
@@ -62,7 +63,7 @@ def test_shares_of_the_disguise() -> None:
 
 
 @given(text=framed(inner=True), seed=st.integers(0, 99), rate=st.sampled_from((0.5, 0.3, 1.0)))
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 def test_input_and_target_restore_the_text(text: Sequences, seed: int, rate: float) -> None:
     lesson = MaskedSeq2seq(rate=rate).bind(VOCABULARY, "encoder-decoder")
     after = lesson.corrupt(text, counters(text, seed))

@@ -19,6 +19,7 @@ from pretune.data.sequences import Sequences
 from pretune.models import catalog
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.permuted import PermutationLM
+from tests.selection import scale_examples
 
 VOCABULARY = Vocabulary(size=50)
 
@@ -47,7 +48,7 @@ def lesson(sequences: Sequences, seed: int = 0, **how: int) -> Sequences:
     longest=st.integers(1, 6),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 def test_form(lengths: list[int], every: int, longest: int, seed: int) -> None:
     """Tokens stay; targets are ranked 1, 2, …; context and specials are not; spans are short, with room between."""
     before = texts(lengths, special=[0])

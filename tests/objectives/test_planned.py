@@ -35,6 +35,7 @@ from pretune.objectives.supervised import SupervisedSeq2seq
 from tests.data import test_parallel
 from tests.data.corpora import CLS, FRAMES, SEP, every, opened, random_documents, some_documents, split
 from tests.data.test_stream import same
+from tests.selection import scale_examples
 
 EXTRA = tuple(range(1_000_149, 1_000_050, -1))
 VOCABULARY = Vocabulary(
@@ -103,7 +104,7 @@ def test_what_is_known_of_sides(given: list[tuple[int, int]], frame: str, apart:
         ).all()
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(some_documents, kinds, frames, st.sampled_from(sorted(OBJECTIVES)), st.integers(0, 2**64 - 1), st.booleans())
 def test_every_sample_once_and_in_its_row(
     given: Any, kind: str, frame: str, name: str, seed: int, decoder: bool
@@ -122,7 +123,7 @@ def test_every_sample_once_and_in_its_row(
             assert sorted(found) == list(range(len(samples)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(test_parallel.documents, st.sampled_from(sorted(OBJECTIVES)), st.integers(0, 2**32), st.booleans())
 def test_pairs_once_and_in_their_rows(given: list[tuple[int, int]], name: str, seed: int, decoder: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -11,6 +11,7 @@ from pretune.data.sequences import Sequences
 from pretune.objectives.prefix import PrefixLM, draw_split_points
 from tests.contracts.restoring import prefixed
 from tests.objectives.seq2seq_cases import BOS, EOS, PAD, VOCABULARY, framed, lists, made, rng, uniform
+from tests.selection import scale_examples
 
 DECODER, PAIR = (PrefixLM().bind(VOCABULARY, shape) for shape in ("decoder", "encoder-decoder"))
 
@@ -36,7 +37,7 @@ def test_every_split_is_equally_likely() -> None:
 
 
 @given(text=framed(inner=True), seed=st.integers(0, 99))
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 def test_input_and_target_restore_the_text(text: Sequences, seed: int) -> None:
     after = PAIR.corrupt(text, rng(text, seed))
     assert (prefixed(text, after) == text.tokens).all()

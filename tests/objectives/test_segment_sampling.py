@@ -23,6 +23,7 @@ from pretune.objectives.segment_sampling import (
     sum_groups,
     take_first,
 )
+from tests.selection import scale_examples
 
 SIZES = st.lists(st.integers(0, 40), max_size=12).map(lambda sizes: np.array(sizes, dtype=np.int64))
 
@@ -32,7 +33,7 @@ def bits(count: int, seed: int = 0) -> np.ndarray:
 
 
 @given(sizes=SIZES, seed=st.integers(0, 99))
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 def test_each_group_is_permuted_by_itself(sizes: np.ndarray, seed: int) -> None:
     drawn = bits(int(sizes.sum()), seed)
     order = shuffle_groups(drawn, sizes)
@@ -59,7 +60,7 @@ def test_every_order_comes_equally_often() -> None:
 
 
 @given(sizes=SIZES, seed=st.integers(0, 99))
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 def test_as_many_are_chosen_as_were_asked_for(sizes: np.ndarray, seed: int) -> None:
     counts = np.minimum(sizes, (np.arange(len(sizes)) * 7 + seed) % 41)
     chosen = sample_k(bits(int(sizes.sum()), seed), sizes, counts)
@@ -88,7 +89,7 @@ def test_rounding_is_right_on_average_and_never_too_much() -> None:
 
 
 @given(sizes=SIZES)
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 def test_sums_of_groups(sizes: np.ndarray) -> None:
     values = np.arange(int(sizes.sum())) % 5
     parts = np.split(values, np.cumsum(sizes)[:-1]) if len(sizes) else []

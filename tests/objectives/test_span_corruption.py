@@ -29,6 +29,7 @@ from tests.objectives.seq2seq_cases import (
     rng,
     uniform,
 )
+from tests.selection import scale_examples
 
 PAIR = SpanCorruption().bind(VOCABULARY, "encoder-decoder")
 X, Y, Z = SENTINELS[:3]
@@ -89,7 +90,7 @@ def test_it_begins_with_text_and_ends_with_a_span() -> None:
 
 
 @given(text=framed(), seed=st.integers(0, 99), closing=st.booleans(), rate=st.sampled_from((0.15, 0.5, 0.9)))
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 def test_input_and_target_restore_the_text(text: Sequences, seed: int, closing: bool, rate: float) -> None:
     spec = SpanCorruption(closing=closing, rate=rate)
     lesson = spec.bind(VOCABULARY, "encoder-decoder")
@@ -102,7 +103,7 @@ def test_input_and_target_restore_the_text(text: Sequences, seed: int, closing: 
 
 
 @given(text=framed(inner=True), seed=st.integers(0, 99))
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 def test_special_tokens_inside_stay_in_the_source(text: Sequences, seed: int) -> None:
     after = PAIR.corrupt(text, rng(text, seed))
     for before, (shown, labels) in zip(lists(text), sides(after), strict=True):

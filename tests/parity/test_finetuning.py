@@ -18,6 +18,7 @@ import pretune as pt
 from pretune.tasks.encode import TaskEncoder, TaskStream
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind
+from tests.selection import keep_quick
 from tests.tasks.encode.small import TEXT, examples_of, task_of, tokenizer
 
 LENGTH, STRIDE, BATCH, STEPS = 32, 8, 4, 30
@@ -158,7 +159,7 @@ def loss_of(reference: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.stack(each).mean()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", keep_quick(CASES, "BertForSequenceClassification", "BertForQuestionAnswering"))
 def test_thirty_steps_from_text(name: str, tmp_path: Path) -> None:
     shape, kind, theirs = CASES[name]
     examples = examples_for(name, kind)

@@ -23,6 +23,7 @@ from pretune.data.layout import lay_out
 from pretune.data.sequences import Sequences
 from pretune.models.hf.heads import HEAD_KEY
 from tests.parity.cases import BART, ELECTRA, ENCODER, GPT, LLAMA, MPT, NEOX, OPT, T5, VOCAB, XLNET, Case, case
+from tests.selection import keep_quick
 
 EOS = 2
 BERT, ROBERTA = ENCODER, {**ENCODER, "type_vocab_size": 1}
@@ -199,7 +200,7 @@ STILL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STILL)
+@pytest.mark.parametrize("name", keep_quick(STILL, "gpt2"))
 def test_thirty_steps(name: str, tmp_path: Path) -> None:
     """The same batches, torch's AdamW on both sides: losses stay within 1e-4, and something is learnt."""
     cls, config, base, still = STILL[name]

@@ -94,6 +94,7 @@ class Shell:
         return stdout.getvalue()
 
 
+@pytest.mark.slow
 def test_the_tour(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     shell = Shell(SHORT)
     names: dict[str, object] = {}

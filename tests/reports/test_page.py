@@ -553,6 +553,7 @@ class TestCharts:
         assert len(places) == 2 and places[1] - places[0] > 40
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed (apt install chromium)")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1100])

@@ -82,6 +82,7 @@ def test_passages_some_of_which_have_no_answer(tmp_path: Path, family: str) -> N
     assert run.predict([{"question": "what is old?", "context": "the old sea"}])[0]["text"] is not None
 
 
+@pytest.mark.slow
 def test_scored_pairs_have_the_cosine_of_the_base_as_a_baseline(tmp_path: Path) -> None:
     base = tasked.make_base(tmp_path)
     draw = random.Random(0)
@@ -138,6 +139,7 @@ def two_tasks(folder: Path, sizes: tuple[int, int] = (40, 10)) -> None:
             (place / f"{split}.tsv").write_text("\n".join([*head, *map(line, range(count))]) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> None:
     """An encoder cannot write: every step is of one task, and its head learns."""

@@ -18,6 +18,7 @@ from pretune.runs.samples import SampleHook
 from pretune.runs.training_data import DataConfig, TrainingData
 from tests.runs.small import FAST, Prepared, make, shrunk
 from tests.runs.test_runs import run, same
+from tests.selection import keep_quick
 
 T5 = Mixture(parts=(Part(objective=SpanCorruption()), Part(objective=SupervisedSeq2seq())))
 SMALL = {**shrunk("t5-small"), **FAST, "train.batch_tokens": 1024, "train.checkpoint_every": 3}
@@ -43,7 +44,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("many"), "unigram", "sentinels", count=900, what="both")
 
 
-@pytest.mark.parametrize("samples", ["documents", "blocks"])
+@pytest.mark.parametrize("samples", keep_quick(["documents", "blocks"], "documents"))
 @pytest.mark.parametrize(
     ("objective", "shape"),
     [
@@ -70,6 +71,7 @@ def test_a_batch_smaller_than_eight_rows(many: Path) -> None:
     assert 1 <= made.shape.rows < 8 and made[0].targets is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_that_goes_on(workers: int, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in its second epoch, it reads on as if it had not been: the same weights to the bit."""

@@ -12,6 +12,7 @@ from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from pretune.tasks.loading import load_task
 from pretune.tasks.splits import compute_strata, divide, order_stratified, sample_subset
+from tests.selection import scale_examples
 
 LABELS = st.lists(st.integers(0, 5), min_size=3, max_size=80)
 
@@ -20,7 +21,7 @@ def make_examples(labels: list[int]) -> list[Example]:
     return [Example(text=f"text {index}", label=label, id=str(index)) for index, label in enumerate(labels)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 @given(labels=LABELS, seed=st.integers(0, 2**32))
 def test_every_beginning_is_stratified(labels: list[int], seed: int) -> None:
     order = order_stratified(labels, seed)
@@ -31,7 +32,7 @@ def test_every_beginning_is_stratified(labels: list[int], seed: int) -> None:
         assert all(abs(counts[label] - count * size / len(labels)) < 1 for label, size in totals.items())
 
 
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 @given(labels=LABELS, seed=st.integers(0, 2**32), shares=st.sampled_from([(0.9, 0.1), (0.8, 0.1, 0.1), (0.5, 0.5)]))
 def test_parts_are_disjoint_exhaustive_and_stratified(labels: list[int], seed: int, shares: tuple[float, ...]) -> None:
     examples = make_examples(labels)
@@ -47,7 +48,7 @@ def test_parts_are_disjoint_exhaustive_and_stratified(labels: list[int], seed: i
     assert parts == divide(examples, shares, seed)
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(labels=LABELS, seed=st.integers(0, 9), small=st.integers(1, 40), more=st.integers(0, 40))
 def test_subsets_are_nested(labels: list[int], seed: int, small: int, more: int) -> None:
     examples = make_examples(labels)
@@ -55,7 +56,7 @@ def test_subsets_are_nested(labels: list[int], seed: int, small: int, more: int)
     assert len(smaller) == min(small, len(labels)) and {*smaller} <= {*larger} <= {*examples}
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=20), small=st.integers(1, 40), more=st.integers(0, 40))
 def test_a_subset_has_whole_groups(sizes: list[int], small: int, more: int) -> None:
     groups = [str(number) for number, size in enumerate(sizes) for _ in range(size)]

@@ -14,6 +14,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.tasks.loading import load_task
 from pretune.tasks.table_reader import open_table
 from pretune.tasks.user_table import build_user_task
+from tests.selection import scale_examples
 
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1, max_size=20).filter(
     lambda text: text.strip()
@@ -26,7 +27,7 @@ def texts(path: Path, **columns: str) -> list[tuple[str, str]]:
     return [(row.get("text"), row.get("label")) for row in table.read_rows()]
 
 
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 @given(rows=ROWS, delimiter=st.sampled_from(",;|\t"), ending=st.sampled_from([".csv", ".tsv", ".data"]))
 def test_delimited_round_trip(rows: list[tuple[str, str]], delimiter: str, ending: str, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
     # Every field in quotes: then newlines, delimiters and quotes inside them come back as they were.
@@ -38,7 +39,7 @@ def test_delimited_round_trip(rows: list[tuple[str, str]], delimiter: str, endin
     assert texts(path) == rows
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(rows=st.lists(st.tuples(CELLS.filter(lambda t: not set(t) & set("\t\n")), st.sampled_from("ab")), min_size=2))
 def test_plain_tsv_round_trip(rows: list[tuple[str, str]], tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path_factory.mktemp("table") / "rows.tsv"
@@ -49,7 +50,7 @@ def test_plain_tsv_round_trip(rows: list[tuple[str, str]], tmp_path_factory) -> 
         assert texts(path) == rows
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(rows=ROWS)
 def test_jsonl_round_trip(rows: list[tuple[str, str]], tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path_factory.mktemp("table") / "rows.jsonl"
@@ -220,7 +221,7 @@ WHOLE = [
 ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=scale_examples(150))
 @given(
     whole=st.sampled_from(WHOLE),
     edits=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4), st.sampled_from(PIECES)), max_size=4),

@@ -16,6 +16,7 @@ from pretune.text.styles import KINDS
 from pretune.text.tokenizer import Tokenizer, cache, encode
 from pretune.text.tokenizer.cache import UnitCache, encode_directly, is_separable
 from pretune.text.tokenizer.units import split_pieces, split_simple_units, split_units
+from tests.selection import keep_quick
 from tests.text.tokenizers import NASTY, corpus, trained
 
 AWKWARD = st.text(
@@ -216,7 +217,7 @@ class TestEncodeBatch:
         )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", keep_quick(KINDS, "unigram"))
 def test_one_word_of_a_million_characters(kind: str) -> None:
     word = "ab" * 500_000
     found = fresh(trained(kind)).encode_batch([word, "x"])

@@ -23,6 +23,7 @@ from pretune.text.styles import KINDS, STYLES
 from pretune.text.tokenizer import TokenizerConfig, counting, lattice, seeds, train, unigram
 from pretune.text.tokenizer.sample import BLOCK_CHARACTERS, MAX_WORD_LENGTH, TextSample
 from tests.conftest import ROOT
+from tests.selection import scale_examples
 from tests.text.tokenizers import COMBINATIONS, corpus, trained
 
 TWICE = """
@@ -32,6 +33,7 @@ print([trained(kind, lowercase=low).sha256 for kind in sys.argv[1:] for low in (
 """
 
 
+@pytest.mark.slow
 def test_the_same_corpus_gives_the_same_bytes_in_another_process() -> None:
     # The library's hash tables are seeded anew in every process, as is Python's own.
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PYTHONHASHSEED": "7"}
@@ -229,7 +231,7 @@ class TestLattice:
         heads = [word[:i] for i in range(1, len(word) + 1) if word[:i] in pieces]
         return [[head, *rest] for head in heads for rest in TestLattice.segmentations(word[len(head) :], pieces)]
 
-    @settings(max_examples=40)
+    @settings(max_examples=scale_examples(40))
     @given(WORDS, st.integers(0, 10**6))
     def test_it_counts_all_segmentations(self, words: list[str], seed: int) -> None:
         rng = np.random.default_rng(seed)

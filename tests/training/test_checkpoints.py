@@ -24,6 +24,7 @@ from pretune.training.checkpoints.checkpoint import (
     open_checkpoint,
     parse_step,
 )
+from tests.selection import scale_examples
 
 RUN = {"config": "c" * 64, "data": "d" * 64, "tokenizer": "t" * 64}
 
@@ -70,7 +71,7 @@ def bits(tensor: Tensor) -> bytes:
     return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-@settings(max_examples=30)
+@settings(max_examples=scale_examples(30))
 @given(
     groups=st.dictionaries(
         st.sampled_from(["model", "optimizer", "average"]), st.dictionaries(names, tensors(), max_size=4), max_size=3

@@ -24,6 +24,7 @@ from pretune.training import device_prefetch
 from pretune.training.batch_buffer import PackedBatches
 from pretune.training.batch_stats import BatchStats
 from pretune.training.dataloader import DataLoader
+from tests.selection import keep_quick
 from tests.training.counting import Counting
 from tests.training.streams import Halves, Masking, stream
 
@@ -106,7 +107,7 @@ def test_the_tally_counts_what_is_useful(data: Path, lesson: Any) -> None:
 class TestWorkers:
     """Several claims in one test, because starting a process is slow."""
 
-    @pytest.mark.parametrize("workers", [0, 1, 3])
+    @pytest.mark.parametrize("workers", keep_quick([0, 1, 3], 0, 3))
     def test_all_numbers_of_workers_give_the_same(self, staged: StagedStream, data: Path, workers: int) -> None:
         with DataLoader(staged, start=2, micro=2, rank=1, world=2, workers=workers, prefetch_factor=2) as feed:
             for step, batches in enumerate(islice(feed, 12), 2):  # over the stages' end: memory grows, forms change

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pretune.core.errors import ResourceError, UsageError
 from pretune.training.metrics_log import METRICS_FILE, MetricsLog, read_metrics
 from pretune.training.trackers import Trackers
+from tests.selection import scale_examples
 
 NAN, INF = float("nan"), float("inf")
 
@@ -36,7 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / METRICS_FILE).read_bytes()
 
 
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 @given(data=st.data())
 def test_a_resumed_file_is_that_of_a_run_without_interruption(
     whole: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

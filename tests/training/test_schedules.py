@@ -20,6 +20,7 @@ from pretune.training.schedules import (
     SlantedTriangular,
     Stable,
 )
+from tests.selection import scale_examples
 
 TOTAL = 1000
 
@@ -42,7 +43,7 @@ def low(schedule: Schedule) -> float | None:
     return getattr(schedule, "floor", None)
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @example(InverseSquareRoot())
 @example(Stable(decay=0.0))
 @example(Stable(decay=1.0, warmup=0))
@@ -58,7 +59,7 @@ def test_factors_lie_between_0_and_1_and_end_at_the_floor(schedule: Schedule) ->
         assert timed[-5:] == pytest.approx([low(schedule)] * 5, abs=1e-12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(schedules)
 def test_factors_do_not_jump(schedule: Schedule) -> None:
     """Over a run a hundred times as long, in steps a hundred times as small, changes are small."""
@@ -86,7 +87,7 @@ def _stretches(schedule: Schedule, total: int) -> list[float]:
     return result
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(schedules)
 def test_a_warm_up_only_rises(schedule: Schedule) -> None:
     name = "cut" if isinstance(schedule, SlantedTriangular) else "warmup"
@@ -97,7 +98,7 @@ def test_a_warm_up_only_rises(schedule: Schedule) -> None:
         assert all(a <= b + 1e-12 for a, b in pairwise(factors))
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(schedules)
 def test_after_the_warm_up_it_never_rises(schedule: Schedule) -> None:
     value = schedule.cut if isinstance(schedule, SlantedTriangular) else schedule.warmup
@@ -117,7 +118,7 @@ def test_time_and_steps_agree_where_the_run_is_even(schedule: Schedule, step: in
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(schedules)
 def test_schedules_are_plain_data(schedule: Schedule) -> None:
     @spec

@@ -20,6 +20,7 @@ from pretune.tasks.encode.token_pool import split_room
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind
 from pretune.text.templates import truncate
+from tests.selection import scale_examples
 from tests.tasks.encode.small import KINDS, SHAPES, body, encoder_for, examples_of, model_for, task_of, tokenizer
 
 WORDS = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=30)
@@ -33,7 +34,7 @@ def test_pairs_are_cut_as_templates_cut_them(a: int, b: int, room: int) -> None:
 
 
 @given(texts=st.lists(st.tuples(st.text(max_size=60), st.text(min_size=1, max_size=60)), min_size=1, max_size=4))
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 def test_a_pair_is_what_the_template_makes_of_it(texts: list[tuple[str, str]]) -> None:
     task, tokenizer_ = task_of("pair"), tokenizer("bert")
     encoder = encoder_for("bert", task, max_length=16)
@@ -96,7 +97,7 @@ def test_a_decoder_reads_and_writes_in_one_sequence() -> None:
 
 
 @given(words=WORDS)
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 @pytest.mark.parametrize("shape", ["bert", "gpt2", "t5"])
 def test_every_word_has_its_first_token_or_is_counted(shape: str, words: list[str]) -> None:
     task = task_of("tagging")
@@ -132,7 +133,7 @@ def test_the_first_token_of_a_word_starts_it(shape: str) -> None:
     ),
     data=st.data(),
 )
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 @pytest.mark.parametrize("shape", ["bert", "gpt2"])
 def test_an_answer_comes_back_from_its_tokens(shape: str, words: list[str], data: st.DataObject) -> None:
     text = " ".join(words)

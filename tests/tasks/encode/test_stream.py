@@ -16,6 +16,7 @@ from pretune.data.sequences import Sequences
 from pretune.tasks.encode import Items, TaskStream, mix_items
 from pretune.tasks.encode.items import Counts
 from pretune.training.dataloader import DataLoader
+from tests.selection import scale_examples
 from tests.tasks.encode.small import encoder_for, examples_of, task_of
 
 
@@ -28,7 +29,7 @@ def items_of(lengths: list[int], sizes: list[int]) -> Items:
 
 
 @given(data=st.data(), batch=st.integers(1, 9), fixed=st.booleans(), seed=st.integers(0, 99))
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 def test_every_item_once_an_epoch_and_whole(data: st.DataObject, batch: int, fixed: bool, seed: int) -> None:
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=25))
     lengths = data.draw(st.lists(st.integers(1, 30), min_size=sum(sizes), max_size=sum(sizes)))
