@@ -1,11 +1,11 @@
 """Freezing strategies: full fine-tuning, frozen body, first k layers frozen, last layers only.
 
 A strategy selects parts of a model, ordered bottom up as `training.optim.groups.split_parts` returns them: embeddings,
-blocks, heads. Learning rates per part are the `rate` argument of `parameter_groups`. Strategies, rates and methods can
-be combined:
+blocks, heads. Learning rates per part are the `lr_factor` argument of `build_parameter_groups`. Strategies, rates and
+methods can be combined:
 
     freeze(model, FirstFrozen(layers=6))
-    groups = parameter_groups(model, rate=Decay(factor=0.9))
+    groups = build_parameter_groups(model, lr_factor=Decay(factor=0.9))
 
 Gradual unfreezing is a hook of the training loop (`gradual_unfreezing.py`) and works with any of these.
 

@@ -47,7 +47,7 @@ from pretune.objectives.span_boundary import Boundary, boundary_loss
 
 @spec
 class Geometric:
-    """Geometric distribution of span lengths in words, truncated at `most`."""
+    """Geometric distribution of span lengths in words, truncated at `max_length`."""
 
     p: float = 0.2
     max_length: int = 10

@@ -2,8 +2,8 @@
 
 A run with a time budget must leave time for its last evaluation and checkpoint: `reserve` is what they took before the
 first step, scaled up if steps become slower because the machine is shared. The first steps of a phase compile the
-model: progress stands still during them, and then spreads over the remaining time. The progress of every step is kept
-in the state, and a run that starts with these numbers (`TrainState.planned`) repeats it exactly.
+model: progress pauses during them, and then spreads over the remaining time. The progress of every step is kept
+in the state, and a run that starts with these numbers (`TrainState.planned_ends`) repeats it exactly.
 """
 
 import time

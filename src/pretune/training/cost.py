@@ -6,7 +6,7 @@
         meter.compute_totals()                 # for a checkpoint: a resumed run continues from there
     write_json(run / "cost.json", compute_cost([meter.compute_totals()], device, CostRates()).to_dict())
 
-Model FLOPs of useful tokens only, as counted by `models/compute_cost.py`. Steps lost in a crash after the last
+Model FLOPs of useful tokens only, as counted by `models/cost.py`. Steps lost in a crash after the last
 checkpoint are not in the totals.
 """
 

@@ -33,7 +33,7 @@ _POLL_SECONDS = 1.0  # seconds between checks for the parent
 
 
 class BatchSource(Protocol):
-    """Batches by step: a `Stream`, or phases of them. It is pickled for the workers, so it should be small."""
+    """Batches by step: a `BatchStream`, or phases of them. It is pickled for the workers, so it should be small."""
 
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
         """Return the batch of a step, or one of `parts` equal parts of its rows."""

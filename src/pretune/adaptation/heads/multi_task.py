@@ -1,7 +1,7 @@
 """Multi-task heads: several tasks on one body, a head for each (Caruana, 1997; Liu et al., 2019, "MT-DNN").
 
-A batch belongs to one task (`Batch.task`); `tasks.encode.Alternating` yields such batches. Predictions are made with
-one head at a time: `adapted.select_head` returns a model of one task, for prediction or saving.
+A batch belongs to one task (`Batch.task`), as in the batches of `tasks.encode.alternating.MultiTaskStream`. Predictions
+are made with one head at a time: `adapted.select_head` returns a model of one task, for prediction or saving.
 """
 
 from collections.abc import Mapping

@@ -4,7 +4,7 @@ They act like tokens before the text: the text's positions start after them, and
 them. Rotary keys are learned after rotation. All sequences of a row share them; an encoder attends to them from both
 sides, and both stacks of an encoder-decoder have their own; cross-attention has none. They are initialized with the
 keys and values of real tokens, so that a decoder first behaves as if those tokens preceded the text. See also:
-`Prompt` has such vectors at the input only, and takes slots in the data layout; this does not.
+`PromptTuning` has such vectors at the input only, and takes slots in the data layout; this does not.
 
     keys   p0 p1 the cat | p0 p1 it sat        p: trained, separate in each block
     text         the cat |       it sat
