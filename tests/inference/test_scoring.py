@@ -22,7 +22,7 @@ from pretune.inference.scoring import (
     score,
 )
 from pretune.inference.scoring.packed_forward import compute_target_logprobs, iterate_batches, iterate_bins
-from pretune.inference.scoring.queries import CausalScoring, MaskedScoring, SpecialTokenFrame
+from pretune.inference.scoring.queries import CausalScoring, MaskedScoring, SpecialTokenTemplate
 from tests.inference.scorers import STYLE, TEXTS, causal, ids, log_softmax, masked, scorer
 
 SHORT = [text for text in TEXTS if len(text) < 40]
@@ -129,8 +129,8 @@ def test_pieces_of_a_word_are_hidden_with_those_before_them() -> None:
         stop=np.array([5]),
         unit_starts=np.array([True, True, False, False, True]),
     )
-    frame = SpecialTokenFrame(((1, 0),), ((2, 0),))
-    (asked,) = MaskedScoring(frame, 3).build_queries(text)
+    template = SpecialTokenTemplate(((1, 0),), ((2, 0),))
+    (asked,) = MaskedScoring(template, 3).build_queries(text)
     copies = np.split(asked.sequences.tokens, asked.sequences.offsets[1:-1])
     assert [copy.tolist() for copy in copies] == [
         [1, 3, 11, 12, 13, 14, 2],
@@ -141,14 +141,14 @@ def test_pieces_of_a_word_are_hidden_with_those_before_them() -> None:
     ]
     assert asked.sequences.targets is not None
     assert asked.sequences.targets[asked.sequences.targets >= 0].tolist() == [10, 11, 12, 13, 14]
-    (baseline,) = MaskedScoring(frame, 3, mask_word_rest=False).build_queries(text)
+    (baseline,) = MaskedScoring(template, 3, mask_word_rest=False).build_queries(text)
     assert (baseline.sequences.tokens == 3).sum() == 5 and (asked.sequences.tokens == 3).sum() == 8
 
 
 def test_an_answer_can_be_one_unit() -> None:
     model = scorer("bert")
     texts = ["The sea was quiet."]
-    (asked,) = MaskedScoring(SpecialTokenFrame(), model.tokenizer.special["mask"]).build_queries(
+    (asked,) = MaskedScoring(SpecialTokenTemplate(), model.tokenizer.special["mask"]).build_queries(
         encode_passages(model.tokenizer, texts, [(3, 11)], single_unit=True)
     )
     counts = [

@@ -122,7 +122,7 @@ class AnswerGenerator:
     shots: Sequence[Example] = ()
     scoring: ScoringConfig = DEFAULT_SCORING
     max_tokens: int = MAX_NEW_TOKENS["generation"]
-    form: CausalScoring | SentinelScoring | InfillScoring | ConditionalScoring = field(init=False)
+    scoring_method: CausalScoring | SentinelScoring | InfillScoring | ConditionalScoring = field(init=False)
     max_new_tokens: int = field(init=False)  # per answer
     max_prompt_tokens: int | None = field(init=False)  # per prompt
     _shot_texts: list[str] = field(init=False)
@@ -131,9 +131,9 @@ class AnswerGenerator:
     def __post_init__(self) -> None:
         language_model = get_language_model(self.model)
         check_can_generate(language_model)
-        form = build_scoring_method(language_model, get_tokenizer(self.model), self.scoring)
-        assert isinstance(form, CausalScoring | SentinelScoring | InfillScoring | ConditionalScoring)
-        self.form, max_length = form, get_max_length(language_model)
+        method = build_scoring_method(language_model, get_tokenizer(self.model), self.scoring)
+        assert isinstance(method, CausalScoring | SentinelScoring | InfillScoring | ConditionalScoring)
+        self.scoring_method, max_length = method, get_max_length(language_model)
         self.max_new_tokens = self.max_tokens if max_length is None else max(1, min(self.max_tokens, max_length // 2))
         self.max_prompt_tokens = None if max_length is None else self._compute_prompt_room(max_length)
         if self.prompt.text.partition(BLANK)[2].strip():
@@ -172,13 +172,13 @@ class AnswerGenerator:
 
     def _compute_prompt_room(self, max_length: int) -> int:
         """Return the maximum prompt length; if the decoder reads the prompt too, the answer's tokens are subtracted."""
-        if isinstance(self.form, CausalScoring):
-            return max_length - len(self.form.lead) - self.max_new_tokens
+        if isinstance(self.scoring_method, CausalScoring):
+            return max_length - len(self.scoring_method.lead) - self.max_new_tokens
         return (
             max_length
             - 1
-            - self.form.frame.extra
-            - (self.max_new_tokens if isinstance(self.form, InfillScoring) else 0)
+            - self.scoring_method.template.special_count
+            - (self.max_new_tokens if isinstance(self.scoring_method, InfillScoring) else 0)
         )
 
     def _render_questions(self, examples: Sequence[Example]) -> tuple[list[str], list[int]]:
@@ -204,9 +204,9 @@ class AnswerGenerator:
         prompts, decoder_prompts, generation_tokens = self._build_inputs(questions)
         contexts = (
             [*prompts]
-            if isinstance(self.form, CausalScoring)
+            if isinstance(self.scoring_method, CausalScoring)
             else decoder_prompts
-            if isinstance(self.form, InfillScoring)
+            if isinstance(self.scoring_method, InfillScoring)
             else None
         )
         decoders = [Continuation(tokenizer, () if contexts is None else contexts[i]) for i in range(len(questions))]
@@ -243,19 +243,19 @@ class AnswerGenerator:
         self, questions: Sequence[list[int]]
     ) -> tuple[list[list[int]], list[list[int]] | None, GenerationTokens]:
         """Return the input tokens, the decoder prefix of an encoder-decoder, and the tokens that control generation."""
-        form, generation_tokens = self.form, GenerationTokens.from_model(get_language_model(self.model))
-        if isinstance(form, CausalScoring):
-            return [[*form.lead, *tokens] for tokens in questions], None, generation_tokens
-        prefix, suffix = ([token for token, _ in part] for part in (form.frame.prefix, form.frame.suffix))
-        if isinstance(form, ConditionalScoring):
+        method, generation_tokens = self.scoring_method, GenerationTokens.from_model(get_language_model(self.model))
+        if isinstance(method, CausalScoring):
+            return [[*method.lead, *tokens] for tokens in questions], None, generation_tokens
+        prefix, suffix = ([token for token, _ in part] for part in (method.template.prefix, method.template.suffix))
+        if isinstance(method, ConditionalScoring):
             return [[*prefix, *tokens, *suffix] for tokens in questions], None, generation_tokens
-        infill_tokens = replace(generation_tokens, start=form.start, forced_bos=None, forced_eos=None)
-        if isinstance(form, InfillScoring):
-            sources = [[*prefix, *tokens, form.mask, *suffix] for tokens in questions]
+        infill_tokens = replace(generation_tokens, start=method.start, forced_bos=None, forced_eos=None)
+        if isinstance(method, InfillScoring):
+            sources = [[*prefix, *tokens, method.mask, *suffix] for tokens in questions]
             return sources, [[*prefix, *tokens] for tokens in questions], infill_tokens
-        sources = [[*prefix, *tokens, form.sentinel, *suffix] for tokens in questions]
+        sources = [[*prefix, *tokens, method.sentinel, *suffix] for tokens in questions]
         sentinels = get_tokenizer(self.model).sentinels
-        return sources, [[form.sentinel]] * len(sources), replace(infill_tokens, eos=(*infill_tokens.eos, *sentinels))
+        return sources, [[method.sentinel]] * len(sources), replace(infill_tokens, eos=(*infill_tokens.eos, *sentinels))
 
 
 def get_answer(example: Example) -> str:

@@ -20,7 +20,7 @@ LINE_WIDTH = 160
 SEPARATOR = " · "
 """Separator of predictions; commas can be predictions."""
 EMPTY_TEXT = "(white space)"
-FRAME_ROLES = ("cls", "sep", "bos", "pad")
+TEMPLATE_ROLES = ("cls", "sep", "bos", "pad")
 GENERATIVE_SHAPES = ("decoder", "two-way")
 """Shapes of models that continue a text."""
 
@@ -172,8 +172,8 @@ def _count_shown_tokens(tokenizer: Tokenizer, ids: list[int]) -> int:
 
 def _format_input(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """Decode the input without the surrounding special tokens."""
-    frame_ids = {tokenizer.special.get(role) for role in FRAME_ROLES}
-    inner_places = [place for place, token in enumerate(ids) if token not in frame_ids] or [0]
+    template_ids = {tokenizer.special.get(role) for role in TEMPLATE_ROLES}
+    inner_places = [place for place, token in enumerate(ids) if token not in template_ids] or [0]
     return _decode_line(tokenizer, ids[inner_places[0] : inner_places[-1] + 1])
 
 

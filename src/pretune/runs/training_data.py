@@ -112,13 +112,13 @@ class TrainingData:
         """Build the samples of a split, of at most `length` tokens."""
         shards = Shards.open(self.data.path, split)
         blocks = self.data_config.samples == "blocks" and objective.pairs is None
-        frame = build_template(self.tokenizer, self.vocabulary, self.shape, blocks=blocks)
+        template = build_template(self.tokenizer, self.vocabulary, self.shape, blocks=blocks)
         if objective.pairs in ("kept", "apart"):
-            return self._build_sided_samples(shards, length, objective, frame)
+            return self._build_sided_samples(shards, length, objective, template)
         if objective.pairs or self.data_config.samples == "pairs":
             negatives: Literal["other", "swapped"] = "swapped" if objective.pairs == "swapped" else "other"
             share = 0.0 if objective.pairs is None else 0.5
-            pairs = SegmentPairs(limit=length, broken=negatives, share=share).open(shards, frame)
+            pairs = SegmentPairs(limit=length, broken=negatives, share=share).open(shards, template)
             if split == "train" and not pairs.pair_count:
                 requirement = (
                     f"{get_kind(objective)} needs sentence pairs" if objective.pairs else "data.samples is 'pairs'"
@@ -134,12 +134,12 @@ class TrainingData:
                 )
             return pairs
         if blocks:
-            return Blocks(length=length).open(shards, frame)
+            return Blocks(length=length).open(shards, template)
         sampler = Documents if self.data_config.samples == "documents" else Sentences
-        return sampler(limit=length).open(shards, frame)
+        return sampler(limit=length).open(shards, template)
 
     def _build_sided_samples(
-        self, shards: Shards, length: int, objective: Objective, frame: SequenceTemplate
+        self, shards: Shards, length: int, objective: Objective, template: SequenceTemplate
     ) -> Samples:
         """Build pairs of the corpus; documents without a second side need an objective that supports them."""
         location, name = f"'{shards.split}' of {self.data}", get_kind(objective)
@@ -156,7 +156,7 @@ class TrainingData:
             )
         pair_layout: Literal["framed", "bare"] = "framed" if self.shape == "encoder-decoder" else "bare"
         samples = ParallelPairs(limit=length, apart=pair_layout if objective.pairs == "apart" else None).open(
-            shards, frame
+            shards, template
         )
         if samples.trimmed_count:
             log.warn(

@@ -12,7 +12,7 @@ from pretune.adaptation.surgery import TASK_TOKENS
 from pretune.core import io
 from pretune.core.errors import CheckpointError
 from pretune.data.sequence_template import TEXT_A, TEXT_B
-from pretune.tasks.encode.token_pool import build_frame
+from pretune.tasks.encode.token_pool import build_task_template
 from pretune.text.tokenizer import Tokenizer
 from tests.runs import tasked
 
@@ -39,9 +39,9 @@ def test_they_are_added_and_come_back_with_the_run(base: Path, tmp_path: Path) -
     model = pt.load(tmp_path / "run").model
     assert model.spec.vocab == model.tokens.num_embeddings == new.vocab
     start, delimiter, extract = (new.special[role] for role in TASK_TOKENS)
-    frame = build_frame(new, model.spec)
-    assert frame.single == ((start, 0), (TEXT_A, 0), (extract, 0))
-    assert frame.pair == ((start, 0), (TEXT_A, 0), (delimiter, 0), (TEXT_B, 0), (extract, 0))
+    template = build_task_template(new, model.spec)
+    assert template.single == ((start, 0), (TEXT_A, 0), (extract, 0))
+    assert template.pair == ((start, 0), (TEXT_A, 0), (delimiter, 0), (TEXT_B, 0), (extract, 0))
     texts = ["the lovely sea", "a dreadful wind"]
     before = run.predict(texts)
     assert before == pt.predict(tmp_path / "run", texts)

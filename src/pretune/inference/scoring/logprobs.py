@@ -22,7 +22,7 @@ from pretune.inference.scoring.queries import (
     MaskedScoring,
     ScoringMethod,
     SentinelScoring,
-    SpecialTokenFrame,
+    SpecialTokenTemplate,
     TwoStreamScoring,
 )
 from pretune.inference.text_model import eval_mode, get_language_model, get_tokenizer
@@ -199,31 +199,31 @@ def build_scoring_method(
         raise UsageError(f"cannot score: the model has no vocabulary head; use {alternative}")
     if model.prompt is not None:
         raise UsageError("cannot score a model with a tuned prompt; use its base model")
-    vocabulary, frame = (
+    vocabulary, template = (
         Vocabulary.from_tokenizer(tokenizer, start=model.spec.special.start),
-        build_frame(tokenizer.template),
+        build_special_tokens(tokenizer.template),
     )
     if model.shape == "decoder":
-        lead = tuple(token for token, _ in frame.prefix)
+        lead = tuple(token for token, _ in template.prefix)
         return CausalScoring(lead or (() if vocabulary.start is None else (vocabulary.start,)))
     if model.shape == "two-stream":
-        return TwoStreamScoring(frame, config.rest)
+        return TwoStreamScoring(template, config.rest)
     if model.shape == "encoder":
-        return MaskedScoring(frame, vocabulary.require("mask", "scoring with an encoder"), config.rest)
+        return MaskedScoring(template, vocabulary.require("mask", "scoring with an encoder"), config.rest)
     start, mask = vocabulary.require_start("scoring with an encoder-decoder"), vocabulary.find("mask")
     if config.conditional:
-        return ConditionalScoring(frame, start)
+        return ConditionalScoring(template, start)
     if tokenizer.sentinels:
-        return SentinelScoring(frame, start, tokenizer.sentinels[0])
+        return SentinelScoring(template, start, tokenizer.sentinels[0])
     if mask is None:
         raise UsageError("cannot score by infilling: the model has neither sentinels nor a mask; use conditional=True")
-    return InfillScoring(frame, start, mask)
+    return InfillScoring(template, start, mask)
 
 
-def build_frame(template: TokenTemplate) -> SpecialTokenFrame:
+def build_special_tokens(template: TokenTemplate) -> SpecialTokenTemplate:
     """Return the special tokens that a tokenizer puts before and after a text."""
     text_index = next(index for index, part in enumerate(template.single) if not isinstance(part, SpecialPart))
     tokens = [(part.token, part.segment) if isinstance(part, SpecialPart) else (0, 0) for part in template.single]
-    return SpecialTokenFrame(
+    return SpecialTokenTemplate(
         tuple(tokens[:text_index]), tuple(tokens[text_index + 1 :]), template.single[text_index].segment
     )

@@ -70,16 +70,18 @@ class MaskedScoring:
     (2020).
     """
 
-    frame: "SpecialTokenFrame"
+    template: "SpecialTokenTemplate"
     mask: int
     mask_word_rest: bool = True
 
     def get_max_passage(self, max_length: int) -> int:
-        return max_length - self.frame.extra
+        return max_length - self.template.special_count
 
     def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
-        for part, first in split_into_chunks(passages, (passages.lengths + self.frame.extra) * passages.span_lengths):
-            copies, positions, is_masked = _copy_per_token(part, self.frame, self.mask_word_rest)
+        for part, first in split_into_chunks(
+            passages, (passages.lengths + self.template.special_count) * passages.span_lengths
+        ):
+            copies, positions, is_masked = _copy_per_token(part, self.template, self.mask_word_rest)
             targets = np.full(len(copies.tokens), IGNORE_INDEX)
             targets[positions] = copies.tokens[positions]
             copies.tokens[is_masked] = self.mask
@@ -93,15 +95,17 @@ class MaskedScoring:
 class TwoStreamScoring:
     """Scoring by a two-stream model: the token is ordered after its context, and the masked rest of its word last."""
 
-    frame: "SpecialTokenFrame"
+    template: "SpecialTokenTemplate"
     mask_word_rest: bool = True
 
     def get_max_passage(self, max_length: int) -> int:
-        return max_length - self.frame.extra
+        return max_length - self.template.special_count
 
     def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
-        for part, first in split_into_chunks(passages, (passages.lengths + self.frame.extra) * passages.span_lengths):
-            copies, positions, is_masked = _copy_per_token(part, self.frame, self.mask_word_rest)
+        for part, first in split_into_chunks(
+            passages, (passages.lengths + self.template.special_count) * passages.span_lengths
+        ):
+            copies, positions, is_masked = _copy_per_token(part, self.template, self.mask_word_rest)
             targets, order = np.full(len(copies.tokens), IGNORE_INDEX), np.zeros(len(copies.tokens), dtype=np.int64)
             targets[positions] = copies.tokens[positions]
             order[is_masked] = 2
@@ -116,35 +120,37 @@ class TwoStreamScoring:
 class SentinelScoring:
     """Scoring by an encoder-decoder that generates the filler of a sentinel, after that sentinel."""
 
-    frame: "SpecialTokenFrame"
+    template: "SpecialTokenTemplate"
     start: int
     sentinel: int
 
     def get_max_passage(self, max_length: int) -> int:
-        return max_length - 1 - self.frame.extra
+        return max_length - 1 - self.template.special_count
 
     def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
-        for part, first in split_into_chunks(passages, passages.lengths + self.frame.extra + 3):
+        for part, first in split_into_chunks(passages, passages.lengths + self.template.special_count + 3):
             inputs = _build_inputs(_extract_spans(part), (self.start, self.sentinel))
-            yield _build_query(inputs, _extract_spans(part), first, 1, _blank_spans(part, self.frame, (self.sentinel,)))
+            yield _build_query(
+                inputs, _extract_spans(part), first, 1, _blank_spans(part, self.template, (self.sentinel,))
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class InfillScoring:
     """Scoring by an encoder-decoder that generates the whole text from one with a mask."""
 
-    frame: "SpecialTokenFrame"
+    template: "SpecialTokenTemplate"
     start: int
     mask: int
 
     def get_max_passage(self, max_length: int) -> int:
-        return max_length - 1 - self.frame.extra
+        return max_length - 1 - self.template.special_count
 
     def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
-        lead = (self.start, *(token for token, _ in self.frame.prefix))
-        for part, first in split_into_chunks(passages, 2 * (passages.lengths + self.frame.extra) + 1):
+        lead = (self.start, *(token for token, _ in self.template.prefix))
+        for part, first in split_into_chunks(passages, 2 * (passages.lengths + self.template.special_count) + 1):
             yield _build_query(
-                _build_inputs(part, lead), part, first, len(lead) - 1, _blank_spans(part, self.frame, (self.mask,))
+                _build_inputs(part, lead), part, first, len(lead) - 1, _blank_spans(part, self.template, (self.mask,))
             )
 
 
@@ -152,20 +158,22 @@ class InfillScoring:
 class ConditionalScoring:
     """Scoring by an encoder-decoder that reads the context of the span and generates the span."""
 
-    frame: "SpecialTokenFrame"
+    template: "SpecialTokenTemplate"
     start: int
 
     def get_max_passage(self, max_length: int) -> int:
-        return max_length - 1 - self.frame.extra
+        return max_length - 1 - self.template.special_count
 
     def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
-        for part, first in split_into_chunks(passages, passages.lengths + self.frame.extra + 1):
+        for part, first in split_into_chunks(passages, passages.lengths + self.template.special_count + 1):
             spans = _extract_spans(part)
-            yield _build_query(_build_inputs(spans, (self.start,)), spans, first, 0, _blank_spans(part, self.frame, ()))
+            yield _build_query(
+                _build_inputs(spans, (self.start,)), spans, first, 0, _blank_spans(part, self.template, ())
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class SpecialTokenFrame:
+class SpecialTokenTemplate:
     """Special tokens before and after a text, each with its segment, and the segment of the text."""
 
     prefix: tuple[tuple[int, int], ...] = ()
@@ -173,13 +181,13 @@ class SpecialTokenFrame:
     segment: int = 0
 
     @property
-    def extra(self) -> int:
+    def special_count(self) -> int:
         """Number of special tokens."""
         return len(self.prefix) + len(self.suffix)
 
     def wrap(self, tokens: Ints, lengths: Ints) -> Sequences:
         """Add the special tokens to texts; segments only if some are not 0."""
-        size, count = lengths + self.extra, len(lengths)
+        size, count = lengths + self.special_count, len(lengths)
         offsets = compute_offsets(size)
         out, segments = np.empty(int(offsets[-1]), dtype=np.int64), np.full(int(offsets[-1]), self.segment)
         out[spread(offsets[:-1] + len(self.prefix), lengths)] = tokens
@@ -245,8 +253,8 @@ def _extract_spans(part: Passages) -> Passages:
     )
 
 
-def _blank_spans(part: Passages, frame: SpecialTokenFrame, blank: tuple[int, ...]) -> Sequences:
-    """Build the encoder's input: the framed texts, with a mask (or nothing) in place of the scored span."""
+def _blank_spans(part: Passages, template: SpecialTokenTemplate, blank: tuple[int, ...]) -> Sequences:
+    """Build the encoder's input: the texts with special tokens, and a mask (or nothing) for the scored span."""
     prefix_lengths, suffix_lengths = part.start, part.lengths - part.stop
     lengths = prefix_lengths + len(blank) + suffix_lengths
     offsets = compute_offsets(lengths)
@@ -257,18 +265,20 @@ def _blank_spans(part: Passages, frame: SpecialTokenFrame, blank: tuple[int, ...
     out[spread(offsets[1:] - suffix_lengths, suffix_lengths)] = part.tokens[
         spread(part.offsets[:-1] + part.stop, suffix_lengths)
     ]
-    if frame.extra == 0 and (lengths == 0).any():
+    if template.special_count == 0 and (lengths == 0).any():
         raise UsageError("an encoder-decoder needs an input: pass a source, or a text with a mask")
-    return frame.wrap(out, lengths)
+    return template.wrap(out, lengths)
 
 
-def _copy_per_token(part: Passages, frame: SpecialTokenFrame, mask_word_rest: bool) -> tuple[Sequences, Ints, Bools]:
-    """Copy the framed text for every scored token; returns the copies, its positions [J], and the mask of each copy."""
-    framed_texts = frame.wrap(part.tokens, part.lengths)
+def _copy_per_token(
+    part: Passages, template: SpecialTokenTemplate, mask_word_rest: bool
+) -> tuple[Sequences, Ints, Bools]:
+    """Copy the text, with special tokens, for every scored token; returns the copies, positions [J] and masks."""
+    texts_with_specials = template.wrap(part.tokens, part.lengths)
     owner = np.repeat(np.arange(len(part)), part.span_lengths)  # [J]
-    copies = framed_texts.take(owner)
+    copies = texts_with_specials.take(owner)
     text_positions = spread(part.start, part.span_lengths)  # [J] in its text
-    positions = copies.offsets[:-1] + len(frame.prefix) + text_positions
+    positions = copies.offsets[:-1] + len(template.prefix) + text_positions
     flat_positions = part.offsets[:-1][owner] + text_positions
     edges = np.append(np.flatnonzero(part.unit_starts), len(part.tokens))
     end = edges[np.searchsorted(edges, flat_positions, side="right")] if mask_word_rest else flat_positions + 1

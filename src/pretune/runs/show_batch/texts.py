@@ -85,17 +85,17 @@ def build_sequence(
 ) -> Sequences:
     """Build one sequence of a text or two segments, with special tokens."""
     read = renderer.tokenizer.encode_batch(texts, literal=True)
-    frame = build_template(renderer.tokenizer, renderer.vocabulary, shape)
+    template = build_template(renderer.tokenizer, renderer.vocabulary, shape)
     sides = 0  # start of the second side
     if len(texts) == 2 and pairs == "apart":
-        sides = len(read[0]) + frame.special_count
-        frame = double_template(frame, is_bare=shape != "encoder-decoder")
+        sides = len(read[0]) + template.special_count
+        template = double_template(template, is_bare=shape != "encoder-decoder")
     tokens: list[int] = []
     segments: list[int] = []
     special: list[bool] = []
     words: list[bool] = []
     sentences: list[bool] = []
-    for token, segment in frame.pair if len(texts) == 2 else frame.single:
+    for token, segment in template.pair if len(texts) == 2 else template.single:
         ids, opens, begins = [token], [True], [True]
         if token < 0:
             text_index = TEXT_A - token  # 0 for the first text, 1 for the second
@@ -120,7 +120,7 @@ def build_sequence(
         special=np.array(special),
         words=np.array(words),
         sentences=np.array(sentences),
-        segments=np.array(segments) if pairs not in (None, "apart") or frame.has_segments else None,
+        segments=np.array(segments) if pairs not in (None, "apart") or template.has_segments else None,
         samples=np.zeros(1, dtype=np.int64),
         epochs=np.zeros(1, dtype=np.int64),
         labels=np.array([label]) if pairs in ("other", "swapped") else None,

@@ -26,7 +26,7 @@ class EncodingRules:
     task: Task
     spec: Model
     tokenizer: Tokenizer
-    frame: SequenceTemplate
+    sequence_template: SequenceTemplate
     max_length: int  # of a sequence, including special tokens
     stride: int  # overlap of two windows of a passage, in tokens
     new_tokens: int  # maximum length of a generated answer, without special tokens
@@ -41,14 +41,14 @@ class EncodingRules:
         """Truncate texts of the pool, or pairs, and lay them out; return also the number of tokens each lost."""
         first_starts, first_lengths = pool.offsets[:-1][first], pool.lengths[first]
         if second is None:
-            first_kept = np.minimum(first_lengths, compute_room(self.frame, self.max_length, pair=False))
-            return pool.lay_out(self.frame, first_starts, first_kept), first_lengths - first_kept
+            first_kept = np.minimum(first_lengths, compute_room(self.sequence_template, self.max_length, pair=False))
+            return pool.lay_out(self.sequence_template, first_starts, first_kept), first_lengths - first_kept
         second_starts, second_lengths = pool.offsets[:-1][second], pool.lengths[second]
         first_kept, second_kept = split_room(
-            first_lengths, second_lengths, compute_room(self.frame, self.max_length, pair=True)
+            first_lengths, second_lengths, compute_room(self.sequence_template, self.max_length, pair=True)
         )
         return pool.lay_out(
-            self.frame, first_starts, first_kept, second_starts, second_kept
+            self.sequence_template, first_starts, first_kept, second_starts, second_kept
         ), first_lengths - first_kept + second_lengths - second_kept
 
     def set_segments(self, sequences: Sequences) -> Sequences:

@@ -18,7 +18,7 @@ from pretune.inference.text_model import get_tokenizer
 from pretune.tasks.encode import choice, sequence, span, tagging, text_to_text
 from pretune.tasks.encode.base import EncodingRules
 from pretune.tasks.encode.items import Items, compact
-from pretune.tasks.encode.token_pool import build_frame
+from pretune.tasks.encode.token_pool import build_task_template
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind, Task
 from pretune.text.tokenizer import Tokenizer
@@ -85,7 +85,7 @@ class TaskEncoder:
             task=task,
             spec=spec,
             tokenizer=tokenizer,
-            frame=build_frame(tokenizer, spec),
+            sequence_template=build_task_template(tokenizer, spec),
             max_length=_resolve_length(task, spec.max_length, max_length, reserved_positions, is_generative),
             stride=stride,
             new_tokens=_resolve_new_tokens(task, spec.max_length, new_tokens) if is_generative else 0,

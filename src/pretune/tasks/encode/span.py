@@ -31,7 +31,7 @@ def encode(rules: EncodingRules, examples: Sequence[Example], *, training: bool)
         count + passage_ids,
     )
     question_lengths, passage_lengths = pool.lengths[:count], pool.lengths[passage_ids]
-    room = compute_room(rules.frame, rules.max_length, pair=True)
+    room = compute_room(rules.sequence_template, rules.max_length, pair=True)
     question_kept = np.where(
         question_lengths + passage_lengths <= room, question_lengths, np.minimum(question_lengths, room // 2)
     )
@@ -42,7 +42,9 @@ def encode(rules: EncodingRules, examples: Sequence[Example], *, training: bool)
     begin = spread(np.zeros_like(windows), windows) * step[owner]
     length = np.minimum(width[owner], passage_lengths[owner] - begin)
     start = pool.offsets[:-1]
-    layout = pool.lay_out(rules.frame, start[owner], question_kept[owner], start[passage_ids[owner]] + begin, length)
+    layout = pool.lay_out(
+        rules.sequence_template, start[owner], question_kept[owner], start[passage_ids[owner]] + begin, length
+    )
     owners = layout.sequences.find_owners()
     inside = layout.pool_index >= start[count]  # tokens of a passage, not of a question
     alignment = np.where(inside, layout.pool_index - start[passage_ids[owner[owners]]], -1)

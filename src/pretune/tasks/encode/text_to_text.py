@@ -69,21 +69,29 @@ def get_start_token(rules: EncodingRules) -> int:
 
 def get_end_tokens(rules: EncodingRules) -> tuple[int, ...]:
     """Return the tokens that end a generated answer."""
-    last = _build_answer_frame(rules).single[-1][0] if rules.spec.is_encoder_decoder else rules.frame.pair[-1][0]
+    last = (
+        _build_answer_template(rules).single[-1][0]
+        if rules.spec.is_encoder_decoder
+        else rules.sequence_template.pair[-1][0]
+    )
     return (last,) if last >= 0 else rules.spec.special.eos
 
 
 def count_answer_specials(rules: EncodingRules) -> int:
     """Return the number of special tokens generated with an answer, including its end token."""
-    return _build_answer_frame(rules).special_count if rules.spec.is_encoder_decoder else 1
+    return _build_answer_template(rules).special_count if rules.spec.is_encoder_decoder else 1
 
 
-def _build_answer_frame(rules: EncodingRules) -> SequenceTemplate:
+def _build_answer_template(rules: EncodingRules) -> SequenceTemplate:
     """Return the template of a target: the tokenizer's, with an end token if it has none."""
-    frame = SequenceTemplate.from_template(rules.tokenizer.template)
-    last = frame.single[-1][0]
+    template = SequenceTemplate.from_template(rules.tokenizer.template)
+    last = template.single[-1][0]
     end = next(iter(rules.spec.special.eos), rules.tokenizer.special.get("eos", rules.tokenizer.special.get("sep")))
-    return frame if last >= 0 or end is None else SequenceTemplate(single=(*frame.single, (end, 0)), pair=frame.pair)
+    return (
+        template
+        if last >= 0 or end is None
+        else SequenceTemplate(single=(*template.single, (end, 0)), pair=template.pair)
+    )
 
 
 def _encode_two_sides(rules: EncodingRules, pool: TokenPool, count: int, training: bool) -> tuple[Sequences, Ints]:
@@ -94,7 +102,7 @@ def _encode_two_sides(rules: EncodingRules, pool: TokenPool, count: int, trainin
         starts = Sequences(tokens=np.full(count, start), offsets=np.arange(count + 1))
         return replace(starts, source=_strip_fields(source.sequences)), lost
     target_lengths = np.minimum(pool.lengths[count:], rules.new_tokens)
-    answers = pool.lay_out(_build_answer_frame(rules), pool.offsets[count:-1], target_lengths).sequences
+    answers = pool.lay_out(_build_answer_template(rules), pool.offsets[count:-1], target_lengths).sequences
     decoder_inputs = np.roll(answers.tokens, 1)
     decoder_inputs[answers.offsets[:-1]] = start
     sequences = Sequences(
@@ -105,19 +113,19 @@ def _encode_two_sides(rules: EncodingRules, pool: TokenPool, count: int, trainin
 
 def _encode_one_side(rules: EncodingRules, pool: TokenPool, count: int, training: bool) -> tuple[Sequences, Ints]:
     """[start] source [delimiter] target [end]"""
-    frame, room = rules.frame, compute_room(rules.frame, rules.max_length, pair=True)
+    template, room = rules.sequence_template, compute_room(rules.sequence_template, rules.max_length, pair=True)
     full_target_lengths = pool.lengths[count:]
     target_lengths = np.minimum(full_target_lengths, min(rules.new_tokens, room - 1))
     max_source_length = room - (target_lengths if training else min(rules.new_tokens, room - 1))
     source_lengths = np.minimum(pool.lengths[:count], max_source_length)
     lost = pool.lengths[:count] - source_lengths + full_target_lengths - target_lengths
-    place = [token for token, _ in frame.pair].index(TEXT_B)
-    prompt = SequenceTemplate(single=tuple((token, 0) for token, _ in frame.pair[:place]), pair=frame.pair)
+    place = [token for token, _ in template.pair].index(TEXT_B)
+    prompt = SequenceTemplate(single=tuple((token, 0) for token, _ in template.pair[:place]), pair=template.pair)
     prompts = pool.lay_out(prompt, pool.offsets[:count], source_lengths)
     if not training:
         return _strip_fields(prompts.sequences), lost
     answer_template = SequenceTemplate(
-        single=((TEXT_A, 0), *((token, 0) for token, _ in frame.pair[place + 1 :])), pair=frame.pair
+        single=((TEXT_A, 0), *((token, 0) for token, _ in template.pair[place + 1 :])), pair=template.pair
     )
     answers = pool.lay_out(answer_template, pool.offsets[count:-1], target_lengths)
     return _join(prompts, answers), lost

@@ -1,7 +1,7 @@
 """Token pool: the tokens of texts concatenated in one array, and their layout with special tokens.
 
     pool = TokenPool.from_texts(tokenizer, ["a fine film", "not really"])
-    layout = pool.lay_out(frame, first, first_length, second, second_length)  # [CLS] a fine film [SEP] not really [SEP]
+    layout = pool.lay_out(template, start, length, second, second_length)  # [CLS] a fine film [SEP] not really [SEP]
 
 All operations are vectorized over texts. A special token spelled out in a text is tokenized as text, so that data
 cannot inject special tokens.
@@ -53,7 +53,7 @@ class TokenPool:
 
     def lay_out(
         self,
-        frame: SequenceTemplate,
+        template: SequenceTemplate,
         start: Ints,
         length: Ints,
         second: Ints | None = None,
@@ -61,9 +61,9 @@ class TokenPool:
     ) -> PooledSequences:
         """Lay out ranges of the pool, or pairs of them, in a template; a pair without a second text is one text."""
         if second is None or second_length is None:
-            pieces = frame.wrap(start, length)
+            pieces = template.wrap(start, length)
         else:
-            pieces = frame.wrap_pair(start, length, second, second_length)
+            pieces = template.wrap_pair(start, length, second, second_length)
         return self._gather(pieces)
 
     def _gather(self, pieces: SequencePieces) -> PooledSequences:
@@ -105,7 +105,7 @@ def deduplicate(texts: Sequence[str]) -> tuple[list[str], Ints]:
     return [*numbers], np.array(text_ids, dtype=np.int64)
 
 
-def build_frame(tokenizer: Tokenizer, spec: Model) -> SequenceTemplate:
+def build_task_template(tokenizer: Tokenizer, spec: Model) -> SequenceTemplate:
     """Return the template of texts: the tokenizer's; for a decoder start, delimiter and end (Radford et al., 2018).
 
     A decoder is read at its end token: a `cls` token other than the start, or else the end-of-document token, which
@@ -132,9 +132,9 @@ def build_frame(tokenizer: Tokenizer, spec: Model) -> SequenceTemplate:
     )
 
 
-def compute_room(frame: SequenceTemplate, length: int, *, pair: bool) -> int:
+def compute_room(template: SequenceTemplate, length: int, *, pair: bool) -> int:
     """Return the number of text tokens that fit into a sequence of `length`."""
-    num_special = frame.pair_special_count if pair else frame.special_count
+    num_special = template.pair_special_count if pair else template.special_count
     if length <= num_special:
         raise UsageError(f"max_length must be > {num_special} (special tokens), got {length}")
     return length - num_special

@@ -124,14 +124,14 @@ class Tokenizer:
             max_length: Maximum tokens of a sequence, special ones included; None: no truncation.
 
         Raises:
-            UsageError: what is not text, or two lists of different lengths.
+            UsageError: an input is not text, or two lists differ in length.
         """
         inputs = _pair_texts(texts, pairs)
-        framed_tokens = [self._apply_template(text, pair, max_length) for text, pair in inputs]
-        has_segments = any(sequence.segments.any() for sequence in framed_tokens)
+        sequences = [self._apply_template(text, pair, max_length) for text, pair in inputs]
+        has_segments = any(sequence.segments.any() for sequence in sequences)
         return Batch.from_sequences(
-            [sequence.ids.tolist() for sequence in framed_tokens],
-            segments=[sequence.segments.tolist() for sequence in framed_tokens] if has_segments else None,
+            [sequence.ids.tolist() for sequence in sequences],
+            segments=[sequence.segments.tolist() for sequence in sequences] if has_segments else None,
             labels=labels,
         )
 
@@ -243,13 +243,13 @@ def _revive(text: str, config: dict[str, Any]) -> Tokenizer:
 
 
 def check_type(text: object) -> None:
-    """Raise UsageError for what is not a text."""
+    """Raise UsageError if the input is not a text."""
     if not isinstance(text, str):
         raise UsageError(f"a tokenizer takes text, got {_describe_value(text)}")
 
 
 def check_list(texts: object) -> None:
-    """Raise UsageError for what is not a list of texts."""
+    """Raise UsageError if the input is not a list of texts."""
     if isinstance(texts, str):
         raise UsageError("expected a list of texts, got one text; put it into a list")
     if not hasattr(texts, "__len__") or not hasattr(texts, "__getitem__"):
