@@ -303,7 +303,7 @@ def test_others_wait_longer_than_their_patience_for_one_that_works(
 ) -> None:
     given = (f"--train={table}", "--steps=2", "--baselines=majority")
     hook = ["only_rank", 0, "slow_baselines", 15]
-    ended(runs.ranks(command(base, tmp_path / "run", *given), hook=hook, PRETUNE_PATIENCE="6"), 0, 0)
+    ended(runs.ranks(command(base, tmp_path / "run", *given), hook=hook, PRETUNE_DISTRIBUTED_TIMEOUT="6"), 0, 0)
 
 
 def test_what_is_not_finite_on_one_rank_is_skipped_on_all(

@@ -160,7 +160,9 @@ def test_one_of_two_ranks_is_killed(runs: Nursery, data: Path, alone: Path, tmp_
 
 @pytest.mark.slow
 def test_one_of_two_ranks_stands_still(runs: Nursery, data: Path, tmp_path: Path) -> None:
-    children = runs.ranks(still(data, tmp_path / "run"), hook=["only_rank", 1, "stops_at", 6], PRETUNE_PATIENCE="10")
+    children = runs.ranks(
+        still(data, tmp_path / "run"), hook=["only_rank", 1, "stops_at", 6], PRETUNE_DISTRIBUTED_TIMEOUT="10"
+    )
     assert children[0].wait() == 6, children[0].errors()
     assert "--resume" in children[0].line
     children[1].kill()

@@ -25,8 +25,8 @@ from pretune.nn.block import TransformerBlock
 
 T = TypeVar("T")
 Parallel = Literal["ddp", "fsdp"]
-TIMEOUT_VARIABLE = "PRETUNE_PATIENCE"
-"""Environment variable with the timeout of a collective in seconds (default 600); after it the other rank is dead."""
+TIMEOUT_VARIABLE = "PRETUNE_DISTRIBUTED_TIMEOUT"
+"""Environment variable: timeout of collectives in seconds (default 600), after which a silent rank counts as dead."""
 BUCKET_SIZE = 2**25
 """Elements per all-reduce when gradients are averaged without a wrapper; bounds the extra memory."""
 HEARTBEAT_SECONDS = 1.0
