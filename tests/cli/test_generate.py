@@ -77,7 +77,7 @@ def test_every_option(capsys: Capture, runs: dict[str, str]) -> None:
     for more in (
         ["--temperature=0", "--repetition-penalty=1.3", "--no-repeat-ngram=2"],
         ["--temperature=0.7", "--top-k=9", "--top-p=0.9", "--min-p=0.01"],
-        ["--beams=2", "--early-stopping=always", "--device=cpu", "--dtype=bfloat16"],
+        ["--beams=2", "--early-stopping=true", "--device=cpu", "--dtype=bfloat16"],
         ["--stop=e", "--stop=a", "--batch=1", "--min-new-tokens=2"],
     ):
         assert said(capsys, *short, *more).startswith("The")

@@ -26,11 +26,11 @@ RULE = "-" * 8
 
 
 class EarlyStoppingMode(StrEnum):
-    """Stopping criterion of beam search."""
+    """Stopping criterion of beam search: the values of `early_stopping` in transformers."""
 
-    FIRST_COMPLETE = "always"
-    HEURISTIC = "usual"
-    EXHAUSTIVE = "never"
+    TRUE = "true"
+    FALSE = "false"
+    NEVER = "never"
 
 
 def generate(
@@ -70,7 +70,8 @@ def generate(
         float | None, typer.Option("--length-penalty", metavar="X", help="Beam search: above 0 favors longer texts.")
     ] = None,
     early: Annotated[
-        EarlyStoppingMode | None, typer.Option("--early-stopping", help="Beam search: when to stop.")
+        EarlyStoppingMode | None,
+        typer.Option("--early-stopping", help="Beam search: stop when enough texts are complete (default: false)."),
     ] = None,
     repetition_penalty: Annotated[
         float, typer.Option("--repetition-penalty", metavar="X", help="Penalize repeated tokens; 1: no penalty.")
@@ -136,7 +137,7 @@ def generate(
         "seed": seed,
         "beams": beams,
         "length_penalty": length_penalty,
-        "early_stopping": None if early is None else {"always": True, "usual": False, "never": "never"}[early],
+        "early_stopping": None if early is None else {"true": True, "false": False, "never": "never"}[early],
         "repetition_penalty": repetition_penalty,
         "no_repeat_ngram": no_repeat_ngram,
     }
