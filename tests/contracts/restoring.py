@@ -1,4 +1,4 @@
-"""How the text is read off the lessons that part it into an input and a target: in plain loops, token by token."""
+"""Restore a text from input and targets, in simple loops over tokens."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from pretune.data.sequences import Sequences
 
 
 def sides(after: Sequences) -> list[tuple[list[int], list[int]]]:
-    """Input and target of each sequence, whether they stand on two sides or one after the other."""
+    """Return input and target of each sequence, of an encoder-decoder or concatenated for a decoder."""
     assert after.targets is not None
     found = []
     for number, (start, end) in enumerate(pairwise(after.offsets.tolist())):
@@ -25,13 +25,13 @@ def sides(after: Sequences) -> list[tuple[list[int], list[int]]]:
     return found
 
 
-def one_after_another(before: Sequences, after: Sequences) -> Ints:
-    """Input and target are the text."""
+def restore_concatenated(before: Sequences, after: Sequences) -> Ints:
+    """Concatenate input and target."""
     return np.array([token for shown, labels in sides(after) for token in shown + labels], dtype=np.int64)
 
 
-def prefixed(before: Sequences, after: Sequences) -> Ints:
-    """The first part, without what closes it, and the rest."""
+def restore_prefix(before: Sequences, after: Sequences) -> Ints:
+    """Concatenate the prefix, without its closing token, and the rest."""
     if after.source is None:
         return after.tokens
     found: list[int] = []
@@ -42,8 +42,8 @@ def prefixed(before: Sequences, after: Sequences) -> Ints:
     return np.array(found, dtype=np.int64)
 
 
-def spans_put_back(before: Sequences, after: Sequences) -> Ints:
-    """Each sentinel of the input replaced by what follows it in the target."""
+def restore_spans(before: Sequences, after: Sequences) -> Ints:
+    """Replace each sentinel of the input by the tokens that follow it in the target."""
     found: list[int] = []
     for number, (shown, labels) in enumerate(sides(after)):
         text = before.tokens[slice(*before.offsets[number : number + 2])].tolist()
@@ -62,15 +62,15 @@ def spans_put_back(before: Sequences, after: Sequences) -> Ints:
 
 
 def _closing(before: Sequences, number: int, label: int) -> bool:
-    """Whether it is the special token at the end of the text."""
+    """Return whether a label is the special token at the end of the text."""
     end = int(before.offsets[number + 1]) - 1
     return before.special is not None and bool(before.special[end]) and label == int(before.tokens[end])
 
 
-def stretch_put_back(before: Sequences, after: Sequences) -> Ints:
-    """What the decoder says, at the one place in the input where all else is as it was.
+def restore_span(before: Sequences, after: Sequences) -> Ints:
+    """Insert the target into the input, at a position that restores the text.
 
-    What is shown as itself may shift that place; any that gives the text back is as good.
+    Masked tokens may be kept unchanged, so several positions can qualify.
     """
     found: list[int] = []
     for number, (shown, labels) in enumerate(sides(after)):

@@ -21,13 +21,13 @@ from pretune.data.stream import predict_lengths
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import MODEL_SHAPES, Corruption, ModelShape, Objective, Vocabulary
 from pretune.text.styles import KINDS
-from tests.contracts.lessons import (
+from tests.contracts.objective_cases import (
     CASES,
+    DETERMINISTIC,
     LONG,
     LOSSY,
     MODELS,
     RESTORE,
-    STILL,
     Setting,
     alike,
     by_sequence,
@@ -52,7 +52,7 @@ seeds = st.integers(0, 10**6)
 
 def test_every_shape_has_a_model_and_every_hook_an_objective() -> None:
     assert {shape for objective in CASES.values() for shape in objective.shapes} <= {*MODELS}
-    assert {*RESTORE, *LOSSY, *STILL} <= {*OBJECTIVES}
+    assert {*RESTORE, *LOSSY, *DETERMINISTIC} <= {*OBJECTIVES}
     assert {name.partition("-")[0] for name in CASES} == {*OBJECTIVES}
 
 
@@ -91,16 +91,16 @@ def corruption_keeps_the_laws(made: Setting, lengths: list[int], seed: int) -> N
     plans_hold(made, before, after, seed)
     specials_are_left_alone(made, before, after)
     text = restore(made.name, before, after)
-    assert text is None or (text == before.tokens).all(), "the lesson does not tell the text"
+    assert text is None or (text == before.tokens).all(), "the text cannot be restored"
 
 
 def bounds_hold(made: Setting, before: Sequences, after: Sequences) -> None:
-    source, target = made.lesson.lengths(before.lengths)
+    source, target = made.corruption.lengths(before.lengths)
     assert (target is None) == (after.source is None)
     assert (after.lengths <= (source if target is None else target)).all()
     assert after.source is None or (after.source.lengths <= source).all()
     assert after.targets is not None and len(after.targets) == len(after.tokens)
-    most = made.lesson.targets(len(after.tokens), len(after))
+    most = made.corruption.targets(len(after.tokens), len(after))
     # One draw of sequences that are few and short may use what is there for all but one in a thousand million.
     assert (after.targets != IGNORE_INDEX).sum() <= most <= len(after.tokens)
 
@@ -111,8 +111,8 @@ def plans_hold(made: Setting, before: Sequences, after: Sequences, seed: int) ->
     first = before.lengths if before.sides is None else np.where(before.sides > 0, before.sides, before.lengths)
     special = np.diff(np.append(0, np.cumsum(before.special))[before.offsets])
     known = SampleLengths(first, before.lengths - first, special)
-    rng = Counters.from_sequences(seed, before, copies=made.lesson.copies)
-    (source, target), most = predict_lengths(made.lesson, known, rng), predict_lengths(made.lesson, known, None)
+    rng = Counters.from_sequences(seed, before, copies=made.corruption.copies)
+    (source, target), most = predict_lengths(made.corruption, known, rng), predict_lengths(made.corruption, known, None)
     assert (target is None) == (most[1] is None) == (after.source is None)
     assert (after.lengths <= (source if target is None else target)).all() and (source <= most[0]).all()
     assert after.source is None or (after.source.lengths <= source).all()
@@ -171,23 +171,23 @@ BROKEN: dict[str, Callable[[Sequences, Sequences], Sequences]] = {
 
 @dataclass(frozen=True)
 class Broken:
-    """A lesson that is made worse."""
+    """A corruption with a fault."""
 
-    lesson: Corruption
+    corruption: Corruption
     worse: Callable[[Sequences, Sequences], Sequences]
 
     @property
     def copies(self) -> int | None:
-        return self.lesson.copies
+        return self.corruption.copies
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return self.lesson.lengths(n)
+        return self.corruption.lengths(n)
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        return self.worse(sequences, self.lesson.corrupt(sequences, rng))
+        return self.worse(sequences, self.corruption.corrupt(sequences, rng))
 
     def targets(self, tokens: int, sequences: int) -> int:
-        return self.lesson.targets(tokens, sequences)
+        return self.corruption.targets(tokens, sequences)
 
 
 @pytest.mark.parametrize("fault", BROKEN)
@@ -195,11 +195,11 @@ def test_the_laws_can_be_broken(fault: str) -> None:
     made = setting("masked", "encoder")
     corruption_keeps_the_laws(made, [200, 90, 300], 0)
     with pytest.raises(AssertionError):
-        corruption_keeps_the_laws(replace(made, lesson=Broken(made.lesson, BROKEN[fault])), [200, 90, 300], 0)
+        corruption_keeps_the_laws(replace(made, corruption=Broken(made.corruption, BROKEN[fault])), [200, 90, 300], 0)
 
 
 @every
-def test_other_seeds_and_epochs_give_other_lessons(name: str, shape: ModelShape) -> None:
+def test_other_seeds_and_epochs_change_the_corruption(name: str, shape: ModelShape) -> None:
     made = setting(name, shape)
     before = made.sequences([500] * 4)
     first = made.corrupt(before)
@@ -210,9 +210,9 @@ def test_other_seeds_and_epochs_give_other_lessons(name: str, shape: ModelShape)
         same = same and (first.order is None or (first.order == other.order).all())
         if first.source is not None and other.source is not None:
             same = same and np.array_equal(first.source.tokens, other.source.tokens)
-        assert same == (name.partition("-")[0] in STILL)
-    if made.lesson.copies is not None:
-        alike(_at(first, epoch=0), _at(made.corrupt(_at(before, epoch=made.lesson.copies)), epoch=0))
+        assert same == (name.partition("-")[0] in DETERMINISTIC)
+    if made.corruption.copies is not None:
+        alike(_at(first, epoch=0), _at(made.corrupt(_at(before, epoch=made.corruption.copies)), epoch=0))
 
 
 def _at(sequences: Sequences, epoch: int) -> Sequences:
@@ -247,7 +247,7 @@ def test_sequences_without_text(name: str, shape: ModelShape) -> None:
 @every
 def test_bounds_grow(name: str, shape: ModelShape) -> None:
     """A longer text never has a smaller bound, and nothing is free."""
-    source, target = setting(name, shape).lesson.lengths(np.arange(2050))
+    source, target = setting(name, shape).corruption.lengths(np.arange(2050))
     for bound in (source, target):
         assert bound is None or ((np.diff(bound) >= 0).all() and bound[-1] >= 1)
 
@@ -258,7 +258,7 @@ def test_target_slots_are_enough_and_not_wasted(name: str, shape: ModelShape) ->
     made, most, slots = setting(name, shape), 0, 0
     for seed in range(30):
         after = made.corrupt(made.sequences([128] * 64, seed), seed)
-        found, slots = int((after.targets != IGNORE_INDEX).sum()), made.lesson.targets(len(after.tokens), 64)
+        found, slots = int((after.targets != IGNORE_INDEX).sum()), made.corruption.targets(len(after.tokens), 64)
         assert found <= slots
         most = max(most, found)
     assert slots <= 1.5 * most
@@ -278,7 +278,7 @@ def some(made: Setting, lengths: Sequence[int] = (12, 3, 20, 7, 16, 9, 14, 5)) -
 
 @trained_shapes
 def test_loss_adds_up(name: str, shape: ModelShape) -> None:
-    """The loss of a batch is that of its parts, however they are laid out; terms have the counts they are said to."""
+    """The loss of a batch is that of its parts, however they are laid out; loss terms have the declared counts."""
     made = setting(name, shape)
     model, sequences = made.model().eval(), some(made)
     whole = losses(made, sequences, 4, model)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Sequences
 from pretune.objectives.masked_seq2seq import MaskedSeq2seq
-from tests.contracts.restoring import sides, stretch_put_back
+from tests.contracts.restoring import restore_span, sides
 from tests.objectives.seq2seq_cases import (
     BOS,
     EOS,
@@ -70,7 +70,7 @@ def test_input_and_target_restore_the_text(text: Sequences, seed: int, rate: flo
     source, target = lesson.lengths(text.lengths)
     assert (after.lengths <= target).all() and (after.source.lengths == source).all()
     if not any(t in (BOS, EOS) for row in lists(text) for t in row[1:-1]):  # no stretch reaches over one
-        assert (stretch_put_back(text, after) == text.tokens).all()
+        assert (restore_span(text, after) == text.tokens).all()
     for before, (shown, labels) in zip(lists(text), sides(after), strict=True):
         ordinary = [t for t in before if t not in (BOS, EOS)]
         assert len(labels) >= (len(ordinary) > 0) and " ".join(map(str, labels)) in " ".join(map(str, ordinary))

@@ -9,7 +9,7 @@ from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
 from pretune.data.sequences import Sequences
 from pretune.objectives.prefix import PrefixLM, draw_split_points
-from tests.contracts.restoring import prefixed
+from tests.contracts.restoring import restore_prefix
 from tests.objectives.seq2seq_cases import BOS, EOS, PAD, VOCABULARY, framed, lists, made, rng, uniform
 from tests.selection import scale_examples
 
@@ -40,7 +40,7 @@ def test_every_split_is_equally_likely() -> None:
 @settings(max_examples=scale_examples(60))
 def test_input_and_target_restore_the_text(text: Sequences, seed: int) -> None:
     after = PAIR.corrupt(text, rng(text, seed))
-    assert (prefixed(text, after) == text.tokens).all()
+    assert (restore_prefix(text, after) == text.tokens).all()
     source, target = PAIR.lengths(text.lengths)
     assert (after.lengths <= target).all() and (after.source.lengths <= source).all()
     assert (after.lengths > 0).all() and (after.source.lengths > 0).all()

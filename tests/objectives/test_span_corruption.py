@@ -15,7 +15,7 @@ from pretune.data.sequences import Sequences
 from pretune.objectives.segment_sampling import find_ordinary_tokens
 from pretune.objectives.seq2seq import NoiseSpans
 from pretune.objectives.span_corruption import SpanCorruption, count_gaps, split_randomly
-from tests.contracts.restoring import sides, spans_put_back
+from tests.contracts.restoring import restore_spans, sides
 from tests.objectives.seq2seq_cases import (
     BOS,
     EOS,
@@ -95,7 +95,7 @@ def test_input_and_target_restore_the_text(text: Sequences, seed: int, closing: 
     spec = SpanCorruption(closing=closing, rate=rate)
     lesson = spec.bind(VOCABULARY, "encoder-decoder")
     after = lesson.corrupt(text, rng(text, seed))
-    assert (spans_put_back(text, after) == text.tokens).all()
+    assert (restore_spans(text, after) == text.tokens).all()
     alone = spec.bind(VOCABULARY, "decoder").corrupt(text, rng(text, seed))
     assert sides(alone) == sides(after) and alone.prefix is None
     _, target = lesson.lengths(text.lengths)

@@ -18,7 +18,7 @@ from pretune.runs.show_batch import BatchExample, ModelSide, ShownSequence, buil
 from pretune.runs.show_batch.attention import build_attention_maps
 from pretune.runs.show_batch.texts import build_sequence, build_variants, select_default_texts
 from pretune.runs.show_batch.token_text import TokenRenderer, build_piece_renderer, build_word_renderer
-from tests.contracts.lessons import MODELS
+from tests.contracts.objective_cases import MODELS
 from tests.contracts.tiny import rough
 from tests.text.tokenizers import trained
 

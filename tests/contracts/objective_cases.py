@@ -1,8 +1,8 @@
-"""What the laws of objectives are tried on: every objective of the table, tokenizers of every kind, tiny models.
+"""Cases of the contract tests of objectives: every registered objective, tokenizers of every kind, tiny models.
 
-A new objective is tried by being listed. Where more has to be known of it there is a table to add a line to:
-`VARIANTS` (other settings worth trying), `MODELS` (a tiny model of a shape), `RESTORE` (how its text is read off its
-lesson, where labels do not just stand over the tokens they hide) or `LOSSY`, and `STILL` (nothing about it is random).
+A registered objective is a case. Add a line to one of these tables if the tests need to know more about it: `VARIANTS`
+(other settings to test), `MODELS` (a tiny model of a shape), `RESTORE` (a function that restores the text from input
+and targets, if labels are not at the masked tokens), `LOSSY` (the text cannot be restored) and `DETERMINISTIC`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ from pretune.objectives.span_masked import SpanMaskedLM
 from pretune.objectives.supervised import SupervisedSeq2seq
 from pretune.text.styles import KINDS, STYLES
 from pretune.text.tokenizer import Tokenizer
-from tests.contracts.restoring import one_after_another, prefixed, spans_put_back, stretch_put_back
+from tests.contracts.restoring import restore_concatenated, restore_prefix, restore_span, restore_spans
 from tests.contracts.tiny import rough
 from tests.text.tokenizers import corpus, trained
 
@@ -80,7 +80,7 @@ VARIANTS: dict[str, Objective] = {
         parts=(Part(objective=Mixture(), weight=0.5), Part(objective=Denoising(prefix=True), mark=1)),
     ),
 }
-"""Settings other than the usual that deserve the whole suite."""
+"""Objectives with other settings than the default, tested like the registered ones."""
 
 CASES: dict[str, Objective] = {**{name: OBJECTIVES.get(name)() for name in OBJECTIVES}, **VARIANTS}
 
@@ -97,7 +97,7 @@ def _partnered(family: str, shape: ModelShape, vocab: int) -> nn.Module:
 
 SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 48}
 LONG = 64
-"""The longest sequence that the tiny models are made for."""
+"""Maximum sequence length of the tiny models."""
 
 MODELS: dict[ModelShape, Callable[[int], nn.Module]] = {
     "encoder": _encoder,
@@ -107,11 +107,11 @@ MODELS: dict[ModelShape, Callable[[int], nn.Module]] = {
     "two-way": lambda vocab: _partnered("gpt2", "two-way", vocab),
     "two-stream": lambda vocab: build(resolve("xlnet", {**SMALL, "vocab": vocab, "dropout": 0.0})),
 }
-"""A tiny model of each shape, for a vocabulary."""
+"""By shape: a function from the vocabulary size to a tiny model."""
 
 
 def _in_place(before: Sequences, after: Sequences) -> Ints:
-    """Labels stand over the tokens they hide."""
+    """Restore a text whose labels are at the masked tokens."""
     assert after.targets is not None
     return np.where(after.targets == IGNORE_INDEX, after.tokens, after.targets)
 
@@ -121,7 +121,7 @@ def _untouched(before: Sequences, after: Sequences) -> Ints:
 
 
 def _target(before: Sequences, after: Sequences) -> Ints:
-    """All of the text is to be said."""
+    """Restore a text that is the target."""
     assert after.targets is not None
     return after.targets[after.targets != IGNORE_INDEX]
 
@@ -129,30 +129,30 @@ def _target(before: Sequences, after: Sequences) -> Ints:
 RESTORE: dict[str, Callable[[Sequences, Sequences], Ints]] = {
     "causal": _untouched,
     "bidirectional": _untouched,
-    "prefix": prefixed,
-    "span_corruption": spans_put_back,
+    "prefix": restore_prefix,
+    "span_corruption": restore_spans,
     "denoising": _target,
-    "masked_seq2seq": stretch_put_back,
-    "supervised": one_after_another,
+    "masked_seq2seq": restore_span,
+    "supervised": restore_concatenated,
 }
-"""The flat tokens of the text, read off its lesson; by default labels stand over the tokens they hide."""
+"""By objective: a function that restores the flat tokens of the texts; the default is `_in_place`."""
 
 LOSSY: frozenset[str] = frozenset({"mixture"})
-"""Objectives whose lessons do not tell all of the text."""
+"""Objectives whose input and targets do not contain the whole text."""
 
-STILL: frozenset[str] = frozenset({"causal", "bidirectional", "supervised"})
-"""Objectives that draw nothing."""
+DETERMINISTIC: frozenset[str] = frozenset({"causal", "bidirectional", "supervised"})
+"""Objectives that sample nothing."""
 
 
 def restore(name: str, before: Sequences, after: Sequences) -> Ints | None:
-    """The text of a lesson, or None where it does not tell it."""
+    """Restore the text from input and targets; None for a lossy objective."""
     name = name.partition("-")[0]
     return None if name in LOSSY else RESTORE.get(name, _in_place)(before, after)
 
 
 @dataclass(frozen=True)
 class Text:
-    """The corpus in one tokenizer's tokens: all that `Pieces.read` asks of shards."""
+    """The corpus as tokens of one tokenizer: the part of `Shards` that `SequencePieces.read` uses."""
 
     tokens: Ints
     words: Bools
@@ -167,7 +167,7 @@ class Text:
 
 @cache
 def text_of(kind: str, style: str) -> Text:
-    """The words are the tokenizer's; a sentence is said to start at about every twelfth word."""
+    """Tokenize the corpus; about every twelfth word is marked as the start of a sentence."""
     found = trained(kind, style).encode_batch(list(corpus()), literal=True)
     words = np.flatnonzero(found.word_start)
     return Text(found.ids.astype(np.int64), found.word_start, words[words * 2654435761 % 97 < 8])
@@ -175,12 +175,12 @@ def text_of(kind: str, style: str) -> Text:
 
 @dataclass(frozen=True)
 class Setting:
-    """An objective opened for a tokenizer and a shape."""
+    """An objective bound to a tokenizer and a model shape."""
 
     name: str
     shape: ModelShape
     objective: Objective
-    lesson: Corruption
+    corruption: Corruption
     vocabulary: Vocabulary
     kind: str
     style: str
@@ -190,11 +190,11 @@ class Setting:
         return trained(self.kind, self.style)
 
     def sequences(self, lengths: Sequence[int], seed: int = 0) -> Sequences:
-        """Texts of so many tokens in the tokenizer's frame, pairs where the objective reads pairs.
+        """Return texts of these lengths in the tokenizer's template; pairs for objectives of pairs.
 
-        Pairs of which a model writes the second side have more on that side; a mixture has single texts among them.
+        The second side is longer if it is the target; for a mixture every third text is single.
         """
-        text, frame = text_of(self.kind, self.style), SequenceTemplate.from_template(self.tokenizer.template)
+        text, template = text_of(self.kind, self.style), SequenceTemplate.from_template(self.tokenizer.template)
         length = np.asarray(lengths, dtype=np.int64)
         start = np.random.default_rng(seed).integers(0, len(text.tokens) - 2100, len(length))
         pairs, apart = self.objective.pairs is not None, self.objective.pairs == "apart"
@@ -202,31 +202,33 @@ class Setting:
         second = np.where(length > 1, second, 0)
         if isinstance(self.objective, Mixture):
             second[1::3] = 0
-        frame = double_template(frame, is_bare=self.shape != "encoder-decoder") if apart else frame
-        pieces = frame.wrap_pair(start, length - second, start + length - second, second)
+        template = double_template(template, is_bare=self.shape != "encoder-decoder") if apart else template
+        pieces = template.wrap_pair(start, length - second, start + length - second, second)
         made = pieces.read(
             text,  # type: ignore[arg-type]
             words=self.objective.words,
             sentences=self.objective.sentences,
-            segments=(pairs and not apart) or frame.has_segments,
+            segments=(pairs and not apart) or template.has_segments,
         )
-        ahead = frame.special_count if apart else [token for token, _ in frame.pair].index(TEXT_B) - 1
+        ahead = template.special_count if apart else [token for token, _ in template.pair].index(TEXT_B) - 1
         number = np.arange(len(length)) * 7 + seed * 1000
         labels = np.where(second > 0, number // 7 % 2, IGNORE_INDEX) if pairs and not apart else None
         sides = np.where(second > 0, length - second + ahead, 0) if pairs else None
         return replace(made, samples=number, epochs=number * 0, labels=labels, sides=sides)
 
     def corrupt(self, sequences: Sequences, seed: int = 0) -> Sequences:
-        return self.lesson.corrupt(sequences, Counters.from_sequences(seed, sequences, copies=self.lesson.copies))
+        return self.corruption.corrupt(
+            sequences, Counters.from_sequences(seed, sequences, copies=self.corruption.copies)
+        )
 
     def model(self) -> Any:
-        """A tiny model of the shape, with random weights everywhere."""
+        """Build a tiny model of the shape, with random weights everywhere."""
         return rough(MODELS[self.shape](self.vocabulary.size))
 
 
 @cache
 def setting(name: str, shape: ModelShape, kind: str = "wordpiece") -> Setting:
-    """An objective with a tokenizer of a kind, in the first style that has the special tokens it needs."""
+    """Bind an objective to a tokenizer of a kind, in the first style that has the special tokens it needs."""
     objective, refused = CASES[name], ""
     for style in dict.fromkeys((KINDS[kind].style, "cls-sep", "s-mask", *STYLES)):
         try:
@@ -238,7 +240,7 @@ def setting(name: str, shape: ModelShape, kind: str = "wordpiece") -> Setting:
 
 
 def together(sequences: Sequences, per_row: int) -> Batch:
-    """A batch of all sequences, so many in a row."""
+    """Build a batch of all sequences, `per_row` in each row."""
     row = np.arange(len(sequences)) // per_row
     source = sequences.source
     shape = BatchShape(
@@ -254,7 +256,7 @@ def _room(sequences: Sequences, row: Ints) -> int:
 
 
 def parts(sequences: Sequences) -> Mapping[str, Any]:
-    """Every array of some sequences by its name, those of their sources too."""
+    """Return the arrays of sequences and of their sources by name."""
     found = {name: getattr(sequences, name) for name in Sequences.__dataclass_fields__ if name != "source"}
     if sequences.source is not None:
         found |= {f"source.{name}": value for name, value in parts(sequences.source).items()}
@@ -262,7 +264,7 @@ def parts(sequences: Sequences) -> Mapping[str, Any]:
 
 
 def alike(one: Sequences, other: Sequences) -> None:
-    """Equal in all they carry."""
+    """Assert that two sequences have equal arrays."""
     first, second = parts(one), parts(other)
     assert first.keys() == second.keys()
     for name in first:
