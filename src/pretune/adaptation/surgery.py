@@ -27,7 +27,7 @@ from pretune.text.templates import SpecialPart as TokenPlace
 from pretune.text.tokenizer import Tokenizer
 
 ResizeRows = Callable[[Tensor, int], Tensor]
-"""From a tensor and a number of rows to a tensor with that many rows."""
+"""Function from a tensor and a number of rows to a tensor with this number of rows."""
 TASK_TOKENS = {"bos": "<|start|>", "sep": "<|delimiter|>", "cls": "<|extract|>"}
 """Role and spelling of the special tokens of task inputs."""
 CONTINUATION_PREFIX = "##"

@@ -142,7 +142,7 @@ def _shorten(text: str) -> str:
 
 
 def _do_nothing() -> None:
-    """Stub of a verb for `pretune --help`."""
+    """Stand in for a verb in `pretune --help`."""
 
 
 def _show_version(value: bool) -> None:

@@ -43,7 +43,7 @@ def mix(*parts: int) -> int:
 
 
 def mix_array(parts: Sequence[int], samples: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """`mix(*parts, sample)` for every sample of an array, vectorised."""
+    """Compute `mix(*parts, sample)` for every sample of an array."""
     import numpy as np
 
     return extend_mix(np.uint64(mix(*parts)), samples)

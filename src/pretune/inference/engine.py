@@ -72,7 +72,7 @@ class DecodingEngine:
         self.graph = graph
 
     def _reset(self) -> None:
-        """Reset to valid positions, whatever happened before."""
+        """Reset to valid positions, regardless of the previous state."""
         self.lengths.zero_()
         self.search.history_lengths.zero_()
         self.search.count.zero_()

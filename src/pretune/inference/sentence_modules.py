@@ -230,7 +230,7 @@ def _read_max_length(files: Mapping[str, bytes]) -> int | None:
 
 
 def _refuse_lower(model: LanguageModel) -> None:
-    """Raise a CheckpointError if a file asks for lowercasing that the tokenizer does not do."""
+    """Raise a CheckpointError if a file requires lowercasing that the tokenizer does not do."""
     for name, data in model.assets.modules.items():
         if (
             fnmatch(name, LENGTH_FILE_PATTERN)

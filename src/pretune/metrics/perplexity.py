@@ -11,7 +11,7 @@ from pretune.core.errors import DataError
 
 
 def perplexity(nats: float, units: float) -> float:
-    """exp of the mean loss; infinity if a float overflows.
+    """Exponential of the mean loss; infinity if a float overflows.
 
     >>> round(perplexity(2 * math.log(50), 2), 9)
     50.0

@@ -122,7 +122,7 @@ def paired_bootstrap_of_means(
 
 
 def compute_margin(first: float, second: float, examples: int) -> float:
-    """Two standard errors of the difference of two proportions of independent samples of `examples` examples."""
+    """Return two standard errors of the difference of two proportions of independent samples of `examples` examples."""
     return 2 * math.sqrt((first * (1 - first) + second * (1 - second)) / max(examples, 1))
 
 

@@ -370,7 +370,7 @@ def _count_head_bytes(spec: Model, targets: float, item: int) -> float:
 
 
 def _count_working_bytes(spec: Model, sides: tuple[float, float], item: int) -> float:
-    """Return the working memory of one layer without gradients: about what it would save for backward."""
+    """Return the working memory of one layer without gradients: about as much as it would save for backward."""
     pairs = zip((spec.encoder, spec.decoder), sides, strict=True)
     return max(
         tokens * _count_block_bytes(block, spec.width, item, is_rotary=False)

@@ -36,9 +36,9 @@ _SHARED_TOKENIZERS: "WeakValueDictionary[tuple[str, str], Tokenizer]" = WeakValu
 
 @dataclass(slots=True)
 class Assets:
-    """Files beside the weights: the tokenizer, and small files that are saved again unchanged."""
+    """Files next to the weights: the tokenizer, and small files that are saved again unchanged."""
 
-    tokenizer: "Tokenizer | RawTokenizer | None" = None  # as its file was read, until it is asked for
+    tokenizer: "Tokenizer | RawTokenizer | None" = None  # the raw file, until it is used
     files: dict[str, bytes] = field(default_factory=dict)
     modules: dict[str, bytes] = field(default_factory=dict)  # files of sentence-transformers, with their folders
 

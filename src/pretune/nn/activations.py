@@ -20,7 +20,7 @@ _HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x Φ(x) (Hendrycks and Gimpel, 2016)."""
+    """Compute gelu: x Φ(x) (Hendrycks and Gimpel, 2016)."""
     if _is_fused(x) and x.dtype in _HALF_DTYPES:
         fused_out: Tensor = _FusedGelu.apply(x)  # type: ignore[no-untyped-call]
         return fused_out
@@ -31,7 +31,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The tanh approximation of gelu."""
+    """Compute the tanh approximation of gelu."""
     if _is_fused(x) and x.dtype in _HALF_DTYPES:
         out: Tensor = _FusedGeluTanh.apply(x)  # type: ignore[no-untyped-call]
         return out

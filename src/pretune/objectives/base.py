@@ -104,8 +104,8 @@ class PretrainingModel(Protocol):
 class Objective(ABC):
     """Base class of objectives: a spec with its settings, the corruption it binds to a vocabulary, and the loss.
 
-    A subclass states only what is particular to it. Class attributes without an annotation (`shapes = ("encoder",)`)
-    override the properties; annotated ones are settings, stored in run.json.
+    A subclass overrides only what differs from the defaults. Class attributes without an annotation (`shapes =
+    ("encoder",)`) override the properties; annotated ones are settings, stored in run.json.
     """
 
     __slots__ = ()

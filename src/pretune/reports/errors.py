@@ -103,7 +103,7 @@ def _render_error(prediction: Facts) -> Markup:
             element("b", _format_answer(prediction)),
             f"{share}, gold ",
             element("b", _format_gold(prediction)),
-            kind="said",
+            kind="prediction",
         ),
         kind="mistake",
     )
@@ -149,7 +149,7 @@ def _render_tags(predictions: Sequence[Facts]) -> Iterator[Markup]:
             yield element(
                 "div",
                 element("p", _truncate(text)),
-                element("p", _truncate("; ".join(wrong)), kind="said"),
+                element("p", _truncate("; ".join(wrong)), kind="prediction"),
                 kind="mistake",
             )
 

@@ -55,7 +55,7 @@ def evaluate(
 ) -> ResultList:
     """Evaluate a model on tasks, with or without few-shot prompts, and on the perplexity of texts.
 
-    A fine-tuned run is evaluated with its task head, unless `shots` asks for prompts; by default on its own task.
+    A fine-tuned run is evaluated with its task head, unless `shots` selects prompting; by default on its own task.
 
     Args:
         model: A model, a run, a Hugging Face directory, or hf:OWNER/NAME.

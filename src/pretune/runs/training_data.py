@@ -271,7 +271,7 @@ def _has_variable_lengths(samples: Samples, corruption: Corruption) -> bool:
 
 
 def _fit_shape(samples: Samples, corruption: Corruption, length: int, tokens: int, mixing: Mixing | None) -> BatchShape:
-    """Choose rows that hold the longest sequence whatever is drawn, split between the sides as the data are.
+    """Choose rows that hold the longest possible sequence, divided between the sides as in the data.
 
     Returns the shortest candidate with a good fill ratio.
     """

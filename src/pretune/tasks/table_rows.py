@@ -100,7 +100,7 @@ class Tsv:
 
 
 def Csv(columns: tuple[str, ...] = ()) -> Tsv:  # noqa: N802 (a constructor)
-    """Comma-separated rows, whose fields may be quoted."""
+    """Return the format of comma-separated rows, whose fields may be quoted."""
     return Tsv(columns=columns, delimiter=",", has_quotes=True)
 
 

@@ -115,7 +115,7 @@ class Loop:
             hook(self, metrics)
 
     def _compute_gradients(self, batches: Sequence[Batch], counts: Mapping[str, Tensor]) -> Loss:
-        """Forward and backward of a step; on out of memory, retry with smaller micro-batches."""
+        """Run forward and backward of a step; on out of memory, retry with smaller micro-batches."""
         while True:
             try:
                 return self._accumulate(batches, counts)
@@ -152,7 +152,7 @@ class Loop:
         return reduce_over_ranks(total, self.ranks)
 
     def _forward_backward(self, batch: Batch, counts: Mapping[str, Tensor]) -> Loss:
-        """Forward and backward of a micro-batch."""
+        """Run forward and backward of a micro-batch."""
         module = self.parallel_module or self.module
         with torch.autocast(self.ranks.device.type, self.precision, enabled=self.precision is not None):
             loss: Loss = module(batch)

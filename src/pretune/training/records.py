@@ -216,7 +216,7 @@ class ScoresFile(TypedDict):
 
 
 class KindRecord(TypedDict):
-    """Spec of which only the kind is shown."""
+    """Spec that is shown by its kind only."""
 
     kind: str
 

@@ -151,7 +151,7 @@ class RunLogger:
         self.log(f"step {step:,}: {text}")
 
     def observe(self, loop: Loop, loss: float) -> None:
-        """Give a validation loss to an optimizer that averages weights once the loss stops falling."""
+        """Pass a validation loss to an optimizer that averages weights once the loss stops falling."""
         optimizer = loop.optimizer
         if isinstance(optimizer, AveragedDescent) and optimizer.observe(loss):
             reason = f"the validation loss is above one of more than {optimizer.interval} evaluations before"

@@ -163,7 +163,7 @@ Schedule = Constant | LinearSchedule | Cosine | InverseSquareRoot | Stable | Sla
 
 
 def _apply_warmup(warmup: float, step: float, total: float, decay: DecayFunction) -> float:
-    """Rise linearly to 1 during the warmup, then decay over the rest of the run."""
+    """Increase linearly to 1 during the warmup, then decay over the rest of the run."""
     warmup_steps = _resolve_warmup(warmup, total)
     if step < warmup_steps:
         return step / warmup_steps

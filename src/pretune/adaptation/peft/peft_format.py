@@ -127,7 +127,10 @@ def _pack_ia3(peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftA
 
 
 def _pack_prompt(method: PromptTuning, model: LanguageModel) -> PeftAdapter | None:
-    """NOTE: peft inserts prompts after token embeddings are scaled, so scaled ones cannot be represented."""
+    """Convert a tuned prompt; None if peft cannot represent it.
+
+    NOTE: peft inserts prompts after token embeddings are scaled.
+    """
     spec, stack = model.spec, model.spec.stacks[0]
     if (
         describe_checkpoint(spec)[0]["model_type"] == NATIVE_TYPE

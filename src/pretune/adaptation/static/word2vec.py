@@ -148,7 +148,7 @@ class _Negatives:
 def _step_skip_gram(
     inputs: Tensor, outputs: Tensor, neighbors: NeighborMasks, negatives: _Negatives
 ) -> tuple[Tensor, Tensor]:
-    """Each word predicts the words of its window: gradients (ascent) of inputs and outputs `[n, W]`."""
+    """Predict the words of a window from its center; return the gradients (ascent) of inputs and outputs `[n, W]`."""
     d_inputs, d_outputs, counts = torch.zeros_like(inputs), torch.zeros_like(outputs), inputs.new_zeros(len(inputs), 1)
     for d, after_mask, before_mask in neighbors:
         for centers, contexts, mask in (
@@ -165,7 +165,7 @@ def _step_skip_gram(
 def _step_cbow(
     inputs: Tensor, outputs: Tensor, neighbors: NeighborMasks, negatives: _Negatives
 ) -> tuple[Tensor, Tensor]:
-    """The mean of a window predicts its word. As in the paper's program, each word gets the mean's whole gradient."""
+    """Predict a word from the mean of its window; each input gets the mean's full gradient, as in word2vec.c."""
     mean, counts = torch.zeros_like(inputs), inputs.new_zeros(len(inputs), 1)
     for d, after_mask, before_mask in neighbors:
         mean[:-d].addcmul_(inputs[d:], after_mask)

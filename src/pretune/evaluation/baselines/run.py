@@ -124,7 +124,7 @@ def run_baselines(
 
 
 def is_similarity(task: Task, examples: Examples) -> bool:
-    """Return whether a task asks for scores of pairs of texts."""
+    """Return whether a task scores pairs of texts."""
     return task.kind == "regression" and bool(examples) and all(example.pair is not None for example in examples)
 
 

@@ -144,7 +144,7 @@ def train_embeddings(
         data: Directory of task data.
         loss: "triplet", "in_batch", "classes" or "cosine"; None: the one that fits the examples.
         pooling: "mean", "cls", "max", "last" …; None: that of the model's directory.
-        normalise: Scale vectors to unit length; None: as the model's directory says.
+        normalise: Scale vectors to unit length; None: as in the model's directory.
         length: Maximum tokens of a text (default 128).
         batch: Examples per step (default 64); in-batch negatives profit from large batches.
         epochs: Passes over the data (default 1).

@@ -86,7 +86,7 @@ class TaskConfig:
 
 @spec(has_kind=False)
 class AdaptationConfig:
-    """Adaptation settings beside those of the method: trainable layers, learning rates per layer, and the head."""
+    """Adaptation settings besides those of the method: trainable layers, learning rates per layer, and the head."""
 
     trainable_layers: Full | FirstFrozen | LastOnly | Gradual = Full()  # of those that the method trains
     layer_decay: float | None = None  # learning rate of a layer relative to the layer above; None: 1

@@ -319,7 +319,7 @@ class FinetuneSweep:
         return BaselineResult(name=PROBE, description=about, predictions=predictions, seconds=seconds)
 
     def _run_cosine(self, train: Sequence[Example]) -> BaselineResult | None:
-        """Baseline for scored pairs: cosine similarity of the two texts by the base model."""
+        """Run the baseline of scored pairs: cosine similarity of the two texts by the base model."""
         base, start = self.tuning.base, time.perf_counter()
         if base.weights == "random":
             return None
@@ -338,13 +338,13 @@ class FinetuneSweep:
         )
 
     def _run_random_weights(self, resume: bool) -> BaselineResult:
-        """Baseline: the same model from random weights, fully trained on the same examples."""
+        """Train the same model from random weights on the same examples, as a baseline."""
         changes: dict[str, Any] = {
             "task.train_examples": self.plan.max_train_examples,
             "train.seed": self.plan.seeds[0],
         }
         changes |= {"tune.trainable_layers": {"kind": "full"}, "tune.layer_decay": None}
-        tuning = build_finetune_config(settings=self.tuning, method="full+random", changes=changes)
+        tuning = build_finetune_config(settings=self.tuning, method="full+from-scratch", changes=changes)
         trial_dir = self.run_dir / TRIALS_DIR / RANDOM
         facts = self._load_finished_trial(trial_dir, resume)
         if facts is None:

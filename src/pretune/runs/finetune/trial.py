@@ -1,7 +1,7 @@
 """Training on a task with one seed, learning rate and training set size; resumes bit-equal.
 
 Under `torchrun` every rank holds the model and trains on its share of each step's examples. Each predicts its share of
-dev, too, and gathers the others' predictions, so that all select alike. Rank 0 alone writes files.
+dev, too, and gathers the others' predictions, so that all ranks make the same selection. Rank 0 alone writes files.
 """
 
 import contextlib

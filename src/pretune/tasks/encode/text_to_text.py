@@ -112,7 +112,7 @@ def _encode_two_sides(rules: EncodingRules, pool: TokenPool, count: int, trainin
 
 
 def _encode_one_side(rules: EncodingRules, pool: TokenPool, count: int, training: bool) -> tuple[Sequences, Ints]:
-    """[start] source [delimiter] target [end]"""
+    """Encode for a decoder: [start] source [delimiter] target [end]."""
     template, room = rules.sequence_template, compute_room(rules.sequence_template, rules.max_length, pair=True)
     full_target_lengths = pool.lengths[count:]
     target_lengths = np.minimum(full_target_lengths, min(rules.new_tokens, room - 1))

@@ -189,7 +189,7 @@ def _add_special_tokens(raw: Raw, style: TokenizerStyle) -> dict[str, str | int]
 
 
 def _train_wordpiece(inputs: _TrainingInputs) -> Model:
-    """WordPiece: pairs merged by frequency as in BPE, with ## before all but the first piece of a word."""
+    """Train WordPiece: merge pairs by frequency as in BPE, with ## before all but the first piece of a word."""
     counts = counting.count_words(inputs.sample, inputs.raw)
     inner = counting.find_inner_characters(counts)
     prices = dict.fromkeys(inner, 2)
@@ -212,7 +212,7 @@ def _train_wordpiece(inputs: _TrainingInputs) -> Model:
 
 
 def _train_bpe(inputs: _TrainingInputs) -> Model:
-    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019)."""
+    """Train byte-level BPE (Sennrich et al., 2016; Radford et al., 2019)."""
     trainer = trainers.BpeTrainer(
         vocab_size=inputs.size,
         min_frequency=inputs.config.min_frequency,
@@ -228,7 +228,7 @@ def _train_bpe(inputs: _TrainingInputs) -> Model:
 
 
 def _train_unigram(inputs: _TrainingInputs) -> Model:
-    """Unigram language model (Kudo, 2018)."""
+    """Train a unigram language model (Kudo, 2018)."""
     counts = counting.count_words(inputs.sample, inputs.raw)
     reserved_tokens = [*inputs.leading_tokens, *BYTE_TOKENS]
     free = inputs.size - len(reserved_tokens)
@@ -247,7 +247,7 @@ def _list_required_letters(special_tokens: Sequence[str]) -> list[str]:
 
 
 def _train_characters(inputs: _TrainingInputs) -> Model:
-    """One token per character; other characters are spelled in bytes, so that decoding is lossless."""
+    """Assign a token to each frequent character; others are spelled in bytes, so that decoding is lossless."""
     characters = counting.rank_by_count(
         counting.count_characters(inputs.sample, inputs.raw), inputs.config.min_frequency
     )
@@ -261,7 +261,7 @@ def _train_characters(inputs: _TrainingInputs) -> Model:
 
 
 def _train_words(inputs: _TrainingInputs) -> Model:
-    """Most frequent words."""
+    """Assign a token to each of the most frequent words."""
     words = counting.rank_by_count(counting.count_words(inputs.sample, inputs.raw), inputs.config.min_frequency)
     tokens = [*inputs.leading_tokens, *(word for word in words if word not in inputs.leading_tokens)][: inputs.size]
     return models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=inputs.unk_token or "")

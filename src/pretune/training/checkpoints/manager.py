@@ -107,7 +107,7 @@ class CheckpointManager:
         )
 
     def remove_unfinished(self, lock: RunLock) -> None:
-        """Remove files of killed writers at the start of a run; needs the lock, so that nobody is writing."""
+        """Remove files of killed writers at the start of a run; requires the lock, so no other process is writing."""
         if not lock.is_held or self.directory.resolve().parent != lock.directory.resolve():
             raise ValueError(f"{self.directory}: removing unfinished files needs the lock of the run")
         self.wait()

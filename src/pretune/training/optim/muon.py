@@ -110,7 +110,7 @@ class OrthogonalizedMomentum(Optimizer):
 
 
 def orthogonalize(matrices: Tensor, iterations: int, dtype: torch.dtype) -> Tensor:
-    """Bring all singular values of [k, m, n] near 1 by matrix products."""
+    """Orthogonalize matrices [k, m, n] approximately, by matrix products: all singular values become close to 1."""
     alpha, b, c = QUINTIC_COEFFICIENTS
     x = matrices.to(dtype)
     is_wide = x.shape[-2] <= x.shape[-1]
