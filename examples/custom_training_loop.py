@@ -1,4 +1,4 @@
-"""A training loop of your own: first a custom masking objective on your texts, then a classifier with LoRA.
+"""Your own training loop: first a custom masking objective on your texts, then a classifier with LoRA.
 
     python examples/custom_training_loop.py runs/bert --train reviews.csv
 

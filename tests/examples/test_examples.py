@@ -123,9 +123,9 @@ def test_electra(run: Runner, texts: Path) -> None:
 def test_t5(run: Runner, tmp_path: Path) -> None:
     rows = [f"{a} in the {b}\t{b}: {a}" for a in ANIMALS for b in PLACES]
     (tmp_path / "pairs.tsv").write_text("\n".join(["source\ttarget", *rows]) + "\n", encoding="utf-8")
-    said = run("t5_on_your_task", "pairs.tsv", "--steps", 2, "--ask", "cat in the barn", "--out", "out")
+    said = run("t5_on_your_task", "pairs.tsv", "--steps", 2, "--inputs", "cat in the barn", "--out", "out")
     assert re.search(r"\b[012] of 2\b", said) and "  cat in the barn -> " in said
-    again = run("t5_on_your_task", "pairs.tsv", "--base", "out/model", "--steps", 1, "--ask", "--out", "more")
+    again = run("t5_on_your_task", "pairs.tsv", "--base", "out/model", "--steps", 1, "--inputs", "--out", "more")
     assert re.search(r"\b[012] of 2\b", again) and pt.load("more/model").spec == pt.load("out/model").spec
 
 
@@ -146,7 +146,7 @@ def test_custom_loop(run: Runner, table: Path, encoder: Path) -> None:
 
 def test_lora(run: Runner, table: Path, encoder: Path) -> None:
     pytest.importorskip("peft")
-    words = ("--train", table, "--labels", 16, "--steps", 4, "--text", "The cat sleeps happily", "--peft")
+    words = ("--train", table, "--train-examples", 16, "--steps", 4, "--text", "The cat sleeps happily", "--peft")
     said = run("lora_on_hugging_face", encoder, *words, "--out", "out")
     assert re.search(r"LoRA\b.*\b16\b.*: [\d.]+\b.*[\d.]+ MB", said) and "majority: 0.5" in said
     ours = json.loads(re.findall(r"^The cat sleeps happily (\{.*\})$", said, re.MULTILINE)[0].replace("'", '"'))
