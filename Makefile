@@ -1,8 +1,8 @@
-# Two environments in one folder, each with a stamp: `.venv/.user` is what a user needs, `.venv/.dev` adds tests and peers.
+# Two environments in one folder, each with a stamp: `.venv/.user` for users; `.venv/.dev` adds tests and peers.
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
-# The first interpreter that is there and new enough.
+# The first interpreter that exists and is recent enough.
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
@@ -13,12 +13,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.dev ## Make .venv with the package, the development tools and the peers
+setup: $(VENV)/.dev ## Create .venv with the package, the development tools and the peers
 
 START := runs/quickstart
 BUDGET ?= 6m
-quickstart: $(VENV)/.start ## Install for use, then see in minutes what a pre-trained encoder gains with few labels
-	@if [ -e $(START) ]; then mv $(START) $(START)-$$(date +%Y%m%d-%H%M%S) && echo "the last one is kept beside it: $(START)-…"; fi
+quickstart: $(VENV)/.start ## Install for use, then measure in minutes the gain of a pre-trained encoder with few labels
+	@if [ -e $(START) ]; then mv $(START) $(START)-$$(date +%Y%m%d-%H%M%S) && echo "moved the previous run to $(START)-…"; fi
 	$(BIN)/pretune quickstart --budget $(BUDGET) --out $(START)
 
 test: $(VENV)/.dev ## Run the tests (a few minutes)
@@ -40,7 +40,7 @@ format: $(VENV)/.dev ## Format the code and fix what ruff can fix
 docs: $(VENV)/.dev ## Rewrite the generated tables of README.md and docs/
 	$(BIN)/python -m tests.docs.generate
 
-# What a CPU can measure, each beside its peer; the rows of a GPU are commands of their own (docs/results.md).
+# CPU benchmarks, each compared with a peer; the commands of the GPU benchmarks are in docs/results.md.
 ROWS := objectives tokenizing reading packing prepare cpu_pretraining checkpoints startup ranks guard
 bench: $(VENV)/.dev ## Run the benchmarks of a CPU; each prints its ratio against a peer
 	@set -e; for row in $(ROWS); do echo "== bench/$$row.py"; $(BIN)/python bench/$$row.py; done
@@ -49,7 +49,7 @@ clean: ## Remove build outputs and caches, but neither .venv nor runs
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -prune -exec rm -rf {} +
 
-# NOTE: torch comes first and under the constraints: resolved freely it may be a build that drags CUDA in.
+# NOTE: torch is installed first and with the constraints; otherwise pip may choose a build that requires CUDA.
 $(VENV)/.user: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; set PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -80,7 +80,7 @@ def describe_verbs() -> str:
         (f"`pretune {verb}`", VERBS.describe(verb), f"[{VERB_PAGES[verb]}](docs/{VERB_PAGES[verb]}.md)")
         for verb in VERBS
     )
-    return format_table(("command", "what it does", "page"), rows)
+    return format_table(("command", "description", "page"), rows)
 
 
 def describe_shapes() -> str:
@@ -119,7 +119,7 @@ def trains(objective: str, spec: Model) -> bool:
 
 def describe_methods() -> str:
     descriptions = {name: METHODS.describe(name).removesuffix(".") for name in METHODS} | dict(METHOD_PRESETS)
-    return format_table(("`--method`", "what is trained"), ((f"`{name}`", text) for name, text in descriptions.items()))
+    return format_table(("`--method`", "description"), ((f"`{name}`", text) for name, text in descriptions.items()))
 
 
 def describe_objectives() -> str:
@@ -128,7 +128,7 @@ def describe_objectives() -> str:
         shapes = getattr(OBJECTIVES.get(name), "shapes", ())
         shape_names = ", ".join(shapes) if isinstance(shapes, tuple) and shapes else "those of its parts"
         rows.append((f"`{name}`", shape_names, OBJECTIVES.describe(name).removesuffix(".")))
-    return format_table(("objective", "shapes", "what is predicted"), rows)
+    return format_table(("objective", "shapes", "description"), rows)
 
 
 def describe_tasks() -> str:
