@@ -9,7 +9,7 @@ from pretune.adaptation.freeze import Decay, FirstFrozen, FreezeStrategy, Frozen
 from pretune.adaptation.gradual_unfreezing import Epochs, Gradual, Plateau, UnfreezingHook
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.heads.multi_task import Several
+from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.adaptation.heads.tagging import Tagging
 from pretune.adaptation.peft.lora import LoRA
 from pretune.adaptation.scalar_mix import Mixing
@@ -51,7 +51,7 @@ def test_what_each_strategy_trains() -> None:
     [
         Classification(classes=2, scalar_mix=Mixing(lstm=BiLSTM(hidden=4, depth=2))),
         Tagging(classes=2, scalar_mix=Mixing(lstm=BiLSTM(hidden=4))),
-        Several((Classification(classes=2), Tagging(classes=3))),
+        MultiTask((Classification(classes=2), Tagging(classes=3))),
     ],
 )
 def test_a_head_is_one_part_whatever_it_is_made_of(head: TaskHead) -> None:

@@ -10,7 +10,7 @@ import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.heads.multi_task import Several
+from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.adaptation.heads.regression import Regression
 from pretune.adaptation.heads.tagging import Tagging
 from pretune.core.errors import CheckpointError, UsageError
@@ -46,7 +46,7 @@ def test_one_row_for_each_sequence(head: Any, classes: int) -> None:
 
 @torch.no_grad()
 def test_of_several_tasks_the_one_of_the_batch() -> None:
-    head_model = model(Several((Classification(classes=3), Tagging(classes=2))))
+    head_model = model(MultiTask((Classification(classes=3), Tagging(classes=2))))
     assert head_model(pt.batch(IDS, row=6)).shape == (len(IDS), 3)
 
 

@@ -11,7 +11,7 @@ import pytest
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.heads.generation import Generation
-from pretune.adaptation.heads.multi_task import Several
+from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.core.errors import DataError, UsageError
 from pretune.evaluation.baselines.run import parse_baselines, run_baselines
 from pretune.evaluation.similarity import compute_cosines
@@ -152,7 +152,7 @@ def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> 
         baselines="none", changes=changes,
     )  # fmt: skip
     model = pt.load(run)
-    assert isinstance(model, ModelWithHead) and isinstance(model.spec, Several) and len(model.spec.heads) == 2
+    assert isinstance(model, ModelWithHead) and isinstance(model.spec, MultiTask) and len(model.spec.heads) == 2
     found = run.scores["result"]["scores"]["sst2"]
     assert method != "full" or found == 1.0  # which is there to be learnt; the other is not
     assert evaluate_run(run, task="sst2", data=tmp_path)["scores"]["accuracy"] == found
@@ -183,9 +183,9 @@ def test_who_writes_and_who_has_heads() -> None:
     both, tagged = find_trainable_task("cola,sst2"), find_trainable_task("cola,conll2003")
     encoder, writer = resolve("bert-tiny", {}), resolve("t5-small", {})
     assert isinstance(build_task_head(both, writer, None, AdaptationConfig()), Generation)
-    assert isinstance(build_task_head(both, encoder, None, AdaptationConfig()), Several)
-    assert isinstance(build_task_head(both, writer, None, AdaptationConfig(text_to_text=False)), Several)
-    assert isinstance(build_task_head(tagged, writer, None, AdaptationConfig()), Several)  # tags are not written
+    assert isinstance(build_task_head(both, encoder, None, AdaptationConfig()), MultiTask)
+    assert isinstance(build_task_head(both, writer, None, AdaptationConfig(text_to_text=False)), MultiTask)
+    assert isinstance(build_task_head(tagged, writer, None, AdaptationConfig()), MultiTask)  # tags are not written
     with pytest.raises(UsageError, match="'conll2003'"):
         build_task_head(tagged, writer, None, AdaptationConfig(text_to_text=True))
     with pytest.raises(UsageError, match=r"'generation'.*'encoder'"):

@@ -18,7 +18,7 @@ from pretune.adaptation.heads.base import TaskHead, use_stored_pooling
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.generation import Generation
-from pretune.adaptation.heads.multi_task import MultiTaskHeads, Several
+from pretune.adaptation.heads.multi_task import MultiTask, MultiTaskHeads
 from pretune.adaptation.heads.regression import Regression
 from pretune.adaptation.scalar_mix import extract_layers
 from pretune.core.errors import UsageError
@@ -93,7 +93,7 @@ class ModelWithHead(nn.Module):
         out: Tensor | None = self.model.logits(states, batch) if self.head is None else self.head(states, batch)
         if out is None:
             raise UsageError("this model has no vocabulary head")
-        spec = self.spec.heads[batch.task] if isinstance(self.spec, Several) else self.spec
+        spec = self.spec.heads[batch.task] if isinstance(self.spec, MultiTask) else self.spec
         return out.index_select(0, batch.find_sequence_cells()) if isinstance(spec, SEQUENCE_HEADS) else out
 
     def compile(self, *args: Any, **options: Any) -> None:
@@ -103,8 +103,8 @@ class ModelWithHead(nn.Module):
 
 def select_head(model: ModelWithHead, task: int) -> ModelWithHead:
     """Return a model with one head out of several, sharing the weights, for prediction or saving."""
-    if not isinstance(model.spec, Several) or not 0 <= task < len(model.spec.heads):
-        raise UsageError(f"this model has no head {task}; heads of several tasks are numbered from 0 (`Several`)")
+    if not isinstance(model.spec, MultiTask) or not 0 <= task < len(model.spec.heads):
+        raise UsageError(f"this model has no head {task}; heads of several tasks are numbered from 0 (`MultiTask`)")
     assert isinstance(model.head, MultiTaskHeads)
     return ModelWithHead(model.model, model.head.get_head(task), model.spec.heads[task]).train(model.training)
 
@@ -131,6 +131,6 @@ def adapt(model: LanguageModel, head: TaskHead, *, seed: int = 0) -> ModelWithHe
 
 def _uses_vocabulary_head(head: TaskHead) -> bool:
     """Return True if a task needs the vocabulary head."""
-    if isinstance(head, Several):
+    if isinstance(head, MultiTask):
         return any(map(_uses_vocabulary_head, head.heads))
     return isinstance(head, Generation) or (isinstance(head, Classification) and head.lm_loss_weight > 0)

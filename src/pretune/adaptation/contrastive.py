@@ -126,7 +126,9 @@ class ContrastiveModel(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the vectors `[K, E, W]` of a batch, their text ids `[K, E]` and the labels of the examples `[E]`."""
         if batch.targets is None or batch.labels is None:
-            raise UsageError("a contrastive batch needs targets (text starts) and labels (text ids); see `lay_texts`")
+            raise UsageError(
+                "a contrastive batch needs targets (text starts) and labels (text ids); see `build_text_batch`"
+            )
         cells = batch.sequence.index_select(0, batch.targets.index)
         vectors = self.encoder(batch).float().index_select(0, cells)
         shape = self.columns, len(cells) // self.columns

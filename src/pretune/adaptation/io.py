@@ -15,7 +15,7 @@ from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.heads.multi_task import Several, SingleHead
+from pretune.adaptation.heads.multi_task import MultiTask, SingleHead
 from pretune.adaptation.heads.regression import Regression
 from pretune.adaptation.heads.span import Span
 from pretune.adaptation.heads.tagging import Tagging
@@ -37,7 +37,7 @@ from pretune.models.model import LanguageModel
 from pretune.models.tensor_files import TensorInfo
 from pretune.models.trained_model import AnyModel
 
-AnyHead = SingleHead | Several
+AnyHead = SingleHead | MultiTask
 PROBLEM_TYPES = {"single_label_classification": "classification", "regression": "regression"}
 
 
@@ -202,7 +202,7 @@ def _read_head_spec(
 ) -> AnyHead:
     """Return the head spec stored in a directory, checked against the number of outputs of its weights."""
     head = _parse_head(hf_config[HEAD_KEY]) if task is None else None
-    if isinstance(head, Several):  # each head is checked when its weights are read
+    if isinstance(head, MultiTask):  # each head is checked when its weights are read
         return head
     rows = _count_outputs(folder, task, tensors)
     spec = _parse_head_config(hf_config, task, rows) if task is not None else head

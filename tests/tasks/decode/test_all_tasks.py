@@ -47,12 +47,12 @@ def test_a_task_on_a_model(name: str, shape: str, shared_data: Path) -> None:
             model_for(shape, task)
         return
     model = model_for(shape, task)
-    encoder = TaskEncoder.from_task(task, model, new_tokens=100)
+    encoder = TaskEncoder.from_task(task, model, max_new_tokens=100)
     stream = TaskStream(encoder.encode(examples), batch=8, fixed_shape=True)
     with torch.no_grad():
         assert torch.isfinite(model.spec.loss(model, stream[0]).mean())
     subset = examples[:4]
-    predictions = predict(model, TaskEncoder.from_task(task, model, new_tokens=4), subset)
+    predictions = predict(model, TaskEncoder.from_task(task, model, max_new_tokens=4), subset)
     assert len(predictions) == 4 and 0 <= abs(get_headline(score(task, subset, predictions))) <= 1
 
 
@@ -62,7 +62,7 @@ def test_gold_is_perfect(name: str, shape: str, shared_data: Path) -> None:
     examples = sample_examples(task, shared_data, 32)
     if shape == "bert" and task.kind == "generation":
         pytest.skip("it cannot write")
-    encoder = TaskEncoder.from_task(task, model_for(shape, task), max_length=128, stride=64, new_tokens=100)
+    encoder = TaskEncoder.from_task(task, model_for(shape, task), max_length=128, stride=64, max_new_tokens=100)
     if task.kind == "tagging":  # what is cut off cannot be right
         examples = [example for example in examples if not encoder.encode([example]).counts.cut]
     if task.kind == "generation":
@@ -82,7 +82,7 @@ def test_gold_written_is_perfect(name: str, shape: str, shared_data: Path) -> No
         pytest.skip("it has no template")
     model = model_for(shape, task)
     assert build_head(task, model.model).__class__.__name__ == "Generation"
-    encoder = TaskEncoder.from_task(task, model, new_tokens=600)
+    encoder = TaskEncoder.from_task(task, model, max_new_tokens=600)
     examples = sample_examples(task, shared_data, 32)
     assert get_headline(score(task, examples, perfect(encoder, examples))) == pytest.approx(1.0, abs=0.02)
 

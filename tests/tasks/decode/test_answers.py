@@ -44,7 +44,7 @@ def test_one_prediction_for_each_example_however_they_are_packed(shape: str, kin
     task, examples = task_of(kind), examples_of(kind)
     model = model_for(shape, task)
     model.train()
-    encoder = TaskEncoder.from_task(task, model, max_length=48, new_tokens=4)
+    encoder = TaskEncoder.from_task(task, model, max_length=48, max_new_tokens=4)
     progress: list[tuple[int, int]] = []
     predictions = predict(model, encoder, examples, on_progress=lambda count, total: progress.append((count, total)))
     assert len(predictions) == len(examples) and model.training and progress[-1][0] == progress[-1][1]

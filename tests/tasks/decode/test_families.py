@@ -51,7 +51,7 @@ def test_a_family_on_every_kind(family: str) -> None:
                 build_head(task, body)
             continue
         model = adapt(body, build_head(task, body))
-        encoder = TaskEncoder.from_task(task, model, max_length=64, new_tokens=4)
+        encoder = TaskEncoder.from_task(task, model, max_length=64, max_new_tokens=4)
         stream = TaskStream(encoder.encode(examples), batch=8, fixed_shape=True)
         loss = model.spec.loss(model, stream[0])
         loss.mean().backward()

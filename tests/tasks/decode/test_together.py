@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pretune.adaptation.adapted import adapt, select_head
-from pretune.adaptation.heads.multi_task import Several
+from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.adaptation.peft.prompt import PromptTuning
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
@@ -29,7 +29,7 @@ def test_a_prompt_stands_before_what_is_read(shape: str, kind: Kind) -> None:
     task, examples = task_of(kind), examples_of(kind)
     model = deepcopy(model_for(shape, task))
     PromptTuning(count=3).apply(model.model)
-    encoder = TaskEncoder.from_task(task, model, max_length=48, slots=3, new_tokens=4)
+    encoder = TaskEncoder.from_task(task, model, max_length=48, slots=3, max_new_tokens=4)
     loss = model.spec.loss(model, TaskStream(encoder.encode(examples), batch=8)[0]).mean()
     loss.backward()
     table = model.model.get_parameter("prompt.table")
@@ -90,7 +90,7 @@ def test_several_heads_on_one_body_all_learn() -> None:
     kinds: tuple[Kind, ...] = ("tagging", "span", "classification")
     tasks = [task_of(kind) for kind in kinds]
     base = deepcopy(body("bert"))
-    model = adapt(base, Several(tuple(build_head(task, base) for task in tasks)), seed=3)
+    model = adapt(base, MultiTask(tuple(build_head(task, base) for task in tasks)), seed=3)
     views = [select_head(model, number) for number in range(len(tasks))]
     encoders = [TaskEncoder.from_task(task, view, max_length=32) for task, view in zip(tasks, views, strict=True)]
     streams = [
@@ -123,10 +123,10 @@ def test_several_heads_on_one_body_all_learn() -> None:
 
 def test_a_model_may_write_one_task_and_have_a_head_for_another() -> None:
     tasks = [task_of("generation"), task_of("pair")]
-    model = adapt(body("t5"), Several(tuple(build_head(task, body("t5")) for task in tasks)))
+    model = adapt(body("t5"), MultiTask(tuple(build_head(task, body("t5")) for task in tasks)))
     for number, task in enumerate(tasks):
         view = select_head(model, number)
-        encoder = TaskEncoder.from_task(task, view, new_tokens=3)
+        encoder = TaskEncoder.from_task(task, view, max_new_tokens=3)
         batch = MultiTaskStream([TaskStream(encoder.encode(examples_of(task.kind)), batch=8)] * 2)[0]
         with torch.no_grad():
             assert torch.isfinite(model.spec.loss(model, replace(batch, task=number)).mean())

@@ -219,7 +219,7 @@ def test_nasty_texts_give_a_finite_loss(shape: str, kind: Kind) -> None:
             model_for(shape, task)
         return
     model = model_for(shape, task)
-    encoder = TaskEncoder.from_task(task, model, max_length=32, new_tokens=16)
+    encoder = TaskEncoder.from_task(task, model, max_length=32, max_new_tokens=16)
     nasty = ["", " ", "[CLS] [SEP]</s><|endoftext|>", "😀👩‍👩‍👧", "a" * 600, "\u200b\ufeff", "word " * 99, "\ud800"]
     examples = [
         Example(
@@ -310,7 +310,7 @@ def test_lengths_that_cannot_be() -> None:
 def test_what_is_cut_off_an_answer_is_counted(shape: str) -> None:
     task = replace(task_of("generation"), template=None)
     example = Example(text="Good!", target="the old man looked for the boat")
-    full_counts = encoder_for(shape, task, new_tokens=60).encode([example]).counts
-    short = encoder_for(shape, task, new_tokens=3).encode([example]).counts
+    full_counts = encoder_for(shape, task, max_new_tokens=60).encode([example]).counts
+    short = encoder_for(shape, task, max_new_tokens=3).encode([example]).counts
     tokens = len(tokenizer(shape).encode(example.target or "", add_special_tokens=False))
     assert (full_counts.cut, full_counts.lost) == (0, 0) and (short.cut, short.lost) == (1, tokens - 3)

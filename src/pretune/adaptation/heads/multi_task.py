@@ -25,7 +25,7 @@ SingleHead = Classification | Regression | Tagging | Span | Choice | Generation
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class MultiTask:
     """Heads in the order of the tasks; each has its own initial weights."""
 
     heads: tuple[SingleHead, ...]
@@ -34,8 +34,8 @@ class Several:
         if not self.heads:
             raise UsageError("heads must not be empty; pass one head per task")
 
-    def resolve(self, spec: Model) -> "Several":
-        return Several(tuple(head.resolve(spec) for head in self.heads))
+    def resolve(self, spec: Model) -> "MultiTask":
+        return MultiTask(tuple(head.resolve(spec) for head in self.heads))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
         return MultiTaskHeads([head.build(model, seed=seed + number) for number, head in enumerate(self.heads)])

@@ -45,7 +45,7 @@ class Ppmi:
         """Compute vectors from a corpus of word ids; a GPU is faster if it has memory for three such matrices."""
         if len(words) > MAX_WORDS:
             raise UsageError(
-                f"vocabulary must be <= {MAX_WORDS:,} words, got {len(words):,}; set `most`, or use Word2Vec"
+                f"vocabulary must be <= {MAX_WORDS:,} words, got {len(words):,}; set `max_words`, or use Word2Vec"
             )
         matrix = compute_ppmi(count_cooccurrences(words, self.window, device), self.power)
         width = min(self.width, len(words))

@@ -55,7 +55,7 @@ class WordCorpus:
             (i for i in range(len(names)) if counts[i] >= min_count), key=lambda i: (-counts[i], names[i])
         )[:max_words]
         if not kept_ids:
-            raise DataError(f"no word occurs {min_count} times in {len(flat)} words; add text, or lower `least`")
+            raise DataError(f"no word occurs {min_count} times in {len(flat)} words; add text, or lower `min_count`")
         new_ids = np.full(len(names), -1, dtype=np.int64)
         new_ids[kept_ids] = np.arange(len(kept_ids))
         ids, owner = new_ids[flat], np.repeat(np.arange(len(parts)), lengths)

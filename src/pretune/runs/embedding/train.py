@@ -186,7 +186,7 @@ def train_embeddings(
         with init_distributed(resolve_device(device)) as ranks:
             if train_config.batch < ranks.world:
                 raise UsageError(
-                    f"batch {train_config.batch}is smaller than the number of ranks, {ranks.world}; increase it"
+                    f"batch {train_config.batch} is smaller than the number of ranks, {ranks.world}; increase it"
                 )
             return EmbeddingRun(Path(model), train_config, dataset, dev_dataset, run_dir, ranks, stop).run(
                 resume=resume

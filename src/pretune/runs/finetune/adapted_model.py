@@ -13,7 +13,7 @@ from pretune.adaptation.freeze import Decay, Full, freeze
 from pretune.adaptation.gradual_unfreezing import Gradual, UnfreezingHook
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.generation import Generation
-from pretune.adaptation.heads.multi_task import Several
+from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.adaptation.scalar_mix import ScalarMixHead
 from pretune.adaptation.surgery import add_task_tokens, replace_vocabulary, resize_positions
 from pretune.core import config
@@ -181,7 +181,7 @@ def _build_heads(
     if tune.text_to_text or (tune.text_to_text is None and able and tune.scalar_mix is None and tune.pooling is None):
         return Generation().resolve(spec)
     heads: list[Any] = [build_task_head(task, model, tokenizer, replace(tune, text_to_text=False)) for task in tasks]
-    return Several(tuple(heads)).resolve(spec)
+    return MultiTask(tuple(heads)).resolve(spec)
 
 
 def build_encoder(tuning: FinetuneConfig, task: Task, model: ModelWithHead, train: list[Example]) -> TaskEncoder:
@@ -197,7 +197,7 @@ def build_encoder(tuning: FinetuneConfig, task: Task, model: ModelWithHead, trai
         stride=tuning.data.stride,
         slots=methods.count_slots(tuning.method),
         scale=scale,
-        new_tokens=tuning.data.max_new_tokens,
+        max_new_tokens=tuning.data.max_new_tokens,
         examples=train,
     )
     encoder = make_encoder(max_length=tuning.data.max_length)

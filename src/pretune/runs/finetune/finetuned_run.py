@@ -100,9 +100,9 @@ class FinetunedRun(Result, os.PathLike[str]):
     def select_task(self, task: str) -> "FinetunedRun":
         """Return the run for one task of a multi-task run."""
         if not self.saved_task.members and "," in self.saved_task.name:
-            length, new_tokens = self.saved_task.max_length, self.saved_task.max_new_tokens
+            length, max_new_tokens = self.saved_task.max_length, self.saved_task.max_new_tokens
             members = tuple(
-                TaskMember(name=name, max_length=length, max_new_tokens=new_tokens)
+                TaskMember(name=name, max_length=length, max_new_tokens=max_new_tokens)
                 for name in self.saved_task.name.split(",")
             )
             saved_task = replace(self.saved_task, members=members).select(task)[1]
@@ -163,7 +163,7 @@ class Predictor:
             stride=saved_task.stride,
             slots=saved_task.virtual_tokens,
             scale=saved_task.scale,
-            new_tokens=saved_task.max_new_tokens,
+            max_new_tokens=saved_task.max_new_tokens,
         )
         half = torch.bfloat16 if device.startswith("cuda") and torch.cuda.is_bf16_supported() else None
         return cls(task, model, encoder, saved_task.threshold, half)

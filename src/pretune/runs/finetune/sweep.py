@@ -378,7 +378,7 @@ def build_saved_task(trial: FinetuneTrial, threshold: float | None) -> SavedTask
             name=member.task.name,
             scale=member.rules.scale,
             max_length=member.rules.max_length,
-            max_new_tokens=member.rules.new_tokens or None,
+            max_new_tokens=member.rules.max_new_tokens or None,
         )
         for member in (trial.encoders.encoders if trial.encoders.has_separate_heads else ())
     ]
@@ -394,7 +394,7 @@ def build_saved_task(trial: FinetuneTrial, threshold: float | None) -> SavedTask
         pair=task_config.pair or columns[1],
         max_length=rules.max_length,
         stride=rules.stride,
-        max_new_tokens=rules.new_tokens or None,
+        max_new_tokens=rules.max_new_tokens or None,
         virtual_tokens=encoder.slots,
         threshold=threshold,
         members=tuple(members),

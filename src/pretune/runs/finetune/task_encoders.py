@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pretune.adaptation.adapted import ModelWithHead, select_head
-from pretune.adaptation.heads.multi_task import Several
+from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.core.errors import DataError
 from pretune.data.mixing import SmoothedMixing
 from pretune.inference.text_model import count_unknown, describe_unknown
@@ -36,7 +36,7 @@ class TaskEncoders:
         cls, tuning: FinetuneConfig, task_data: TaskData, model: ModelWithHead, train: list[Example]
     ) -> "TaskEncoders":
         """Build the encoders for a model with its head."""
-        if not isinstance(model.spec, Several):
+        if not isinstance(model.spec, MultiTask):
             encoder = build_encoder(tuning, task_data.task, model, train)
             rules = [replace(encoder.rules, task=member.task, scale=member.task.scale) for member in task_data.members]
             return cls(task_data, tuple(replace(encoder, rules=member_rules) for member_rules in rules) or (encoder,))

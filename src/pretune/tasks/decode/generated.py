@@ -41,7 +41,7 @@ def generate_texts(
         start=get_start_token(rules) if rules.spec.is_encoder_decoder else None, eos=get_end_tokens(rules)
     )
     search = GreedySearch() if beams == 1 else BeamSearch(beams=beams)
-    decoding = GenerationConfig(max_new_tokens=rules.new_tokens + count_answer_specials(rules), search=search)
+    decoding = GenerationConfig(max_new_tokens=rules.max_new_tokens + count_answer_specials(rules), search=search)
     device = next(model.parameters()).device
     predictions: list[Prediction] = []
     for first in range(0, len(prompts), GROUP_SIZE):

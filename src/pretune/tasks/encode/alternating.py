@@ -1,6 +1,6 @@
 """Multi-task batches: every step belongs to one task, and small tasks may be oversampled.
 
-    model = adapt(base, Several(tuple(build_head(task, base) for task in tasks)))
+    model = adapt(base, MultiTask(tuple(build_head(task, base) for task in tasks)))
     stream = MultiTaskStream([TaskStream(…), TaskStream(…)], temperature=2.0, seed=0)
 
 A round has as many steps as one epoch of all tasks. The share of a task is its number of steps to the power of one over

@@ -29,7 +29,7 @@ class EncodingRules:
     sequence_template: SequenceTemplate
     max_length: int  # of a sequence, including special tokens
     stride: int  # overlap of two windows of a passage, in tokens
-    new_tokens: int  # maximum length of a generated answer, without special tokens
+    max_new_tokens: int  # maximum length of a generated answer, without special tokens
     scale: tuple[float, float] | None = None  # of a regression
     has_lm_loss: bool = False  # the next token is a target too
 

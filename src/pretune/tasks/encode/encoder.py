@@ -62,7 +62,7 @@ class TaskEncoder:
         stride: int = 128,
         slots: int = 0,
         scale: tuple[float, float] | None = None,
-        new_tokens: int | None = None,
+        max_new_tokens: int | None = None,
         examples: Sequence[Example] = (),
     ) -> Self:
         """Return the encoder of a task for a model; lengths default to the kind's usual ones, within the model's limit.
@@ -88,7 +88,7 @@ class TaskEncoder:
             sequence_template=build_task_template(tokenizer, spec),
             max_length=_resolve_length(task, spec.max_length, max_length, reserved_positions, is_generative),
             stride=stride,
-            new_tokens=_resolve_new_tokens(task, spec.max_length, new_tokens) if is_generative else 0,
+            max_new_tokens=_resolve_max_new_tokens(task, spec.max_length, max_new_tokens) if is_generative else 0,
             scale=scale,
             has_lm_loss=isinstance(model.spec, Classification) and model.spec.lm_loss_weight > 0,
         )
@@ -172,11 +172,13 @@ def _resolve_length(
     return max_length
 
 
-def _resolve_new_tokens(task: Task, max_positions: int | None, new_tokens: int | None) -> int:
+def _resolve_max_new_tokens(task: Task, max_positions: int | None, max_new_tokens: int | None) -> int:
     has_short_answers = (
         task.kind != "generation" and task.template is not None and (task.template.targets or task.scale)
     )
-    limit: Any = new_tokens if new_tokens is not None else MAX_LABEL_TOKENS if has_short_answers else MAX_TEXT_TOKENS
+    limit: Any = (
+        max_new_tokens if max_new_tokens is not None else MAX_LABEL_TOKENS if has_short_answers else MAX_TEXT_TOKENS
+    )
     if limit < 1:
-        raise UsageError(f"new_tokens must be >= 1, got {limit}")
+        raise UsageError(f"max_new_tokens must be >= 1, got {limit}")
     return int(limit) if max_positions is None else min(int(limit), max(max_positions - 4, 1))

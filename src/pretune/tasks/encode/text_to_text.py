@@ -101,7 +101,7 @@ def _encode_two_sides(rules: EncodingRules, pool: TokenPool, count: int, trainin
     if not training:
         starts = Sequences(tokens=np.full(count, start), offsets=np.arange(count + 1))
         return replace(starts, source=_strip_fields(source.sequences)), lost
-    target_lengths = np.minimum(pool.lengths[count:], rules.new_tokens)
+    target_lengths = np.minimum(pool.lengths[count:], rules.max_new_tokens)
     answers = pool.lay_out(_build_answer_template(rules), pool.offsets[count:-1], target_lengths).sequences
     decoder_inputs = np.roll(answers.tokens, 1)
     decoder_inputs[answers.offsets[:-1]] = start
@@ -115,8 +115,8 @@ def _encode_one_side(rules: EncodingRules, pool: TokenPool, count: int, training
     """Encode for a decoder: [start] source [delimiter] target [end]."""
     template, room = rules.sequence_template, compute_room(rules.sequence_template, rules.max_length, pair=True)
     full_target_lengths = pool.lengths[count:]
-    target_lengths = np.minimum(full_target_lengths, min(rules.new_tokens, room - 1))
-    max_source_length = room - (target_lengths if training else min(rules.new_tokens, room - 1))
+    target_lengths = np.minimum(full_target_lengths, min(rules.max_new_tokens, room - 1))
+    max_source_length = room - (target_lengths if training else min(rules.max_new_tokens, room - 1))
     source_lengths = np.minimum(pool.lengths[:count], max_source_length)
     lost = pool.lengths[:count] - source_lengths + full_target_lengths - target_lengths
     place = [token for token, _ in template.pair].index(TEXT_B)
