@@ -28,9 +28,9 @@ RULE = "-" * 8
 class EarlyStoppingMode(StrEnum):
     """Stopping criterion of beam search: the values of `early_stopping` in transformers."""
 
-    TRUE = "true"
-    FALSE = "false"
-    NEVER = "never"
+    FIRST_COMPLETE = "true"
+    HEURISTIC = "false"
+    EXHAUSTIVE = "never"
 
 
 def generate(

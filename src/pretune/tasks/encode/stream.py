@@ -4,7 +4,7 @@
     stream[1000]                                     # the batch of step 1000: random access, no state
     stream.batch(1000, part=1, parts=4)              # a quarter of its items: of a rank, of a micro-batch
 
-A step has a fixed number of items, so a batch size means what it means in papers; they are packed into rows. A stream
+A step has a fixed number of items, as the batch size of papers; they are packed into rows. A stream
 is endless, as `training.dataloader` expects.
 """
 
