@@ -19,7 +19,7 @@ from pretune.inference.sentence_modules import build_encoder, write_modules
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.hf import checkpoint
 from pretune.models.model import LanguageModel
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import PoolingConfig
 from tests.runs import tasked
 
 POOLINGS = ("mean", "cls", "max", "last", "mean_sqrt", "weighted", "cls+max+mean")

@@ -20,7 +20,7 @@ from pretune.adaptation.heads.tagging import Tagging
 from pretune.adaptation.scalar_mix import LayerMix, Mixing, MixReader, ScalarMixHead, extract_layers
 from pretune.core.errors import UsageError
 from pretune.models.bidirectional_lm import reverse_sequences
-from pretune.nn.norm import LayerNorm
+from pretune.nn.layers import LayerNorm
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
 from tests.contracts.tiny import CASES, lay, model_of, text
 

@@ -63,11 +63,11 @@ def test_every_folder_has_its_place() -> None:
     ("folder", "source", "count"),
     [
         ("nn", "from pretune.core.errors import UsageError\nimport torch", 0),
-        ("nn", "from pretune.nn.norm import LayerNorm", 0),
+        ("nn", "from pretune.nn.layers import LayerNorm", 0),
         ("cli", "from pretune import __version__", 0),
         ("nn", "from pretune.models.spec import Model", 1),
         ("models", "def f():\n    from pretune.objectives import masked", 1),
-        ("core", "import pretune.nn.norm as norm", 1),
+        ("core", "import pretune.nn.layers as norm", 1),
         ("text", "from pretune import metrics", 1),
         ("nn", "from pretune import load", 1),
         ("cli", "import pretune", 1),

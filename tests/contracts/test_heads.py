@@ -24,7 +24,7 @@ from pretune.data.layout import lay_out
 from pretune.data.sequences import Sequences
 from pretune.models.families import FAMILIES
 from pretune.models.model import build
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import PoolingConfig
 from pretune.training.loss_module import ModelWithLoss
 from tests.contracts.tiny import rough, text, tiny
 

@@ -23,10 +23,8 @@ from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
-from pretune.nn.embeddings import Embed, Factor
-from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head, Transform
-from pretune.nn.norm import LayerNorm, RMSNorm
+from pretune.nn.layers import Embed, Factor, FeedForward, LayerNorm, RMSNorm
 from pretune.nn.positions import Alibi, LinearScaling, RelativeBias, Rotary, Sinusoidal
 from pretune.nn.stack import Stack
 

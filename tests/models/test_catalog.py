@@ -11,7 +11,7 @@ from pretune.core.errors import UsageError
 from pretune.models.catalog import list_names, list_settings, parse_name, resolve
 from pretune.models.families import FAMILIES
 from pretune.models.init import Normal
-from pretune.nn.norm import RMSNorm
+from pretune.nn.layers import RMSNorm
 
 
 def refused(name: str, settings: dict[str, Any] | None = None) -> str:

@@ -11,7 +11,7 @@ from pretune.models.catalog import resolve
 from pretune.models.model import build_empty
 from pretune.models.spec import Model
 from pretune.nn.heads import PairHead
-from pretune.nn.norm import LayerNorm
+from pretune.nn.layers import LayerNorm
 from pretune.nn.positions import LearnedEmbedding
 from tests.contracts.tiny import CASES
 
@@ -110,10 +110,10 @@ def _names() -> dict[str, Any]:
     import pretune.models.spec as spec
     import pretune.nn.attention as attention
     import pretune.nn.block as block
-    import pretune.nn.embeddings as embeddings
-    import pretune.nn.feedforward as feedforward
     import pretune.nn.heads as heads
-    import pretune.nn.norm as norm
+    import pretune.nn.layers as embeddings
+    import pretune.nn.layers as feedforward
+    import pretune.nn.layers as norm
     import pretune.nn.positions as positions
     import pretune.nn.stack as stack
 

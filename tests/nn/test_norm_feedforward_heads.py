@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from pretune.core.errors import UsageError
 from pretune.nn.attention import Attention
-from pretune.nn.embeddings import Embed, Factor
-from pretune.nn.feedforward import ACTIVATIONS, FeedForward
 from pretune.nn.heads import Head, PairHead, Pooler, Transform
-from pretune.nn.norm import LayerNorm, Norm, RMSNorm
+from pretune.nn.layers import ACTIVATIONS, Embed, Factor, FeedForward, LayerNorm, Norm, RMSNorm
 
 X = torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
 

@@ -16,8 +16,8 @@ from pretune.nn.positions import (
     RelativeBias,
     Rotary,
     Sinusoidal,
+    rotate,
 )
-from pretune.nn.positions.rotary import rotate
 
 SIZES = {"width": 12, "heads": 4, "head_width": 6}
 

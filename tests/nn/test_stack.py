@@ -13,11 +13,8 @@ from pretune.core.errors import UsageError
 from pretune.nn import attention as attention_module
 from pretune.nn.attention import Attention, MultiHeadAttention
 from pretune.nn.block import Block, Norms
-from pretune.nn.embeddings import Embed
-from pretune.nn.feedforward import FeedForward
-from pretune.nn.norm import LayerNorm, RMSNorm
-from pretune.nn.positions import LearnedEmbedding, Position, RelativeBias, Rotary
-from pretune.nn.positions.rotary import rotate
+from pretune.nn.layers import Embed, FeedForward, LayerNorm, RMSNorm
+from pretune.nn.positions import LearnedEmbedding, Position, RelativeBias, Rotary, rotate
 from pretune.nn.stack import OutputFlags, Stack, TransformerStack
 from tests.contracts.tiny import tiny
 

@@ -41,9 +41,9 @@ def test_a_hopper_has_code_for_it(name: str, single: bool) -> None:
     from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found, import-untyped, unused-ignore]
     from triton.compiler import ASTSource  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-    from pretune.nn import tile_kernels
+    from pretune.nn import kernels
 
-    kernel = getattr(tile_kernels, name)
+    kernel = getattr(kernels, name)
     fixed = {**FIXED, **({"blocks": 1} if single else {})}
     signature = {one: "constexpr" if one in fixed else kind(one) for one in kernel.arg_names}
     given = {one: value for one, value in fixed.items() if one in signature}

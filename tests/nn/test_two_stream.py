@@ -10,9 +10,7 @@ import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.core.types import Targets
 from pretune.nn.block import Norms
-from pretune.nn.embeddings import Embed
-from pretune.nn.feedforward import FeedForward
-from pretune.nn.norm import LayerNorm
+from pretune.nn.layers import Embed, FeedForward, LayerNorm
 from pretune.nn.relative_attention import RelativeAttention, encode_distances, shift_scores
 from pretune.nn.stack import OutputFlags
 from pretune.nn.two_stream import TwoStream, TwoStreamBlock, TwoStreamStack

@@ -19,7 +19,7 @@ from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
 from pretune.models.catalog import resolve
 from pretune.models.generator_discriminator import GeneratorDiscriminator, add_generator, build_pair
-from pretune.nn.token_sampling import sample_tokens
+from pretune.nn.loss import sample_tokens
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.masked import MaskedLM
 from pretune.objectives.replaced_token import _STEP, ReplacedToken, _mix_bits, fill_in, hash_to_uniform
@@ -138,11 +138,11 @@ def test_draws_follow_the_softmax() -> None:
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pretune.nn import token_sampling
+    from pretune.nn import loss
 
     rows, table, chance = torch.randn(300, 8), torch.randn(50, 8), torch.rand(300)
     whole = sample_tokens(rows, table, None, chance)
-    monkeypatch.setitem(token_sampling.BLOCK_BYTES, "cpu", 1)  # 64 rows at a time
+    monkeypatch.setitem(loss.BLOCK_BYTES, "cpu", 1)  # 64 rows at a time
     assert torch.equal(sample_tokens(rows, table, None, chance), whole)
 
 

@@ -277,7 +277,7 @@ def test_bad_labels_are_refused(key: str, value: Any, says: str, tmp_path: Path)
 def test_a_head_of_no_class_leaves_the_body_readable(tmp_path: Path) -> None:
     """Mean pooling is in no class: the body is a BertModel to others, and the head is there for us."""
     from pretune.adaptation.heads.classification import Classification
-    from pretune.nn.pooling import PoolingConfig
+    from pretune.nn.heads import PoolingConfig
 
     reference = built(case("x", tf.BertModel, tf.BertConfig, BERT))
     reference.save_pretrained(tmp_path / "a")

@@ -17,8 +17,8 @@ from pretune.core.types import Batch
 from pretune.models.bidirectional_lm import reverse_sequences
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import PARTS
-from pretune.nn.norm import Norm
-from pretune.nn.pooling import pool_states
+from pretune.nn.heads import pool_states
+from pretune.nn.layers import Norm
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
 
 

@@ -13,7 +13,7 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError, suggest
 from pretune.core.types import Batch
 from pretune.models.model import LanguageModel
-from pretune.nn.pooling import pool_states
+from pretune.nn.heads import pool_states
 from pretune.nn.stack import OutputFlags
 
 Pooling = Literal["mean", "cls", "max", "last", "mean_sqrt", "weighted", "static"]

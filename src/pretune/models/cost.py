@@ -15,8 +15,8 @@ from pretune.core.errors import UsageError
 from pretune.models.devices import DEVICES, Device
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
-from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
+from pretune.nn.layers import FeedForward
 from pretune.nn.loss import BLOCK_BYTES
 from pretune.nn.relative_attention import RelativeAttention
 from pretune.nn.two_stream import AnyBlock, AnyStack, TwoStream

@@ -7,7 +7,7 @@ from typing import Any
 from pretune.models.generator_discriminator import Pair
 from pretune.models.hf.config import Layout
 from pretune.models.spec import Model
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import PoolingConfig
 
 
 @dataclass(frozen=True)

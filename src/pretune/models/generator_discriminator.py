@@ -25,8 +25,8 @@ from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import Model, ModelShape, Params
 from pretune.models.tying import tie
 from pretune.nn.attention_mask import Backend
-from pretune.nn.embeddings import Factor
 from pretune.nn.heads import Detector, Head, Transform
+from pretune.nn.layers import Factor
 from pretune.nn.stack import Stack, TransformerStack
 
 HEAD_WIDTH = 64

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from pretune.core.config import spec
 from pretune.nn.attention import MultiHeadAttention
-from pretune.nn.feedforward import FeedForwardLayer
 from pretune.nn.heads import SpanBoundary, VocabularyHead
-from pretune.nn.positions.relative import RelativePositions
+from pretune.nn.layers import FeedForwardLayer
+from pretune.nn.positions import RelativePositions
 from pretune.nn.relative_attention import RelativeAttentionLayer
 from pretune.nn.two_stream import TwoStreamStack
 

@@ -18,11 +18,9 @@ from pretune.models.init import initialise
 from pretune.models.memory import check_memory
 from pretune.models.spec import Model, ModelShape
 from pretune.nn.attention_mask import Backend
-from pretune.nn.cache import KVCache
-from pretune.nn.loss import linear_cross_entropy
-from pretune.nn.segment_memory import SegmentMemory
+from pretune.nn.cache import KVCache, SegmentMemory
+from pretune.nn.loss import linear_cross_entropy, sample_tokens
 from pretune.nn.stack import OutputFlags, StackOutput, TransformerStack
-from pretune.nn.token_sampling import sample_tokens
 from pretune.nn.two_stream import TwoStreamStack
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.backends import attend
-from pretune.nn.cache import DecodingStep, LayerCache
-from pretune.nn.norm import Norm
-from pretune.nn.positions.rotary import rotate
-from pretune.nn.prefix import KVPrefix, prepend_prefix
+from pretune.nn.cache import DecodingStep, KVPrefix, LayerCache, prepend_prefix
+from pretune.nn.layers import Norm
+from pretune.nn.positions import rotate
 
 FUSE_MIN_TOKENS = 256
 """Number of tokens from which one product with the concatenated weights of q, k and v beats three."""

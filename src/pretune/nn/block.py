@@ -11,8 +11,7 @@ from pretune.nn.activations import Dropout
 from pretune.nn.attention import Attention, MultiHeadAttention
 from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.cache import DecodingStep, LayerCache
-from pretune.nn.feedforward import FeedForward, FeedForwardLayer
-from pretune.nn.norm import Norm
+from pretune.nn.layers import FeedForward, FeedForwardLayer, Norm
 
 
 @spec

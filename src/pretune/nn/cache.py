@@ -1,9 +1,10 @@
-"""Static key-value cache: shapes are constant during generation, so that a step compiles once.
+"""Keys and values of earlier tokens: static cache for generation, learned prefix, memory of previous segments.
 
-Legend: B sequences, K key-value heads, D head width, T capacity (prompt and new tokens).
+Legend: B sequences, K key-value heads, D head width, T capacity (prompt and new tokens), P keys before a row.
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -102,3 +103,77 @@ def _assign_slots(batch: Batch, layers: list[LayerCache], like: Tensor, prefix_l
     out = torch.zeros(like.shape[0] + 1, dtype=like.dtype, device=like.device)
     out[row] = lengths.to(like.dtype)
     return out[:-1]
+
+
+class KVPrefix(Protocol):
+    """A module without inputs that returns learned keys and values (prefix tuning; Li and Liang, 2021).
+
+    They act like tokens: positions of the text start after them, distances are counted to their positions, and a window
+    may exclude them. All sequences of a row share them: they are the first columns of its keys.
+    """
+
+    count: int
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        """Return keys (after rotation) and values: `[P, K, D]` each."""
+
+
+def prepend_prefix(prefix: KVPrefix, k: Tensor, v: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Prepend the prefix to keys and values `[rows R, K, D]`: `[rows (P + R), K, D]`."""
+    if not prefix.count:
+        return k, v
+    keys, values = prefix()
+    return _prepend_rows(keys, k, rows), _prepend_rows(values, v, rows)
+
+
+def _prepend_rows(prefix: Tensor, text: Tensor, rows: int) -> Tensor:
+    by_row = text.view(rows, -1, *text.shape[1:])
+    return torch.cat((prefix.to(text.dtype).expand(rows, -1, -1, -1), by_row), dim=1).flatten(0, 1)
+
+
+@torch.no_grad()
+def fill_prefix_cache(prefix: KVPrefix, cache: LayerCache) -> LayerCache:
+    """Return an empty cache with the prefix in its first columns."""
+    stores = [
+        torch.cat((first.transpose(0, 1).to(store.dtype).expand(store.shape[0], -1, -1, -1), store), dim=2)
+        for first, store in zip(prefix(), cache.store, strict=True)
+    ]
+    return LayerCache(store=(stores[0], stores[1]))
+
+
+class SegmentMemory:
+    """The last `length` states of every layer, for each row of consecutive batches (Dai et al., 2019).
+
+        memory = model.new_memory(384)
+        for segment in segments:  # batches of the same rows; each row continues its text
+            out = model(segment, memory=memory)  # attends to the memory, then appends this segment
+
+    Each layer stores its input: the content states of the last tokens. They are keys before the row, at their distances
+    in the text, visible to all queries, without gradient. Every row has one text.
+    """
+
+    def __init__(self, depth: int, length: int) -> None:
+        if length < 1:
+            raise UsageError(f"the length of a segment memory must be at least 1, got {length}")
+        self.length = length
+        self.layers: list[Tensor | None] = [None] * depth  # [rows, P, W]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per row in the memory: P."""
+        first = self.layers[0]
+        return 0 if first is None else first.shape[1]
+
+    def check(self, batch: Batch) -> None:
+        """Raise `UsageError` for a batch with several texts per row, or another number of rows."""
+        if not batch.one_per_row:
+            raise UsageError("a segment memory needs one sequence per row, all of the same length")
+        first = self.layers[0]
+        if first is not None and first.shape[0] != batch.rows:
+            raise UsageError(f"the memory has {first.shape[0]} rows, but the batch has {batch.rows}")
+
+    def append(self, layer: int, states: Tensor, rows: int) -> None:
+        """Append the input states `[rows x R, W]` of a layer; drop the oldest beyond `length`."""
+        new, old = states.detach().view(rows, -1, states.shape[-1]), self.layers[layer]
+        memory = new if old is None else torch.cat((old.to(new.dtype), new), dim=1)
+        self.layers[layer] = memory[:, -self.length :]

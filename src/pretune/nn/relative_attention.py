@@ -6,7 +6,7 @@ A query q scores a key k at distance d (query position minus key position) with
 
 where r(d) is a projection of the sinusoidal encoding of d: scores depend on distances only, and there is no maximum
 length. Legend: N tokens, R row length, W width, H heads, D head width, M targets, P tokens of a segment memory
-(`pretune.nn.segment_memory`), which are keys before those of the row; P is 0 without one.
+(`pretune.nn.cache`), which are keys before those of the row; P is 0 without one.
 """
 
 import math
@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.nn.prefix import KVPrefix, prepend_prefix
+from pretune.nn.cache import KVPrefix, prepend_prefix
 
 
 @spec

@@ -22,11 +22,9 @@ from pretune.nn.attention_mask import (
     find_unsupported,
 )
 from pretune.nn.block import Block, TransformerBlock
-from pretune.nn.cache import DecodingStep, KVCache, LayerCache
-from pretune.nn.embeddings import Embed
-from pretune.nn.norm import Norm
+from pretune.nn.cache import DecodingStep, KVCache, LayerCache, fill_prefix_cache
+from pretune.nn.layers import Embed, Norm
 from pretune.nn.positions import Position
-from pretune.nn.prefix import fill_prefix_cache
 
 
 @spec

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-from pretune.nn import tile_kernels as kernels
+from pretune.nn import kernels
 
 MAX_SHORT_ROW = 128
 """Longest row with the tiles for short rows."""

@@ -28,9 +28,8 @@ from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.nn.activations import Dropout
 from pretune.nn.attention_mask import MaskSpec, build_context
 from pretune.nn.block import Block, Norms
-from pretune.nn.cache import KVCache
-from pretune.nn.embeddings import Embed
-from pretune.nn.feedforward import FeedForward
+from pretune.nn.cache import KVCache, SegmentMemory
+from pretune.nn.layers import Embed, FeedForward
 from pretune.nn.relative_attention import (
     QueryPositions,
     RelativeAttention,
@@ -38,7 +37,6 @@ from pretune.nn.relative_attention import (
     StreamMask,
     encode_distances,
 )
-from pretune.nn.segment_memory import SegmentMemory
 from pretune.nn.stack import OutputFlags, Stack, StackOutput
 
 

@@ -12,7 +12,7 @@ from pretune.adaptation.heads.base import SequenceHead
 from pretune.adaptation.heads.classification import Classification
 from pretune.core.errors import UsageError
 from pretune.models.hf import checkpoint
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import PoolingConfig
 from pretune.runs.finetune.probe_init import center_dropout, fit_head
 from pretune.runs.finetune.sweep import run_finetune as finetune
 from pretune.tasks.decode.logits import compute_logits

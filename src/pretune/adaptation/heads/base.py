@@ -19,8 +19,8 @@ from pretune.models.hf.heads import LAST_TOKEN
 from pretune.models.init import initialise
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
-from pretune.nn.feedforward import ACTIVATIONS
-from pretune.nn.pooling import PoolingConfig, pool_states
+from pretune.nn.heads import PoolingConfig, pool_states
+from pretune.nn.layers import ACTIVATIONS
 
 Head = TypeVar("Head")
 

@@ -26,7 +26,7 @@ from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.ragged import Ints
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import PoolingConfig
 
 SAME_GROUP = -1
 """Label of a sequence that belongs to the same group as the previous one."""

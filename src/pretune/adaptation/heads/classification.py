@@ -29,7 +29,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import PoolingConfig
 
 
 @spec

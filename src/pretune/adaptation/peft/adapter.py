@@ -29,7 +29,7 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
-from pretune.nn.feedforward import ACTIVATIONS, ActivationName
+from pretune.nn.layers import ACTIVATIONS, ActivationName
 from pretune.training.optim.groups import NORM_MODULES
 
 Sublayer = Literal["attention", "feedforward"]

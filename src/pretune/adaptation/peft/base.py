@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
 from pretune.nn.attention import MultiHeadAttention
-from pretune.nn.feedforward import FeedForwardLayer
+from pretune.nn.layers import FeedForwardLayer
 from pretune.nn.relative_attention import RelativeAttentionLayer
 
 Target = Literal["q", "k", "v", "out", "up", "gate", "down"]

@@ -20,7 +20,7 @@ from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.block import Block
-from pretune.nn.feedforward import FeedForwardLayer
+from pretune.nn.layers import FeedForwardLayer
 from pretune.nn.relative_attention import RelativeAttentionLayer
 from pretune.nn.stack import Stack
 

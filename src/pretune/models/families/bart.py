@@ -12,11 +12,8 @@ from pretune.models.hf.weights import RowPacking, Rule, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
-from pretune.nn.embeddings import Embed
-from pretune.nn.feedforward import FeedForward
-from pretune.nn.heads import Head
-from pretune.nn.norm import LayerNorm
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import Head, PoolingConfig
+from pretune.nn.layers import Embed, FeedForward, LayerNorm
 from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
 

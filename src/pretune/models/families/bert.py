@@ -14,10 +14,8 @@ from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
-from pretune.nn.embeddings import Embed
-from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head, PairHead, Pooler, Transform
-from pretune.nn.norm import LayerNorm
+from pretune.nn.layers import Embed, FeedForward, LayerNorm
 from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
 

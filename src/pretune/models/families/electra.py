@@ -13,9 +13,8 @@ from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layo
 from pretune.models.hf.heads import define_head, define_token_heads
 from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model
-from pretune.nn.embeddings import Factor
-from pretune.nn.heads import Detector
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import Detector, PoolingConfig
+from pretune.nn.layers import Factor
 
 
 def build_spec(

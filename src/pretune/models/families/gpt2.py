@@ -21,7 +21,7 @@ from pretune.models.hf.weights import make_rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
-from pretune.nn.norm import LayerNorm
+from pretune.nn.layers import LayerNorm
 from pretune.nn.stack import Stack
 
 

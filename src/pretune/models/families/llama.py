@@ -18,9 +18,8 @@ from pretune.models.hf.heads import define_head, define_score_head, define_token
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
-from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
-from pretune.nn.norm import Norm, RMSNorm
+from pretune.nn.layers import FeedForward, Norm, RMSNorm
 from pretune.nn.positions import BandedScaling, Rotary
 from pretune.nn.stack import Stack
 

@@ -18,7 +18,7 @@ from pretune.models.hf.checks import allow_null, check_size
 from pretune.models.hf.config import Key
 from pretune.models.hf.heads import define_score_head, define_token_heads
 from pretune.models.spec import Model
-from pretune.nn.norm import RMSNorm
+from pretune.nn.layers import RMSNorm
 
 
 def build_spec(

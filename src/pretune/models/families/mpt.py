@@ -14,9 +14,8 @@ from pretune.models.hf.weights import FusedPacking, Rule, make_rules
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
-from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
-from pretune.nn.norm import LayerNorm
+from pretune.nn.layers import FeedForward, LayerNorm
 from pretune.nn.positions import Alibi
 from pretune.nn.stack import Stack
 

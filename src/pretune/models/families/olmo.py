@@ -16,7 +16,7 @@ from pretune.models.hf.config import Key
 from pretune.models.hf.heads import define_score_head
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
-from pretune.nn.norm import LayerNorm, RMSNorm
+from pretune.nn.layers import LayerNorm, RMSNorm
 from pretune.nn.positions import Rotary
 
 

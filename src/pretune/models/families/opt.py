@@ -15,10 +15,8 @@ from pretune.models.hf.weights import make_rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
-from pretune.nn.embeddings import Factor
-from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head, Transform
-from pretune.nn.norm import LayerNorm
+from pretune.nn.layers import Factor, FeedForward, LayerNorm
 from pretune.nn.positions import LearnedEmbedding
 
 

@@ -11,9 +11,8 @@ from pretune.models.hf.weights import InterleavedPacking, Rule, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
-from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
-from pretune.nn.norm import LayerNorm
+from pretune.nn.layers import FeedForward, LayerNorm
 from pretune.nn.positions import Rotary
 from pretune.nn.stack import Stack
 

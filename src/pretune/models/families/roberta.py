@@ -19,9 +19,8 @@ from pretune.models.hf.heads import define_head, define_token_heads
 from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
-from pretune.nn.heads import Transform
-from pretune.nn.norm import LayerNorm
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import PoolingConfig, Transform
+from pretune.nn.layers import LayerNorm
 from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
 

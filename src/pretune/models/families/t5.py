@@ -13,11 +13,8 @@ from pretune.models.init import FanIn
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
-from pretune.nn.embeddings import Embed
-from pretune.nn.feedforward import FeedForward
-from pretune.nn.heads import Head
-from pretune.nn.norm import RMSNorm
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import Head, PoolingConfig
+from pretune.nn.layers import Embed, FeedForward, RMSNorm
 from pretune.nn.positions import RelativeBias
 from pretune.nn.stack import Stack
 

@@ -13,11 +13,8 @@ from pretune.models.hf.heads import define_head, define_token_heads
 from pretune.models.hf.weights import Rule, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
-from pretune.nn.embeddings import Embed
-from pretune.nn.feedforward import FeedForward
-from pretune.nn.heads import Head
-from pretune.nn.norm import LayerNorm
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import Head, PoolingConfig
+from pretune.nn.layers import Embed, FeedForward, LayerNorm
 from pretune.nn.relative_attention import RelativeAttention
 from pretune.nn.two_stream import TwoStream, TwoStreamBlock
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pretune.models.hf.weights import Rule, make_rules
 from pretune.models.tensor_files import TensorInfo
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import PoolingConfig
 
 HEAD_KEY = "pretune_head"
 """Config key of a head that no class of `transformers` has."""

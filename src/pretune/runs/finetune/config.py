@@ -17,7 +17,7 @@ from pretune.core import config
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention_mask import Backend
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import PoolingConfig
 from pretune.runs.config import TrainConfig, apply_changes
 from pretune.tasks.task import Type
 from pretune.training.cost import CostRates

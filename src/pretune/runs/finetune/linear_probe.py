@@ -14,7 +14,7 @@ from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.freeze import Full
 from pretune.core.types import Batch
 from pretune.evaluation.baselines.linear import fit_best_c
-from pretune.nn.pooling import pool_states
+from pretune.nn.heads import pool_states
 from pretune.runs.finetune.adapted_model import build_encoder, build_task_head, load_base_model
 from pretune.runs.finetune.config import AdaptationConfig, FinetuneConfig
 from pretune.tasks.decode import Prediction

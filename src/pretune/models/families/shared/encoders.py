@@ -1,7 +1,7 @@
 """Config keys and tensor names of BERT-like encoders."""
 
 from pretune.models.hf.config import FixedKey, Key
-from pretune.nn.pooling import PoolingConfig
+from pretune.nn.heads import PoolingConfig
 
 ENCODER_KEYS = (
     Key("hidden_size", ("width",), 768),

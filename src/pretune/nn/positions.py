@@ -1,0 +1,273 @@
+"""Position encodings. A stack has one or none.
+
+Each acts in one place, its `mechanism`: `input` (a vector added to the embedding), `rotation` of queries and keys, or a
+`bias` on attention scores. All modules are stateless except for learned tables.
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+
+
+@spec(kind="learned")
+class LearnedEmbedding:
+    """Learned absolute positions (Gehring et al., 2017).
+
+    Table of `rows` vectors; position p uses row p + `offset` (some releases leave the first rows unused).
+    """
+
+    rows: int
+    offset: int = 0
+
+    mechanism: ClassVar[str] = "input"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.offset < self.rows:
+            raise UsageError(f"offset must be between 0 and rows {self.rows}, got {self.offset}")
+
+    def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
+        return LearnedPositions(self, width)
+
+    def params(self, *, width: int, heads: int) -> int:
+        return self.rows * width
+
+    @property
+    def max_length(self) -> int:
+        """Maximum sequence length."""
+        return self.rows - self.offset
+
+
+class LearnedPositions(nn.Module):
+    def __init__(self, spec: LearnedEmbedding, width: int) -> None:
+        super().__init__()
+        self.offset = spec.offset
+        self.table = nn.Embedding(spec.rows, width)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        out: Tensor = self.table(positions + self.offset)
+        return out
+
+
+@spec
+class Sinusoidal:
+    """Sinusoidal positions (Vaswani et al., 2017): sines in even channels, cosines in odd channels.
+
+    Wavelengths grow geometrically from 2 pi to `base` x 2 pi.
+    """
+
+    base: float = 10000.0
+
+    mechanism: ClassVar[str] = "input"
+
+    def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
+        return SinusoidalPositions(self, width)
+
+    def params(self, *, width: int, heads: int) -> int:
+        return 0
+
+    @property
+    def max_length(self) -> None:
+        return None
+
+
+class SinusoidalPositions(nn.Module):
+    def __init__(self, spec: Sinusoidal, width: int) -> None:
+        super().__init__()
+        self.base, self.width = spec.base, width
+
+    def forward(self, positions: Tensor) -> Tensor:
+        channels = torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float32)
+        angle = positions[:, None].float() * torch.exp(channels * (-math.log(self.base) / self.width))
+        return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)[:, : self.width]
+
+
+@spec(kind="linear")
+class LinearScaling:
+    """Position interpolation: all frequencies divided by `factor` (Chen et al., 2023)."""
+
+    factor: float
+
+    def scale_frequencies(self, frequencies: Tensor) -> Tensor:
+        return frequencies / self.factor
+
+
+@spec(kind="banded")
+class BandedScaling:
+    """Frequency scaling by wavelength, as in Llama 3.1 (Dubey et al., 2024).
+
+    Frequencies with wavelengths above `original / low` tokens are divided by `factor`, those below `original / high`
+    are kept, those between are interpolated.
+    """
+
+    factor: float
+    low: float
+    high: float
+    original: int
+
+    def scale_frequencies(self, frequencies: Tensor) -> Tensor:
+        waves = 2 * math.pi / frequencies
+        blend = (self.original / waves - self.low) / (self.high - self.low)
+        blend = blend.clamp(0, 1)
+        return (1 - blend) * frequencies / self.factor + blend * frequencies
+
+
+@spec
+class Rotary:
+    """Rotary positions (Su et al., 2021): queries and keys are rotated by angles proportional to position.
+
+    Rotates the first `fraction` of each head, in pairs (i, i + half).
+    """
+
+    theta: float = 10000.0
+    fraction: float = 1.0
+    scaling: LinearScaling | BandedScaling | None = None
+
+    mechanism: ClassVar[str] = "rotation"
+
+    def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
+        return RotaryPositions(self, head_width)
+
+    def params(self, *, width: int, heads: int) -> int:
+        return 0
+
+    @property
+    def max_length(self) -> None:
+        return None
+
+
+class RotaryPositions(nn.Module):
+    def __init__(self, spec: Rotary, head_width: int) -> None:
+        super().__init__()
+        self.spec, self.rotary_width = spec, int(head_width * spec.fraction)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine of the angles, `[N, 1, rotary width]` each, in fp32."""
+        steps = torch.arange(0, self.rotary_width, 2, device=positions.device, dtype=torch.float32) / self.rotary_width
+        frequencies = 1.0 / (self.spec.theta**steps)
+        if self.spec.scaling is not None:
+            frequencies = self.spec.scaling.scale_frequencies(frequencies)
+        angle = positions[:, None, None].float() * frequencies
+        angle = torch.cat((angle, angle), dim=-1)
+        return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate heads `[N, H, D]`; channels beyond the rotary width are unchanged."""
+    cos, sin = (part.to(x.dtype) for part in rotation)
+    width = cos.shape[-1]
+    head, rest = x[..., :width], x[..., width:]
+    first, second = head.chunk(2, dim=-1)
+    head = head * cos + torch.cat((-second, first), dim=-1) * sin
+    return head if not rest.shape[-1] else torch.cat((head, rest), dim=-1)
+
+
+@spec
+class Alibi:
+    """ALiBi (Press et al., 2022): a linear bias by distance, with one slope per head.
+
+    Slopes are powers of two from 2^(-`steepest` / heads) down to 2^-`steepest`.
+    """
+
+    steepest: float = 8.0
+
+    mechanism: ClassVar[str] = "bias"
+
+    def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
+        return AlibiPositions(self, heads)
+
+    def params(self, *, width: int, heads: int) -> int:
+        return 0
+
+    @property
+    def max_length(self) -> None:
+        return None
+
+
+class AlibiPositions(nn.Module):
+    def __init__(self, spec: Alibi, heads: int) -> None:
+        super().__init__()
+        self.steepest, self.heads = spec.steepest, heads
+
+    def forward(self, distance: Tensor) -> Tensor:
+        """Return the bias `[H, …]` of distances `[…]` (key minus query position)."""
+        count = 2 ** math.ceil(math.log2(self.heads))
+        slopes = 2.0 ** (-self.steepest / count * torch.arange(1, count + 1, device=distance.device))
+        if count != self.heads:  # NOTE: as in the released code: every second slope first, then the others
+            slopes = torch.cat((slopes[1::2], slopes[::2]))[: self.heads]
+        bias: Tensor = slopes.view(-1, *[1] * distance.dim()) * -distance.abs()
+        return bias
+
+
+@spec
+class RelativeBias:
+    """Relative position buckets (Raffel et al., 2020): a learned bias per head and distance bucket.
+
+    Short distances have a bucket each; longer ones share logarithmic buckets up to `max_distance`.
+    """
+
+    buckets: int = 32
+    max_distance: int = 128
+    both_ways: bool = True  # half of the buckets for later keys; otherwise these have distance 0
+
+    mechanism: ClassVar[str] = "bias"
+
+    def __post_init__(self) -> None:
+        min_buckets = 4 if self.both_ways else 2
+        if self.buckets < min_buckets or self.max_distance <= self.max_exact:
+            raise UsageError(
+                f"buckets must be at least {min_buckets} and max_distance above {self.max_exact}, "
+                f"got buckets {self.buckets} and max_distance {self.max_distance}"
+            )
+
+    @property
+    def max_exact(self) -> int:
+        """Distance below which each distance has its own bucket."""
+        return (self.buckets // 2 if self.both_ways else self.buckets) // 2
+
+    def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
+        return RelativePositions(self, width, heads)
+
+    def params(self, *, width: int, heads: int) -> int:
+        return self.buckets * heads
+
+    @property
+    def max_length(self) -> None:
+        return None
+
+
+class RelativePositions(nn.Module):
+    def __init__(self, spec: RelativeBias, width: int, heads: int) -> None:
+        super().__init__()
+        self.spec, self.width = spec, width
+        self.table = nn.Embedding(spec.buckets, heads)
+
+    def forward(self, distance: Tensor) -> Tensor:
+        """Return the bias `[H, …]` of distances `[…]` (key minus query position)."""
+        out: Tensor = self.table(self.compute_bucket(distance)).movedim(-1, 0)
+        return out
+
+    def compute_bucket(self, distance: Tensor) -> Tensor:
+        """Return the bucket of each distance."""
+        buckets, first = self.spec.buckets, torch.zeros_like(distance)
+        if self.spec.both_ways:
+            buckets //= 2
+            first = (distance > 0) * buckets
+            distance = distance.abs()
+        else:
+            distance = (-distance).clamp(min=0)
+        max_exact = self.spec.max_exact
+        bucket = (
+            torch.log(distance.clamp(min=1).float() / max_exact)
+            / math.log(self.spec.max_distance / max_exact)
+            * (buckets - max_exact)
+        )
+        bucket = (max_exact + bucket.to(torch.long)).clamp(max=buckets - 1)
+        return first + torch.where(distance < max_exact, distance, bucket)
+
+
+Position = LearnedEmbedding | Sinusoidal | Rotary | Alibi | RelativeBias
