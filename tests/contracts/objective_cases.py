@@ -23,7 +23,7 @@ from pretune.data.parallel import double_template
 from pretune.data.ragged import Bools, Ints, spread
 from pretune.data.sequence_template import TEXT_B, SequenceTemplate
 from pretune.data.sequences import Sequences
-from pretune.models import trained_model
+from pretune.models import catalog
 from pretune.models.catalog import resolve
 from pretune.models.model import build
 from pretune.nn.heads import SpanHead
@@ -92,7 +92,7 @@ def _encoder(vocab: int) -> nn.Module:
 
 def _partnered(family: str, shape: ModelShape, vocab: int) -> nn.Module:
     spec = resolve(family, {**SMALL, "vocab": vocab, "positions": 2 * LONG, "dropout": 0.0})
-    return trained_model.build_any(trained_model.convert_to_shape(spec, [shape]))
+    return catalog.build_any(catalog.convert_to_shape(spec, [shape]))
 
 
 SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 48}

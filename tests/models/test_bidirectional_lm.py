@@ -19,8 +19,8 @@ from pretune.models.bidirectional_lm import (
     make_two_way,
     reverse_sequences,
 )
+from pretune.models.catalog import convert_to_shape, list_models
 from pretune.models.hf.checkpoint import load_bidirectional_lm
-from pretune.models.trained_model import convert_to_shape, list_models
 from tests.contracts import laws
 from tests.contracts.tiny import rough, text, tiny
 from tests.selection import scale_examples

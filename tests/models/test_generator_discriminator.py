@@ -13,13 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import pretune as pt
 from pretune.core import config
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.models.catalog import resolve
+from pretune.models.catalog import convert_to_shape, list_models, resolve
 from pretune.models.cost import flops_per_token
 from pretune.models.generator_discriminator import GeneratorDiscriminator, Pair, add_generator, build_pair
 from pretune.models.hf.checkpoint import load_pair
 from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import ModelShape
-from pretune.models.trained_model import convert_to_shape, list_models
 from pretune.models.verify import verify
 from pretune.objectives.base import MODEL_SHAPES
 

@@ -6,8 +6,7 @@ import pytest
 
 import pretune as pt
 from pretune.core.errors import CheckpointError
-from pretune.models.families import FAMILIES, list_sizes
-from pretune.models.not_found import format_hub_name, make_missing_error
+from pretune.models.families import FAMILIES, format_hub_name, list_sizes, make_missing_error
 
 PUBLISHED = {
     "bert-base-uncased": "google-bert",

@@ -21,7 +21,7 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
 from pretune.data.sequences import Sequences
-from pretune.models.hf.heads import HEAD_KEY
+from pretune.models.hf.weights import HEAD_KEY
 from tests.parity.cases import BART, ELECTRA, ENCODER, GPT, LLAMA, MPT, NEOX, OPT, T5, VOCAB, XLNET, Case, case
 from tests.selection import keep_quick
 

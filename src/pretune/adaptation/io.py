@@ -28,14 +28,13 @@ from pretune.core.errors import CheckpointError, PretuneError, UsageError
 from pretune.core.hub import resolve_path
 from pretune.core.migration import migrate_specs
 from pretune.models import tensor_files
+from pretune.models.catalog import AnyModel
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
 from pretune.models.hf.checks import allow_null, check_rate, check_size, make_unsupported_error, read_key
-from pretune.models.hf.heads import HEAD_KEY, TASK_PREFIX, HeadLayout
-from pretune.models.hf.weights import Move, Rule, plan_moves
+from pretune.models.hf.weights import HEAD_KEY, TASK_PREFIX, HeadLayout, Move, Rule, plan_moves
 from pretune.models.model import LanguageModel
 from pretune.models.tensor_files import TensorInfo
-from pretune.models.trained_model import AnyModel
 
 AnyHead = SingleHead | MultiTask
 PROBLEM_TYPES = {"single_label_classification": "classification", "regression": "regression"}

@@ -45,7 +45,7 @@ def load_model(
     """
     folder = resolve_path(directory)
     if not folder.exists():  # checked before the slow imports
-        from pretune.models.not_found import make_missing_error
+        from pretune.models.families import make_missing_error
 
         raise make_missing_error(folder)
     import torch

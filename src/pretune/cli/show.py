@@ -166,8 +166,8 @@ def list_records(facts: dict[str, Any]) -> "Iterator[tuple[str, str, str, object
 
 def _compute_pair_flops(spec: "Model", length: int) -> dict[str, float]:
     """Return the FLOPs of pre-training with a second model that is discarded afterwards (ELECTRA's generator)."""
+    from pretune.models.catalog import list_models
     from pretune.models.cost import estimate_target_share, flops_per_token
-    from pretune.models.trained_model import list_models
 
     pair = _build_pair(spec)
     if pair is None:

@@ -21,7 +21,7 @@ from pretune.core.errors import CheckpointError
 from pretune.inference.pooling import Embedding, Pooling, TextEncoder
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel
-from pretune.models.sentence_transformers_files import LENGTH_FILE_PATTERN, MODULES_FILE, PROMPTS_FILE
+from pretune.models.tensor_files import LENGTH_FILE_PATTERN, MODULES_FILE, PROMPTS_FILE
 
 _MODES: dict[str, Pooling] = {
     "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt", "weightedmean": "weighted",

@@ -16,11 +16,9 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss, Output
-from pretune.models.init import initialise
-from pretune.models.memory import check_memory
+from pretune.models.init import initialise, tie
 from pretune.models.model import LanguageModel, build_empty
-from pretune.models.spec import Model, ModelShape, Params
-from pretune.models.tying import tie
+from pretune.models.spec import Model, ModelShape, Params, check_memory
 from pretune.nn.attention_mask import Backend
 from pretune.nn.stack import Stack
 

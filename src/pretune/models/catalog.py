@@ -1,7 +1,7 @@
 """Models by name (`bert-base`, `t5v1.1-small`, `llama2-7b`), with settings overridden."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import torch
@@ -11,14 +11,56 @@ from pretune.core.config.read import format_value
 from pretune.core.config.specs import parse_annotation
 from pretune.core.config.text import parse_value
 from pretune.core.errors import UsageError, suggest
-from pretune.models.bidirectional_lm import BidirectionalLM, TwoWay
+from pretune.models.bidirectional_lm import BidirectionalLM, TwoWay, build_bidirectional_lm, make_two_way
 from pretune.models.families import FAMILIES
 from pretune.models.family import Family
-from pretune.models.generator_discriminator import GeneratorDiscriminator, Pair
+from pretune.models.generator_discriminator import GeneratorDiscriminator, Pair, add_generator, build_pair
 from pretune.models.model import LanguageModel
+from pretune.models.model import build as build_model
 from pretune.models.spec import Model
-from pretune.models.trained_model import AnyModel, AnySpec
-from pretune.models.trained_model import build_any as build_any
+
+AnySpec = Model | Pair | TwoWay
+AnyModel = LanguageModel | GeneratorDiscriminator | BidirectionalLM
+
+
+def convert_to_shape(spec: Model, shapes: Sequence[str]) -> AnySpec:
+    """Return the spec in one of `shapes`: unchanged, or with the second model that the shape needs.
+
+    >>> from pretune.models.catalog import resolve
+    >>> convert_to_shape(resolve("gpt2-small"), ["two-way"]).shape
+    'two-way'
+    """
+    if spec.shape in shapes:
+        return spec
+    if spec.shape == "encoder" and "generator-discriminator" in shapes:
+        family = FAMILIES.get(spec.family) if spec.family in FAMILIES else None
+        return (
+            family.build_pretraining_spec(spec)
+            if family is not None and family.build_pretraining_spec
+            else add_generator(spec)
+        )
+    if spec.shape == "decoder" and "two-way" in shapes:
+        return make_two_way(spec)
+    raise UsageError(
+        f"the objective needs a model of shape {' or '.join(shapes)}, but '{spec.family}' has shape "
+        f"'{spec.shape}'; choose another objective or family (`pretune list objectives`)"
+    )
+
+
+def list_models(spec: AnySpec) -> tuple[Model, ...]:
+    """Return the models that every token passes through in training, for cost estimates."""
+    if isinstance(spec, Pair):
+        return spec.generator, spec.discriminator
+    return (spec.forwards, spec.backward_spec) if isinstance(spec, TwoWay) else (spec,)
+
+
+def build_any(spec: AnySpec, *, seed: int = 0, device: torch.device | str = "cpu") -> AnyModel:
+    """Build a randomly initialized model of any shape."""
+    if isinstance(spec, Pair):
+        return build_pair(spec, seed=seed, device=device)
+    if isinstance(spec, TwoWay):
+        return build_bidirectional_lm(spec, seed=seed, device=device)
+    return build_model(spec, seed=seed, device=device)
 
 
 def list_names() -> list[str]:

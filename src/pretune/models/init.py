@@ -1,4 +1,4 @@
-"""Weight initialization. Every parameter is set here; none keeps the value of its module's constructor."""
+"""Weight initialization and tying. Every parameter is set here; none keeps the value of its module's constructor."""
 
 import math
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pretune.core.config import spec
+from pretune.core.errors import UsageError
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.heads import SpanBoundary, VocabularyHead
 from pretune.nn.layers import FeedForwardLayer
@@ -88,3 +89,11 @@ def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
         for module in model.modules()
         if list(module.parameters(recurse=False))
     )
+
+
+def tie(owner: nn.Module, name: str, module: nn.Module) -> None:
+    """Replace a child of `owner` by `module`; their values must be equal, unless one is on the meta device."""
+    for (path, ours), theirs in zip(owner.get_submodule(name).named_parameters(), module.parameters(), strict=True):
+        if not (ours.is_meta or theirs.is_meta) and not torch.equal(ours, theirs):
+            raise UsageError(f"'{name}.{path}' is tied and must be equal in both models, but it differs")
+    setattr(owner, name, module)

@@ -15,8 +15,7 @@ from pretune.core import io
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.types import Batch, Loss, Output
 from pretune.models.init import initialise
-from pretune.models.memory import check_memory
-from pretune.models.spec import Model, ModelShape
+from pretune.models.spec import Model, ModelShape, check_memory
 from pretune.nn.attention_mask import Backend
 from pretune.nn.cache import KVCache, SegmentMemory
 from pretune.nn.loss import linear_cross_entropy, sample_tokens

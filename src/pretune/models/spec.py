@@ -1,11 +1,14 @@
 """The model spec: every published model is a value of `Model`."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+import torch
 
 from pretune.core.config import spec, to_dict
-from pretune.core.errors import UsageError
+from pretune.core.errors import ResourceError, UsageError
 from pretune.models.init import Init, Normal
 from pretune.nn.block import Block
 from pretune.nn.heads import Detector, Head, PairHead, Pooler, SpanHead
@@ -179,3 +182,29 @@ def _count_without_cross(block: Block, width: int) -> int:
     return block.params(width=width) - (
         block.cross.params(width=width) + block.norms.params(width=width) if block.cross else 0
     )
+
+
+class HasParams(Protocol):
+    """A spec of any shape."""
+
+    def params(self) -> Params: ...
+
+
+def check_memory(spec: HasParams, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+    """Raise `ResourceError` if the weights alone exceed the total memory of the device."""
+    count = spec.params().total
+    need, have = count * dtype.itemsize, _get_capacity(torch.device(device))
+    if have is not None and need > have:
+        raise ResourceError(
+            f"{count:,} parameters need {need / 1e9:,.1f} GB of memory, but {device} has {have / 1e9:,.1f} GB; "
+            "choose a smaller model or another device"
+        )
+
+
+def _get_capacity(device: torch.device) -> int | None:
+    """Return the total memory of a device in bytes; None if unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device.type == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from pretune.data.prepare import PreparedData
-from pretune.models import trained_model
+from pretune.models import catalog
 from pretune.models.cost import CO2_KG_PER_KWH, DEVICES
 from pretune.models.devices import DOLLARS_PER_KWH, Device
 from pretune.objectives.base import Vocabulary
@@ -33,7 +33,7 @@ def estimate_pretrain(settings: PretrainConfig, device: str = "cpu") -> dict[str
 
     Assumes full sequences; tokens count both sides of an encoder-decoder.
     """
-    spec = trained_model.convert_to_shape(settings.model, settings.objective.shapes)
+    spec = catalog.convert_to_shape(settings.model, settings.objective.shapes)
     data = PreparedData.open(settings.data.path)
     per_token = compute_training_flops(settings, spec, Tokenizer.load(data.tokenizer))
     steps = estimate_steps(settings.train, data.tokens)
@@ -103,16 +103,16 @@ def estimate_cost(device: Device, per_token: float, flops: float | None, budget:
 def estimate_steps_on_cores(settings: PretrainConfig, tokenizer: Tokenizer, cores: int) -> float:
     """Estimate the steps of a run with a budget on this number of cores."""
     laptop = DEVICES["laptop-cpu"]
-    spec = trained_model.convert_to_shape(settings.model, settings.objective.shapes)
+    spec = catalog.convert_to_shape(settings.model, settings.objective.shapes)
     step_flops = compute_training_flops(settings, spec, tokenizer) * settings.train.batch_tokens
     return (settings.train.budget or 0.0) * laptop.rate * cores / LAPTOP_CORES / step_flops
 
 
-def compute_training_flops(settings: PretrainConfig, spec: trained_model.AnySpec, tokenizer: Tokenizer) -> float:
+def compute_training_flops(settings: PretrainConfig, spec: catalog.AnySpec, tokenizer: Tokenizer) -> float:
     """Return the training FLOPs per token, averaged over the phases of the run."""
     vocabulary = Vocabulary.from_tokenizer(tokenizer, start=settings.model.special.start)
     corruption = settings.objective.bind(vocabulary, spec.shape)
-    count, total = build_flops_counter(*trained_model.list_models(spec)), 0.0
+    count, total = build_flops_counter(*catalog.list_models(spec)), 0.0
     for phase in settings.data.schedule.phases:
         source, target = (
             None if side is None else int(side[0]) for side in corruption.lengths(np.array([phase.length]))

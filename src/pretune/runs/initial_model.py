@@ -9,7 +9,7 @@ import torch
 from pretune.core import log
 from pretune.core.errors import CheckpointError
 from pretune.core.hub import resolve_path
-from pretune.models import trained_model
+from pretune.models import catalog
 from pretune.models.hf import checkpoint
 from pretune.models.verify import check_weights
 from pretune.runs.config import PretrainConfig, TrainConfig
@@ -19,10 +19,10 @@ from pretune.training.distributed import Ranks
 BODY_PREFIXES = ("tokens.", "encoder.", "decoder.")
 
 
-def build_initial_model(spec: trained_model.AnySpec, settings: PretrainConfig, ranks: Ranks, *, resume: bool) -> Any:
+def build_initial_model(spec: catalog.AnySpec, settings: PretrainConfig, ranks: Ranks, *, resume: bool) -> Any:
     """Build the model of the settings; a resumed run restores its weights later."""
     train = settings.train
-    model: Any = trained_model.build_any(spec, seed=train.seed, device=ranks.device)
+    model: Any = catalog.build_any(spec, seed=train.seed, device=ranks.device)
     if train.init_from is not None and not resume:
         load_initial_weights(model, resolve_path(train.init_from))
     return configure_model(model, train, ranks)

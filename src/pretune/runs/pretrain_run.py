@@ -14,7 +14,7 @@ from pretune.core import io, log
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.format import format_count, join_names
 from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION
-from pretune.models import trained_model
+from pretune.models import catalog
 from pretune.runs.config import PretrainConfig, TrainConfig
 from pretune.runs.data_phases import DataPhases, compute_eval_interval
 from pretune.runs.defaults import RUN_FILE, explain_rate
@@ -72,7 +72,7 @@ class PretrainRun:
         )
         ranks.check_parallel(settings.train.parallel)
         self._start_workers(settings.train)
-        self.spec = trained_model.convert_to_shape(settings.model, settings.objective.shapes)
+        self.spec = catalog.convert_to_shape(settings.model, settings.objective.shapes)
         self.source = TrainingData.open(
             settings.data,
             settings.objective,
@@ -163,7 +163,7 @@ class PretrainRun:
             RunLogger(
                 self.run_dir,
                 title=self.run_dir.name,
-                models=trained_model.list_models(self.spec),
+                models=catalog.list_models(self.spec),
                 loop=loop,
                 is_resumed=resume,
                 total=state.planned_ends[-1] if state.planned_ends else self.data_phases.steps,

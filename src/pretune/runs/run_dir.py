@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from pretune.core import config, io
 from pretune.core.errors import CheckpointError
 from pretune.core.results import Result
-from pretune.models import trained_model
+from pretune.models import catalog
 from pretune.models.hf import checkpoint
 from pretune.runs.config import PretrainConfig
 from pretune.runs.model_card import build_card
@@ -95,7 +95,7 @@ def unshard(model: Any) -> Any:
     tensors = collect_weights(model)
     if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         return model
-    copy, full_weights = trained_model.build_any(model.spec), unshard_all(tensors)
+    copy, full_weights = catalog.build_any(model.spec), unshard_all(tensors)
     for name, tensor in collect_weights(copy).items():
         fill(tensor, full_weights[name])
     return copy

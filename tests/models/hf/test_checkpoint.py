@@ -14,7 +14,8 @@ from torch import Tensor
 import pretune as pt
 from pretune.core import config, io
 from pretune.core.errors import CheckpointError, ResourceError, UsageError
-from pretune.models import memory, tensor_files
+from pretune.models import spec as spec_module
+from pretune.models import tensor_files
 from pretune.models.catalog import resolve
 from pretune.models.hf import checkpoint
 from pretune.models.model import build, build_empty
@@ -375,18 +376,18 @@ def test_a_model_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_memory_is_asked_by_type_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = resolve("bert-tiny")
     need = spec.params().total * 4
-    monkeypatch.setattr(memory, "_get_capacity", lambda device: need - 1 if device.type == "cpu" else None)
-    memory.check_memory(spec, torch.bfloat16)
-    memory.check_memory(spec, torch.float32, "meta")
+    monkeypatch.setattr(spec_module, "_get_capacity", lambda device: need - 1 if device.type == "cpu" else None)
+    spec_module.check_memory(spec, torch.bfloat16)
+    spec_module.check_memory(spec, torch.float32, "meta")
     with pytest.raises(ResourceError, match="cpu"):
-        memory.check_memory(spec)
-    monkeypatch.setattr(memory, "_get_capacity", lambda device: need)
-    memory.check_memory(spec)
+        spec_module.check_memory(spec)
+    monkeypatch.setattr(spec_module, "_get_capacity", lambda device: need)
+    spec_module.check_memory(spec)
 
 
 def test_a_directory_that_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = directory(tmp_path / "m")
-    monkeypatch.setattr(memory, "_get_capacity", lambda device: 1000)
+    monkeypatch.setattr(spec_module, "_get_capacity", lambda device: 1000)
     with pytest.raises(ResourceError, match="GB"):
         pt.load(folder)
 

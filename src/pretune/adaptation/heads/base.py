@@ -15,7 +15,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.inference.sentence_modules import read_pooling
 from pretune.models.families import FAMILIES
-from pretune.models.hf.heads import LAST_TOKEN
+from pretune.models.hf.weights import LAST_TOKEN
 from pretune.models.init import initialise
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model

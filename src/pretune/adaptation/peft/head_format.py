@@ -18,8 +18,7 @@ from pretune.adaptation.heads.tagging import Tagging
 from pretune.adaptation.peft.peft_format import ROOT_PREFIX, PeftAdapter
 from pretune.models.families import FAMILIES
 from pretune.models.hf.checkpoint import SavedHead
-from pretune.models.hf.heads import HeadLayout
-from pretune.models.hf.weights import plan_moves
+from pretune.models.hf.weights import HeadLayout, plan_moves
 from pretune.models.spec import Model
 
 BARE_PREFIX = "base_model."

@@ -1,6 +1,6 @@
 """BERT (Devlin et al., 2019): a bidirectional encoder, trained on masked tokens and next sentence prediction."""
 
-from pretune.models.families.shared.encoders import (
+from pretune.models.families.shared import (
     ENCODER_ACTIVATION,
     ENCODER_KEYS,
     ENCODER_NAMES,
@@ -9,8 +9,7 @@ from pretune.models.families.shared.encoders import (
 )
 from pretune.models.family import Family, PaperDefaults, Size
 from pretune.models.hf.config import ACTIVATIONS, Key, Layout
-from pretune.models.hf.heads import define_head, define_token_heads
-from pretune.models.hf.weights import make_rules
+from pretune.models.hf.weights import define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

@@ -1,6 +1,6 @@
 """GPT (Radford et al., 2018): a post-norm left-to-right decoder, pre-trained once and fine-tuned per task."""
 
-from pretune.models.families.shared.decoders import (
+from pretune.models.families.shared import (
     GPT_KEYS,
     build_decoder_classes,
     build_decoder_training,
@@ -9,8 +9,7 @@ from pretune.models.families.shared.decoders import (
 )
 from pretune.models.family import ADAM, Family, Size
 from pretune.models.hf.config import CustomKey, Key, Layout
-from pretune.models.hf.heads import define_score_head
-from pretune.models.hf.weights import make_rules
+from pretune.models.hf.weights import define_score_head, make_rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from pretune.models.families.gpt import build_spec as build_gpt_spec
-from pretune.models.families.shared.decoders import (
+from pretune.models.families.shared import (
     GPT_KEYS,
     build_decoder_classes,
     build_decoder_training,
@@ -16,8 +16,7 @@ from pretune.models.families.shared.decoders import (
 from pretune.models.family import Family, Size
 from pretune.models.hf.checks import allow_null, check_size, read_key
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout
-from pretune.models.hf.heads import define_score_head, define_token_heads
-from pretune.models.hf.weights import make_rules
+from pretune.models.hf.weights import define_score_head, define_token_heads, make_rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms

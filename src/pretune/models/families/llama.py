@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from pretune.models.families.shared.decoders import (
+from pretune.models.families.shared import (
     HEAD_WIDTH_KEY,
     LLAMA_NAMES,
     PRE_NORM_NAMES,
@@ -10,11 +10,11 @@ from pretune.models.families.shared.decoders import (
     build_decoder_training,
     build_llama_keys,
     build_llama_layout,
+    build_rope_key,
 )
-from pretune.models.families.shared.rotary import build_rope_key
 from pretune.models.family import Family, Size
 from pretune.models.hf.config import Key
-from pretune.models.hf.heads import define_head, define_score_head, define_token_heads
+from pretune.models.hf.weights import define_head, define_score_head, define_token_heads
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

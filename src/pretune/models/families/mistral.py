@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pretune.models.families.llama import build_spec as build_llama_spec
-from pretune.models.families.shared.decoders import (
+from pretune.models.families.shared import (
     HEAD_WIDTH_KEY,
     LLAMA_NAMES,
     PRE_NORM_NAMES,
@@ -11,12 +11,12 @@ from pretune.models.families.shared.decoders import (
     build_decoder_training,
     build_llama_keys,
     build_llama_layout,
+    build_rope_key,
 )
-from pretune.models.families.shared.rotary import build_rope_key
 from pretune.models.family import Family, Size
 from pretune.models.hf.checks import allow_null, check_size
 from pretune.models.hf.config import Key
-from pretune.models.hf.heads import define_score_head, define_token_heads
+from pretune.models.hf.weights import define_score_head, define_token_heads
 from pretune.models.spec import Model
 from pretune.nn.layers import RMSNorm
 

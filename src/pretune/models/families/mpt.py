@@ -5,12 +5,11 @@ from typing import Any
 
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
-from pretune.models.families.shared.decoders import build_decoder_training
+from pretune.models.families.shared import build_decoder_training
 from pretune.models.family import ADAM_LARGE, Family, Size
 from pretune.models.hf.checks import allow_null, check_positive, check_rate, check_size, read_key, read_object
 from pretune.models.hf.config import IGNORED_KEYS, CustomKey, FixedKey, Key, Layout
-from pretune.models.hf.heads import define_score_head, define_token_heads
-from pretune.models.hf.weights import FusedPacking, Rule, make_rules
+from pretune.models.hf.weights import FusedPacking, Rule, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

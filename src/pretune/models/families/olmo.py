@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 from pretune.models.families.llama import build_spec as build_llama_spec
-from pretune.models.families.shared.decoders import (
+from pretune.models.families.shared import (
     LLAMA_NAMES,
     build_decoder_training,
     build_llama_keys,
     build_llama_layout,
+    build_rope_key,
 )
-from pretune.models.families.shared.rotary import build_rope_key
 from pretune.models.family import ADAM_LARGE, Family, Size
 from pretune.models.hf.checks import allow_null, check_positive
 from pretune.models.hf.config import Key
-from pretune.models.hf.heads import define_score_head
+from pretune.models.hf.weights import define_score_head
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.layers import LayerNorm, RMSNorm

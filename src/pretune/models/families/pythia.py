@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-from pretune.models.families.shared.decoders import build_decoder_classes, build_decoder_training
-from pretune.models.families.shared.rotary import build_rope_key
+from pretune.models.families.shared import build_decoder_classes, build_decoder_training, build_rope_key
 from pretune.models.family import ADAM_LARGE, Family, Size
 from pretune.models.hf.config import ACTIVATIONS, Key, Layout
-from pretune.models.hf.heads import define_score_head, define_token_heads
-from pretune.models.hf.weights import InterleavedPacking, Rule, make_rules
+from pretune.models.hf.weights import InterleavedPacking, Rule, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

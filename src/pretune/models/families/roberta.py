@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from pretune.models.families.bert import build_spec as build_bert_spec
-from pretune.models.families.shared.encoders import (
+from pretune.models.families.shared import (
     ENCODER_ACTIVATION,
     ENCODER_KEYS,
     ENCODER_NAMES,
@@ -15,8 +15,7 @@ from pretune.models.families.shared.encoders import (
 )
 from pretune.models.family import ADAM, Family, PaperDefaults, Size
 from pretune.models.hf.config import ACTIVATIONS, FixedKey, Key, Layout
-from pretune.models.hf.heads import define_head, define_token_heads
-from pretune.models.hf.weights import make_rules
+from pretune.models.hf.weights import define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.heads import PoolingConfig, Transform

@@ -7,8 +7,7 @@ from typing import Any
 from pretune.models.family import Family, PaperDefaults, Size
 from pretune.models.hf.checks import allow_null, check_choice, check_flag, check_size, read_key
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, Entry, FixedKey, Key, Layout, expand_sides
-from pretune.models.hf.heads import define_head, define_token_heads
-from pretune.models.hf.weights import Rule, make_rules
+from pretune.models.hf.weights import Rule, define_head, define_token_heads, make_rules
 from pretune.models.init import FanIn
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention

@@ -19,22 +19,19 @@ from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError, suggest
 from pretune.core.hub import resolve_path
 from pretune.core.migration import migrate_specs
-from pretune.models import sentence_transformers_files, tensor_files
+from pretune.models import tensor_files
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
 from pretune.models.bidirectional_lm import BidirectionalLM
-from pretune.models.families import FAMILIES, get_model_types
+from pretune.models.catalog import AnyModel
+from pretune.models.families import FAMILIES, get_model_types, make_missing_error
 from pretune.models.generator_discriminator import GENERATOR_FOLDER as GENERATOR
 from pretune.models.generator_discriminator import GeneratorDiscriminator
 from pretune.models.hf.config import Layout, is_equivalent, refuse_code
 from pretune.models.hf.detect import add_tied_head, detect_contents
-from pretune.models.hf.heads import HEAD_KEY, HeadLayout, split_head
-from pretune.models.hf.weights import Move, Rule, plan_moves
-from pretune.models.memory import check_memory
+from pretune.models.hf.weights import HEAD_KEY, HeadLayout, Move, Rule, plan_moves, split_head
 from pretune.models.model import LanguageModel, build_empty
-from pretune.models.not_found import make_missing_error
-from pretune.models.spec import Model
+from pretune.models.spec import Model, check_memory
 from pretune.models.tensor_files import TensorInfo
-from pretune.models.trained_model import AnyModel
 
 NATIVE_TYPE = "pretune"
 """model_type of the native format, for models that no class of `transformers` can express."""
@@ -97,7 +94,7 @@ def load(
             for name in move.param_names:
                 _assign(model, name, torch.zeros(sizes[name], device=device, dtype=dtype))
     model.assets.files = _read_assets(folder)
-    model.assets.modules = sentence_transformers_files.read(folder)
+    model.assets.modules = tensor_files.read_sentence_files(folder)
     model.assets.tokenizer = _read_tokenizer(folder, spec)
     return model.eval()
 
@@ -169,7 +166,7 @@ def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | Non
     if spec.decoder is not None and "generation_config.json" not in assets:
         io.write_json(folder / "generation_config.json", _make_generation_config(hf_config))
         names.append("generation_config.json")
-    names += sentence_transformers_files.write(folder, {} if head else model.assets.modules)
+    names += tensor_files.write_sentence_files(folder, {} if head else model.assets.modules)
     io.write_manifest(folder, names)
     return names
 

@@ -25,8 +25,7 @@ from pretune.models.hf.checks import (
     make_unsupported_error,
     read_key,
 )
-from pretune.models.hf.heads import HEAD_KEY, HeadLayout
-from pretune.models.hf.weights import Rule
+from pretune.models.hf.weights import HEAD_KEY, HeadLayout, Rule
 from pretune.models.spec import PARTS, Model
 
 IGNORED_KEYS = frozenset(

@@ -1,0 +1,304 @@
+"""Config keys and tensor names that several families share: encoders like BERT, rotary positions, decoders."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from pretune.core.config import to_dict
+from pretune.core.config.read import format_value
+from pretune.core.errors import CheckpointError
+from pretune.models.family import ADAM_LARGE, PaperDefaults
+from pretune.models.hf.checks import (
+    Check,
+    allow_null,
+    check_choice,
+    check_positive,
+    check_rate,
+    check_size,
+    read_key,
+    read_object,
+)
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, Entry, FixedKey, Key, Layout
+from pretune.models.hf.weights import FusedPacking, HeadLayout, Rule, TransposedPacking, make_rules
+from pretune.models.spec import Model
+from pretune.nn.heads import PoolingConfig
+from pretune.nn.positions import BandedScaling, LinearScaling, Rotary
+
+ENCODER_KEYS = (
+    Key("hidden_size", ("width",), 768),
+    Key("num_hidden_layers", ("encoder.depth",), 12),
+    Key("num_attention_heads", ("encoder.blocks.*.attention.heads",), 12),
+    Key("intermediate_size", ("encoder.blocks.*.feedforward.hidden",), 3072),
+    Key("hidden_dropout_prob", ("encoder.embed.dropout", "encoder.blocks.*.dropout"), 0.1),
+    Key("attention_probs_dropout_prob", ("encoder.blocks.*.attention.dropout",), 0.1),
+    Key("max_position_embeddings", ("encoder.position.rows",), 512),
+    Key("type_vocab_size", ("encoder.embed.segments",), 2),
+    Key("initializer_range", ("init.std",), 0.02),
+    Key(
+        "layer_norm_eps",
+        ("encoder.embed.norm.eps", "encoder.blocks.*.norms.post.eps", "head.transform.norm.eps"),
+        1e-12,
+    ),
+    FixedKey("position_embedding_type", ("absolute",)),
+    FixedKey("is_decoder", (False,)),
+    FixedKey("add_cross_attention", (False,)),
+)
+
+ENCODER_ACTIVATION = "encoder.blocks.*.feedforward.activation"
+
+ENCODER_NAMES = {
+    "encoder.{i}.attention.q.{p}": "encoder.layer.{i}.attention.self.query.{p}",
+    "encoder.{i}.attention.k.{p}": "encoder.layer.{i}.attention.self.key.{p}",
+    "encoder.{i}.attention.v.{p}": "encoder.layer.{i}.attention.self.value.{p}",
+    "encoder.{i}.attention.out.{p}": "encoder.layer.{i}.attention.output.dense.{p}",
+    "encoder.{i}.attention_norm.post.{p}": "encoder.layer.{i}.attention.output.LayerNorm.{p}",
+    "encoder.{i}.feedforward.up.{p}": "encoder.layer.{i}.intermediate.dense.{p}",
+    "encoder.{i}.feedforward.down.{p}": "encoder.layer.{i}.output.dense.{p}",
+    "encoder.{i}.feedforward_norm.post.{p}": "encoder.layer.{i}.output.LayerNorm.{p}",
+    "tokens.weight": "embeddings.word_embeddings.weight",
+    "encoder.position.table.weight": "embeddings.position_embeddings.weight",
+    "encoder.embed.segments.weight": "embeddings.token_type_embeddings.weight",
+    "encoder.embed.norm.{p}": "embeddings.LayerNorm.{p}",
+    "pooler.dense.{p}": "pooler.dense.{p}",
+}
+"""Parameter -> tensor, without the prefix of the body."""
+
+POOLER = PoolingConfig(mode="first", layer="pooler")
+"""[CLS] through the pre-trained pooler (Devlin et al., 2019, section 3.2)."""
+
+LARGE_SETTINGS = {"width": 1024, "depth": 24, "heads": 16}
+
+
+ROPE_SCALINGS = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+"""Supported values of rope_type and the numbers each requires; `llama3` also takes the original length."""
+
+
+def build_rope_key(theta: float = 10000.0, fraction: float = 1.0, old_names: tuple[str, ...] = ()) -> CustomKey:
+    """Return the keys of rotary positions: rope_theta and rope_scaling, or both inside rope_parameters.
+
+    `theta` and `fraction` are the defaults of the reference. `old_names` are a family's former names of the base and
+    of the rotated fraction of a head.
+    """
+
+    def read(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+        parameters = read_object(hf_config, "rope_parameters") | read_object(hf_config, "rope_scaling")
+        all_keys = {**hf_config, **parameters}
+
+        def get(name: str, check: Check, *aliases: str) -> Any:
+            names = (f"rope_parameters.{name}", f"rope_scaling.{name}", *aliases)
+            return read_key(all_keys, *names, check=allow_null(check), default=None)
+
+        kind = get("rope_type", _check_rope_type, "rope_parameters.type", "rope_scaling.type") or "default"
+        allowed_names = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_SCALINGS[kind]}
+        allowed_names |= {"original_max_position_embeddings"} if kind == "llama3" else set()
+        for name, value in parameters.items():
+            if name.partition(".")[2] not in allowed_names and value is not None:
+                raise CheckpointError(f"key {format_value(name)} is unknown for rope_type '{kind}'")
+        base = get("rope_theta", check_positive, "rope_theta", *old_names[:1])
+        rotary_fraction = get("partial_rotary_factor", check_rate, "partial_rotary_factor", *old_names[1:])
+        if not old_names:  # the reference then rotates whole heads, whatever the config states
+            FixedKey("partial_rotary_factor", (1.0,)).read({"partial_rotary_factor": rotary_fraction})
+        rotary = Rotary(
+            theta=theta if base is None else base,
+            fraction=fraction if rotary_fraction is None else rotary_fraction,
+            scaling=_read_scaling(
+                kind, get, read_key(hf_config, "max_position_embeddings", check=check_size, default=2048)
+            ),
+        )
+        return {"decoder.position": to_dict(rotary)}
+
+    def write(spec: Model) -> dict[str, Any]:
+        assert spec.decoder is not None and isinstance(spec.decoder.position, Rotary)
+        rotary = spec.decoder.position
+        parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.theta}
+        if fraction != 1.0 or rotary.fraction != 1.0:
+            parameters["partial_rotary_factor"] = rotary.fraction
+        if isinstance(rotary.scaling, LinearScaling):
+            parameters |= {"rope_type": "linear", "factor": rotary.scaling.factor}
+        elif isinstance(rotary.scaling, BandedScaling):
+            parameters |= {
+                "rope_type": "llama3",
+                "factor": rotary.scaling.factor,
+                "low_freq_factor": rotary.scaling.low,
+                "high_freq_factor": rotary.scaling.high,
+                "original_max_position_embeddings": rotary.scaling.original,
+            }
+        return {"rope_parameters": parameters}
+
+    names = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", *old_names)
+    return CustomKey(names, read, write)
+
+
+def _check_rope_type(key: str, value: Any) -> str:
+    return str(check_choice(key, value, {name: name for name in ROPE_SCALINGS}))
+
+
+def _read_scaling(kind: str, get: Callable[[str, Check], Any], context: int) -> LinearScaling | BandedScaling | None:
+    numbers = {name: get(name, check_positive) for name in ROPE_SCALINGS[kind]}
+    for name, value in numbers.items():
+        if value is None:
+            raise CheckpointError(f"key 'rope_parameters.{name}' is missing; rope_type '{kind}' requires it")
+    if kind == "linear":
+        return LinearScaling(factor=numbers["factor"])
+    if kind == "default":
+        return None
+    return BandedScaling(
+        factor=numbers["factor"],
+        low=numbers["low_freq_factor"],
+        high=numbers["high_freq_factor"],
+        original=get("original_max_position_embeddings", check_size) or context,
+    )
+
+
+def build_decoder_training(
+    *,
+    length: int,
+    batch_tokens: int,
+    lr: float,
+    width: int,
+    warmup: int,
+    tokenizer: tuple[str, str, int],
+    schedule: str = "cosine",
+    floor: float = 0.1,
+    optimizer: Mapping[str, Any] = ADAM_LARGE,
+) -> PaperDefaults:
+    """Return the settings of causal language modelling on blocks of `length` tokens."""
+    return PaperDefaults(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(length,),
+        batch_tokens=batch_tokens,
+        lr=lr,
+        width=width,
+        optimizer=optimizer,
+        schedule={"kind": schedule, "warmup": warmup, "floor": floor},
+        tokenizer=tokenizer,
+    )
+
+
+def build_decoder_classes(name: str, head: str = "ForCausalLM") -> dict[str, frozenset[str]]:
+    """Return the two classes of a decoder in `transformers`: with the vocabulary head, and the body alone.
+
+    >>> build_decoder_classes("Llama")
+    {'LlamaForCausalLM': frozenset({'head'}), 'LlamaModel': frozenset()}
+    """
+    return {f"{name}{head}": frozenset({"head"}), f"{name}Model": frozenset()}
+
+
+def build_gpt_rules(body: str, norm: str) -> tuple[Rule, ...]:
+    """Return the rules of a layer of GPT and GPT-2: matrices stored input first; queries, keys and values fused."""
+    ours, theirs = "decoder.{i}", body + "h.{i}"
+    return (
+        Rule(
+            tuple(f"{ours}.attention.{part}.{{p}}" for part in "qkv"),
+            f"{theirs}.attn.c_attn.{{p}}",
+            FusedPacking(is_transposed=True),
+        ),
+        Rule(f"{ours}.attention.out.{{p}}", f"{theirs}.attn.c_proj.{{p}}", TransposedPacking()),
+        Rule(f"{ours}.feedforward.up.{{p}}", f"{theirs}.mlp.c_fc.{{p}}", TransposedPacking()),
+        Rule(f"{ours}.feedforward.down.{{p}}", f"{theirs}.mlp.c_proj.{{p}}", TransposedPacking()),
+        Rule(f"{ours}.attention_norm.{norm}.{{p}}", f"{theirs}.ln_1.{{p}}"),
+        Rule(f"{ours}.feedforward_norm.{norm}.{{p}}", f"{theirs}.ln_2.{{p}}"),
+    )
+
+
+def read_gpt_width(hf_config: Mapping[str, Any]) -> int:
+    """Return the width of a config; the feed-forward width may follow from it."""
+    width: int = read_key(hf_config, "n_embd", "hidden_size", check=check_size, default=768)
+    return width
+
+
+GPT_KEYS = (
+    Key("n_embd", ("width",), 768, aliases=("hidden_size",)),
+    Key("n_layer", ("decoder.depth",), 12, aliases=("num_hidden_layers",)),
+    Key("n_head", ("decoder.blocks.*.attention.heads",), 12, aliases=("num_attention_heads",)),
+    Key("resid_pdrop", ("decoder.blocks.*.dropout",), 0.1),
+    Key("embd_pdrop", ("decoder.embed.dropout",), 0.1),
+    Key("attn_pdrop", ("decoder.blocks.*.attention.dropout",), 0.1),
+    Key("initializer_range", ("init.std",), 0.02),
+)
+
+
+def build_llama_keys(
+    vocab: int = 32000, hidden: int = 11008, kv_heads: int | None = None, context: int = 2048
+) -> tuple[Key | CustomKey, ...]:
+    """Return the keys that Llama-like decoders share, with the defaults of a family's reference."""
+    return (
+        Key("vocab_size", ("vocab",), vocab),
+        Key("hidden_size", ("width",), 4096),
+        Key("intermediate_size", ("decoder.blocks.*.feedforward.hidden",), hidden),
+        Key("num_hidden_layers", ("decoder.depth",), 32),
+        Key("num_attention_heads", ("decoder.blocks.*.attention.heads",), 32),
+        CustomKey(("num_key_value_heads",), partial(_read_kv_heads, kv_heads), _write_kv_heads),
+        Key("hidden_act", ("decoder.blocks.*.feedforward.activation",), "silu", {"silu": "silu", **ACTIVATIONS}),
+        Key("attention_dropout", ("decoder.blocks.*.attention.dropout",), 0.0),
+        Key("initializer_range", ("init.std",), 0.02),
+        Key("max_position_embeddings", ("context",), context),
+    )
+
+
+def _read_kv_heads(default: int | None, hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    heads = read_key(hf_config, "num_attention_heads", check=check_size, default=32)
+    kv_heads = read_key(hf_config, "num_key_value_heads", check=allow_null(check_size), default=default)
+    return {"decoder.blocks.*.attention.kv_heads": None if kv_heads in (None, heads) else kv_heads}
+
+
+def _write_kv_heads(spec: Model) -> dict[str, Any]:
+    attention = spec.last_stack.blocks[0].attention
+    return {"num_key_value_heads": attention.kv_heads or attention.heads}
+
+
+def _read_head_width(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    width = read_key(hf_config, "hidden_size", check=check_size, default=4096)
+    heads = read_key(hf_config, "num_attention_heads", check=check_size, default=32)
+    head_width = read_key(hf_config, "head_dim", check=allow_null(check_size), default=None)
+    return {
+        "decoder.blocks.*.attention.head_width": None
+        if head_width is None or heads * head_width == width
+        else head_width
+    }
+
+
+def _write_head_width(spec: Model) -> dict[str, Any]:
+    return {"head_dim": spec.last_stack.blocks[0].attention.resolve_shape(width=spec.width)[2]}
+
+
+HEAD_WIDTH_KEY = CustomKey(("head_dim",), _read_head_width, _write_head_width)
+RMS_NORM_KEY = Key("rms_norm_eps", ("decoder.blocks.*.norms.pre.eps", "decoder.norm.eps"), 1e-6)
+LLAMA_NAMES = {
+    **{f"decoder.{{i}}.attention.{part}.{{p}}": f"model.layers.{{i}}.self_attn.{part}_proj.{{p}}" for part in "qkv"},
+    "decoder.{i}.attention.out.{p}": "model.layers.{i}.self_attn.o_proj.{p}",
+    "decoder.{i}.feedforward.up.{p}": "model.layers.{i}.mlp.up_proj.{p}",
+    "decoder.{i}.feedforward.gate.{p}": "model.layers.{i}.mlp.gate_proj.{p}",
+    "decoder.{i}.feedforward.down.{p}": "model.layers.{i}.mlp.down_proj.{p}",
+    "tokens.weight": "model.embed_tokens.weight",
+    "decoder.norm.{p}": "model.norm.{p}",
+    "head.weight": "lm_head.weight",
+}
+PRE_NORM_NAMES = {
+    "decoder.{i}.attention_norm.pre.{p}": "model.layers.{i}.input_layernorm.{p}",
+    "decoder.{i}.feedforward_norm.pre.{p}": "model.layers.{i}.post_attention_layernorm.{p}",
+}
+
+
+def build_llama_layout(
+    model_type: str,
+    name: str,
+    *,
+    template: Callable[[], Model],
+    entries: tuple[Entry, ...],
+    names: Mapping[str, str],
+    task_heads: Mapping[str, HeadLayout],
+) -> Layout:
+    """Return the layout of a Llama-like family; `name` starts the names of its classes in `transformers`."""
+    return Layout(
+        model_type=model_type,
+        template=template,
+        entries=entries,
+        prefix="model.",
+        classes=build_decoder_classes(name),
+        task_heads=task_heads,
+        head="lm_head.weight",
+        skipped_tensors=(r".*rotary_emb\.inv_freq",),
+        rules=make_rules(names),
+    )
