@@ -27,8 +27,7 @@ import numpy as np
 import torch
 
 from pretune.data.counters import Counters
-from pretune.data.ragged import compute_offsets
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Sequences, compute_offsets
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.masked import MaskedLM

@@ -23,16 +23,14 @@ from typing import Any
 import numpy as np
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.batch_shape import BatchShape
+from pretune.data.batch_shape import BatchShape, LengthSchedule, Phase
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
-from pretune.data.length_schedule import LengthSchedule, Phase
 from pretune.data.pairs import SegmentPairs
 from pretune.data.plan import build_plan
-from pretune.data.ragged import Ints, compute_offsets
 from pretune.data.samples import Blocks, Documents, Sentences
 from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
 from pretune.data.stream import BatchStream, compute_row_lengths
 

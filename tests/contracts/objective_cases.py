@@ -20,9 +20,8 @@ from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.parallel import double_template
-from pretune.data.ragged import Bools, Ints, spread
 from pretune.data.sequence_template import TEXT_B, SequenceTemplate
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Bools, Ints, Sequences, spread
 from pretune.models import catalog
 from pretune.models.catalog import resolve
 from pretune.models.model import build

@@ -5,8 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.ragged import Ints
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences
 
 
 def sides(after: Sequences) -> list[tuple[list[int], list[int]]]:

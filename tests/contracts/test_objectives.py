@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Loss
-from pretune.data.counters import Counters
-from pretune.data.epoch_order import SampleLengths
-from pretune.data.ragged import Ints
-from pretune.data.sequences import Sequences
+from pretune.data.counters import Counters, SampleLengths
+from pretune.data.sequences import Ints, Sequences
 from pretune.data.stream import predict_lengths
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import MODEL_SHAPES, Corruption, ModelShape, Objective, Vocabulary

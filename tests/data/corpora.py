@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pretune.data.epoch_order import EpochOrder
+from pretune.data.counters import EpochOrder
 from pretune.data.mixing import SourceMixture
 from pretune.data.samples import Samples
 from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate

@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
-from pretune.data import balanced_packing as even
-from pretune.data.balanced_packing import balanced_fit
-from pretune.data.exact_packing import PACKING_ORDERS, exact_fit
+from pretune.data import packing_methods as even
 from pretune.data.packing import best_fit, pack
-from pretune.data.ragged import Ints
+from pretune.data.packing_methods import PACKING_ORDERS, balanced_fit, exact_fit
+from pretune.data.sequences import Ints
 
 ROOM, OTHER = 16, 12
 lengths = st.lists(st.integers(1, ROOM), max_size=60).map(lambda found: np.array(found, dtype=np.int64))

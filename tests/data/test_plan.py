@@ -16,7 +16,7 @@ from pretune.core.seed import mix_array
 from pretune.data import plan as planning
 from pretune.data.batch_shape import BatchShape
 from pretune.data.plan import PackingPlan, build_plan
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 
 lengths = st.lists(st.integers(1, 16), min_size=1, max_size=80).map(lambda found: np.array(found, dtype=np.int64))
 shapes = st.builds(BatchShape, rows=st.sampled_from([1, 2, 4, 8]), length=st.integers(16, 24))

@@ -21,14 +21,12 @@ from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
-from pretune.data.length_schedule import LengthSchedule, LengthStage, Phase
 from pretune.data.mixing import SmoothedMixing, WeightedMixing
 from pretune.data.pairs import SegmentPairs
-from pretune.data.ragged import Ints, compute_offsets
 from pretune.data.samples import Blocks, Documents, Sentences
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import Shards
-from pretune.data.stream import BatchStream, StagedStream
+from pretune.data.stream import BatchStream
 from tests.conftest import ROOT
 from tests.data.corpora import CLS, FRAMES, SEP, opened, random_documents, some_documents, write
 
@@ -373,22 +371,6 @@ def test_samples_longer_than_a_row(tmp_path: Path) -> None:
     samples = Documents(limit=64).open(corpus(tmp_path), FRAME)
     with pytest.raises(UsageError, match=r"\b64\b.*\b32\b"):
         BatchStream(samples, BatchShape(rows=8, length=32), seed=0)[0]
-
-
-def test_a_length_schedule(tmp_path: Path) -> None:
-    """Short rows for 9 of 10 steps, long ones for the last; the same tokens in each."""
-    shards = corpus(tmp_path)
-    schedule = LengthSchedule(phases=(Phase(share=0.9, length=16), Phase(share=0.1, length=64)))
-
-    def open_stream(stage: LengthStage) -> BatchStream:
-        samples = Documents(limit=stage.length).open(shards, FRAME)
-        return BatchStream(samples, BatchShape(rows=stage.rows, length=stage.length), seed=0)
-
-    staged = StagedStream(schedule.build_stages(steps=20, tokens=512), open_stream)
-    shapes = [(staged[step].rows, staged[step].length) for step in (0, 17, 18, 19, 30)]
-    assert shapes == [(32, 16), (32, 16), (8, 64), (8, 64), (8, 64)]
-    assert same(staged[18], staged.streams[1][0]) and same(staged[17], staged.streams[0][17])
-    assert staged.batch(18, part=1, parts=2).rows == 4
 
 
 @settings(max_examples=20)

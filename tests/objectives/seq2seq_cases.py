@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pretune.data.counters import Counters
-from pretune.data.ragged import compute_offsets
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Sequences, compute_offsets
 from pretune.objectives.base import Vocabulary
 
 PAD, EOS, BOS, MASK = 0, 1, 2, 3

@@ -8,8 +8,7 @@ import pytest
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
-from pretune.data.ragged import compute_offsets
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Sequences, compute_offsets
 from pretune.objectives import build_objective
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.masked import MAX_WORD_TOKENS, MaskedLM

@@ -14,8 +14,7 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
-from pretune.data.ragged import compute_offsets
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Sequences, compute_offsets
 from pretune.models import catalog
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.permuted import PermutationLM

@@ -15,8 +15,7 @@ from pretune.core.types import IGNORE_INDEX, Batch, Targets
 from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
-from pretune.data.ragged import compute_offsets
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Sequences, compute_offsets
 from pretune.models.catalog import resolve
 from pretune.models.generator_discriminator import GeneratorDiscriminator, add_generator, build_pair
 from pretune.nn.loss import sample_tokens

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix_array
-from pretune.data.ragged import compute_offsets, compute_starts
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Sequences, compute_offsets, compute_starts
 from pretune.objectives import segment_sampling
 from pretune.objectives.segment_sampling import (
     WordSpans,

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from pretune.data.ragged import compute_offsets
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Sequences, compute_offsets
 from pretune.objectives.base import Vocabulary
 
 PAD, UNK, CLS, SEP, MASK, BOS, EOS = 0, 1, 2, 3, 500, 1005, 1006

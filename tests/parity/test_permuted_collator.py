@@ -20,8 +20,7 @@ from transformers import DataCollatorForPermutationLanguageModeling, PreTrainedT
 
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
-from pretune.data.ragged import compute_offsets
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Sequences, compute_offsets
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.permuted import PermutationLM
 

@@ -8,9 +8,8 @@ import numpy as np
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
-from pretune.data.ragged import Ints, compute_offsets
 from pretune.data.samples import Documents
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import Shards
 from pretune.data.stream import BatchStream
 from tests.data.corpora import FRAMES, random_documents, write

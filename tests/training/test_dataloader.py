@@ -18,8 +18,7 @@ from torch import Tensor
 import pretune as pt
 from pretune.core.errors import DataError, ResourceError, UsageError
 from pretune.core.types import Batch, Targets
-from pretune.data.length_schedule import LengthStage
-from pretune.data.stream import StagedStream
+from pretune.data.stream import BatchStream
 from pretune.training import device_prefetch
 from pretune.training.batch_buffer import PackedBatches
 from pretune.training.batch_stats import BatchStats
@@ -63,11 +62,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data") / "shards"
 
 
+class StagedStream:
+    """Five steps of eight short rows, then steps of four long rows."""
+
+    def __init__(self, short: BatchStream, long: BatchStream) -> None:
+        self.short, self.long = short, long
+
+    def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
+        stage, first = (self.short, 0) if step < 5 else (self.long, 5)
+        return stage.batch(step - first, part=part, parts=parts)
+
+
 @pytest.fixture(scope="module")
 def staged(data: Path) -> StagedStream:
     """Two stages of different shapes, then a lesson with two sides is tested apart."""
-    stages = [LengthStage(first=0, last=5, length=32, rows=8), LengthStage(first=5, last=9, length=64, rows=4)]
-    return StagedStream(stages, lambda stage: stream(data, Masking(), rows=stage.rows, length=stage.length))
+    return StagedStream(stream(data, Masking(), rows=8, length=32), stream(data, Masking(), rows=4, length=64))
 
 
 class TestPacked:

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.ragged import Ints
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences
 from pretune.inference.batching import encode_texts, pack_batches
 from pretune.inference.embed import BATCH_TOKENS, ROW_TOKENS
 from pretune.inference.finite_check import check_outputs

@@ -1,4 +1,6 @@
-"""Shape of a batch: fixed by a token budget, so that a model compiles once."""
+"""Shape of a batch, fixed by a token budget so that a model compiles once, and schedules of the sequence length."""
+
+from typing import NamedTuple
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
@@ -49,3 +51,65 @@ class BatchShape:
             sequences=self.sequences,
             slots=self.slots,
         )
+
+
+@spec
+class Phase:
+    """Phase of a schedule: a share of the steps with one row length."""
+
+    share: float
+    length: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or self.length < 1:
+            raise UsageError(f"a phase needs 0 < share <= 1 and length >= 1, got {self.share}, {self.length}")
+
+
+class LengthStage(NamedTuple):
+    """Phase in steps: steps from `first` (inclusive) to `last` (exclusive) have `rows` rows of `length` tokens."""
+
+    first: int
+    last: int
+    length: int
+    rows: int
+
+
+@spec
+class LengthSchedule:
+    """Length schedule: consecutive phases whose shares add up to 1, with the same number of tokens in every step.
+
+    BERT (Devlin et al., 2019, A.2) trains 90 % of the steps on sequences of 128 tokens and the rest on 512:
+
+        LengthSchedule(phases=(Phase(share=0.9, length=128), Phase(share=0.1, length=512)))
+    """
+
+    phases: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        total = sum(phase.share for phase in self.phases)
+        if abs(total - 1) > 1e-6:
+            raise UsageError(f"the shares of a length schedule must add up to 1, got {total:.6g}")
+
+    def build_stages(self, *, steps: int, tokens: int, multiple: int = 1) -> tuple[LengthStage, ...]:
+        """Return the stages of a run of `steps` steps with `tokens` tokens each.
+
+        The rows of a step are a multiple of `multiple` (the number of ranks). Raises `UsageError` if a step has too few
+        tokens for `multiple` rows.
+
+        >>> schedule = LengthSchedule(phases=(Phase(share=0.9, length=128), Phase(share=0.1, length=512)))
+        >>> [tuple(stage) for stage in schedule.build_stages(steps=1000, tokens=65_536)]
+        [(0, 900, 128, 512), (900, 1000, 512, 128)]
+        """
+        stages: list[LengthStage] = []
+        share = 0.0
+        for phase in self.phases:
+            first = stages[-1].last if stages else 0
+            share += phase.share
+            rows = tokens // phase.length // multiple * multiple
+            if not rows:
+                raise UsageError(
+                    f"{tokens} tokens per step are fewer than {multiple} rows of {phase.length}; "
+                    f"use at least {multiple * phase.length} tokens per step"
+                )
+            stages.append(LengthStage(first, min(round(share * steps), steps), phase.length, rows))
+        return (*stages[:-1], stages[-1]._replace(last=steps))

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
-from pretune.data.counters import Purpose, shuffle_by_key
-from pretune.data.epoch_order import EpochOrder
-from pretune.data.ragged import Ints
+from pretune.data.counters import EpochOrder, Purpose, shuffle_by_key
+from pretune.data.sequences import Ints
 
 Floats = NDArray[np.float64]
 

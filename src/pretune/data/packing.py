@@ -17,9 +17,8 @@ from functools import partial
 import numpy as np
 
 from pretune.core.errors import UsageError
-from pretune.data.balanced_packing import balanced_fit
-from pretune.data.exact_packing import PACKING_ORDERS, exact_fit
-from pretune.data.ragged import Ints
+from pretune.data.packing_methods import PACKING_ORDERS, balanced_fit, exact_fit
+from pretune.data.sequences import Ints
 
 MIN_GAP_SHARE, WIDE_GAP_SHARE = 0.001, 0.08
 """Shares of excess rows, above the lower bound, from which `pack` tries the other methods, and the slow one."""

@@ -21,12 +21,10 @@ from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
 from pretune.core.seed import mix
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Purpose, derive_keys, to_uniform
-from pretune.data.epoch_order import EpochOrder, SampleLengths
-from pretune.data.ragged import Ints, split_windows
+from pretune.data.counters import EpochOrder, Purpose, SampleLengths, derive_keys, to_uniform
 from pretune.data.samples import attach_sample_info, compute_text_room, find_sources
 from pretune.data.sequence_template import SequenceTemplate
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, split_windows
 from pretune.data.shards import Shards
 
 INTACT_LABEL, BROKEN_LABEL = 0, 1

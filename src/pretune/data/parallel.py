@@ -17,11 +17,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from pretune.core.config import spec
-from pretune.data.epoch_order import EpochOrder, SampleLengths
-from pretune.data.ragged import Ints, split_windows
+from pretune.data.counters import EpochOrder, SampleLengths
 from pretune.data.samples import attach_sample_info, compute_text_room, find_sources
 from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, split_windows
 from pretune.data.shards import Shards
 
 

@@ -21,7 +21,7 @@ from pretune.core.io import atomic_directory, read_json, write_json
 from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Purpose, shuffle_by_key
 from pretune.data.packing import pack
-from pretune.data.ragged import Ints, compute_offsets
+from pretune.data.sequences import Ints, compute_offsets
 from pretune.data.shards.npy import NpyWriter, open_npy
 
 WINDOW_SIZE = 2**18

@@ -16,10 +16,9 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
-from pretune.data.epoch_order import EpochOrder, SampleLengths
-from pretune.data.ragged import Ints, compute_offsets, split_windows, spread
+from pretune.data.counters import EpochOrder, SampleLengths
 from pretune.data.sequence_template import TEXT_A, SequencePieces, SequenceTemplate
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, compute_offsets, split_windows, spread
 from pretune.data.shards import Shards
 
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.data.ragged import Bools, Ints, compute_offsets, compute_starts, spread
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.data.shards import Shards
 from pretune.text.templates import SpecialPart, TextPart, TokenTemplate
 

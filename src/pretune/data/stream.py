@@ -9,7 +9,7 @@ A stream has no end: one epoch follows another. A pickled stream is small; the r
 """
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,15 +20,12 @@ import numpy as np
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.batch_shape import BatchShape
-from pretune.data.counters import Counters
-from pretune.data.epoch_order import EpochOrder, SampleLengths
+from pretune.data.counters import Counters, EpochOrder, SampleLengths
 from pretune.data.layout import lay_out
-from pretune.data.length_schedule import LengthStage
 from pretune.data.mixing import Mixing, SourceMixture
 from pretune.data.plan import WINDOW_SIZE, PackingPlan, build_plan
-from pretune.data.ragged import Ints
 from pretune.data.samples import Samples
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences
 
 _MAX_PLANS = 2  # plans in memory: the current epoch and a neighbour
 _MIN_SEQUENCES = 4  # lower bound for the maximum number of sequences per row
@@ -286,22 +283,6 @@ class BatchStream:
     def _draw_epoch(self, epoch: int) -> EpochOrder:
         """Return the draws of an epoch, with partners."""
         return self.samples.assign_partners(self.mixture.draw_order(self.seed, epoch))
-
-
-class StagedStream:
-    """Consecutive streams, one for each stage of a length schedule."""
-
-    def __init__(self, stages: Sequence[LengthStage], open_stream: Callable[[LengthStage], BatchStream]) -> None:
-        self.stages = tuple(stages)
-        self.streams = tuple(open_stream(stage) for stage in self.stages)
-
-    def __getitem__(self, step: int) -> Batch:
-        return self.batch(step)
-
-    def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
-        """Return the batch of a step, or a part of it; the last stage has no end."""
-        number = sum(step >= stage.last for stage in self.stages[:-1])
-        return self.streams[number].batch(step - self.stages[number].first, part=part, parts=parts)
 
 
 def compute_row_lengths(

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.ragged import compute_offsets
-from pretune.data.sequences import PER_TOKEN, Sequences
+from pretune.data.sequences import PER_TOKEN, Sequences, compute_offsets
 
 SLOT_VALUES: dict[str, Any] = {
     "tokens": 0, "special": True, "words": True, "sentences": True, "segments": 0, "targets": IGNORE_INDEX, "order": 0,

@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from pretune.core.errors import DataError
-from pretune.data.ragged import Bools, Ints
+from pretune.data.sequences import Bools, Ints
 from pretune.evaluation.result import EvaluationResult
 from pretune.inference.scoring import (
     DEFAULT_SCORING,

@@ -18,7 +18,7 @@ import numpy as np
 from torch import nn
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.ragged import compute_offsets, spread
+from pretune.data.sequences import compute_offsets, spread
 from pretune.evaluation.result import EvaluationResult
 from pretune.inference.scoring import DEFAULT_SCORING, Passages, ScoringConfig, compute_token_logprobs, encode_passages
 from pretune.inference.scoring.logprobs import ProgressCallback, build_scoring_method, get_max_length, is_bidirectional

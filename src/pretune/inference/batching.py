@@ -14,8 +14,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
-from pretune.data.ragged import Ints, compute_offsets, spread
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, compute_offsets, spread
 from pretune.text.templates import SpecialPart
 from pretune.text.tokenizer import Tokenizer
 

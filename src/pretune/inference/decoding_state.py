@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pretune.core.seed import extend_mix, mix
 from pretune.data.counters import to_uniform
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.inference import sampling
 from pretune.inference.generation_config import GenerationConfig, GreedySearch, Sampling
 from pretune.inference.generation_tokens import GenerationTokens

@@ -24,7 +24,7 @@ from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.format import format_count
 from pretune.core.types import Batch
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.inference.batching import encode_texts, pack_batches, split_into_chunks
 from pretune.inference.finite_check import check_outputs
 from pretune.inference.pooling import TextEncoder

@@ -9,8 +9,7 @@ from torch import Tensor
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
-from pretune.data.ragged import Ints, compute_offsets
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.virtual_tokens import reserve
 from pretune.models.model import LanguageModel
 from pretune.nn.cache import KVCache

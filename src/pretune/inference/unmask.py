@@ -16,8 +16,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
-from pretune.data.ragged import compute_offsets
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Sequences, compute_offsets
 from pretune.data.virtual_tokens import reserve
 from pretune.inference.finite_check import check_outputs
 from pretune.inference.mask_positions import Blanks

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pretune.core.config import get_kind, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.data.stream import Corruption
 from pretune.nn.loss import count_top1
 from pretune.text.tokenizer import Tokenizer

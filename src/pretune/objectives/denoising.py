@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
-from pretune.data.epoch_order import SampleLengths
-from pretune.data.ragged import Ints
-from pretune.data.sequences import Sequences
+from pretune.data.counters import Counters, SampleLengths
+from pretune.data.sequences import Ints, Sequences
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.noise import Noise, SentencePermutation, TextInfilling
 from pretune.objectives.seq2seq import (

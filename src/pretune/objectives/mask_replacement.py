@@ -10,7 +10,7 @@ import numpy as np
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.segment_sampling import Bits
 

@@ -16,8 +16,7 @@ import numpy as np
 from pretune.core.config import spec
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
-from pretune.data.ragged import Ints
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences
 from pretune.objectives.base import (
     BaseCorruption,
     ModelShape,

@@ -21,8 +21,7 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.data.counters import Counters
-from pretune.data.ragged import Ints, compute_offsets, compute_starts, spread
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
 from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_tokens, round_randomly

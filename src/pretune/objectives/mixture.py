@@ -24,10 +24,8 @@ from numpy.typing import NDArray
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
-from pretune.data.epoch_order import SampleLengths
-from pretune.data.ragged import Bools, Ints, compute_offsets, spread
-from pretune.data.sequences import Sequences
+from pretune.data.counters import Counters, SampleLengths
+from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, spread
 from pretune.data.stream import Corruption, has_random_lengths, predict_lengths
 from pretune.objectives.base import MODEL_SHAPES, BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.causal import CausalLM

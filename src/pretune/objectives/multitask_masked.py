@@ -20,8 +20,7 @@ import numpy as np
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.data.counters import Counters
-from pretune.data.ragged import Ints
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences
 from pretune.nn.attention_mask import MaskKind
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares

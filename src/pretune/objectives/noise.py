@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.data.counters import Counters
-from pretune.data.ragged import Ints, compute_offsets, compute_starts, spread
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.objectives.segment_sampling import (
     exclusive_cumsum,
     find_ordinary_tokens,

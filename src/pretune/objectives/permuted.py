@@ -23,8 +23,7 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
-from pretune.data.ragged import Bools, Ints, compute_starts, spread
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Bools, Ints, Sequences, compute_starts, spread
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.segment_sampling import Bits, exclusive_cumsum, shuffle_groups, sum_groups
 

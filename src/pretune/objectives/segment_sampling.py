@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from pretune.core.errors import UsageError
 from pretune.core.seed import extend_mix
 from pretune.data.counters import Counters
-from pretune.data.ragged import Bools, Ints, compute_offsets, compute_starts, split_windows, spread
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, compute_starts, split_windows, spread
 
 Bits = NDArray[np.uint64]
 Floats = NDArray[np.floating[Any]]

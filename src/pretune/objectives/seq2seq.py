@@ -20,8 +20,7 @@ import numpy as np
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.ragged import Bools, Ints, compute_offsets, spread
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, spread
 from pretune.objectives.base import ModelShape, Vocabulary
 
 

@@ -22,8 +22,7 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.counters import Counters, to_uniform
-from pretune.data.ragged import Ints, compute_offsets, compute_starts, spread
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.objectives.base import (
     BaseCorruption,
     ModelShape,

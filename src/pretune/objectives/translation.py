@@ -17,8 +17,7 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.data.counters import Counters, to_uniform
-from pretune.data.ragged import Ints
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
 from pretune.objectives.masked import mask_tokens

@@ -9,9 +9,8 @@ import numpy as np
 from pretune.core import log
 from pretune.core.config import get_kind, spec
 from pretune.core.errors import DataError, UsageError
-from pretune.data.batch_shape import BatchShape
-from pretune.data.epoch_order import SampleLengths
-from pretune.data.length_schedule import LengthSchedule, Phase
+from pretune.data.batch_shape import BatchShape, LengthSchedule, Phase
+from pretune.data.counters import SampleLengths
 from pretune.data.mixing import Mixing
 from pretune.data.mixing import SourceMixture as Shares
 from pretune.data.packing import MAX_EXACT_ROW, pack

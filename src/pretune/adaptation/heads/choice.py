@@ -23,7 +23,7 @@ from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.nn.heads import PoolingConfig

@@ -18,7 +18,7 @@ from torch import Tensor
 from pretune.adaptation.static.word_ids import WordCorpus
 from pretune.core.config import spec
 from pretune.core.seed import make_generator
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.inference.word_vectors import WordVectors
 
 Floats = NDArray[np.float64]

@@ -23,7 +23,7 @@ from pretune.adaptation.static.word_ids import WordCorpus
 from pretune.core.config import spec
 from pretune.core.errors import DivergedError
 from pretune.core.seed import make_generator
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.inference.word_vectors import WordVectors
 
 BATCH_SIZE, GROUP_SIZE, NEGATIVES_PER_GROUP, MAX_OCCURRENCES = 2048, 32, 32, 4.0

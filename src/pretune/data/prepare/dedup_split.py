@@ -30,7 +30,7 @@ from pretune.data.prepare.settings import (
     Recipe,
 )
 from pretune.data.prepare.stage import Piece, StageReader
-from pretune.data.ragged import Bools, spread
+from pretune.data.sequences import Bools, spread
 from pretune.data.shards import ShardSplit, ShardWriter
 from pretune.text.neardup import NearDuplicates
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pretune.core.errors import DataError, suggest
 from pretune.core.io import resolve_inside
-from pretune.data.ragged import Bools, Ints, spread
+from pretune.data.sequences import Bools, Ints, spread
 from pretune.data.shards.index import INDEX_FILE, DataIndex, ShardFacts, read_index
 from pretune.data.shards.npy import open_npy
 

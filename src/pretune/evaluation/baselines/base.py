@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from pretune.core.errors import UsageError
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""

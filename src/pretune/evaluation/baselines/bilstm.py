@@ -16,7 +16,7 @@ from pretune.core.config import spec
 from pretune.core.seed import make_generator, mix
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.layout import batch
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.evaluation.baselines.base import Label, Predictor, Text, encode_labels
 from pretune.evaluation.baselines.majority import Majority
 from pretune.inference.word_vectors import WordVectors, split_words

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pretune.core.config import spec
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.evaluation.baselines.base import Label, Predictor, Text, encode_labels
 from pretune.evaluation.baselines.features import TfIdf
 from pretune.evaluation.baselines.majority import Majority

@@ -11,8 +11,7 @@ from torch import nn
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.data.ragged import Bools, Ints, compute_offsets
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets
 from pretune.inference.scoring.packed_forward import BATCH_TOKENS, TargetLogProbs, compute_target_logprobs
 from pretune.inference.scoring.passages import Passages, encode_passages
 from pretune.inference.scoring.queries import (

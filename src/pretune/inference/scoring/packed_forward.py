@@ -20,8 +20,7 @@ from pretune.core.types import IGNORE_INDEX, Batch, Targets
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
 from pretune.data.packing import pack
-from pretune.data.ragged import Bools, Ints, compute_starts, spread
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Bools, Ints, Sequences, compute_starts, spread
 from pretune.inference.finite_check import check_outputs
 from pretune.models.model import LanguageModel
 

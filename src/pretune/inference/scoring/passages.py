@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pretune.core.errors import DataError
-from pretune.data.ragged import Bools, Ints, compute_offsets, spread
+from pretune.data.sequences import Bools, Ints, compute_offsets, spread
 from pretune.text.tokenizer import Tokenizer
 
 CharacterSpan = tuple[int, int]

@@ -21,8 +21,7 @@ import numpy as np
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.ragged import Bools, Ints, compute_offsets, compute_starts, spread
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.inference.scoring.passages import Passages
 
 CHUNK_TOKENS = 1 << 22

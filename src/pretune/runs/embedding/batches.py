@@ -10,8 +10,7 @@ from pretune.core.format import format_count
 from pretune.core.types import Batch, Targets
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
-from pretune.data.ragged import Ints
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences
 from pretune.inference.batching import EncodedTexts, encode_texts
 from pretune.runs.embedding.pair_dataset import PairDataset
 from pretune.text.tokenizer import Tokenizer

@@ -11,8 +11,7 @@ from pretune.core.errors import UsageError, suggest
 from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
-from pretune.data.ragged import Ints
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences
 from pretune.data.stream import Corruption
 from pretune.nn.attention_mask import MaskKind as Way
 from pretune.objectives import OBJECTIVES

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.objectives.base import count_vocabulary_targets
 
 

@@ -9,9 +9,8 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.pairs import BROKEN_LABEL, INTACT_LABEL
 from pretune.data.parallel import double_template
-from pretune.data.ragged import spread
 from pretune.data.sequence_template import TEXT_A
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Sequences, spread
 from pretune.objectives.base import ModelShape, Objective, PairKind
 from pretune.objectives.mixture import Mixture
 from pretune.objectives.supervised import SupervisedSeq2seq

@@ -16,8 +16,7 @@ from pretune.core.types import Batch
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
 from pretune.data.plan import build_plan
-from pretune.data.ragged import Ints, spread
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, spread
 from pretune.inference.finite_check import check_outputs
 from pretune.inference.text_model import eval_mode
 from pretune.tasks.encode.items import Items

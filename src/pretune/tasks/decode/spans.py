@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pretune.core.errors import UsageError
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.metrics.question_answering import squad2
 from pretune.tasks.decode.logits import Floats
 from pretune.tasks.decode.prediction import AnswerCandidate, Prediction

@@ -19,7 +19,7 @@ from pretune.core.types import Batch
 from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Purpose, shuffle_by_key
 from pretune.data.mixing import SmoothedMixing
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.tasks.encode.stream import TaskStream
 
 

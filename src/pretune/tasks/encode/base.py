@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from pretune.core.errors import DataError
 from pretune.core.format import join_names
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.ragged import Ints
 from pretune.data.sequence_template import SequenceTemplate
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences
 from pretune.models.spec import Model
 from pretune.tasks.encode.token_pool import PooledSequences, TokenPool, compute_room, split_room
 from pretune.tasks.example import Example

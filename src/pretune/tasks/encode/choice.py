@@ -14,7 +14,7 @@ import numpy as np
 from pretune.adaptation.heads.choice import build_group_labels
 from pretune.core.errors import DataError
 from pretune.core.seed import mix
-from pretune.data.ragged import Ints, compute_offsets
+from pretune.data.sequences import Ints, compute_offsets
 from pretune.tasks.encode.base import EncodingRules, format_example, read_classes
 from pretune.tasks.encode.items import Counts, Items, build_items
 from pretune.tasks.example import Example

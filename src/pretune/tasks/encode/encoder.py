@@ -12,7 +12,7 @@ from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.encoder_decoder import build_encoder_decoder_inputs
 from pretune.adaptation.heads.generation import Generation
 from pretune.core.errors import DataError, UsageError
-from pretune.data.ragged import Ints
+from pretune.data.sequences import Ints
 from pretune.data.virtual_tokens import reserve
 from pretune.inference.text_model import get_tokenizer
 from pretune.tasks.encode import choice, sequence, span, tagging, text_to_text

@@ -8,8 +8,7 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.data.ragged import Ints, compute_offsets, compute_starts, spread
-from pretune.data.sequences import PER_TOKEN, Sequences, join
+from pretune.data.sequences import PER_TOKEN, Ints, Sequences, compute_offsets, compute_starts, join, spread
 
 
 @spec

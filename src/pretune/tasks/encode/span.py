@@ -15,7 +15,7 @@ import numpy as np
 from pretune.adaptation.heads.span import END, START
 from pretune.core.errors import DataError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.ragged import Bools, Ints, spread
+from pretune.data.sequences import Bools, Ints, spread
 from pretune.tasks.encode.base import EncodingRules, format_example
 from pretune.tasks.encode.items import Counts, Items, build_items
 from pretune.tasks.encode.token_pool import PooledSequences, TokenPool, compute_room, deduplicate

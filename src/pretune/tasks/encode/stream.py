@@ -21,8 +21,7 @@ from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
 from pretune.data.mixing import SmoothedMixing, SourceMixture, WeightedMixing
 from pretune.data.packing import pack
-from pretune.data.ragged import Ints
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences
 from pretune.tasks.encode.items import Items
 
 MAX_PACKED_ROW = 512

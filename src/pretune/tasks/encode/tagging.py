@@ -14,7 +14,7 @@ import numpy as np
 
 from pretune.core.errors import DataError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.ragged import Ints, compute_offsets, compute_starts
+from pretune.data.sequences import Ints, compute_offsets, compute_starts
 from pretune.tasks.encode.base import EncodingRules, format_example, missing_value_error
 from pretune.tasks.encode.items import Counts, Items, build_items
 from pretune.tasks.encode.token_pool import TokenPool

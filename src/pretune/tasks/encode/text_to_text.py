@@ -11,9 +11,8 @@ import numpy as np
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.ragged import Ints
 from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences
 from pretune.tasks.encode.base import EncodingRules, missing_value_error, read_classes, read_scores
 from pretune.tasks.encode.items import Counts, Items, build_items
 from pretune.tasks.encode.token_pool import PooledSequences, TokenPool, compute_room

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
-from pretune.data.ragged import Ints, compute_offsets, spread
 from pretune.data.sequence_template import TEXT_A, TEXT_B, SequencePieces, SequenceTemplate
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences, compute_offsets, spread
 from pretune.models.spec import Model
 from pretune.text.tokenizer import Tokenizer
 
