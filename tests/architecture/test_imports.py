@@ -136,7 +136,7 @@ def test_the_law_can_be_broken(source: str, count: int) -> None:
 
 def test_results_and_messages_have_one_printer() -> None:
     """Data never reach a terminal but through `core.log`, which escapes control characters."""
-    own = {"core/log.py", "cli/_completion.py"}  # scripts of a shell are no data; errors are escaped by `one_line`
+    own = {"core/log.py"}  # errors are escaped by `one_line`
     found = [
         f"{name_of(file)}:{node.lineno}"
         for file in files()

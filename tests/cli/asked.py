@@ -6,8 +6,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from pretune.cli import VERBS, app
 
 PLACES = {"corpus", "data", "dev", "directory", "index", "inputs", "model", "queries", "run", "runs", "source", "start",
@@ -24,10 +22,9 @@ def parsed(command: str) -> tuple[str, dict[str, Any]]:
     """The verb of a command and what each of its parameters is; what is wrong is typer's usage error."""
     first, verb, *words = shlex.split(command)
     assert first == "pretune", command
-    group: Any = typer.main.get_command(app._build_app([verb]))
     with (
-        group.make_context("pretune", [verb, *words]) as context,
-        group.commands[verb].make_context(verb, list(words), parent=context) as made,
+        app.build_group().make_context("pretune", [verb, *words]) as context,
+        app.build_command(verb).make_context(verb, list(words), parent=context) as made,
     ):
         return verb, dict(made.params)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.cli import VERBS, _names, main
+from pretune.cli import VERBS, _options, main, prepare
 from pretune.core.errors import UsageError
 from tests.conftest import ROOT
 
@@ -112,16 +112,16 @@ def test_names_are_those_that_verbs_take() -> None:
     training = {family: FAMILIES.get(family).training for family in [*FAMILIES][::-1]}
     families = {defaults.tokenizer[1]: family for family, defaults in training.items() if defaults}
     assert {style: find_style_family(style) for style in families} == families
-    assert (_names.SHAPES, _names.POOLINGS, _names.FILE_TASKS) == (MODEL_SHAPES, POOLINGS, FILE_TASKS)
-    assert {*METHOD_PRESETS} <= {*_names.complete_methods()} and {*FILE_TASKS} <= {*_names.complete_eval_tasks()}
+    assert (_options.SHAPES, _options.POOLINGS, _options.FILE_TASKS) == (MODEL_SHAPES, POOLINGS, FILE_TASKS)
+    assert {*METHOD_PRESETS} <= {*_options.complete_methods()} and {*FILE_TASKS} <= {*_options.complete_eval_tasks()}
 
 
 def test_a_family_for_the_tokens_there_are() -> None:
     from pretune.models.families import find_style_family
 
     styles = ("cls-sep", "s-mask", "endoftext", "sentinels", "cls-last")
-    assert all(_names.find_family(_special(style))[0] == find_style_family(style) for style in styles)
-    assert _names.find_family(set()) == _names.find_family(_special("cls-sep"))
+    assert all(prepare.find_family(_special(style))[0] == find_style_family(style) for style in styles)
+    assert prepare.find_family(set()) == prepare.find_family(_special("cls-sep"))
 
 
 def _special(style: str) -> set[str]:
@@ -154,10 +154,10 @@ def test_paths_are_settings() -> None:
         },
     }
     for verb, tree in trees.items():
-        for path in _names.SETTING_PATHS[verb]:
+        for path in _options.SETTING_PATHS[verb]:
             section, _, rest = path.partition(".")
             assert rest in tree[section], path
-    assert {*_names.SETTING_PATHS["show"]} <= knobs
+    assert {*_options.SETTING_PATHS["show"]} <= knobs
 
 
 def test_completion_never_fails_loudly() -> None:

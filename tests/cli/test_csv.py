@@ -10,7 +10,7 @@ import pytest
 
 import pretune as pt
 from pretune.cli import main
-from pretune.cli._csv import print_csv
+from pretune.cli._output import print_csv
 from pretune.cli.finetune import _list_records
 from pretune.models import catalog
 from pretune.tasks import TASKS

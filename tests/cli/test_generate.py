@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pretune.cli import _progress, main
-from pretune.cli._prompts import unescape
+from pretune.cli import _output, main
+from pretune.cli._inputs import unescape
 from tests.runs.small import FAST, make, shrunk
 
 Capture = pytest.CaptureFixture[str]
@@ -111,7 +111,7 @@ def test_many_prompts_show_how_far_they_are(
     capsys: Capture, runs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "prompts.txt").write_text("The king\nA boy\n")
-    monkeypatch.setattr(_progress, "_SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(_output, "_SECONDS_BETWEEN_LINES", 0)
     words = ["generate", runs[GPT], f"--input={tmp_path / 'prompts.txt'}", "--max-new-tokens=4", "--batch=1"]
     text = said(capsys, *words)
     assert main(words) == 0

@@ -6,21 +6,21 @@ import sys
 
 import pytest
 
-from pretune.cli import VERBS, _names, main
+from pretune.cli import VERBS, _options, main
 from pretune.cli.app import MAX_SUMMARY
 from tests.cli.asked import examples, parsed
 from tests.conftest import ROOT
 
 Capture = pytest.CaptureFixture[str]
 NAMED = {
-    ("pretrain", "name"): _names.complete_families,
-    ("show", "name"): _names.complete_families,
-    ("pretrain", "objective"): _names.complete_objectives,
-    ("show-batch", "objective"): _names.complete_objectives,
-    ("finetune", "method"): _names.complete_methods,
-    ("finetune", "task"): _names.complete_tasks,
-    ("evaluate", "task"): _names.complete_eval_tasks,
-    ("tokenizer", "kind"): _names.complete_tokenizer_kinds,
+    ("pretrain", "name"): _options.complete_families,
+    ("show", "name"): _options.complete_families,
+    ("pretrain", "objective"): _options.complete_objectives,
+    ("show-batch", "objective"): _options.complete_objectives,
+    ("finetune", "method"): _options.complete_methods,
+    ("finetune", "task"): _options.complete_tasks,
+    ("evaluate", "task"): _options.complete_eval_tasks,
+    ("tokenizer", "kind"): _options.complete_tokenizer_kinds,
 }
 """Parameters whose values are names of registries."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.cli import _progress, main
+from pretune.cli import _output, main
 from pretune.core import log
 from pretune.data.prepare import PreparedData, work_units
 from tests.data.texts import MANY, blocks, byte_tokenizer, texts_of, tree
@@ -144,8 +144,8 @@ def test_other_data_is_refused(capsys: Capture, tmp_path: Path, given: str, toke
 class TestProgress:
     def test_plain_lines_now_and_then(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
         now = 0.0
-        monkeypatch.setattr(_progress.time, "monotonic", lambda: now)
-        with _progress.show_progress("preparing") as tell:
+        monkeypatch.setattr(_output.time, "monotonic", lambda: now)
+        with _output.show_progress("preparing") as tell:
             for step in range(1, 41):
                 now = step * 2.5
                 tell(step / 40, f"{step} MB")
@@ -154,10 +154,10 @@ class TestProgress:
         assert all(part in lines[0] for part in ("preparing", "10%", "4 MB", "1:30"))
 
     def test_nothing_when_quiet(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_progress, "_SECONDS_BETWEEN_LINES", 0)
+        monkeypatch.setattr(_output, "_SECONDS_BETWEEN_LINES", 0)
         log.set_quiet(True)
         try:
-            with _progress.show_progress("preparing") as tell:
+            with _output.show_progress("preparing") as tell:
                 tell(0.5, "words")
         finally:
             log.set_quiet(False)
@@ -168,7 +168,7 @@ class TestProgress:
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("COLUMNS", "100")
-        with _progress.show_progress("preparing") as tell:
+        with _output.show_progress("preparing") as tell:
             tell(0.5, "12 MB, 3.4 MB/s [x]")
         shown = capsys.readouterr()
         assert shown.out == ""

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pretune.cli import main
-from pretune.cli._torchrun import is_idle
+from pretune.cli.app import is_idle
 
 Capture = pytest.CaptureFixture[str]
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.cli import main
-from pretune.cli._signals import EXIT_INTERRUPTED, shut_down_cleanly
+from pretune.cli import EXIT_INTERRUPTED, main, shut_down_cleanly
 from pretune.core.errors import StoppedError, UserInterruptError
 from pretune.training.guards import GracefulShutdown
 from tests.conftest import ROOT
@@ -51,7 +50,7 @@ RUN = """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
 sys.argv[1:] = {arguments!r}
 from pretune.cli import main
-from pretune.cli._signals import EXIT_INTERRUPTED
+from pretune.cli import EXIT_INTERRUPTED
 from pretune.core.errors import UserInterruptError
 sys.exit(main())
 """

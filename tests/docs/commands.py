@@ -14,8 +14,6 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import MagicMock
 
-import typer
-
 from pretune.cli import VERBS, app
 from tests.readme.page import blocks, prose
 
@@ -196,5 +194,4 @@ def _typed(rest: list[str]) -> None:
 
 @cache
 def _verb(verb: str) -> Any:
-    group: Any = typer.main.get_command(app._build_app([verb]))
-    return group.commands[verb]
+    return app.build_command(verb)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from pretune.adaptation import METHODS
 from pretune.cli import app
@@ -27,8 +26,7 @@ def parsed(line: str) -> tuple[str, dict[str, Any]]:
     """A command as the command line reads it: the verb, and what it was given."""
     name, verb, *words = shlex.split(line)
     assert name == "pretune"
-    group: Any = typer.main.get_command(app._build_app([verb]))
-    return verb, group.commands[verb].make_context(verb, words).params
+    return verb, app.build_command(verb).make_context(verb, words).params
 
 
 @pytest.fixture(scope="module")

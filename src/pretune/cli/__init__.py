@@ -14,16 +14,21 @@ The function prints its result to stdout, logs everything else through `pretune.
 on failure. Nothing here or at the top of a verb's file may import torch or numpy.
 """
 
+import contextlib
+import os
 import signal
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pretune.cli._signals import EXIT_INTERRUPTED, exit_at_once
-
+# NOTE: imported before Ctrl-C is handled, so this imports almost nothing.
 if TYPE_CHECKING:
     from pretune.cli.app import VERBS
 
 __all__ = ["VERBS", "main"]
+
+EXIT_INTERRUPTED = 130
+"""Exit code of `UserInterruptError`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,6 +50,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def exit_at_once(number: int = signal.SIGINT, frame: object = None) -> NoReturn:
+    """Exit without cleaning up."""
+    os.write(2, b"pretune: interrupted\n")
+    os._exit(EXIT_INTERRUPTED)
+
+
+@contextlib.contextmanager
+def shut_down_cleanly() -> Iterator[None]:
+    """Turn SIGTERM and Ctrl-C into an exception, so that the block removes its unfinished files.
+
+    A second signal does not interrupt the cleanup. A third one ends the process at once.
+    """
+    from pretune.core.errors import StoppedError, StopRequest
+
+    count = 0
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal count
+        count += 1
+        if count == 1 and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if count == 1:
+            name = signal.Signals(number).name
+            raise StopRequest(StoppedError(f"stopped by {name}; no output was written; run the command again"))
+        if count == 2:  # NOTE: not print, which may be interrupted within a line.
+            os.write(2, b"pretune: removing unfinished files; press Ctrl-C again to stop at once\n")
+        else:
+            exit_at_once()
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, handler in handlers.items():
+        if number == signal.SIGTERM or handler is not signal.SIG_IGN:  # background jobs of a shell ignore it
+            signal.signal(number, stop)
+    try:
+        yield
+    except StopRequest as request:
+        raise request.error from None
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # None: not installed from Python
+                signal.signal(number, handler)
 
 
 def __getattr__(name: str) -> Any:

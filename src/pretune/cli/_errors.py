@@ -169,7 +169,7 @@ def _suggest_setting(error: Any, options: list[str]) -> str:
     """Suggest `--set` where an unknown option is the name of a setting."""
     if "--set" not in options:
         return ""
-    from pretune.cli._names import SETTING_PATHS
+    from pretune.cli._options import SETTING_PATHS
 
     name = error.option_name.lstrip("-").replace("-", "_")
     names = [candidate for candidate in (name, *find_synonyms(name)) if f"--{candidate}" not in options]

@@ -1,11 +1,80 @@
-"""Reading of input texts: one per line, or one per row of JSONL, CSV or TSV."""
+"""Inputs of verbs: texts and prompts from the command line, files or standard input; counts; models and devices."""
 
+import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pretune.core.errors import DataError, explain_missing, suggest
+from pretune.cli._options import Dtype
+from pretune.core import log
+from pretune.core.errors import DataError, ResourceError, UsageError, explain_missing, suggest
+from pretune.core.hub import resolve_path
+
+if TYPE_CHECKING:
+    import torch
+
+    from pretune.adaptation.adapted import ModelWithHead
+    from pretune.models.model import LanguageModel
+
+_SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_MAX_COUNT = 10**18
+_COUNT_PATTERN = re.compile(r"(\d[\d_]{,30}\.?\d{,30}|\.\d{1,30})(e[+-]?\d{1,2})?([kmbt]?)", re.ASCII)
+
+
+def parse_count(text: str, option: str) -> int:
+    """Parse a count with a suffix.
+
+    >>> parse_count("1.5B", "--tokens")
+    1500000000
+    """
+    match = _COUNT_PATTERN.fullmatch(text.strip().lower())
+    value = float(f"{match[1]}{match[2] or ''}".replace("_", "")) * _SCALES[match[3]] if match else 0
+    if not 1 <= value <= _MAX_COUNT:
+        raise UsageError(f"{option} '{text[:40]}' must be a number from 1 to 1e18, such as 1e9, 10B, 300M or 2k")
+    return round(value)
+
+
+def unescape(text: str) -> str:
+    r"""Replace the escapes \n, \t and \\ of a shell argument by the characters they stand for.
+
+    >>> unescape(r"one\ntwo"), unescape(r"C:\\new")
+    ('one\ntwo', 'C:\\new')
+    """
+    return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text)
+
+
+def read_prompts(texts: Sequence[str], source: str | None, noun: str) -> list[str]:
+    """Return the texts, or the lines of a file (`-`: standard input); raise where one is empty."""
+    if bool(texts) == (source is not None):
+        raise UsageError(f"pass a {noun} or --input FILE (- is standard input), not both")
+    if source is None:
+        for number, text in enumerate(texts):
+            if not text:
+                raise UsageError(f"{noun} {number + 1} is empty")
+        return list(texts)
+    name = "standard input" if source == "-" else source
+    lines = _read_file(source, name).splitlines()
+    if not lines:
+        raise DataError(f"{name}: empty; expected one {noun} per line")
+    for number, line in enumerate(lines):
+        if not line.strip():
+            raise DataError(f"{name}: line {number + 1} is empty; expected one {noun} per line")
+    return lines
+
+
+def _read_file(source: str, name: str) -> str:
+    """Return the text of a file or, for `-`, of standard input."""
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        return data.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise DataError(f"{name}: {explain_missing(source)}") from None
+    except UnicodeDecodeError as fault:
+        raise DataError(f"{name}: not UTF-8 at byte {fault.start}") from None
+    except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
+        raise DataError(f"{name}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from None
 
 
 class InputTexts(NamedTuple):
@@ -33,9 +102,8 @@ def read_texts(source: str, field: str = "text") -> InputTexts:
     if formats := {".jsonl", ".csv", ".tsv"} & {*path.suffixes[-2:]}:
         texts, ids = _read_rows(path, field, table=".jsonl" not in formats)
     else:
-        texts = (_read_stdin() if source == "-" else "".join(read_text(path))).split("\n")
-        if texts[-1] == "":  # no line follows the last newline
-            texts.pop()
+        text = _read_file(source, name).replace("\r\n", "\n") if source == "-" else "".join(read_text(path))
+        texts = text.removesuffix("\n").split("\n") if text else []  # no line follows the last newline
         ids = [str(number) for number in range(1, len(texts) + 1)]
     if not texts:
         raise DataError(f"{name}: no texts; expected one per line")
@@ -64,8 +132,48 @@ def _read_rows(path: Path, field: str, *, table: bool) -> tuple[list[str], list[
     return texts, ids
 
 
-def _read_stdin() -> str:
+def load_model(
+    directory: str | Path,
+    *,
+    base: Path | None = None,
+    device: str | None = None,
+    dtype: Dtype = Dtype.FLOAT32,
+    needs_head: bool = False,
+) -> "LanguageModel | ModelWithHead":
+    """Load a model directory onto a device, by default the first GPU if there is one.
+
+    With `needs_head`, a model saved without its language-modelling head gets the tied one if possible.
+    """
+    folder = resolve_path(directory)
+    if not folder.exists():  # checked before the slow imports
+        from pretune.models.families import make_missing_error
+
+        raise make_missing_error(folder)
+    import torch
+
+    from pretune.adaptation.io import load
+
+    head: Literal["tied"] | None = "tied" if needs_head else None
+    loaded_model = load(folder, base=base, dtype=getattr(torch, dtype), device=resolve_device(device), head=head)
+    model: Any = getattr(loaded_model, "model", loaded_model)  # without the task head
+    if needs_head and model is not loaded_model and model.spec.head is None and (folder / "task.json").is_file():
+        command = f"pretune predict {shlex.quote(str(folder))} --input FILE"
+        raise UsageError(f"{folder}: a fine-tuned run has no language-modelling head; use `{command}`")
+    return loaded_model
+
+
+def resolve_device(device: str | None) -> "torch.device":
+    """Return the device of this name; None: the first GPU if available, else the CPU."""
+    import torch
+
+    if device is None:
+        default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        log.info(f"device: {torch.cuda.get_device_name(default) if default.type == 'cuda' else 'CPU'}")
+        return default
     try:
-        return sys.stdin.buffer.read().decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as fault:
-        raise DataError(f"standard input: not UTF-8 at byte {fault.start}") from None
+        torch_device = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"unknown device '{device}'; use cpu, cuda or cuda:N") from None
+    if torch_device.type == "cuda" and not torch.cuda.is_available():
+        raise ResourceError(f"device '{device}': no GPU available to torch; use --device cpu")
+    return torch_device

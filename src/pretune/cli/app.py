@@ -6,17 +6,16 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pretune import __version__
-from pretune.cli import _completion
 from pretune.cli._errors import classify_error, to_one_line
-from pretune.cli._help import simplify_arguments
-from pretune.cli._torchrun import is_idle
+from pretune.cli._options import option
 from pretune.core import log
-from pretune.core.errors import StoppedError, UserInterruptError
+from pretune.core.errors import ResourceError, StoppedError, UsageError, UserInterruptError, suggest
 from pretune.core.registry import Registry
 
 VERBS: Registry[Callable[..., None]] = Registry(
@@ -48,6 +47,14 @@ VERBS: Registry[Callable[..., None]] = Registry(
 
 MAX_SUMMARY = 62
 """Maximum length of a verb's line in `pretune --help`, for a terminal of 80 columns."""
+DISTRIBUTED_VERBS = ("pretrain", "finetune")
+"""Verbs that run on all ranks."""
+SINGLE_PROCESS_OPTIONS = ("--dry-run", "--help", "-h")
+"""Options with which even these run on one rank."""
+SHELLS = ("bash", "zsh", "fish")
+_COMPLETION_OPTIONS = ("--show-completion", "--install-completion")
+_COMPLETE_VARIABLE = "_PRETUNE_COMPLETE"
+"""Set by the shell that asks for completions."""
 _GLOBAL_SWITCHES = ("--debug", "--quiet")
 
 
@@ -77,54 +84,97 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    words = _completion.read_line()
-    if words is None and is_idle(_find_verb(arguments), arguments):
+    if not os.environ.get(_COMPLETE_VARIABLE) and is_idle(_find_verb(arguments), arguments):
         return 0
-    command = simplify_arguments(
-        typer.main.get_command(_build_app(arguments) if words is None else _build_completion_app(words))
-    )
-    result = command.main(args=_completion.add_shell(arguments), prog_name="pretune", standalone_mode=False)
+    result = build_group().main(args=_add_shell(arguments), prog_name="pretune", standalone_mode=False)
     code = result if isinstance(result, int) else 0  # an int comes from typer.Exit; verbs return nothing
     if code == UserInterruptError.exit_code:  # typer turns Ctrl-C into this code
         raise KeyboardInterrupt
     return code
 
 
-def _build_app(arguments: list[str]) -> typer.Typer:
-    """Return the typer app with the requested verb only; without a verb, with a stub of each, for `pretune --help`."""
-    verb = _find_verb(arguments)
-    app = _build_empty_app()
-    if verb is not None:
-        app.command(verb, help=format_help(VERBS.get(verb)))(VERBS.get(verb))
-        return app
-    for name in VERBS:
-        app.command(name, help=_shorten(VERBS.describe(name)))(_do_nothing)
-    return app
-
-
-def _build_completion_app(words: list[str]) -> typer.Typer:
-    """Return the app for shell completion: the verb on the line, or the names of all verbs."""
-    verb = _find_verb(words)
-    return _build_app([verb] if verb is not None and verb in VERBS else [])
-
-
-def _build_empty_app() -> typer.Typer:
-    app = typer.Typer(
-        add_completion=bool(os.environ.get("_PRETUNE_COMPLETE")),  # pretune defines the completion options itself
-        rich_markup_mode=None,  # importing rich would take a third of the time
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-    )
+def build_group() -> Any:
+    """Return the command of `pretune`, whose verbs are imported when they are used."""
+    app = _build_typer(cls=VerbGroup, add_completion=bool(os.environ.get(_COMPLETE_VARIABLE)))
     app.callback(help=format_help(_global_options))(_global_options)
-    return app
+    return typer.main.get_command(app)
+
+
+def _build_typer(**options: Any) -> typer.Typer:
+    settings = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+    # NOTE: importing rich would take a third of the time.
+    return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=settings, **options)
+
+
+class VerbGroup(TyperGroup):
+    """Group of all verbs. Only the verb on the line is imported, `pretune --help` reads docstrings."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the verbs, in the order of the help."""
+        return VERBS.list_names()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command of a verb; completion ignores unknown ones."""
+        return None if ctx.resilient_parsing and cmd_name not in VERBS else build_command(cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs with their summaries, cut at a comma to `MAX_SUMMARY` characters."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _shorten(VERBS.describe(name))) for name in VERBS])
+
+
+def build_command(verb: str) -> Any:
+    """Return the command of a verb."""
+    app, function = _build_typer(add_completion=False), VERBS.get(verb)
+    app.command(verb, help=format_help(function))(function)
+    command = typer.main.get_command(app)
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            _simplify_argument(parameter)
+    return command
+
+
+def _simplify_argument(argument: Any) -> None:
+    """Make the help show an argument by its metavar alone.
+
+    Newer releases of typer print `{CORPUS}...` and `CORPUS <list[str]>` where older ones print `CORPUS...` and
+    `CORPUS`.
+    """
+    get_pieces, get_record = argument.get_usage_pieces, argument.get_help_record
+
+    def get_usage_pieces(ctx: Any) -> list[str]:
+        return [re.sub(r"^\{(.*)\}(?=(?:\.\.\.)?$)", r"\1", piece) for piece in get_pieces(ctx)]
+
+    def get_help_record(ctx: Any) -> tuple[str, str] | None:
+        record = get_record(ctx)
+        return None if record is None else (record[0].partition(" <")[0], record[1])
+
+    argument.get_usage_pieces, argument.get_help_record = get_usage_pieces, get_help_record
 
 
 def _find_verb(arguments: list[str]) -> str | None:
     """Return the first argument that is neither an option nor the value of a completion option."""
     for previous, argument in zip(["", *arguments], arguments, strict=False):
-        if not argument.startswith("-") and previous not in _completion.OPTIONS:
+        if not argument.startswith("-") and previous not in _COMPLETION_OPTIONS:
             return argument
     return None
+
+
+def is_idle(verb: str | None, arguments: Sequence[str]) -> bool:
+    """Return whether this rank of `torchrun` has nothing to do, since the verb runs on rank 0 only.
+
+    On rank 0 of such a verb, torchrun's variables are removed, so that it runs as a single process.
+    """
+    rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    if world < 2 or (verb in DISTRIBUTED_VERBS and not any(word in SINGLE_PROCESS_OPTIONS for word in arguments)):
+        return False
+    if rank:
+        with log.silence("--quiet" in arguments):
+            log.info(f"rank {rank} of {world} is idle: {verb or 'this command'} runs on rank 0 only")
+        return True
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+    return False
 
 
 def format_help(verb: Callable[..., None]) -> str:
@@ -141,40 +191,74 @@ def _shorten(text: str) -> str:
     return text
 
 
-def _do_nothing() -> None:
-    """Stand in for a verb in `pretune --help`."""
-
-
 def _show_version(value: bool) -> None:
     if value:
         log.print_result(f"pretune {__version__}")
         raise typer.Exit
 
 
+def _add_shell(arguments: list[str]) -> list[str]:
+    """Insert the current shell after a completion option that has no value."""
+    words = list(arguments)
+    for name in _COMPLETION_OPTIONS:
+        if name in words and words[words.index(name) + 1 : words.index(name) + 2] in ([], ["--debug"]):
+            shell = os.environ.get("SHELL", "").rpartition("/")[2]
+            words.insert(words.index(name) + 1, shell if shell in SHELLS else SHELLS[0])
+    return words
+
+
+def _show_completion(shell: str | None) -> None:
+    """Print the completion script of a shell."""
+    if shell is not None:
+        from typer import completion
+
+        script: Any = completion
+        options = {"prog_name": "pretune", "complete_var": _COMPLETE_VARIABLE, "shell": _check_shell(shell)}
+        log.print_result(script.get_completion_script(**options))
+        raise typer.Exit
+
+
+def _install_completion(shell: str | None) -> None:
+    """Install the completion script of a shell."""
+    if shell is not None:
+        from typer import completion
+
+        script: Any = completion
+        try:
+            _, path = script.install(_check_shell(shell), "pretune", _COMPLETE_VARIABLE)
+        except OSError as fault:
+            raise ResourceError(
+                f"cannot write {fault.filename}: {fault.strerror}; save the output of `pretune --show-completion "
+                f"{shell}` where your shell reads it"
+            ) from None
+        log.print_result(str(path))
+        log.info("open a new terminal to use it")
+        raise typer.Exit
+
+
+def _check_shell(shell: str) -> str:
+    if shell not in SHELLS:
+        raise UsageError(f"unknown shell '{shell[:40]}'{suggest(shell, SHELLS)} (allowed: {', '.join(SHELLS)})")
+    return shell
+
+
 def _global_options(
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only results and errors.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
-    ] = False,
+    quiet: Annotated[bool, option("--quiet", "Print only results and errors.")] = False,
+    debug: Annotated[bool, option("--debug", "Print the traceback of an error.")] = False,
+    version: Annotated[bool, option("--version", "Print the version.", is_eager=True, callback=_show_version)] = False,
     show_completion: Annotated[
         str | None,
-        typer.Option(
-            "--show-completion",
-            metavar="[SHELL]",
-            help="Print the shell completion script: bash, zsh or fish.",
+        option(
+            "--show-completion [SHELL]",
+            "Print the shell completion script: bash, zsh or fish.",
             is_eager=True,
-            callback=_completion.show,
+            callback=_show_completion,
         ),
     ] = None,
     install_completion: Annotated[
         str | None,
-        typer.Option(
-            "--install-completion",
-            metavar="[SHELL]",
-            help="Install shell completion.",
-            is_eager=True,
-            callback=_completion.install,
+        option(
+            "--install-completion [SHELL]", "Install shell completion.", is_eager=True, callback=_install_completion
         ),
     ] = None,
 ) -> None:

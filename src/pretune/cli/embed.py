@@ -5,14 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from pretune.cli._hints import find_free_path, hint
-from pretune.cli._inputs import read_texts
-from pretune.cli._models import BaseOption, load_model
-from pretune.cli._names import DEVICES, POOLINGS, complete_from
-from pretune.cli._output import check_new_file
-from pretune.cli._progress import show_progress
+from pretune.cli._inputs import load_model, read_texts
+from pretune.cli._options import (
+    AsJson,
+    Base,
+    DeviceName,
+    EmbeddingModel,
+    Layer,
+    MaxLength,
+    TextPrompt,
+    complete_poolings,
+    option,
+)
+from pretune.cli._output import check_new_file, find_free_path, hint, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.format import format_count
@@ -21,50 +26,26 @@ FORMATS = (".npy", ".parquet", ".jsonl")
 
 
 def embed(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, hf:OWNER/NAME, or word vectors.")
-    ],
-    source: Annotated[
-        str,
-        typer.Option(
-            "--input", metavar="FILE", help="Texts, one per line, or .jsonl, .csv, .tsv; - is standard input."
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file: .npy, .parquet or .jsonl.")],
-    field: Annotated[str, typer.Option("--field", metavar="NAME", help="Text column or JSON field.")] = "text",
+    model: EmbeddingModel,
+    source: Annotated[str, option("--input FILE", "Texts, one per line, or .jsonl, .csv, .tsv; - is standard input.")],
+    out: Annotated[Path, option("--out FILE", "Output file: .npy, .parquet or .jsonl.")],
+    field: Annotated[str, option("--field NAME", "Text column or JSON field.")] = "text",
     pooling: Annotated[
         str | None,
-        typer.Option(
-            "--pooling",
-            metavar="NAME",
-            autocompletion=complete_from(*POOLINGS),
-            help="Pooling: mean, cls, max, last, mean_sqrt, weighted, static; a+b concatenates.",
+        option(
+            "--pooling NAME",
+            "Pooling: mean, cls, max, last, mean_sqrt, weighted, static; a+b concatenates.",
+            complete_poolings,
         ),
     ] = None,
-    layer: Annotated[
-        int | None, typer.Option("--layer", metavar="N", help="Layer, 0 (embeddings) to depth; -1 is the last.")
-    ] = None,
-    normalise: Annotated[bool | None, typer.Option("--normalise/--raw", help="Normalize to unit length.")] = None,
-    length: Annotated[
-        int | None, typer.Option("--length", metavar="N", help="Maximum length in tokens; longer texts are truncated.")
-    ] = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="TEXT", help="Prompt prepended to every text.")
-    ] = None,
-    batch_tokens: Annotated[
-        int | None, typer.Option("--batch-tokens", metavar="N", help="Batch size in tokens.")
-    ] = None,
-    base: BaseOption = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            autocompletion=complete_from(*DEVICES),
-            help="cpu or cuda (default: a GPU if available).",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    layer: Layer = None,
+    normalise: Annotated[bool | None, option("--normalise/--raw", "Normalize to unit length.")] = None,
+    length: MaxLength = None,
+    prompt: TextPrompt = None,
+    batch_tokens: Annotated[int | None, option("--batch-tokens N", "Batch size in tokens.")] = None,
+    base: Base = None,
+    device: DeviceName = None,
+    as_json: AsJson = False,
 ) -> None:
     """Embed texts as vectors.
 

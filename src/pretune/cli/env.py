@@ -6,12 +6,11 @@ import platform
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from pretune import __version__
-from pretune.cli._csv import AsCsv, check_format, print_csv
+from pretune.cli._options import AsCsv, AsJson
+from pretune.cli._output import check_format, print_csv
 from pretune.core import log
 
 _PACKAGES = (
@@ -36,10 +35,7 @@ _VARIABLES = (
 )  # fmt: skip
 
 
-def env(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    as_csv: AsCsv = False,
-) -> None:
+def env(as_json: AsJson = False, as_csv: AsCsv = False) -> None:
     """Show versions, devices and environment, for bug reports.
 
     Example: pretune env --json

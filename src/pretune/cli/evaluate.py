@@ -4,15 +4,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._hints import find_free_path, hint
-from pretune.cli._models import BaseOption
-from pretune.cli._names import DEVICES, complete_eval_tasks, complete_from
-from pretune.cli._progress import show_progress
-from pretune.cli._prompts import unescape
-from pretune.cli._signals import shut_down_cleanly
+from pretune.cli import shut_down_cleanly
+from pretune.cli._inputs import unescape
+from pretune.cli._options import AsCsv, AsJson, Base, DeviceName, ModelName, complete_eval_tasks, option
+from pretune.cli._output import check_format, find_free_path, hint, print_csv, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.format import format_count
@@ -47,86 +42,53 @@ class LengthNormalization(StrEnum):
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")],
+    model: ModelName,
     task: Annotated[
         str,
-        typer.Option(
-            "--task",
-            metavar="NAME,...",
-            autocompletion=complete_eval_tasks,
-            help="Tasks of `pretune list tasks`, or minimal_pairs, bias_pairs, cloze, scored_pairs, triplets.",
+        option(
+            "--task NAME,...",
+            "Tasks of `pretune list tasks`, or minimal_pairs, bias_pairs, cloze, scored_pairs, triplets.",
+            complete_eval_tasks,
         ),
     ] = "",
-    text: Annotated[
-        list[str] | None, typer.Option("--text", metavar="FILE", help="Report the perplexity of this text. Repeatable.")
-    ] = None,
+    text: Annotated[list[str] | None, option("--text FILE", "Report the perplexity of this text. Repeatable.")] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="DIR", help="Directory of task data (default: $PRETUNE_DATA), or your own data file."
-        ),
+        Path | None, option("--data DIR", "Directory of task data (default: $PRETUNE_DATA), or your own data file.")
     ] = None,
-    shots: Annotated[
-        str | None, typer.Option("--shots", metavar="K,...", help="Numbers of in-context examples: 0,1,32.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option("--split", metavar="NAME", help="Split: test or dev (default: test).")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", help="Maximum number of examples per task.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed of the shots and of --limit.")] = 0,
-    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the first prompt.")] = False,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="TEXT", help="Prompt template with {text}, {pair} and {answer}.")
-    ] = None,
+    shots: Annotated[str | None, option("--shots K,...", "Numbers of in-context examples: 0,1,32.")] = None,
+    split: Annotated[str | None, option("--split NAME", "Split: test or dev (default: test).")] = None,
+    limit: Annotated[int | None, option("--limit N", "Maximum number of examples per task.")] = None,
+    seed: Annotated[int, option("--seed N", "Random seed of the shots and of --limit.")] = 0,
+    show_prompt: Annotated[bool, option("--show-prompt", "Print the first prompt.")] = False,
+    prompt: Annotated[str | None, option("--prompt TEXT", "Prompt template with {text}, {pair} and {answer}.")] = None,
     calibrate: Annotated[
         bool,
-        typer.Option(
-            "--calibrate", help="Contextual calibration (Zhao et al., 2021): correct for the answer to an empty input."
-        ),
+        option("--calibrate", "Contextual calibration (Zhao et al., 2021): correct for the answer to an empty input."),
     ] = False,
     length: Annotated[
         LengthNormalization | None,
-        typer.Option("--length", help="Length normalization of answers: log-probability summed, or per token or byte."),
+        option("--length", "Length normalization of answers: log-probability summed, or per token or byte."),
     ] = None,
     text_to_text: Annotated[
-        bool, typer.Option("--text-to-text", help="Use the task's text-to-text template (encoder-decoders).")
+        bool, option("--text-to-text", "Use the task's text-to-text template (encoder-decoders).")
     ] = False,
-    train: Annotated[
-        Path | None, typer.Option("--train", metavar="FILE", help="Your own table of in-context examples.")
-    ] = None,
-    test: Annotated[Path | None, typer.Option("--test", metavar="FILE", help="Your own table to evaluate on.")] = None,
+    train: Annotated[Path | None, option("--train FILE", "Your own table of in-context examples.")] = None,
+    test: Annotated[Path | None, option("--test FILE", "Your own table to evaluate on.")] = None,
     column: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--column", metavar="ROLE=NAME", help="Columns of your own table: text=, pair=, label=. Repeatable."
-        ),
+        list[str] | None, option("--column ROLE=NAME", "Columns of your own table: text=, pair=, label=. Repeatable.")
     ] = None,
-    order: Annotated[PairOrder, typer.Option("--order", help="Line order of minimal_pairs.")] = PairOrder.GOOD,
+    order: Annotated[PairOrder, option("--order", "Line order of minimal_pairs.")] = PairOrder.GOOD,
     words: Annotated[
-        bool, typer.Option("--words/--pieces", help="Encoders: mask whole words, or single pieces, when scoring.")
+        bool, option("--words/--pieces", "Encoders: mask whole words, or single pieces, when scoring.")
     ] = True,
-    window: Annotated[
-        int | None, typer.Option("--window", metavar="N", help="Window length of --text in tokens.")
-    ] = None,
-    stride: Annotated[
-        int | None, typer.Option("--stride", metavar="N", help="Stride of the windows in tokens.")
-    ] = None,
-    base: BaseOption = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            autocompletion=complete_from(*DEVICES),
-            help="cpu or cuda (default: a GPU if available).",
-        ),
-    ] = None,
+    window: Annotated[int | None, option("--window N", "Window length of --text in tokens.")] = None,
+    stride: Annotated[int | None, option("--stride N", "Stride of the windows in tokens.")] = None,
+    base: Base = None,
+    device: DeviceName = None,
     precision: Annotated[
-        Precision | None, typer.Option("--precision", help="Data type (default: bfloat16 on a GPU, else float32).")
+        Precision | None, option("--precision", "Data type (default: bfloat16 on a GPU, else float32).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
     """Evaluate a model: perplexity, zero-shot and few-shot tasks.

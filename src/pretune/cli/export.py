@@ -4,10 +4,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from pretune.cli._hints import hint
-from pretune.cli._models import BaseOption, Dtype
+from pretune.cli._options import AsJson, Base, Dtype, argument, option
+from pretune.cli._output import hint
 from pretune.core import log
 
 
@@ -18,15 +16,13 @@ class ExportFormat(StrEnum):
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")],
-    to: Annotated[ExportFormat, typer.Option("--to", help="Format: hf is a Hugging Face directory.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory.")],
-    dtype: Annotated[
-        Dtype | None, typer.Option("--dtype", help="Data type of the weights (default: unchanged).")
-    ] = None,
-    base: BaseOption = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into a non-empty directory.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    directory: Annotated[Path, argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME.")],
+    to: Annotated[ExportFormat, option("--to", "Format: hf is a Hugging Face directory.")],
+    out: Annotated[Path, option("--out DIR", "Output directory.")],
+    dtype: Annotated[Dtype | None, option("--dtype", "Data type of the weights (default: unchanged).")] = None,
+    base: Base = None,
+    overwrite: Annotated[bool, option("--overwrite", "Write into a non-empty directory.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Export a model as a Hugging Face directory.
 
@@ -37,12 +33,7 @@ def export(
     result = export_model(
         directory, out=out, to=to.value, dtype=None if dtype is None else dtype.value, base=base, overwrite=overwrite
     )
-    facts = {
-        "out": str(out),
-        "class": result.architecture,
-        "parameters": result.parameters,
-        "dtype": result.dtype,
-    }
+    facts = {"out": str(out), "class": result.architecture, "parameters": result.parameters, "dtype": result.dtype}
     if as_json:
         log.print_json(facts)
     else:

@@ -2,13 +2,9 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._hints import hint
-from pretune.cli._models import BaseOption, Dtype, load_model
-from pretune.cli._names import DEVICES, complete_from
-from pretune.cli._prompts import read_prompts
+from pretune.cli._inputs import load_model, read_prompts
+from pretune.cli._options import AsCsv, AsJson, Base, DeviceName, Dtype, ModelName, WeightDtype, argument, option
+from pretune.cli._output import check_format, hint, print_csv
 from pretune.core import log
 
 if TYPE_CHECKING:
@@ -19,32 +15,17 @@ if TYPE_CHECKING:
 
 
 def fill(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")],
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Text with blanks: [MASK], <mask> or ___.")
-    ] = None,
-    source: Annotated[
-        str | None, typer.Option("--input", metavar="FILE", help="Texts, one per line; - is standard input.")
-    ] = None,
-    top: Annotated[int, typer.Option("--top", metavar="K", help="Predictions per blank.")] = 5,
+    model: ModelName,
+    texts: Annotated[list[str] | None, argument("TEXT", "Text with blanks: [MASK], <mask> or ___.")] = None,
+    source: Annotated[str | None, option("--input FILE", "Texts, one per line; - is standard input.")] = None,
+    top: Annotated[int, option("--top K", "Predictions per blank.")] = 5,
     pieces: Annotated[
-        int | None,
-        typer.Option(
-            "--pieces", metavar="N", help="Maximum number of tokens per word (default: 1; for generative models 8)."
-        ),
+        int | None, option("--pieces N", "Maximum number of tokens per word (default: 1; for generative models 8).")
     ] = None,
-    base: BaseOption = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            autocompletion=complete_from(*DEVICES),
-            help="cpu or cuda (default: a GPU if available).",
-        ),
-    ] = None,
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Data type of the weights.")] = Dtype.FLOAT32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    base: Base = None,
+    device: DeviceName = None,
+    dtype: WeightDtype = Dtype.FLOAT32,
+    as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
     """Predict masked words, most probable first.

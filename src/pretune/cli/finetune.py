@@ -1,22 +1,40 @@
 """`pretune finetune`: fine-tune a pre-trained model on a task."""
 
-import json
 import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._embedding import is_embedding, resolve_task, train_embedding_run
-from pretune.cli._hints import find_free_path, hint, hint_other, quote
-from pretune.cli._names import DEVICES, complete_from, complete_methods, complete_tasks
-from pretune.cli._names import complete_baselines as known_baselines
-from pretune.cli._names import complete_settings as paths
-from pretune.cli._signals import shut_down_cleanly
+from pretune.cli import shut_down_cleanly
+from pretune.cli._options import (
+    AsCsv,
+    AsJson,
+    ConfigFile,
+    DeviceName,
+    PairColumn,
+    Resume,
+    RunOut,
+    TaskData,
+    TextColumn,
+    argument,
+    complete_baselines,
+    complete_methods,
+    complete_settings,
+    complete_tasks,
+    option,
+)
+from pretune.cli._output import (
+    check_format,
+    find_free_path,
+    format_costs,
+    hint,
+    hint_other,
+    print_csv,
+    print_settings,
+    quote,
+)
 from pretune.core import log
-from pretune.core.errors import UsageError
+from pretune.core.errors import UsageError, suggest
 from pretune.core.format import format_count
 
 if TYPE_CHECKING:
@@ -25,6 +43,9 @@ if TYPE_CHECKING:
     from pretune.runs.finetune.config import FinetuneConfig
     from pretune.runs.finetune.finetuned_run import FinetunedRun
     from pretune.runs.finetune.sweep_plan import SweepPlan
+
+
+EMBEDDING = "embedding"
 
 
 class TaskType(StrEnum):
@@ -40,117 +61,72 @@ class TaskType(StrEnum):
 
 
 def finetune(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")
-    ] = None,
+    model: Annotated[str | None, argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME.")] = None,
     task: Annotated[
         str | None,
-        typer.Option(
-            "--task",
-            metavar="NAME",
-            autocompletion=complete_tasks,
-            help="Task of `pretune list tasks`; several, comma-separated, train together.",
+        option(
+            "--task NAME", "Task of `pretune list tasks`; several, comma-separated, train together.", complete_tasks
         ),
     ] = None,
     task_type: Annotated[
-        TaskType | None,
-        typer.Option(
-            "--type", metavar="TYPE", help=f"Type of --train FILE: {', '.join(TaskType)} (default: inferred)."
-        ),
+        TaskType | None, option("--type TYPE", f"Type of --train FILE: {', '.join(TaskType)} (default: inferred).")
     ] = None,
     train: Annotated[
-        Path | None,
-        typer.Option("--train", metavar="FILE", help="Training table instead of --task: CSV, TSV, JSONL, CoNLL."),
+        Path | None, option("--train FILE", "Training table instead of --task: CSV, TSV, JSONL, CoNLL.")
     ] = None,
-    dev: Annotated[
-        Path | None, typer.Option("--dev", metavar="FILE", help="Validation table (default: split off --train).")
-    ] = None,
-    test: Annotated[Path | None, typer.Option("--test", metavar="FILE", help="Test table.")] = None,
-    text: Annotated[str | None, typer.Option("--text", metavar="COL", help="Text column.")] = None,
-    pair: Annotated[str | None, typer.Option("--pair", metavar="COL", help="Column of a second text.")] = None,
-    label: Annotated[str | None, typer.Option("--label", metavar="COL", help="Label or score column.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Output directory of the run.")] = None,
+    dev: Annotated[Path | None, option("--dev FILE", "Validation table (default: split off --train).")] = None,
+    test: Annotated[Path | None, option("--test FILE", "Test table.")] = None,
+    text: TextColumn = None,
+    pair: PairColumn = None,
+    label: Annotated[str | None, option("--label COL", "Label or score column.")] = None,
+    out: RunOut = None,
     method: Annotated[
         str | None,
-        typer.Option(
-            "--method",
-            metavar="NAME",
-            autocompletion=complete_methods,
-            help="Fine-tuning method: full, frozen, freeze-first, last-only, extra-layers, gradual, ulmfit, "
+        option(
+            "--method NAME",
+            "Fine-tuning method: full, frozen, freeze-first, last-only, extra-layers, gradual, ulmfit, "
             "scalar-mix, from-scratch, adapter, prefix, prompt, lora, qlora, ia3, bitfit. Combine with +: "
             "lora+gradual.",
+            complete_methods,
         ),
     ] = None,
     seeds: Annotated[
-        int | None,
-        typer.Option("--seeds", metavar="N", help="Number of seeds; reports mean and 95% confidence interval."),
+        int | None, option("--seeds N", "Number of seeds; reports mean and 95% confidence interval.")
     ] = None,
     train_examples: Annotated[
-        str,
-        typer.Option("--train-examples", metavar="N,...", help="Training set sizes, for a learning curve: 50,200,all."),
+        str, option("--train-examples N,...", "Training set sizes, for a learning curve: 50,200,all.")
     ] = "",
     lr: Annotated[
-        str | None,
-        typer.Option("--lr", metavar="RATE,...", help="Learning rates; selects the best on the validation set."),
+        str | None, option("--lr RATE,...", "Learning rates; selects the best on the validation set.")
     ] = None,
-    epochs: Annotated[float | None, typer.Option("--epochs", metavar="N", help="Training epochs.")] = None,
-    steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", help="Training steps, instead of --epochs.")
-    ] = None,
+    epochs: Annotated[float | None, option("--epochs N", "Training epochs.")] = None,
+    steps: Annotated[int | None, option("--steps N", "Training steps, instead of --epochs.")] = None,
     baselines: Annotated[
-        str | None,
-        typer.Option(
-            "--baselines",
-            metavar="NAME,...",
-            autocompletion=known_baselines,
-            help="Baselines: default, all, none, or names.",
-        ),
+        str | None, option("--baselines NAME,...", "Baselines: default, all, none, or names.", complete_baselines)
     ] = None,
     forgetting: Annotated[
-        Path | None,
-        typer.Option(
-            "--forgetting", metavar="DATA", help="Report the pre-training loss on this prepared data before and after."
-        ),
+        Path | None, option("--forgetting DATA", "Report the pre-training loss on this prepared data before and after.")
     ] = None,
     vectors: Annotated[
-        Path | None,
-        typer.Option(
-            "--vectors", metavar="FILE", help="Word vectors of the baseline `vectors`; see `pretune vectors`."
-        ),
+        Path | None, option("--vectors FILE", "Word vectors of the baseline `vectors`; see `pretune vectors`.")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="Directory of task data (default: $PRETUNE_DATA).")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Allow fewer than 5 training examples, or classes without any.")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the unfinished run in --out.")] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="FILE", help="Settings file: YAML, or the run.json of a run."),
-    ] = None,
+    data: TaskData = None,
+    force: Annotated[bool, option("--force", "Allow fewer than 5 training examples, or classes without any.")] = False,
+    resume: Resume = False,
+    config: ConfigFile = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PATH=VALUE",
-            autocompletion=paths("finetune"),
-            help="Change a setting: method.rank=16, tune.layer_decay=0.9, data.max_length=256. Repeatable.",
+        option(
+            "--set PATH=VALUE",
+            "Change a setting: method.rank=16, tune.layer_decay=0.9, data.max_length=256. Repeatable.",
+            complete_settings("finetune"),
         ),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            autocompletion=complete_from(*DEVICES),
-            help="cpu or cuda (default: a GPU if available).",
-        ),
-    ] = None,
+    device: DeviceName = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print settings, label counts, lengths and estimated cost; train nothing.")
+        bool, option("--dry-run", "Print settings, label counts, lengths and estimated cost; train nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
     """Fine-tune a model on a task and compare it with baselines.
@@ -182,7 +158,7 @@ def finetune(
         task = resolve_task(task)
     if task is not None and is_embedding(task):
         assert out is not None or dry_run
-        train_embedding_run(
+        _train_embeddings(
             model, task, out or Path(), as_json=as_json, train=train, dev=dev, data=data, resume=resume, device=device,
             epochs=epochs, steps=steps, lr=parse_numbers(lr, "--lr")[0] if lr else None,
             invalid_options={"--test": test, "--text": text, "--pair": pair, "--label": label, "--method": method,
@@ -214,13 +190,61 @@ def finetune(
     if as_csv:
         print_csv(("name", "metric", "split", "score", "low", "high", "run_better_by", "p"), _list_records(run.scores))
         return
-    log.print_result(
-        json.dumps(run.scores, indent=2, ensure_ascii=False, allow_nan=False)
-        if as_json
-        else "\n".join(_format_result(run))
-    )
-    if not as_json:
-        _hint_next(run, test)
+    if as_json:
+        log.print_json(run.scores)
+        return
+    log.print_result("\n".join(_format_result(run)))
+    _hint_next(run, test)
+
+
+def is_embedding(task: str | None) -> bool:
+    """Return whether a task trains embeddings: `embedding` (from a file) or `embedding:snli` (from a task's pairs)."""
+    return task is not None and task.partition(":")[0] == EMBEDDING
+
+
+def resolve_task(task: str | None) -> str:
+    """Return the task of `--type embedding`: pairs of a file, or those of a named task.
+
+    >>> resolve_task(None), resolve_task("snli"), resolve_task("embedding:snli")
+    ('embedding', 'embedding:snli', 'embedding:snli')
+    """
+    return task if task is not None and is_embedding(task) else EMBEDDING if task is None else f"{EMBEDDING}:{task}"
+
+
+def _train_embeddings(
+    model: str | None,
+    task: str,
+    out: Path,
+    *,
+    invalid_options: "Mapping[str, Any]",
+    changes: "Mapping[str, str]",
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train embeddings and print their scores before and after; raise if an option in `invalid_options` is set."""
+    for name, value in invalid_options.items():
+        if value:
+            raise UsageError(f"{name} is not supported with --type {EMBEDDING}; see docs/embeddings.md")
+    from pretune.core.config import list_paths
+    from pretune.runs.embedding.train import EmbeddingTrainConfig, train_embeddings
+
+    paths = list_paths(EmbeddingTrainConfig())
+    for name in changes:
+        if name not in paths:
+            raise UsageError(f"unknown setting '{name}'{suggest(name, paths)} ({', '.join(paths)})")
+    run = train_embeddings(model, out=out, task=task.partition(":")[2] or None, overrides=changes, **options)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if as_json:
+        log.print_json(run.scores)
+    else:
+        initial, final = run.scores["before"], run.scores["after"]
+        changes_text = "".join(f", {name} {initial[name]:.4f} -> {value:.4f}" for name, value in final.items())
+        log.print_result(
+            f"{run}: {format_count(run.scores['steps'], 'steps')}, loss {run.scores['loss']:.4f}{changes_text}"
+        )
+    hint("verify", run, silent=as_json)
+    hint_other(f"embed {quote(run)} --input FILE --out vectors.npy", silent=as_json)
 
 
 def _hint_next(run: "FinetunedRun", test: Path | None) -> None:
@@ -244,16 +268,8 @@ def _list_records(scores: "Mapping[str, Any]") -> "Iterator[tuple[object, ...]]"
     split = result["split"]
     yield "run", metric, split, result["score"], result["low"], result["high"], None, None
     for baseline in scores["baselines"]:
-        yield (
-            baseline["name"],
-            metric,
-            split,
-            baseline["score"],
-            None,
-            None,
-            baseline["against"]["difference"],
-            baseline["against"]["p"],
-        )
+        gap = baseline["against"]
+        yield baseline["name"], metric, split, baseline["score"], None, None, gap["difference"], gap["p"]
 
 
 def _format_result(run: "FinetunedRun") -> "Iterator[str]":
@@ -266,32 +282,19 @@ def _format_result(run: "FinetunedRun") -> "Iterator[str]":
 
 
 def _show(tuning: "FinetuneConfig", plan: "SweepPlan", as_json: bool, device: str) -> None:
-    """Print the settings in the format of `--config`, and the forecast below them as YAML comments."""
+    """Print the settings, and the forecast below them or as a key of JSON."""
     from pretune.core.config import to_dict
     from pretune.runs.finetune.estimate import estimate_finetune
 
     tree, forecast = {**tuning.to_dict(), "plan": to_dict(plan)}, estimate_finetune(tuning, plan, device)
     if as_json:
         log.print_json({**tree, "forecast": forecast})
-        return
-    import yaml
-
-    log.print_result(
-        yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True), end=""
-    )
-    log.print_result("\n".join(f"# {line}".rstrip() for line in _format_forecast(forecast)))
+    else:
+        print_settings(tree, _format_forecast(forecast))
 
 
 def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
-    from pretune.core.format import (
-        align_columns,
-        format_dollars,
-        format_duration,
-        format_energy,
-        format_kilograms,
-        format_number,
-        join_names,
-    )
+    from pretune.core.format import format_duration, format_number, join_names
     from pretune.reports.facts import format_examples
 
     yield from forecast["notes"]
@@ -313,24 +316,10 @@ def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
         yield forecast["rate"]
     share = forecast["trained"] / forecast["parameters"]
     yield f"{forecast['trained']:,} of {forecast['parameters']:,} parameters are trainable ({share:.2%})"
+    counts_text = ", ".join(format_count(forecast[unit], unit) for unit in ("trials", "steps", "tokens"))
     flops = f"{format_number(forecast['flops'], billion='G')}FLOP"
-    trials = format_count(forecast["trials"], "trials")
-    yield (
-        f"{trials}, {format_count(forecast['steps'], 'steps')}, "
-        f"{format_count(forecast['tokens'], 'tokens')}, {flops}; estimate for one device, without "
-        "evaluation and baselines:"
-    )
-    rows = [
-        (
-            name,
-            format_duration(cost["seconds"]),
-            format_energy(cost["kwh"]),
-            format_kilograms(cost["co2e_kg"]),
-            format_dollars(cost["dollars"]),
-        )
-        for name, cost in forecast["devices"].items()
-    ]
-    yield from align_columns([("device", "time", "energy", "CO2e", "price"), *rows])
+    yield f"{counts_text}, {flops}; estimate for one device, without evaluation and baselines:"
+    yield from format_costs(forecast["devices"], "time", lambda cost: format_duration(cost["seconds"]))
 
 
 def _format_number(value: Any) -> str:

@@ -6,13 +6,9 @@ from contextlib import nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from pretune.cli._hints import hint
-from pretune.cli._models import BaseOption, Dtype, load_model
-from pretune.cli._names import DEVICES, complete_from
-from pretune.cli._progress import ProgressReporter, show_progress
-from pretune.cli._prompts import read_prompts, unescape
+from pretune.cli._inputs import load_model, read_prompts, unescape
+from pretune.cli._options import AsJson, Base, DeviceName, Dtype, ModelName, WeightDtype, argument, option
+from pretune.cli._output import ProgressReporter, hint, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.format import format_count
@@ -34,84 +30,56 @@ class EarlyStoppingMode(StrEnum):
 
 
 def generate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")],
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Prompt.")] = None,
-    source: Annotated[
-        str | None, typer.Option("--input", metavar="FILE", help="Prompts, one per line; - is standard input.")
-    ] = None,
+    model: ModelName,
+    prompts: Annotated[list[str] | None, argument("PROMPT", "Prompt.")] = None,
+    source: Annotated[str | None, option("--input FILE", "Prompts, one per line; - is standard input.")] = None,
     max_new_tokens: Annotated[
-        int | None,
-        typer.Option("--max-new-tokens", metavar="N", help="Maximum number of generated tokens (default: 64)."),
+        int | None, option("--max-new-tokens N", "Maximum number of generated tokens (default: 64).")
     ] = None,
-    min_new_tokens: Annotated[
-        int, typer.Option("--min-new-tokens", metavar="N", help="Minimum number of generated tokens.")
-    ] = 0,
-    num: Annotated[int, typer.Option("--num", metavar="N", help="Samples per prompt.")] = 1,
+    min_new_tokens: Annotated[int, option("--min-new-tokens N", "Minimum number of generated tokens.")] = 0,
+    num: Annotated[int, option("--num N", "Samples per prompt.")] = 1,
     temperature: Annotated[
-        float | None,
-        typer.Option("--temperature", metavar="T", help="Sampling temperature (default: 1); 0: greedy decoding."),
+        float | None, option("--temperature T", "Sampling temperature (default: 1); 0: greedy decoding.")
     ] = None,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", metavar="K", help="Sample from the k most probable tokens.")
-    ] = None,
+    top_k: Annotated[int | None, option("--top-k K", "Sample from the k most probable tokens.")] = None,
     top_p: Annotated[
-        float | None,
-        typer.Option(
-            "--top-p", metavar="P", help="Nucleus sampling: the smallest set of tokens with this total probability."
-        ),
+        float | None, option("--top-p P", "Nucleus sampling: the smallest set of tokens with this total probability.")
     ] = None,
     min_p: Annotated[
-        float | None,
-        typer.Option("--min-p", metavar="P", help="Minimum probability, relative to the most probable token."),
+        float | None, option("--min-p P", "Minimum probability, relative to the most probable token.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
-    beams: Annotated[int, typer.Option("--beams", metavar="N", help="Number of beams; 1: no beam search.")] = 1,
+    seed: Annotated[int, option("--seed N", "Random seed.")] = 0,
+    beams: Annotated[int, option("--beams N", "Number of beams; 1: no beam search.")] = 1,
     length_penalty: Annotated[
-        float | None, typer.Option("--length-penalty", metavar="X", help="Beam search: above 0 favors longer texts.")
+        float | None, option("--length-penalty X", "Beam search: above 0 favors longer texts.")
     ] = None,
     early: Annotated[
         EarlyStoppingMode | None,
-        typer.Option("--early-stopping", help="Beam search: stop when enough texts are complete (default: false)."),
+        option("--early-stopping", "Beam search: stop when enough texts are complete (default: false)."),
     ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", metavar="X", help="Penalize repeated tokens; 1: no penalty.")
+        float, option("--repetition-penalty X", "Penalize repeated tokens; 1: no penalty.")
     ] = 1.0,
     no_repeat_ngram: Annotated[
-        int, typer.Option("--no-repeat-ngram", metavar="N", help="Never repeat an n-gram of this size; 0: allow.")
+        int, option("--no-repeat-ngram N", "Never repeat an n-gram of this size; 0: allow.")
     ] = 0,
     stop: Annotated[
-        list[str] | None,
-        typer.Option("--stop", metavar="TEXT", help="Stop before this text; \\n is a newline. Repeatable."),
+        list[str] | None, option("--stop TEXT", "Stop before this text; \\n is a newline. Repeatable.")
     ] = None,
-    start: Annotated[
-        str | None, typer.Option("--start", metavar="TOKEN", help="First decoder token, such as a language code.")
-    ] = None,
-    prefix: Annotated[
-        bool, typer.Option("--prefix", help="Attend bidirectionally within the prompt (prefix LMs).")
-    ] = False,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Truncate prompts that exceed the model's length.")
-    ] = False,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Batch size.")] = 64,
-    base: BaseOption = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            autocompletion=complete_from(*DEVICES),
-            help="cpu or cuda (default: a GPU if available).",
-        ),
-    ] = None,
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Data type of the weights.")] = Dtype.FLOAT32,
+    start: Annotated[str | None, option("--start TOKEN", "First decoder token, such as a language code.")] = None,
+    prefix: Annotated[bool, option("--prefix", "Attend bidirectionally within the prompt (prefix LMs).")] = False,
+    truncate: Annotated[bool, option("--truncate", "Truncate prompts that exceed the model's length.")] = False,
+    batch: Annotated[int, option("--batch N", "Batch size.")] = 64,
+    base: Base = None,
+    device: DeviceName = None,
+    dtype: WeightDtype = Dtype.FLOAT32,
     compile_step: Annotated[
-        bool, typer.Option("--compile", help="Compile the decoding step; pays off for long outputs on a GPU.")
+        bool, option("--compile", "Compile the decoding step; pays off for long outputs on a GPU.")
     ] = False,
     stream: Annotated[
-        bool | None,
-        typer.Option("--stream/--no-stream", help="Print the text while it is generated (default: on a terminal)."),
+        bool | None, option("--stream/--no-stream", "Print the text while it is generated (default: on a terminal).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Generate text from prompts.
 

@@ -4,14 +4,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from pretune.cli._hints import hint
-from pretune.cli._inputs import read_texts
-from pretune.cli._models import resolve_device
-from pretune.cli._names import DEVICES, POOLINGS, complete_from
-from pretune.cli._output import check_new_folder
-from pretune.cli._progress import show_progress
+from pretune.cli._inputs import read_texts, resolve_device
+from pretune.cli._options import AsJson, DeviceName, Layer, MaxLength, ModelName, TextPrompt, complete_poolings, option
+from pretune.cli._output import check_new_folder, hint, show_progress
 from pretune.cli.embed import report_texts
 from pretune.core import log
 from pretune.core.format import format_count
@@ -26,48 +21,24 @@ class SearchMethod(StrEnum):
 
 
 def index(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")],
-    source: Annotated[
-        str,
-        typer.Option("--input", metavar="FILE", help="Texts, one per line, or .jsonl (id, text); - is standard input."),
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="INDEX", help="Index directory.")],
-    add: Annotated[bool, typer.Option("--add", help="Add to an existing index.")] = False,
+    model: ModelName,
+    source: Annotated[str, option("--input FILE", "Texts, one per line, or .jsonl (id, text); - is standard input.")],
+    out: Annotated[Path, option("--out INDEX", "Index directory.")],
+    add: Annotated[bool, option("--add", "Add to an existing index.")] = False,
     method: Annotated[
-        SearchMethod, typer.Option("--method", help="Exact search, or approximate for millions of texts.")
+        SearchMethod, option("--method", "Exact search, or approximate for millions of texts.")
     ] = SearchMethod.EXACT,
-    field: Annotated[str, typer.Option("--field", metavar="NAME", help="Text column or JSON field.")] = "text",
-    pooling: Annotated[
-        str | None,
-        typer.Option(
-            "--pooling", metavar="NAME", autocompletion=complete_from(*POOLINGS), help="Pooling; see `pretune embed`."
-        ),
-    ] = None,
-    layer: Annotated[
-        int | None, typer.Option("--layer", metavar="N", help="Layer, 0 (embeddings) to depth; -1 is the last.")
-    ] = None,
+    field: Annotated[str, option("--field NAME", "Text column or JSON field.")] = "text",
+    pooling: Annotated[str | None, option("--pooling NAME", "Pooling; see `pretune embed`.", complete_poolings)] = None,
+    layer: Layer = None,
     normalise: Annotated[
-        bool | None, typer.Option("--normalise/--raw", help="Cosine similarity (default) or inner product.")
+        bool | None, option("--normalise/--raw", "Cosine similarity (default) or inner product.")
     ] = None,
-    length: Annotated[
-        int | None, typer.Option("--length", metavar="N", help="Maximum length in tokens; longer texts are truncated.")
-    ] = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="TEXT", help="Prompt prepended to every text.")
-    ] = None,
-    query_prompt: Annotated[
-        str | None, typer.Option("--query-prompt", metavar="TEXT", help="Prompt prepended to queries.")
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            autocompletion=complete_from(*DEVICES),
-            help="cpu or cuda (default: a GPU if available).",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    length: MaxLength = None,
+    prompt: TextPrompt = None,
+    query_prompt: Annotated[str | None, option("--query-prompt TEXT", "Prompt prepended to queries.")] = None,
+    device: DeviceName = None,
+    as_json: AsJson = False,
 ) -> None:
     """Build a search index of texts, or add texts to one.
 

@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._hints import hint
+from pretune.cli._options import AsCsv, AsJson, argument
+from pretune.cli._output import check_format, hint, print_csv
 from pretune.core import log
 from pretune.core.errors import UsageError, suggest
 
@@ -18,13 +16,13 @@ from pretune.core.errors import UsageError, suggest
 def list_(
     selection: Annotated[
         str | None,
-        typer.Argument(
-            metavar="KIND",
-            autocompletion=lambda incomplete: [kind for kind in _KINDS if kind.startswith(incomplete)],
-            help="families, sizes, objectives, methods, metrics, tasks or tokenizers (default: the names of all).",
+        argument(
+            "KIND",
+            "families, sizes, objectives, methods, metrics, tasks or tokenizers (default: the names of all).",
+            lambda incomplete: [kind for kind in _KINDS if kind.startswith(incomplete)],
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
     """List model families, sizes, objectives, methods, tasks, …

@@ -2,14 +2,10 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._errors import to_one_line
-from pretune.cli._hints import hint
-from pretune.cli._inputs import read_texts
-from pretune.cli._models import BaseOption, load_model
-from pretune.cli._names import DEVICES, complete_from
+from pretune.cli._inputs import load_model, read_texts
+from pretune.cli._options import AsCsv, AsJson, Base, DeviceName, EmbeddingModel, argument, option
+from pretune.cli._output import check_format, hint, print_csv
 from pretune.core import log
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.format import format_count
@@ -24,32 +20,16 @@ MAX_COMPARED = 100_000
 
 
 def neighbors(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, hf:OWNER/NAME, or word vectors.")
-    ],
-    word: Annotated[str, typer.Argument(metavar="WORD", help="Query word.")],
-    sentence: Annotated[
-        str | None, typer.Option("--in", metavar="TEXT", help="Sentence with the word; not for word vectors.")
-    ] = None,
-    corpus: Annotated[
-        str | None, typer.Option("--corpus", metavar="FILE", help="Texts to search, one per line.")
-    ] = None,
-    k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="Number of neighbors.")] = 10,
-    layer: Annotated[
-        int | None, typer.Option("--layer", metavar="N", help="Layer, 0 (embeddings) to depth (default: -1, the last).")
-    ] = None,
-    same_word: Annotated[bool, typer.Option("--same", help="Search only occurrences of the same word.")] = False,
-    base: BaseOption = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            autocompletion=complete_from(*DEVICES),
-            help="cpu or cuda (default: a GPU if available).",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    model: EmbeddingModel,
+    word: Annotated[str, argument("WORD", "Query word.")],
+    sentence: Annotated[str | None, option("--in TEXT", "Sentence with the word; not for word vectors.")] = None,
+    corpus: Annotated[str | None, option("--corpus FILE", "Texts to search, one per line.")] = None,
+    k: Annotated[int, option("-k --hits N", "Number of neighbors.")] = 10,
+    layer: Annotated[int | None, option("--layer N", "Layer, 0 (embeddings) to depth (default: -1, the last).")] = None,
+    same_word: Annotated[bool, option("--same", "Search only occurrences of the same word.")] = False,
+    base: Base = None,
+    device: DeviceName = None,
+    as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
     """Find the nearest neighbors of a word in context.

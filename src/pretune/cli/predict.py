@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from pretune.cli._hints import find_free_path, hint, quote
-from pretune.cli._models import BaseOption
-from pretune.cli._names import DEVICES, complete_from
-from pretune.cli._signals import shut_down_cleanly
+from pretune.cli import shut_down_cleanly
+from pretune.cli._options import Base, DeviceName, PairColumn, TextColumn, argument, option
+from pretune.cli._output import find_free_path, hint, quote
 from pretune.core import log
 from pretune.core.errors import DataError, UsageError, explain_missing
 from pretune.core.format import format_count
@@ -27,26 +24,15 @@ CHUNK = 512
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run of `pretune finetune`.")],
-    inputs: Annotated[
-        str,
-        typer.Option("--input", metavar="FILE|-", help="Table (CSV, TSV, JSONL, CoNLL) or lines of text; - is stdin."),
-    ],
-    text: Annotated[str | None, typer.Option("--text", metavar="COL", help="Text column.")] = None,
-    pair: Annotated[str | None, typer.Option("--pair", metavar="COL", help="Column of a second text.")] = None,
-    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Task of a multi-task run.")] = None,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Inputs per chunk.")] = CHUNK,
-    base: BaseOption = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            autocompletion=complete_from(*DEVICES),
-            help="cpu or cuda (default: a GPU if available).",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines (always on).")] = False,
+    run: Annotated[Path, argument("RUN", "Run of `pretune finetune`.")],
+    inputs: Annotated[str, option("--input FILE|-", "Table (CSV, TSV, JSONL, CoNLL) or lines of text; - is stdin.")],
+    text: TextColumn = None,
+    pair: PairColumn = None,
+    task: Annotated[str | None, option("--task NAME", "Task of a multi-task run.")] = None,
+    batch: Annotated[int, option("--batch N", "Inputs per chunk.")] = CHUNK,
+    base: Base = None,
+    device: DeviceName = None,
+    as_json: Annotated[bool, option("--json", "Print JSON lines (always on).")] = False,
 ) -> None:
     """Predict labels, scores, tags or answers for new inputs.
 

@@ -1,27 +1,41 @@
 """`pretune prepare`: tokenize text into shards."""
 
+import json
 import time
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from pretune.cli._hints import find_free_path, hint, hint_other, quote, suggest_pretraining
-from pretune.cli._names import complete_cleaners, complete_splitters
-from pretune.cli._progress import show_progress
-from pretune.cli._signals import shut_down_cleanly
-from pretune.cli.tokenizer import DocumentUnit
+from pretune.cli import shut_down_cleanly
+from pretune.cli._options import (
+    AsJson,
+    DocumentUnit,
+    TaskData,
+    TextField,
+    Unit,
+    argument,
+    complete_cleaners,
+    complete_splitters,
+    option,
+)
+from pretune.cli._output import find_free_path, hint, hint_other, quote, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.format import format_count
 
 if TYPE_CHECKING:
     from pretune.data.prepare import PreparedData
+    from pretune.data.shards.index import ShardSplit
 
 _HOLDOUT = "1%"
 MIN_VALID_TOKENS = 5_000
 """Below this, the validation loss is too noisy; a warning is logged."""
+SMALL_DATA_TOKENS = 300_000
+"""Below this, the smallest models train ten epochs in a minute or two."""
+MIN_DOCUMENTS = 20
+"""Below this, the validation split is too small for pairs of neighbouring sentences."""
+_SMALL_MODEL = ("--set", "model.width=256", "--set", "model.depth=4", "--set", "model.heads=4")
 
 
 class DecodingErrors(StrEnum):
@@ -34,69 +48,39 @@ class DecodingErrors(StrEnum):
 def prepare(
     corpus: Annotated[
         list[str],
-        typer.Argument(
-            metavar="CORPUS",
-            help="Files, folders, globs, pair:A,B, task:NAME, builtin:NAME, hf:NAME; slices with --merge.",
-        ),
+        argument("CORPUS", "Files, folders, globs, pair:A,B, task:NAME, builtin:NAME, hf:NAME; slices with --merge."),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DATA", help="Output directory.")],
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="DIR", help="Tokenizer directory or .json file.")
-    ] = None,
-    valid: Annotated[
-        list[str] | None, typer.Option("--valid", metavar="FILE", help="Validation text. Repeatable.")
-    ] = None,
+    out: Annotated[Path, option("--out DATA", "Output directory.")],
+    tokenizer: Annotated[Path | None, option("--tokenizer DIR", "Tokenizer directory or .json file.")] = None,
+    valid: Annotated[list[str] | None, option("--valid FILE", "Validation text. Repeatable.")] = None,
     holdout: Annotated[
-        str, typer.Option("--holdout", metavar="SHARE", help="Share of documents for validation, without --valid.")
+        str, option("--holdout SHARE", "Share of documents for validation, without --valid.")
     ] = _HOLDOUT,
-    by: Annotated[DocumentUnit, typer.Option("--by", help="Unit of a document.")] = DocumentUnit.AUTO,
-    field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Text column or JSON field.")] = None,
+    by: Unit = DocumentUnit.AUTO,
+    field: TextField = None,
     errors: Annotated[
-        DecodingErrors, typer.Option("--errors", help="Invalid UTF-8: stop, or replace by U+FFFD.")
+        DecodingErrors, option("--errors", "Invalid UTF-8: stop, or replace by U+FFFD.")
     ] = DecodingErrors.STRICT,
     clean: Annotated[
-        str,
-        typer.Option(
-            "--clean",
-            metavar="NAME,...",
-            autocompletion=complete_cleaners,
-            help="Cleaners or presets: plain, web, short_pages=50, …",
-        ),
+        str, option("--clean NAME,...", "Cleaners or presets: plain, web, short_pages=50, …", complete_cleaners)
     ] = "",
     max_similarity: Annotated[
-        float | None,
-        typer.Option("--near", metavar="SHARE", help="Drop near-duplicates of at least this Jaccard similarity: 0.8."),
+        float | None, option("--near SHARE", "Drop near-duplicates of at least this Jaccard similarity: 0.8.")
     ] = None,
-    tasks: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="Directory of task data (default: $PRETUNE_DATA).")
-    ] = None,
-    lang: Annotated[str, typer.Option("--lang", metavar="CODE", help="Language, for sentence splitting.")] = "auto",
-    sentences: Annotated[
-        str,
-        typer.Option("--sentences", metavar="NAME", autocompletion=complete_splitters, help="Sentence splitter."),
-    ] = "rules",
+    tasks: TaskData = None,
+    lang: Annotated[str, option("--lang CODE", "Language, for sentence splitting.")] = "auto",
+    sentences: Annotated[str, option("--sentences NAME", "Sentence splitter.", complete_splitters)] = "rules",
     licence: Annotated[
         list[str] | None,
-        typer.Option(
-            "--licence",
-            metavar="TEXT",
-            help="Licence of the text, for data and model cards; PATTERN=TEXT for some inputs.",
-        ),
+        option("--licence TEXT", "Licence of the text, for data and model cards; PATTERN=TEXT for some inputs."),
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", metavar="N", help="Worker processes (default: one per core; 0: in the main process)."
-        ),
+        int | None, option("--workers N", "Worker processes (default: one per core; 0: in the main process).")
     ] = None,
-    shard: Annotated[
-        str | None, typer.Option("--shard", metavar="I/N", help="Prepare only slice I of N (from 1), for --merge.")
-    ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Merge the slices of --shard.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace data prepared from other inputs or settings.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    shard: Annotated[str | None, option("--shard I/N", "Prepare only slice I of N (from 1), for --merge.")] = None,
+    merge: Annotated[bool, option("--merge", "Merge the slices of --shard.")] = False,
+    overwrite: Annotated[bool, option("--overwrite", "Replace data prepared from other inputs or settings.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tokenize text into training data, with a data card.
 
@@ -174,6 +158,39 @@ def _show(data: "PreparedData", as_json: bool) -> None:
             hint_other(f"prepare TEXTS/ --tokenizer {tokenizer} --out {out}  (with more text in TEXTS/)")
         else:
             hint(*suggest_pretraining(data.path, train))
+
+
+def suggest_pretraining(data: Path, split: "ShardSplit") -> list[object]:
+    """Return a command that pre-trains a small model of a matching family on prepared data for a few minutes."""
+    added_tokens = json.loads((data / "tokenizer" / "tokenizer.json").read_text("utf-8")).get("added_tokens", [])
+    family, sizes = find_family({str(token["content"]) for token in added_tokens})
+    small, is_small = [size for size in ("tiny", "mini") if size in sizes], split.tokens < SMALL_DATA_TOKENS
+    name = f"{family}-{small[0 if is_small else -1]}" if small else family
+    length = ("--epochs", "10") if is_small else ("--budget", "10m")
+    lacks_neighbors = split.documents < MIN_DOCUMENTS or 2 * split.sentences < 3 * split.documents
+    objective = ("--objective", "masked") if lacks_neighbors and _reads_pairs(family) else ()
+    size = () if small else _SMALL_MODEL
+    return ["pretrain", name, "--data", data, *objective, *length, *size, "--out", find_free_path("runs/base")]
+
+
+def find_family(special: Collection[str]) -> tuple[str, list[str]]:
+    """Return the first family that uses these special tokens, with its sizes; else the first family."""
+    from pretune.models.families import FAMILIES, find_style_family, list_sizes
+    from pretune.text.styles import STYLES
+
+    tokens = {name: {token.text for token in style.special_tokens} for name, style in STYLES.items()}
+    style = max(((len(texts), name) for name, texts in tokens.items() if texts <= {*special}), default=(0, ""))[1]
+    family = find_style_family(style) or FAMILIES.list_names()[0]
+    return family, [*list_sizes(family)]
+
+
+def _reads_pairs(family: str) -> bool:
+    """Return whether the paper's objective needs pairs of neighbouring sentences."""
+    from pretune.models.families import FAMILIES
+    from pretune.objectives import OBJECTIVES
+
+    training = FAMILIES.get(family).training
+    return training is not None and OBJECTIVES.get(str(training.objective["kind"]))().pairs in ("other", "swapped")
 
 
 def _summarize(data: "PreparedData") -> str:

@@ -5,12 +5,21 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from pretune.cli._hints import find_free_path, hint, hint_other, quote, suggest_use
-from pretune.cli._names import DEVICES, complete_families, complete_from, complete_objectives
-from pretune.cli._names import complete_settings as paths
-from pretune.cli._signals import shut_down_cleanly
+from pretune.cli import shut_down_cleanly
+from pretune.cli._inputs import parse_count
+from pretune.cli._options import (
+    AsJson,
+    ConfigFile,
+    DeviceName,
+    Resume,
+    RunOut,
+    argument,
+    complete_families,
+    complete_objectives,
+    complete_settings,
+    option,
+)
+from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_settings, quote
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.format import format_count
@@ -18,73 +27,43 @@ from pretune.core.format import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pretune.models.spec import Model
     from pretune.runs.config import PretrainConfig
 
 
 def pretrain(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FAMILY[-SIZE]",
-            autocompletion=complete_families,
-            help="Model to train; see `pretune list families`.",
-        ),
+        str | None, argument("FAMILY[-SIZE]", "Model to train; see `pretune list families`.", complete_families)
     ] = None,
-    data: Annotated[Path | None, typer.Option("--data", metavar="DATA", help="Data of `pretune prepare`.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Output directory of the run.")] = None,
+    data: Annotated[Path | None, option("--data DATA", "Data of `pretune prepare`.")] = None,
+    out: RunOut = None,
     objective: Annotated[
         str | None,
-        typer.Option(
-            "--objective",
-            metavar="NAME",
-            autocompletion=complete_objectives,
-            help="Training objective (default: that of the model's paper).",
-        ),
+        option("--objective NAME", "Training objective (default: that of the model's paper).", complete_objectives),
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Training steps.")] = None,
-    tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="N", help="Training tokens, instead of steps: 10M, 1B.")
-    ] = None,
-    epochs: Annotated[
-        float | None, typer.Option("--epochs", metavar="N", help="Training epochs, instead of steps.")
-    ] = None,
+    steps: Annotated[int | None, option("--steps N", "Training steps.")] = None,
+    tokens: Annotated[str | None, option("--tokens N", "Training tokens, instead of steps: 10M, 1B.")] = None,
+    epochs: Annotated[float | None, option("--epochs N", "Training epochs, instead of steps.")] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
-            "--budget",
-            metavar="TIME",
-            help="Training time, instead of steps: 90s, 10m, 1h30m. The learning rate follows the clock.",
+        option(
+            "--budget TIME", "Training time, instead of steps: 90s, 10m, 1h30m. The learning rate follows the clock."
         ),
     ] = None,
-    start: Annotated[
-        Path | None, typer.Option("--from", metavar="DIR", help="Initialize from the weights of a MODEL.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the unfinished run in --out.")] = False,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="Settings file: YAML, or the run.json of a run.")
-    ] = None,
+    start: Annotated[Path | None, option("--from DIR", "Initialize from the weights of a MODEL.")] = None,
+    resume: Resume = False,
+    config: ConfigFile = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PATH=VALUE",
-            autocompletion=paths("pretrain"),
-            help="Change a setting: train.lr=3e-4, data.max_length=128, model.depth=6. Repeatable.",
+        option(
+            "--set PATH=VALUE",
+            "Change a setting: train.lr=3e-4, data.max_length=128, model.depth=6. Repeatable.",
+            complete_settings("pretrain"),
         ),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            autocompletion=complete_from(*DEVICES),
-            help="cpu or cuda (default: a GPU if available).",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print settings and estimated cost; train nothing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: DeviceName = None,
+    dry_run: Annotated[bool, option("--dry-run", "Print settings and estimated cost; train nothing.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Pre-train a model on prepared data.
 
@@ -93,7 +72,6 @@ def pretrain(
     Example: pretune pretrain bert-mini --data data/books --objective masked --budget 10m --out runs/books
     """
     start_time = time.monotonic()  # the budget covers the whole command
-    from pretune.cli.show import parse_count
     from pretune.core.config import parse_assignments
 
     with shut_down_cleanly():  # imports take seconds
@@ -102,21 +80,11 @@ def pretrain(
         from pretune.runs.pretrain import run_pretrain
     if out is None and not dry_run:
         raise UsageError("missing option '--out': the output directory of the run")
-    lengths: dict[str, Any] = {
-        "steps": steps,
-        "tokens": None if tokens is None else parse_count(tokens, "--tokens"),
-        "epochs": epochs,
-        "budget": budget,
-    }
     options: dict[str, Any] = {
-        "data": data,
-        "objective": objective,
-        "init_from": start,
+        "data": data, "objective": objective, "init_from": start, "settings": config, "device": device, "steps": steps,
+        "tokens": None if tokens is None else parse_count(tokens, "--tokens"), "epochs": epochs, "budget": budget,
         "changes": parse_assignments(settings or []),
-        "settings": config,
-        "device": device,
-        **lengths,
-    }
+    }  # fmt: skip
     if dry_run:
         target = resolve_device(device)  # a run rejects an unknown device too
         _show(build_pretrain_config(name, **options), as_json, target)
@@ -129,61 +97,41 @@ def pretrain(
         log.print_json(run.summary)
     else:
         validation = "" if run.loss is None else f", validation loss {run.loss:.4f}"
-        log.print_result(
-            f"{run}: {format_count(run.summary['steps'], 'steps')}, "
-            f"{format_count(run.summary['tokens'], 'tokens')}{validation}"
-        )
+        counts = ", ".join(format_count(run.summary[unit], unit) for unit in ("steps", "tokens"))
+        log.print_result(f"{run}: {counts}{validation}")
     hint(*suggest_use(run, inspect_checkpoint(run.path)[0]), silent=as_json)
-    tuned_path = quote(find_free_path(f"{run}-tuned"))
-    hint_other(
-        f"finetune {quote(run)} --train TABLE.csv --out {tuned_path}  (a table with texts and labels)", silent=as_json
-    )
+    command = f"finetune {quote(run)} --train TABLE.csv --out {quote(find_free_path(f'{run}-tuned'))}"
+    hint_other(f"{command}  (a table with texts and labels)", silent=as_json)
+
+
+def suggest_use(run: object, spec: "Model") -> list[object]:
+    """Return a command that tries a new model: fill a blank, generate text, or verify."""
+    if spec.head is None:
+        return ["verify", run]
+    return ["fill", run, "This is the ___ of it."] if spec.encoder is not None else ["generate", run, "This is"]
 
 
 def _show(settings: "PretrainConfig", as_json: bool, device: str) -> None:
-    """Print the settings in the format of `--config`, and the cost below them as YAML comments or as a key of JSON."""
+    """Print the settings, and the cost below them or as a key of JSON."""
     from pretune.runs.estimate import estimate_pretrain
 
     tree, cost = settings.to_dict(), estimate_pretrain(settings, device)
     if as_json:
         log.print_json({**tree, "cost": cost})
-        return
-    import yaml
-
-    log.print_result(
-        yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True), end=""
-    )
-    log.print_result("\n".join(f"# {line}".rstrip() for line in _format_costs(cost, settings.train.budget)))
+    else:
+        print_settings(tree, _format_forecast(cost, settings.train.budget))
 
 
-def _format_costs(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":
-    from pretune.core.format import (
-        align_columns,
-        format_dollars,
-        format_duration,
-        format_energy,
-        format_kilograms,
-        format_number,
-    )
+def _format_forecast(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":
+    from pretune.core.format import format_duration, format_number
 
+    flops_per_token, flops = (f"{format_number(cost[name], billion='G')}FLOP" for name in ("flops_per_token", "flops"))
     yield cost["rate"]
-    yield f"{cost['parameters']:,} parameters, {format_number(cost['flops_per_token'], billion='G')}FLOP per token"
+    yield f"{cost['parameters']:,} parameters, {flops_per_token} per token"
     if budget is None:
-        yield (
-            f"{format_count(cost['steps'], 'steps')}, {format_count(cost['tokens'], 'tokens')}, "
-            f"{format_number(cost['flops'], billion='G')}FLOP; "
-            "estimate for one device:"
-        )
+        steps, tokens = format_count(cost["steps"], "steps"), format_count(cost["tokens"], "tokens")
+        yield f"{steps}, {tokens}, {flops}; estimate for one device:"
+        yield from format_costs(cost["devices"], "time", lambda device: format_duration(device["seconds"]))
     else:
         yield f"estimate for one device in {format_duration(budget)}:"
-    rows = [
-        (
-            name,
-            format_duration(estimate["seconds"]) if budget is None else format_number(estimate["tokens"]),
-            format_energy(estimate["kwh"]),
-            format_kilograms(estimate["co2e_kg"]),
-            format_dollars(estimate["dollars"]),
-        )
-        for name, estimate in cost["devices"].items()
-    ]
-    yield from align_columns([("device", "time" if budget is None else "tokens", "energy", "CO2e", "price"), *rows])
+        yield from format_costs(cost["devices"], "tokens", lambda device: format_number(device["tokens"]))

@@ -3,12 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._hints import quote
-from pretune.cli._output import check_new_folder
-from pretune.cli._signals import shut_down_cleanly
+from pretune.cli import shut_down_cleanly
+from pretune.cli._options import AsCsv, AsJson, DeviceName, option
+from pretune.cli._output import check_format, check_new_folder, print_csv, quote
 from pretune.core import log
 from pretune.core.errors import UserInterruptError
 
@@ -17,19 +14,14 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    budget: Annotated[str, typer.Option("--budget", metavar="TIME", help="Approximate time: 90s, 6m, 1h30m.")] = "6m",
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory.")] = Path("runs/quickstart"),
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda (default: a GPU if available).")
-    ] = None,
-    reviews: Annotated[
-        Path | None,
-        typer.Option("--reviews", metavar="FILE", help="Your own table with the columns text and label."),
-    ] = None,
+    budget: Annotated[str, option("--budget TIME", "Approximate time: 90s, 6m, 1h30m.")] = "6m",
+    out: Annotated[Path, option("--out DIR", "Output directory.")] = Path("runs/quickstart"),
+    device: DeviceName = None,
+    reviews: Annotated[Path | None, option("--reviews FILE", "Your own table with the columns text and label.")] = None,
     encoder: Annotated[
-        str | None, typer.Option("--encoder", metavar="MODEL", help="Pre-trained encoder (default: the installed one).")
+        str | None, option("--encoder MODEL", "Pre-trained encoder (default: the installed one).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
     """Measure the benefit of pre-training on film reviews.

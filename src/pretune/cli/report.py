@@ -4,19 +4,16 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from pretune.cli._hints import hint, quote
+from pretune.cli._options import AsJson, argument, option
+from pretune.cli._output import hint, quote
 from pretune.core import log
 
 
 def report(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN", help="Run directories, or a directory with results.json.")
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file.")] = Path("report.html"),
-    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Title of the page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    runs: Annotated[list[str], argument("RUN", "Run directories, or a directory with results.json.")],
+    out: Annotated[Path, option("--out FILE", "Output file.")] = Path("report.html"),
+    title: Annotated[str | None, option("--title TEXT", "Title of the page.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write an HTML report of runs.
 

@@ -3,13 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._hints import hint, hint_other, quote
-from pretune.cli._inputs import read_texts
-from pretune.cli._models import load_model, resolve_device
-from pretune.cli._names import DEVICES, complete_from
+from pretune.cli._inputs import load_model, read_texts, resolve_device
+from pretune.cli._options import AsCsv, AsJson, DeviceName, argument, option
+from pretune.cli._output import check_format, hint, hint_other, print_csv, quote
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.hub import resolve_path
@@ -23,39 +19,20 @@ MAX_CHARACTERS = 300
 
 
 def search(
-    index: Annotated[Path, typer.Argument(metavar="INDEX", help="Index of `pretune index`.")],
-    query: Annotated[str | None, typer.Argument(metavar="QUERY", help="Query.")] = None,
-    k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="Number of hits.")] = 10,
-    words: Annotated[bool, typer.Option("--bm25", help="Rank by BM25 instead of vectors.")] = False,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="DIR", help="Model of the index, if it was moved.")
-    ] = None,
-    queries: Annotated[
-        str | None, typer.Option("--queries", metavar="FILE", help="Queries: .jsonl (id, text), or one per line.")
-    ] = None,
-    qrels: Annotated[
-        str | None, typer.Option("--qrels", metavar="FILE", help="Relevance judgments; prints scores instead of hits.")
-    ] = None,
-    answer: Annotated[bool, typer.Option("--answer", help="Answer the query from the hits; needs --reader.")] = False,
+    index: Annotated[Path, argument("INDEX", "Index of `pretune index`.")],
+    query: Annotated[str | None, argument("QUERY", "Query.")] = None,
+    k: Annotated[int, option("-k --hits N", "Number of hits.")] = 10,
+    words: Annotated[bool, option("--bm25", "Rank by BM25 instead of vectors.")] = False,
+    model: Annotated[str | None, option("--model DIR", "Model of the index, if it was moved.")] = None,
+    queries: Annotated[str | None, option("--queries FILE", "Queries: .jsonl (id, text), or one per line.")] = None,
+    qrels: Annotated[str | None, option("--qrels FILE", "Relevance judgments; prints scores instead of hits.")] = None,
+    answer: Annotated[bool, option("--answer", "Answer the query from the hits; needs --reader.")] = False,
     reader: Annotated[
-        str | None,
-        typer.Option(
-            "--reader", metavar="DIR", help="Model for --answer: a generative one, or a run of squad1 or squad2."
-        ),
+        str | None, option("--reader DIR", "Model for --answer: a generative one, or a run of squad1 or squad2.")
     ] = None,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", help="Maximum length of an answer.")
-    ] = 64,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            autocompletion=complete_from(*DEVICES),
-            help="cpu or cuda (default: a GPU if available).",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    max_new_tokens: Annotated[int, option("--max-new-tokens N", "Maximum length of an answer.")] = 64,
+    device: DeviceName = None,
+    as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
     """Search an index, or answer questions from its texts.

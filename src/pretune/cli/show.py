@@ -6,13 +6,19 @@ import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._hints import find_free_path, hint, hint_other, quote
-from pretune.cli._names import complete_families
-from pretune.cli._names import complete_settings as paths
-from pretune.cli._tables import WIDTH, Section, print_page
+from pretune.cli._inputs import parse_count
+from pretune.cli._options import AsCsv, AsJson, argument, complete_families, complete_settings, option
+from pretune.cli._output import (
+    WIDTH,
+    Section,
+    check_format,
+    find_free_path,
+    hint,
+    hint_other,
+    print_csv,
+    print_page,
+    quote,
+)
 from pretune.core import log
 from pretune.core.errors import UsageError, explain_missing
 from pretune.core.format import format_count
@@ -20,7 +26,7 @@ from pretune.core.format import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pretune.models.cost import Device, MemoryEstimate
+    from pretune.models.cost import Device
     from pretune.models.generator_discriminator import Pair
     from pretune.models.spec import Model
     from pretune.nn.two_stream import AnyStack
@@ -29,35 +35,23 @@ BATCH_TOKENS = 8192
 """Batch size of the memory estimate in tokens, or one sequence where that is longer."""
 
 _MAX_LENGTH = 4096  # maximum default length; some models support far more
-_SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_MAX_COUNT = 10**18
-_COUNT_PATTERN = re.compile(r"(\d[\d_]{,30}\.?\d{,30}|\.\d{1,30})(e[+-]?\d{1,2})?([kmbt]?)", re.ASCII)
+_AMOUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
+_BYTES = ((" TB", 1e12), (" GB", 1e9), (" MB", 1e6), (" kB", 1e3))
+_TIMES = ((" years", 365 * 86400.0, 2), (" days", 86400.0, 2), (" h", 3600.0, 1), (" min", 60.0, 1), (" s", 1.0, 0))
+"""Units in seconds, with the number of units from which they are used."""
 
 
 def show(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", autocompletion=complete_families, help="FAMILY[-SIZE], or MODEL (./DIR, hf:OWNER/NAME)."
-        ),
-    ],
+    name: Annotated[str, argument("NAME", "FAMILY[-SIZE], or MODEL (./DIR, hf:OWNER/NAME).", complete_families)],
     settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", autocompletion=paths("show"), help="Change the spec: depth=6. Repeatable."
-        ),
+        list[str] | None, option("--set PATH=VALUE", "Change the spec: depth=6. Repeatable.", complete_settings("show"))
     ] = None,
-    tokens: Annotated[str, typer.Option("--tokens", metavar="N", help="Training tokens: 1e9, 10B, 300M, 2k.")] = "1B",
-    length: Annotated[
-        str | None, typer.Option("--length", metavar="N", help="Sequence length (default: the model's context).")
-    ] = None,
+    tokens: Annotated[str, option("--tokens N", "Training tokens: 1e9, 10B, 300M, 2k.")] = "1B",
+    length: Annotated[str | None, option("--length N", "Sequence length (default: the model's context).")] = None,
     targets: Annotated[
-        float | None,
-        typer.Option(
-            "--targets", metavar="SHARE", help="Share of positions with a target (default: encoders 0.15, others 1)."
-        ),
+        float | None, option("--targets SHARE", "Share of positions with a target (default: encoders 0.15, others 1).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
     """Show a model's parameters, FLOPs, memory and training cost.
@@ -94,19 +88,6 @@ def show(
         hint("verify", name)
 
 
-def parse_count(text: str, option: str) -> int:
-    """Parse a count with a suffix.
-
-    >>> parse_count("1.5B", "--tokens")
-    1500000000
-    """
-    match = _COUNT_PATTERN.fullmatch(text.strip().lower())
-    value = float(f"{match[1]}{match[2] or ''}".replace("_", "")) * _SCALES[match[3]] if match else 0
-    if not 1 <= value <= _MAX_COUNT:
-        raise UsageError(f"{option} '{text[:40]}' must be a number from 1 to 1e18, such as 1e9, 10B, 300M or 2k")
-    return round(value)
-
-
 def collect(
     label: str, spec: "Model", *, tokens: int, length: int | None = None, targets: float | None = None
 ) -> dict[str, Any]:
@@ -119,23 +100,22 @@ def collect(
     targets = estimate_target_share(spec) if targets is None else targets
     example = length * (2 if spec.is_encoder_decoder else 1)
     batch = max(1, BATCH_TOKENS // example) * example
+    flops = {
+        name: flops_per_token(spec, length=length, targets=targets, training=name == "training")
+        for name in ("training", "inference")
+    }
+    memory = {
+        "training": estimate_memory(
+            spec, tokens=batch, length=length, training=True, precision="bf16", targets=targets
+        ),
+        "inference": estimate_memory(spec, tokens=example, length=length, training=False, precision="bf16"),
+    }
     return {
         "name": label,
         "family": spec.family,
         "params": asdict(spec.params()),
-        "flops_per_token": {
-            "training": flops_per_token(spec, length=length, targets=targets),
-            "inference": flops_per_token(spec, length=length, targets=targets, training=False),
-            **_compute_pair_flops(spec, length),
-        },
-        "memory": {
-            "training": _to_dict(
-                estimate_memory(spec, tokens=batch, length=length, training=True, precision="bf16", targets=targets)
-            ),
-            "inference": _to_dict(
-                estimate_memory(spec, tokens=example, length=length, training=False, precision="bf16")
-            ),
-        },
+        "flops_per_token": flops | _compute_pair_flops(spec, length),
+        "memory": {name: {**asdict(usage), "total": usage.total} for name, usage in memory.items()},
         "devices": {name: _estimate_device(device, spec, tokens, length, targets) for name, device in DEVICES.items()},
         "assumptions": {
             "tokens": tokens,
@@ -170,22 +150,17 @@ def _compute_pair_flops(spec: "Model", length: int) -> dict[str, float]:
     from pretune.models.cost import estimate_target_share, flops_per_token
 
     pair = _build_pair(spec)
-    if pair is None:
-        return {}
-    costs = (flops_per_token(model, length=length, targets=estimate_target_share(model)) for model in list_models(pair))
-    return {"training with its generator": sum(costs)}
+    models = [] if pair is None else list_models(pair)
+    costs = [flops_per_token(model, length=length, targets=estimate_target_share(model)) for model in models]
+    return {"training with its generator": sum(costs)} if costs else {}
 
 
 def _build_pair(spec: "Model") -> "Pair | None":
     """Return the generator-discriminator pair, if this spec is the discriminator of one."""
     from pretune.models.families import FAMILIES
 
-    family = FAMILIES.get(spec.family) if spec.family in FAMILIES else None
-    return (
-        family.build_pretraining_spec(spec)
-        if family is not None and family.build_pretraining_spec and spec.detector
-        else None
-    )
+    build = FAMILIES.get(spec.family).build_pretraining_spec if spec.family in FAMILIES and spec.detector else None
+    return None if build is None else build(spec)
 
 
 def _find(name: str, changes: dict[str, str]) -> "tuple[str, Model]":
@@ -232,21 +207,14 @@ def _resolve_length(spec: "Model", length: int | None) -> int:
     return length
 
 
-def _to_dict(memory: "MemoryEstimate") -> dict[str, int]:
-    return {**asdict(memory), "total": memory.total}
-
-
 def _estimate_device(device: "Device", spec: "Model", tokens: int, length: int, targets: float) -> dict[str, Any]:
     """Return the estimate for one device; it fits if one sequence at a time does."""
     from pretune.models.cost import estimate_cost, estimate_memory
 
     example = length * (2 if spec.is_encoder_decoder else 1)
     precision: Literal["fp32", "bf16"] = "fp32" if device.precision == "fp32" else "bf16"
-    required_memory = estimate_memory(
-        spec, tokens=example, length=length, training=True, precision=precision, targets=targets
-    ).total
-    fits = required_memory <= device.memory
-    estimate = asdict(estimate_cost(spec, tokens, device, length, targets))
+    memory = estimate_memory(spec, tokens=example, length=length, training=True, precision=precision, targets=targets)
+    fits, estimate = memory.total <= device.memory, asdict(estimate_cost(spec, tokens, device, length, targets))
     return {
         "memory": device.memory,
         "fits": fits,
@@ -267,43 +235,29 @@ def _describe(spec: "Model") -> str:
     from pretune.core.config.read import format_value
     from pretune.models.families import FAMILIES
 
-    return (
-        FAMILIES.describe(spec.family)
-        if spec.family in FAMILIES
-        else f"Model of the family {format_value(spec.family)}."
-    )
+    if spec.family in FAMILIES:
+        return FAMILIES.describe(spec.family)
+    return f"Model of the family {format_value(spec.family)}."
 
 
 def _build_sections(spec: "Model", facts: dict[str, Any]) -> list[Section]:
     assumptions, flops = facts["assumptions"], facts["flops_per_token"]
-    tokens = assumptions["tokens"]
+    tokens, sequence = assumptions["tokens"], _format_sequence(spec, assumptions)
+    share = "all" if assumptions["targets"] == 1 else f"{100 * assumptions['targets']:.3g}% of the"
+    flops_title = f"FLOPs per token, {sequence} tokens long, targets at {share} positions"
+    flops_rows = [(name, _format_amount(value)) for name, value in flops.items()]
+    total = _format_digits(flops["training"] * tokens)
+    devices_title = f"Training on {_format_amount(tokens)} tokens on one device: {total} FLOPs"
+    devices = [_format_device(name, device) for name, device in facts["devices"].items()]
+    names = ("device", "memory", "time", "energy", "CO2e", "price")
+    memory = _list_memory(sequence, facts)
     return [
         Section(title="Shape", rows=_describe_shape(spec)),
         Section(title="Parameters", rows=_list_parameters(spec), align_right=True),
-        Section(
-            title=f"FLOPs per token, {_format_sequence(spec, assumptions)} tokens long, "
-            f"targets at {_format_target_share(assumptions)} positions",
-            rows=[(name, _format_amount(value)) for name, value in flops.items()],
-            align_right=True,
-        ),
-        Section(
-            title="Memory in bf16, estimated",
-            header=("", *facts["memory"]),
-            rows=_list_memory(spec, facts),
-            align_right=True,
-        ),
-        Section(
-            title=f"Training on {_format_amount(tokens)} tokens on one device: "
-            f"{_format_digits(flops['training'] * tokens)} FLOPs",
-            header=("device", "memory", "time", "energy", "CO2e", "price"),
-            rows=[_format_device(name, device) for name, device in facts["devices"].items()],
-            align_right=True,
-        ),
+        Section(title=flops_title, rows=flops_rows, align_right=True),
+        Section(title="Memory in bf16, estimated", header=("", *facts["memory"]), rows=memory, align_right=True),
+        Section(title=devices_title, header=names, rows=devices, align_right=True),
     ]
-
-
-def _format_target_share(assumptions: dict[str, Any]) -> str:
-    return "all" if assumptions["targets"] == 1 else f"{100 * assumptions['targets']:.3g}% of the"
 
 
 def _build_note(facts: dict[str, Any]) -> str:
@@ -324,14 +278,9 @@ def _build_note(facts: dict[str, Any]) -> str:
 def _describe_shape(spec: "Model") -> list[tuple[str, str]]:
     sides = (("encoder", spec.encoder), ("decoder", spec.decoder))
     descriptions = [(side, _describe_stack(stack, spec.width)) for side, stack in sides if stack]
-    pair = _build_pair(spec)
-    if pair is not None:
-        descriptions.append(
-            (
-                "generator",
-                f"{_describe_stack(pair.generator.last_stack, pair.generator.width)}; discarded after training",
-            )
-        )
+    if (pair := _build_pair(spec)) is not None:
+        stack = _describe_stack(pair.generator.last_stack, pair.generator.width)
+        descriptions.append(("generator", f"{stack}; discarded after training"))
     lines = [(side, textwrap.wrap(text, WIDTH - 16)) for side, text in descriptions]
     rows = [(side if line is text[0] else "", line) for side, text in lines for line in text]
     context = "any length" if spec.context is None else f"trained with {spec.context:,} tokens"
@@ -371,10 +320,9 @@ def _list_parameters(spec: "Model") -> list[tuple[str, str, str]]:
     ]
 
 
-def _list_memory(spec: "Model", facts: dict[str, Any]) -> list[tuple[str, ...]]:
+def _list_memory(sequence: str, facts: dict[str, Any]) -> list[tuple[str, ...]]:
     assumptions, usages = facts["assumptions"], facts["memory"]
     example = assumptions["inference_batch_tokens"]
-    sequence = _format_sequence(spec, assumptions)
     batches = [f"{assumptions[f'{name}_batch_tokens'] // example} x {sequence}" for name in usages]
     kinds = [kind for kind in usages["training"] if any(usage[kind] for usage in usages.values())]
     return [("batch", *batches), *((kind, *(_format_size(usage[kind]) for usage in usages.values())) for kind in kinds)]
@@ -414,22 +362,15 @@ def _format_digits(value: float) -> str:
 
 
 def _format_amount(value: float) -> str:
-    for letter, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if scale <= value < 1e3 * scale:
-            return f"{value / scale:.3g}{letter}"
-    return _format_digits(value)
+    units = ((letter, scale) for letter, scale in _AMOUNTS if scale <= value < 1e3 * scale)
+    return next((f"{value / scale:.3g}{letter}" for letter, scale in units), _format_digits(value))
 
 
 def _format_size(value: float) -> str:
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= scale:
-            return f"{_format_digits(value / scale)} {unit}"
-    return f"{value:.0f} B" if value else "-"
+    units = (f"{_format_digits(value / scale)}{unit}" for unit, scale in _BYTES if value >= scale)
+    return next(units, f"{value:.0f} B" if value else "-")
 
 
 def _format_time(seconds: float) -> str:
-    for unit, scale in (("years", 2 * 365 * 86400.0), ("days", 2 * 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= scale:
-            unit_seconds = {"years": 365 * 86400.0, "days": 86400.0}.get(unit, scale)
-            return f"{_format_digits(seconds / unit_seconds)} {unit}"
-    return f"{_format_digits(seconds)} s"
+    unit, scale = next((unit, scale) for unit, scale, count in _TIMES if seconds >= count * scale)
+    return f"{_format_digits(seconds / scale)}{unit}"

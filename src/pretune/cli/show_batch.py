@@ -5,10 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from pretune.cli._hints import find_free_path, hint, hint_other, quote
-from pretune.cli._names import SHAPES, complete_from, complete_objectives
+from pretune.cli._options import AsJson, argument, complete_objectives, complete_shapes, option
+from pretune.cli._output import find_free_path, hint, hint_other, quote
 from pretune.cli._render import (
     Column,
     Line,
@@ -34,37 +32,20 @@ _SENTINEL_STYLES = ("bold magenta", "bold green", "bold blue", "bold cyan", "bol
 
 
 def show_batch(
-    objective: Annotated[
-        str,
-        typer.Argument(
-            metavar="OBJECTIVE", autocompletion=complete_objectives, help="Objective of `pretune list objectives`."
-        ),
-    ],
+    objective: Annotated[str, argument("OBJECTIVE", "Objective of `pretune list objectives`.", complete_objectives)],
     text: Annotated[
-        list[str] | None,
-        typer.Option("--text", metavar="TEXT", help="Sentence; repeat for objectives with two segments."),
+        list[str] | None, option("--text TEXT", "Sentence; repeat for objectives with two segments.")
     ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="DIR", help="Tokenizer (default: split into words).")
-    ] = None,
+    tokenizer: Annotated[Path | None, option("--tokenizer DIR", "Tokenizer (default: split into words).")] = None,
     shape: Annotated[
-        str | None,
-        typer.Option(
-            "--shape",
-            metavar="NAME",
-            autocompletion=complete_from(*SHAPES),
-            help="Model shape: encoder, decoder, encoder-decoder, …",
-        ),
+        str | None, option("--shape NAME", "Model shape: encoder, decoder, encoder-decoder, …", complete_shapes)
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
+    seed: Annotated[int, option("--seed N", "Random seed.")] = 0,
     hide: Annotated[
-        list[str] | None,
-        typer.Option("--hide", metavar="WORDS", help="Mask these words instead of random ones. Repeatable."),
+        list[str] | None, option("--hide WORDS", "Mask these words instead of random ones. Repeatable.")
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: rate=0.3. Repeatable.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    settings: Annotated[list[str] | None, option("--set PATH=VALUE", "Change a setting: rate=0.3. Repeatable.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show inputs, targets and attention mask of an objective.
 

@@ -3,16 +3,20 @@
 import re
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from pretune.cli._hints import find_free_path, hint
-from pretune.cli._names import complete_styles, complete_tokenizer_kinds
-from pretune.cli._output import check_new_folder
-from pretune.cli._progress import show_progress
+from pretune.cli._options import (
+    AsJson,
+    Corpus,
+    DocumentUnit,
+    TextField,
+    Unit,
+    complete_styles,
+    complete_tokenizer_kinds,
+    option,
+)
+from pretune.cli._output import check_new_folder, find_free_path, hint, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.text.styles import KINDS, STYLES, get_tokenizer_kind
@@ -20,65 +24,33 @@ from pretune.text.styles import KINDS, STYLES, get_tokenizer_kind
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
-class DocumentUnit(StrEnum):
-    """Unit of a document."""
-
-    AUTO = "auto"
-    FILE = "file"
-    BLOCK = "block"
-    LINE = "line"
-    FIELD = "field"
-
-
 def tokenizer(
-    corpus: Annotated[
-        list[str], typer.Argument(metavar="CORPUS", help="Files, folders, globs, pair:A,B, builtin:NAME, hf:NAME.")
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory.")],
+    corpus: Corpus,
+    out: Annotated[Path, option("--out DIR", "Output directory.")],
     kind: Annotated[
-        str,
-        typer.Option(
-            "--kind",
-            metavar="NAME",
-            autocompletion=complete_tokenizer_kinds,
-            help=f"Algorithm: {', '.join(KINDS)}.",
-        ),
+        str, option("--kind NAME", f"Algorithm: {', '.join(KINDS)}.", complete_tokenizer_kinds)
     ] = "wordpiece",
-    vocab: Annotated[
-        int, typer.Option("--vocab", metavar="N", help="Vocabulary size, including special tokens.")
-    ] = 30000,
+    vocab: Annotated[int, option("--vocab N", "Vocabulary size, including special tokens.")] = 30000,
     style: Annotated[
         str | None,
-        typer.Option(
-            "--style",
-            metavar="NAME",
-            autocompletion=complete_styles,
-            help=f"Style of special tokens: {', '.join(STYLES)} (default: by kind).",
-        ),
+        option("--style NAME", f"Style of special tokens: {', '.join(STYLES)} (default: by kind).", complete_styles),
     ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Lowercase and strip accents.")] = False,
+    lowercase: Annotated[bool, option("--lowercase", "Lowercase and strip accents.")] = False,
     accents: Annotated[
         bool | None,
-        typer.Option(
-            "--strip-accents/--keep-accents",
-            help="Strip or keep accents (default: as --lowercase).",
-            show_default=False,
+        option(
+            "--strip-accents/--keep-accents", "Strip or keep accents (default: as --lowercase).", show_default=False
         ),
     ] = None,
-    min_frequency: Annotated[
-        int, typer.Option("--min-frequency", metavar="N", help="Minimum frequency of words and pairs.")
-    ] = 2,
+    min_frequency: Annotated[int, option("--min-frequency N", "Minimum frequency of words and pairs.")] = 2,
     alphabet: Annotated[
-        int | None,
-        typer.Option("--alphabet", metavar="N", help="Alphabet size (default: covers 99.99% of the text)."),
+        int | None, option("--alphabet N", "Alphabet size (default: covers 99.99% of the text).")
     ] = None,
-    sample: Annotated[
-        str, typer.Option("--sample", metavar="SIZE", help="Train on a random sample of this size.")
-    ] = "200MB",
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed of the sample.")] = 0,
-    by: Annotated[DocumentUnit, typer.Option("--by", help="Unit of a document.")] = DocumentUnit.AUTO,
-    field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Text column or JSON field.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    sample: Annotated[str, option("--sample SIZE", "Train on a random sample of this size.")] = "200MB",
+    seed: Annotated[int, option("--seed N", "Random seed of the sample.")] = 0,
+    by: Unit = DocumentUnit.AUTO,
+    field: TextField = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a tokenizer on text.
 

@@ -4,60 +4,32 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from pretune.cli._hints import hint
-from pretune.cli._names import complete_from
-from pretune.cli._output import check_new_file
-from pretune.cli._progress import show_progress
-from pretune.cli.tokenizer import DocumentUnit
+from pretune.cli._options import AsJson, Corpus, DocumentUnit, TextField, Unit, complete_names, option
+from pretune.cli._output import check_new_file, hint, show_progress
 from pretune.core import log
 from pretune.core.format import format_count
 
 
 def vectors(
-    corpus: Annotated[
-        list[str], typer.Argument(metavar="CORPUS", help="Files, folders, globs, pair:A,B, builtin:NAME, hf:NAME.")
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file, in word2vec's text format.")],
+    corpus: Corpus,
+    out: Annotated[Path, option("--out FILE", "Output file, in word2vec's text format.")],
     kind: Annotated[
-        str,
-        typer.Option(
-            "--kind",
-            metavar="NAME",
-            autocompletion=complete_from("word2vec", "glove", "ppmi"),
-            help="Algorithm: word2vec, glove or ppmi.",
-        ),
+        str, option("--kind NAME", "Algorithm: word2vec, glove or ppmi.", complete_names("word2vec", "glove", "ppmi"))
     ] = "word2vec",
     mode: Annotated[
-        str | None,
-        typer.Option(
-            "--mode",
-            metavar="NAME",
-            autocompletion=complete_from("skip_gram", "cbow"),
-            help="word2vec: skip_gram (default) or cbow.",
-        ),
+        str | None, option("--mode NAME", "word2vec: skip_gram (default) or cbow.", complete_names("skip_gram", "cbow"))
     ] = None,
-    width: Annotated[int | None, typer.Option("--width", metavar="N", help="Vector width (default: 100).")] = None,
-    window: Annotated[
-        int | None, typer.Option("--window", metavar="N", help="Context words on each side (default: 5; glove 10).")
-    ] = None,
+    width: Annotated[int | None, option("--width N", "Vector width (default: 100).")] = None,
+    window: Annotated[int | None, option("--window N", "Context words on each side (default: 5; glove 10).")] = None,
     epochs: Annotated[
-        int | None,
-        typer.Option(
-            "--epochs", metavar="N", help="Training epochs (default: word2vec 5, glove 15; ppmi counts once)."
-        ),
+        int | None, option("--epochs N", "Training epochs (default: word2vec 5, glove 15; ppmi counts once).")
     ] = None,
-    min_count: Annotated[
-        int | None, typer.Option("--min-count", metavar="N", help="Minimum word frequency (default: 5).")
-    ] = None,
-    max_words: Annotated[
-        int | None, typer.Option("--max-words", metavar="N", help="Vocabulary size: keep the most frequent words.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
-    by: Annotated[DocumentUnit, typer.Option("--by", help="Unit of a document.")] = DocumentUnit.AUTO,
-    field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Text column or JSON field.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    min_count: Annotated[int | None, option("--min-count N", "Minimum word frequency (default: 5).")] = None,
+    max_words: Annotated[int | None, option("--max-words N", "Vocabulary size: keep the most frequent words.")] = None,
+    seed: Annotated[int, option("--seed N", "Random seed.")] = 0,
+    by: Unit = DocumentUnit.AUTO,
+    field: TextField = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train static word vectors on text.
 

@@ -3,17 +3,15 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from pretune.cli._hints import find_free_path, hint
-from pretune.cli._models import BaseOption
+from pretune.cli._options import AsJson, Base, argument
+from pretune.cli._output import find_free_path, hint
 from pretune.core import log
 
 
 def verify(
-    directory: Annotated[Path, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")],
-    base: BaseOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    directory: Annotated[Path, argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME.")],
+    base: Base = None,
+    as_json: AsJson = False,
 ) -> None:
     """Verify the integrity of a model or run.
 
