@@ -31,8 +31,8 @@ import transformers
 
 import pretune as pt
 from pretune.runs.data_phases import DataPhases
-from pretune.training.async_metrics import StepMetrics
 from pretune.training.loop import Loop
+from pretune.training.step import StepMetrics
 
 WARM, WINDOW, ROUNDS = 30, 30, 3
 EAGER, COMPILED, ALIKE = "transformers", "transformers + compile", "transformers + compile, grouped by length"

@@ -25,7 +25,7 @@ from pretune.data.sequences import Sequences
 from pretune.models.families import FAMILIES
 from pretune.models.model import build
 from pretune.nn.heads import PoolingConfig
-from pretune.training.loss_module import ModelWithLoss
+from pretune.training.step import ModelWithLoss
 from tests.contracts.tiny import rough, text, tiny
 
 LENGTHS, ROW = (6, 3, 8, 2, 5, 4), 14

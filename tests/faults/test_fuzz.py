@@ -30,9 +30,8 @@ from pretune.runs.build_config import build_pretrain_config
 from pretune.runs.finetune.build_config import build_finetune_config as choose_tuning
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.training.checkpointing import read_state
-from pretune.training.checkpoints.checkpoint import describe_state, open_checkpoint, write_checkpoint
-from pretune.training.checkpoints.snapshot import TensorSnapshot
-from pretune.training.train_state import TrainState
+from pretune.training.checkpoints.checkpoint import TensorSnapshot, describe_state, open_checkpoint, write_checkpoint
+from pretune.training.step import TrainState
 from tests.contracts.tiny import model_of
 from tests.faults.mutations import mutate, restructure, scramble
 from tests.inference.readers import TEXTS, encoder

@@ -14,14 +14,12 @@ from torch import nn
 
 import pretune as pt
 from pretune.core.types import Batch
-from pretune.training.async_metrics import StepMetrics
-from pretune.training.batch_stats import BatchStats
 from pretune.training.distributed import Ranks
+from pretune.training.flops import BatchStats
 from pretune.training.loop import Loop
-from pretune.training.loss_module import ModelWithLoss
 from pretune.training.optim import AdamW, build_parameter_groups
 from pretune.training.schedules import LinearSchedule
-from pretune.training.train_state import TrainState
+from pretune.training.step import ModelWithLoss, StepMetrics, TrainState
 from tests.parity.cases import ENCODER, GPT
 from tests.selection import keep_quick
 

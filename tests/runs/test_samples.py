@@ -17,7 +17,7 @@ from pretune.runs.samples import SAMPLE_SHARES, SAMPLE_TEXTS, ProgressTrigger, c
 from pretune.training.checkpointing import CheckpointHook
 from pretune.training.distributed import Ranks
 from pretune.training.metrics_log import read_metrics
-from pretune.training.train_state import TrainState
+from pretune.training.step import TrainState
 from tests.runs.small import FAST, Prepared, shrunk
 from tests.runs.test_runs import run, same
 

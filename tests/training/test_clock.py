@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from pretune.training.async_metrics import StepMetrics
 from pretune.training.clock import TrainingClock
 from pretune.training.distributed import Ranks
 from pretune.training.schedules import LinearSchedule
-from pretune.training.train_state import TrainState
+from pretune.training.step import StepMetrics, TrainState
 
 
 class Clock:

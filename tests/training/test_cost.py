@@ -18,18 +18,17 @@ from pretune.core.format import format_count
 from pretune.data.layout import batch
 from pretune.models.catalog import resolve
 from pretune.models.cost import flops_per_token
-from pretune.training import cost_meter, energy
-from pretune.training.batch_stats import BatchStats
+from pretune.training import cost, energy
 from pretune.training.cost import (
     CostMeter,
     CostRates,
     Energy,
     Totals,
-    build_flops_counter,
     compute_cost,
     find_peak_flops,
 )
 from pretune.training.energy import AssumedPower, Board, Rapl, find_device
+from pretune.training.flops import BatchStats, build_flops_counter
 
 CPU = torch.device("cpu")
 
@@ -195,7 +194,7 @@ Gauged = Callable[..., None]
 @pytest.fixture
 def gauged(monkeypatch: pytest.MonkeyPatch) -> Gauged:
     def use(*found: Any) -> None:
-        monkeypatch.setattr(cost_meter, "find_gauges", lambda device, *, host: list(found))
+        monkeypatch.setattr(cost, "find_gauges", lambda device, *, host: list(found))
 
     return use
 

@@ -14,13 +14,11 @@ import pretune as pt
 from pretune.core.errors import DivergedError, ResourceError
 from pretune.core.types import Batch, Loss
 from pretune.objectives import build_objective as objective
-from pretune.training.async_metrics import StepMetrics
 from pretune.training.distributed import Ranks
 from pretune.training.guards import MAX_SKIPPED_STEPS, DivergenceGuard
 from pretune.training.loop import Loop
-from pretune.training.loss_module import ModelWithLoss
 from pretune.training.optim import AdamW, build_parameter_groups
-from pretune.training.train_state import TrainState
+from pretune.training.step import ModelWithLoss, StepMetrics, TrainState
 from tests.contracts.tiny import VOCAB, tiny
 
 CPU = Ranks(torch.device("cpu"))

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import ResourceError, UsageError
-from pretune.training.metrics_log import METRICS_FILE, MetricsLog, read_metrics
-from pretune.training.trackers import Trackers
+from pretune.training.metrics_log import METRICS_FILE, MetricsLog, Trackers, read_metrics
 from tests.selection import scale_examples
 
 NAN, INF = float("nan"), float("inf")

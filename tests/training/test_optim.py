@@ -31,9 +31,9 @@ from pretune.training.optim import (
     set_rates,
     step_if,
 )
-from pretune.training.optim.asgd import AveragedDescent
-from pretune.training.optim.conditional_step import CHUNK_SIZE
+from pretune.training.optim.base import CHUNK_SIZE
 from pretune.training.optim.muon import orthogonalize
+from pretune.training.optim.sgd import AveragedDescent
 from pretune.training.schedules import InverseSquareRoot
 
 SPECS: dict[str, Optim] = {
@@ -537,7 +537,7 @@ def test_asgd_is_torchs_from_its_trigger_on() -> None:
 def test_many_weights_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = []
     for most in (CHUNK_SIZE, 10):
-        monkeypatch.setattr("pretune.training.optim.conditional_step.CHUNK_SIZE", most)
+        monkeypatch.setattr("pretune.training.optim.base.CHUNK_SIZE", most)
         for name in ("lamb", "adafactor", "muon", "sgd-momentum"):
             model = toy()
             optimizer = SPECS[name].build(build_parameter_groups(model))

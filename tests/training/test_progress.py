@@ -12,8 +12,7 @@ import torch
 
 from pretune.core import log
 from pretune.training.cost import CostRates, Energy, Totals, compute_cost
-from pretune.training.progress import Progress
-from pretune.training.summary import RunSummary, show_summary
+from pretune.training.progress import Progress, RunSummary, show_summary
 from tests.conftest import Screen
 
 Capture = pytest.CaptureFixture[str]

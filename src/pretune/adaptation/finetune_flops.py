@@ -13,8 +13,7 @@ from torch import nn
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.scalar_mix import ScalarMixHead
 from pretune.models.spec import Model
-from pretune.training.batch_stats import BatchStats
-from pretune.training.flops import build_flops_counter
+from pretune.training.flops import BatchStats, build_flops_counter
 from pretune.training.optim import split_parts
 from pretune.training.optim.groups import HEADS
 

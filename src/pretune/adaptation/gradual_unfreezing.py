@@ -11,9 +11,9 @@ from torch import nn
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.training.async_metrics import StepMetrics
 from pretune.training.loop import Loop
 from pretune.training.optim.groups import split_parts
+from pretune.training.step import StepMetrics
 
 
 @spec

@@ -11,7 +11,7 @@ from pretune.runs.config import PretrainConfig
 from pretune.runs.run_dir import load_finished_run
 from pretune.training.checkpointing import read_state
 from pretune.training.checkpoints import CheckpointManager
-from pretune.training.train_state import TrainState
+from pretune.training.step import TrainState
 
 CHECKPOINTS_DIR = "checkpoints"
 

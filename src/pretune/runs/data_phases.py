@@ -16,7 +16,7 @@ from pretune.runs.config import PretrainConfig, TrainConfig
 from pretune.runs.estimate import estimate_steps_on_cores
 from pretune.runs.training_data import TrainingData
 from pretune.training.distributed import Ranks
-from pretune.training.train_state import TrainState
+from pretune.training.step import TrainState
 
 EVAL_TOKENS = {"cuda": 500_000, "cpu": 50_000}
 """Default number of validation tokens."""

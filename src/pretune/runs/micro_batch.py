@@ -10,9 +10,9 @@ from pretune.data.batch_shape import BatchShape
 from pretune.models.cost import estimate_memory
 from pretune.models.spec import Model
 from pretune.runs.config import TrainConfig
-from pretune.training.accumulate import increase_micro_batches
 from pretune.training.cuda_graph import CudaGraphRunner
 from pretune.training.distributed import Ranks
+from pretune.training.step import increase_micro_batches
 
 MICRO_TOKENS = 8192
 """Tokens of a micro-batch on a CPU, where more is not faster."""

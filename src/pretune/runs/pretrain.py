@@ -26,7 +26,7 @@ from pretune.runs.run_dir import PretrainedRun, load_finished_run
 from pretune.runs.training_data import DataConfig
 from pretune.training.distributed import init_distributed
 from pretune.training.guards import GracefulShutdown
-from pretune.training.train_state import TrainState
+from pretune.training.step import TrainState
 
 SETTING_PATHS = [
     *(f"train.{name}" for name in get_fields(TrainConfig)),

@@ -27,16 +27,15 @@ from pretune.runs.training_data import TrainingData
 from pretune.training.checkpointing import CheckpointHook, restore_checkpoint
 from pretune.training.checkpoints import CheckpointManager, RunLock, list_checkpoints
 from pretune.training.clock import IN_FLIGHT_STEPS, TrainingClock
+from pretune.training.data_worker import start_forkserver
 from pretune.training.dataloader import DataLoader
 from pretune.training.distributed import Ranks
 from pretune.training.guards import DivergenceGuard, GracefulShutdown
 from pretune.training.loop import Loop
-from pretune.training.loss_module import ModelWithLoss
 from pretune.training.optim import build_parameter_groups, use_averages
 from pretune.training.run_logger import RunLogger
-from pretune.training.train_state import TrainState
+from pretune.training.step import ModelWithLoss, TrainState
 from pretune.training.validation import ValidationHook, build_evaluator, warn_of_few_evaluations
-from pretune.training.worker_process import start_forkserver
 
 CHECKPOINTS_DIR = "checkpoints"
 DISK_BYTES_PER_SECOND = 200e6

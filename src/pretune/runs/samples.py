@@ -15,12 +15,11 @@ from pretune.core.types import Batch
 from pretune.data.batch_shape import BatchShape
 from pretune.data.stream import BatchStream
 from pretune.runs.sample_text import GENERATIVE_SHAPES, NEW_TOKENS, PROMPT_TOKENS, SampleObjective, find_targets
-from pretune.training.async_metrics import StepMetrics
 from pretune.training.clock import TrainingClock
 from pretune.training.distributed import Ranks, reshard
 from pretune.training.loop import Loop
 from pretune.training.optim import use_averages
-from pretune.training.train_state import TrainState
+from pretune.training.step import StepMetrics, TrainState
 
 SAMPLE_TEXTS = 3
 CANDIDATE_ROWS = 16

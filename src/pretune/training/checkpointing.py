@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from pretune.core.errors import CheckpointError
-from pretune.training.async_metrics import StepMetrics
 from pretune.training.checkpoints import Checkpoint, CheckpointManager
 from pretune.training.distributed import fill, unshard_all
 from pretune.training.loop import Loop
 from pretune.training.optim import AveragedDescent, get_state_tensors, load_state, use_averages
-from pretune.training.train_state import TrainState
+from pretune.training.step import StepMetrics, TrainState
 
 SAVE_INTERVAL_SECONDS = 300.0
 """Interval between checkpoints if no step interval is set."""

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from pretune.training.async_metrics import StepMetrics
 from pretune.training.loop import Loop
 from pretune.training.schedules import Schedule
-from pretune.training.train_state import TrainState
+from pretune.training.step import StepMetrics, TrainState
 
 IN_FLIGHT_STEPS = 2.0
 """Steps not yet measured when the clock is read: the one that just ended, and the one about to start."""

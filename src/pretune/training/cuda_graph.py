@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pretune.core import log
 from pretune.core.types import Batch, Loss
-from pretune.training.batch_buffer import PackedBatches
+from pretune.training.batch_transfer import PackedBatches
 
 PassFunction = Callable[[Batch, Mapping[str, Tensor]], Loss]
 """Forward and backward pass of a batch, given the counts of its step."""

@@ -19,10 +19,9 @@ import torch
 from pretune.core.errors import UsageError
 from pretune.core.remote_error import RemoteError
 from pretune.core.types import Batch
-from pretune.training.batch_stats import BatchStats
-from pretune.training.data_worker import BatchRequest, BatchSource
-from pretune.training.device_prefetch import Transfer, build_prefetcher
-from pretune.training.worker_process import Worker, WorkerStep, stop_workers
+from pretune.training.batch_transfer import Transfer, build_prefetcher
+from pretune.training.data_worker import BatchRequest, BatchSource, Worker, WorkerStep, stop_workers
+from pretune.training.flops import BatchStats
 
 _WORKER_NAME = "pretune-data-{}"
 

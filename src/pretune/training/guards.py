@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Any
 
 from pretune.core.errors import DivergedError, PretuneError, StoppedError, StopRequest, UserInterruptError
-from pretune.training.async_metrics import StepMetrics
 from pretune.training.loop import Loop
+from pretune.training.step import StepMetrics
 
 MAX_SKIPPED_STEPS = 20
 """A run ends after this many consecutive steps without a finite gradient."""

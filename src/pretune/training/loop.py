@@ -18,14 +18,20 @@ from torch.optim import Optimizer
 from pretune.core.errors import ResourceError
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
-from pretune.training.accumulate import increase_micro_batches, reduce_over_ranks, sum_step_counts
-from pretune.training.async_metrics import REDUCED_METRICS, MetricBuffer, StepMetrics
-from pretune.training.batch_stats import BatchStats
 from pretune.training.cuda_graph import CudaGraphRunner
 from pretune.training.distributed import Ranks
-from pretune.training.loss_module import ModelWithLoss
+from pretune.training.flops import BatchStats
 from pretune.training.optim import clip_gradients, set_rates, step_if
-from pretune.training.train_state import TrainState
+from pretune.training.step import (
+    REDUCED_METRICS,
+    MetricBuffer,
+    ModelWithLoss,
+    StepMetrics,
+    TrainState,
+    increase_micro_batches,
+    reduce_over_ranks,
+    sum_step_counts,
+)
 
 DROPOUT = 11
 """Stream id of dropout's random seed; those of the data count from 1. NOTE: a change changes every run."""

@@ -12,15 +12,13 @@ from typing import Any, Self
 
 from pretune.core import config, log
 from pretune.models.spec import Model
-from pretune.training.async_metrics import StepMetrics
-from pretune.training.batch_stats import BatchStats
-from pretune.training.cost import CostMeter, CostRates, Totals, build_flops_counter, compute_cost, find_peak_flops
+from pretune.training.cost import CostMeter, CostRates, Totals, compute_cost, find_peak_flops
+from pretune.training.flops import BatchStats, build_flops_counter
 from pretune.training.loop import Loop
-from pretune.training.metrics_log import MetricsLog
+from pretune.training.metrics_log import MetricsLog, Trackers
 from pretune.training.optim import AveragedDescent
-from pretune.training.progress import OverheadEstimator, Progress
-from pretune.training.summary import RunSummary, show_summary
-from pretune.training.trackers import Trackers
+from pretune.training.progress import OverheadEstimator, Progress, RunSummary, show_summary
+from pretune.training.step import StepMetrics
 
 EXCLUDED_FIELDS = ("title", "cost", "held_out", "held_out_metrics")
 """Fields of the summary that the result contains in another form."""

@@ -10,12 +10,10 @@ from torch import nn
 
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
-from pretune.training.accumulate import reduce_over_ranks
-from pretune.training.async_metrics import StepMetrics
 from pretune.training.distributed import Ranks, reshard
 from pretune.training.loop import DROPOUT, Loop
-from pretune.training.loss_module import TrainingObjective
 from pretune.training.optim import ASGD, Optim, use_averages
+from pretune.training.step import StepMetrics, TrainingObjective, reduce_over_ranks
 
 LOCAL_RANK = Ranks(torch.device("cpu"))
 """A single-rank group, for sums that stay on a rank."""

@@ -11,7 +11,7 @@ from pretune.runs.finetune import trial
 from pretune.runs.finetune.early_stopping import EarlyStopping
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.sweep import run_finetune as finetune
-from pretune.training.train_state import TrainState
+from pretune.training.step import TrainState
 
 RISING = [0.2, 0.9, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
 LATER = [0.2, 0.3, 0.4, 0.9, 0.5, 0.4, 0.3, 0.2]

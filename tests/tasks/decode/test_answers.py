@@ -23,7 +23,7 @@ from pretune.tasks.decode.spans import _score_spans
 from pretune.tasks.encode import TaskEncoder, TaskStream
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind
-from pretune.training.loss_module import ModelWithLoss
+from pretune.training.step import ModelWithLoss
 from tests.tasks.decode.oracle import perfect
 from tests.tasks.encode.small import KINDS, SHAPES, encoder_for, examples_of, model_for, task_of
 

@@ -17,7 +17,7 @@ from pretune.data.mixing import SmoothedMixing
 from pretune.tasks.decode import predict, score
 from pretune.tasks.encode import MultiTaskStream, TaskEncoder, TaskStream, build_head, mix_items
 from pretune.tasks.task import Kind
-from pretune.training.loss_module import ModelWithLoss
+from pretune.training.step import ModelWithLoss
 from pretune.training.validation import LOCAL_RANK, compute_validation_loss
 from tests.tasks.encode.small import body, examples_of, model_for, task_of
 

@@ -21,12 +21,11 @@ from pretune.evaluation.baselines.base import Label, Predictor, Text, encode_lab
 from pretune.evaluation.baselines.majority import Majority
 from pretune.inference.word_vectors import WordVectors, split_words
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
-from pretune.training.batch_stats import BatchStats
 from pretune.training.distributed import Ranks
+from pretune.training.flops import BatchStats
 from pretune.training.loop import Loop
-from pretune.training.loss_module import ModelWithLoss
 from pretune.training.optim import AdamW, build_parameter_groups
-from pretune.training.train_state import TrainState
+from pretune.training.step import ModelWithLoss, TrainState
 
 UNKNOWN, SEPARATOR, FIRST_WORD = 0, 1, 2
 """Token of unknown words (and of empty texts), separator of the texts of a pair, token of the first word."""

@@ -49,13 +49,12 @@ from pretune.training.dataloader import DataLoader
 from pretune.training.distributed import Ranks, init_distributed, run_on_rank_zero
 from pretune.training.guards import DivergenceGuard, GracefulShutdown
 from pretune.training.loop import Loop
-from pretune.training.loss_module import ModelWithLoss
 from pretune.training.optim import build_parameter_groups
 from pretune.training.optim.adamw import AdamW
 from pretune.training.records import ResumeFile, read_run_record
 from pretune.training.run_logger import RunLogger
 from pretune.training.schedules import LinearSchedule
-from pretune.training.train_state import TrainState
+from pretune.training.step import ModelWithLoss, TrainState
 
 SCORES_FILE = "scores.json"
 

@@ -22,8 +22,8 @@ from pretune.objectives.base import Objective
 from pretune.runs.config import read_objective
 from pretune.runs.training_data import DataConfig, TrainingData
 from pretune.training.distributed import Ranks
-from pretune.training.loss_module import ModelWithLoss
 from pretune.training.optim import split_parts
+from pretune.training.step import ModelWithLoss
 from pretune.training.validation import compute_validation_loss
 
 MAX_LENGTH, EVAL_TOKENS, BATCH_TOKENS = 128, 100_000, 8192

@@ -47,10 +47,9 @@ from pretune.training.dataloader import DataLoader
 from pretune.training.distributed import Ranks, run_on_rank_zero
 from pretune.training.guards import DivergenceGuard, GracefulShutdown
 from pretune.training.loop import Hook, Loop
-from pretune.training.loss_module import ModelWithLoss
 from pretune.training.records import TrialFile
 from pretune.training.run_logger import RunLogger
-from pretune.training.train_state import TrainState
+from pretune.training.step import ModelWithLoss, TrainState
 from pretune.training.validation import ValidationHook, warn_of_few_evaluations
 
 Facts = dict[str, Any]

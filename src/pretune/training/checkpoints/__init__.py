@@ -20,7 +20,6 @@ before `save` (which is the barrier), and all may read the checkpoint that `find
 
 from pretune.training.checkpoints.checkpoint import Checkpoint, list_checkpoints
 from pretune.training.checkpoints.lock import RunLock
-from pretune.training.checkpoints.manager import CheckpointManager
-from pretune.training.checkpoints.verify import verify_checkpoints
+from pretune.training.checkpoints.manager import CheckpointManager, verify_checkpoints
 
 __all__ = ["Checkpoint", "RunLock", "CheckpointManager", "list_checkpoints", "verify_checkpoints"]

@@ -1,5 +1,6 @@
-"""Checkpoint manager of a run: saves in the background, finds the newest valid checkpoint."""
+"""Checkpoints of a run: saved in the background, found again, verified, and removed when they expire."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,18 +11,21 @@ from torch import Tensor
 
 from pretune.core import io
 from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.format import format_count
 from pretune.training.checkpoints.checkpoint import (
     OLD_SUFFIX,
     Checkpoint,
+    SnapshotBuffers,
+    TensorSnapshot,
     describe_state,
     format_folder_name,
     list_checkpoints,
     open_checkpoint,
+    parse_step,
+    read_score,
     write_checkpoint,
 )
 from pretune.training.checkpoints.lock import RunLock
-from pretune.training.checkpoints.retention import find_expired, open_if_intact, sort_by_score
-from pretune.training.checkpoints.snapshot import SnapshotBuffers, TensorSnapshot
 
 
 class CheckpointManager:
@@ -146,3 +150,82 @@ def _check_facts(checkpoint: Checkpoint, expected_facts: Mapping[str, str]) -> N
                 f"{checkpoint.folder}: belongs to another run: its {name} is {description}, this run's is "
                 f"{expected_fact!r:.80}; resume with the original settings and data, or use another directory"
             )
+
+
+def open_if_intact(folder: Path, check_hashes: bool = True) -> Checkpoint | None:
+    """Open a checkpoint; None if it is damaged."""
+    try:
+        return open_checkpoint(folder, check_hashes)
+    except CheckpointError:
+        return None
+
+
+def find_expired(directory: Path, max_checkpoints: int, new_folder: Path) -> list[Path]:
+    """List checkpoints to delete: all but the `max_checkpoints` newest valid ones and the one with the lowest loss.
+
+    Damaged checkpoints do not count, and are deleted when older than the valid ones. Every byte of a kept checkpoint is
+    read again, except for `new_folder`, which was just hashed.
+    """
+    valid: list[Checkpoint] = []
+    older: list[Path] = []
+    replaced_folders: list[Path] = []
+    for path in list_checkpoints(directory):
+        if valid and path.suffix == OLD_SUFFIX and valid[-1].step == parse_step(path):
+            replaced_folders.append(path)  # replaced by another one of this step
+        elif len(valid) >= max_checkpoints and path != new_folder:
+            older.append(path)
+        elif checkpoint := open_if_intact(path, check_hashes=path != new_folder):
+            valid.append(checkpoint)
+    best = min((checkpoint.score for checkpoint in valid if checkpoint.score is not None), default=math.inf)
+    for path in sort_by_score(older):
+        if read_score(path) < best and open_if_intact(path):
+            older.remove(path)
+            break
+    return replaced_folders + older
+
+
+def sort_by_score(folders: list[Path]) -> list[Path]:
+    """Return the folders that have a validation loss, lowest first; ties keep their order."""
+    scores = [(read_score(folder), folder) for folder in folders]
+    return [folder for score, folder in sorted(scores, key=lambda entry: entry[0]) if score < math.inf]
+
+
+CHECKPOINT_DIR = "checkpoints"
+"""Directory of the checkpoints in a run."""
+
+
+def verify_checkpoints(directory: Path) -> list[str]:
+    """Verify every checkpoint of a run, or a single one; returns a line for each.
+
+    Raises one CheckpointError that names the damaged part of every damaged checkpoint.
+    """
+    valid: list[Checkpoint] = []
+    errors: list[str] = []
+    is_checkpoint = parse_step(directory.absolute()) is not None
+    for folder in (
+        [directory]
+        if is_checkpoint
+        else list_checkpoints(directory / CHECKPOINT_DIR)
+        if (directory / CHECKPOINT_DIR).is_dir()
+        else []
+    ):
+        try:
+            valid.append(open_checkpoint(folder))
+        except CheckpointError as error:
+            if folder.exists():  # the run may just have removed it
+                errors.append(str(error))
+    if errors:
+        suffix = f"; valid: {', '.join(checkpoint.folder.name for checkpoint in valid) or 'none'}"
+        raise CheckpointError("; also ".join(errors) + suffix)
+    best = min((checkpoint.score for checkpoint in valid if checkpoint.score is not None), default=None)
+    return [_format_line(checkpoint, best) for checkpoint in valid]
+
+
+def _format_line(checkpoint: Checkpoint, best_score: float | None) -> str:
+    files = format_count(len(checkpoint.groups) + 1, "files")
+    line = f"{CHECKPOINT_DIR}/{checkpoint.folder.name}: {files}, sizes and SHA-256 match"
+    if checkpoint.score is None:
+        return line
+    return (
+        f"{line}, validation loss {checkpoint.score:.4f}{', the best so far' if checkpoint.score == best_score else ''}"
+    )

@@ -11,14 +11,11 @@ All state is allocated at construction, held in tensors and keyed by parameter n
 
 from pretune.training.optim.adafactor import Adafactor
 from pretune.training.optim.adamw import AdamW
-from pretune.training.optim.asgd import ASGD, AveragedDescent, use_averages
-from pretune.training.optim.clip import clip_gradients
-from pretune.training.optim.conditional_step import set_rates, step_if
+from pretune.training.optim.base import clip_gradients, get_state_tensors, load_state, set_rates, step_if
 from pretune.training.optim.groups import ParameterGroup, build_parameter_groups, split_parts
 from pretune.training.optim.lamb import Lamb
 from pretune.training.optim.muon import Muon
-from pretune.training.optim.sgd import SGD
-from pretune.training.optim.state import get_state_tensors, load_state
+from pretune.training.optim.sgd import ASGD, SGD, AveragedDescent, use_averages
 
 Optim = AdamW | Adafactor | Lamb | Muon | SGD | ASGD
 

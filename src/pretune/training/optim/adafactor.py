@@ -10,8 +10,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from pretune.core.config import spec
-from pretune.training.optim.checks import check_not_negative, check_positive
-from pretune.training.optim.conditional_step import (
+from pretune.training.optim.base import (
+    check_not_negative,
+    check_positive,
     create_counter,
     get_gradients,
     get_step_condition,

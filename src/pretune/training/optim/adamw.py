@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from pretune.core.config import spec
-from pretune.training.optim.checks import check_below_one, check_not_negative
-from pretune.training.optim.conditional_step import create_counter
+from pretune.training.optim.base import check_below_one, check_not_negative, create_counter
 from pretune.training.optim.groups import ParameterGroup
 
 

@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pretune.core.config import spec
-from pretune.training.optim.checks import check_below_one, check_not_negative
-from pretune.training.optim.conditional_step import (
+from pretune.training.optim.base import (
+    check_below_one,
+    check_not_negative,
     create_counter,
     get_gradients,
     get_step_condition,

@@ -12,8 +12,15 @@ from torch.optim import Optimizer
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.training.optim.adamw import AdamW
-from pretune.training.optim.checks import check_below_one, check_not_negative
-from pretune.training.optim.conditional_step import get_gradients, get_step_condition, iter_chunks, step_if, write_if
+from pretune.training.optim.base import (
+    check_below_one,
+    check_not_negative,
+    get_gradients,
+    get_step_condition,
+    iter_chunks,
+    step_if,
+    write_if,
+)
 from pretune.training.optim.groups import ParameterGroup
 
 QUINTIC_COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -1,14 +1,23 @@
-"""Stochastic gradient descent with momentum (Polyak, 1964)."""
+"""Stochastic gradient descent with momentum (Polyak, 1964), and averaged (Polyak and Juditsky, 1992)."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from pretune.core.config import spec
-from pretune.training.optim.checks import check_below_one, check_not_negative
-from pretune.training.optim.conditional_step import get_gradients, get_step_condition, iter_chunks, write_if
+from pretune.training.optim.base import (
+    check_below_one,
+    check_not_negative,
+    create_counter,
+    get_gradients,
+    get_step_condition,
+    iter_chunks,
+    write_if,
+)
 from pretune.training.optim.groups import ParameterGroup
 
 
@@ -61,3 +70,116 @@ def add_weight_decay(weights: Sequence[Tensor], weight_decay: float) -> list[Ten
     """Return the gradients, with weight decay (an L2 penalty) added."""
     gradients = get_gradients(weights)
     return list(torch._foreach_add(gradients, list(weights), alpha=weight_decay)) if weight_decay else gradients
+
+
+@spec
+class ASGD:
+    """SGD and, after the trigger, an average of the weights, which is evaluated and saved.
+
+    w -= lr (g + weight_decay w);  a += (w - a) / max(1, steps since the trigger - 1)
+
+    NT-ASGD (Merity et al., 2018): averaging is triggered at the first evaluation whose validation loss is above the
+    lowest of all evaluations but the last `nonmonotone_interval`. Until then the average is the weights. AWD-LSTM: lr
+    30, weight decay 1.2e-6, gradients clipped to 0.25, an interval of 5.
+    """
+
+    lr: float = 30.0
+    weight_decay: float = 1.2e-6
+    nonmonotone_interval: int = 5  # evaluations
+
+    def __post_init__(self) -> None:
+        check_not_negative(lr=self.lr, weight_decay=self.weight_decay, nonmonotone_interval=self.nonmonotone_interval)
+
+    def can_trigger(self, evaluations: int) -> bool:
+        """Return True if a run with this many evaluations, including the one at its end, can trigger averaging."""
+        return evaluations > self.nonmonotone_interval + 2
+
+    def build(self, groups: Sequence[ParameterGroup]) -> "AveragedDescent":
+        return AveragedDescent(self, groups)
+
+
+class AveragedDescent(Optimizer):
+    """The optimizer of `ASGD`; state: `average`, and `since`, 0 until triggered and then counting from 1.
+
+    `losses` are the validation losses up to the trigger.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, spec: ASGD, groups: Sequence[ParameterGroup]) -> None:
+        super().__init__([group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups], {})
+        self.interval = spec.nonmonotone_interval
+        self.losses: list[float] = []
+        self.is_triggered = False
+        for group in groups:
+            for weight in group.parameters:
+                self.state[weight] = {"since": create_counter(weight), "average": weight.detach().clone()}
+
+    def observe(self, loss: float) -> bool:
+        """Add a validation loss; returns True if it triggers averaging."""
+        if self.is_triggered:
+            return False
+        earlier = self.losses[: max(len(self.losses) - self.interval, 0)]
+        self.losses.append(loss if loss == loss else math.inf)  # NOTE: the minimum of NaN and a number may be either
+        if not earlier or not loss > min(earlier):
+            return False
+        self.trigger()
+        return True
+
+    def trigger(self) -> None:
+        """Start averaging; a no-op if already started."""
+        self.is_triggered = True
+        for state in self.state.values():
+            state["since"].clamp_(min=1)
+
+    @contextmanager
+    def use_averages(self) -> Iterator[None]:
+        """Swap in the averaged weights inside the block; `average` then holds the current weights."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    def get_trigger_state(self) -> dict[str, Tensor]:
+        """Return the state that belongs to no parameter, for a checkpoint."""
+        return {"losses": torch.tensor(self.losses, dtype=torch.float64), "triggered": torch.tensor(self.is_triggered)}
+
+    def load_trigger_state(self, tensors: dict[str, Tensor]) -> None:
+        """Restore the result of `get_trigger_state`."""
+        self.losses, self.is_triggered = tensors["losses"].tolist(), bool(tensors["triggered"])
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all weights that have a gradient."""
+        ok = get_step_condition(self)
+        for group in self.param_groups:
+            for weights in iter_chunks(group):
+                gradients = add_weight_decay(weights, group["weight_decay"])
+                new_weights = torch._foreach_sub(weights, gradients, alpha=group["lr"])
+                averages = [self.state[weight]["average"] for weight in weights]
+                since = [self.state[weight]["since"] for weight in weights]
+                fractions = [1 / (count - 1).clamp(min=1) for count in since]
+                write_if(
+                    ok,
+                    averages,
+                    [
+                        average.lerp(weight, fraction)
+                        for average, weight, fraction in zip(averages, new_weights, fractions, strict=True)
+                    ],
+                )
+                write_if(ok, since, [count + (count > 0) for count in since])
+                write_if(ok, weights, new_weights)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the weights and their averages."""
+        for weight, state in self.state.items():
+            weight_copy = weight.detach().clone()
+            weight.copy_(state["average"])
+            state["average"].copy_(weight_copy)
+
+
+def use_averages(optimizer: Optimizer) -> AbstractContextManager[None]:
+    """Return a context in which the model has the weights to evaluate and save: the averages if there are any."""
+    return optimizer.use_averages() if isinstance(optimizer, AveragedDescent) else nullcontext()
