@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
-from pretune.metrics.choice import calibration_error, choice_accuracy
-from pretune.metrics.perplexity import bits, perplexity
+from pretune.metrics.classification import calibration_error, choice_accuracy
+from pretune.metrics.numeric import bits, perplexity
 from pretune.metrics.retrieval import mrr, ndcg, recall
 
 

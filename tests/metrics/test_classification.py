@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
 from pretune.metrics.classification import accuracy, accuracy_f1, accuracy_f1_macro, f1, f1_macro, f1_micro, matthews
-from pretune.metrics.correlation import compute_ranks, mean_squared_error, pearson, pearson_spearman, spearman
+from pretune.metrics.numeric import compute_ranks, mean_squared_error, pearson, pearson_spearman, spearman
 from tests.selection import scale_examples
 
 stats = pytest.importorskip("scipy.stats", reason="correlations are compared with scipy's, which is not installed")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.metrics.entities import SCHEMES, entity_f1, entity_f1_strict, entity_report, extract_entities, tag_accuracy
+from pretune.metrics.entities import SCHEMES, entity_f1, entity_f1_strict, extract_entities, tag_accuracy
 from tests.selection import scale_examples
 
 
@@ -52,22 +52,6 @@ def test_the_strict_readings_are_seqevals(scheme: str, data: st.DataObject) -> N
     for sentence in (side for pair in pairs for side in pair):
         found = seqeval.scheme.Tokens(sentence, theirs).entities
         assert extract_entities(sentence, scheme) == [(entity.tag, entity.start, entity.end) for entity in found]
-
-
-@settings(max_examples=scale_examples(50))
-@given(sentences("OBI"))
-def test_types_of_a_report_add_up(pairs: list[tuple[list[str], list[str]]]) -> None:
-    seqeval = pytest.importorskip("seqeval.metrics", reason="seqeval is not installed (extra 'peers')")
-    gold, predicted = [g for g, _ in pairs], [p for _, p in pairs]
-    ours = entity_report(gold, predicted)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if not ours:  # seqeval's own report fails without any entity
-            return
-        theirs = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0)
-    for kind, row in ours.items():
-        assert row["f1"] == pytest.approx(theirs[kind]["f1-score"])
-        assert row["support"] == theirs[kind]["support"]
 
 
 def test_readings_of_one_sentence() -> None:

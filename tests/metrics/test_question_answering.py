@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
-from pretune.metrics.groups import gender_parity, group_values, multirc
+from pretune.metrics.classification import gender_parity, group_values, multirc
 from pretune.metrics.question_answering import exact_match, normalise, record, squad, squad2, token_f1
 
 

@@ -15,7 +15,7 @@ from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.core.errors import DataError, UsageError
 from pretune.evaluation.baselines.run import parse_baselines, run_baselines
 from pretune.evaluation.similarity import compute_cosines
-from pretune.metrics.correlation import spearman
+from pretune.metrics.numeric import spearman
 from pretune.models.catalog import resolve
 from pretune.runs.finetune.adapted_model import build_task_head
 from pretune.runs.finetune.config import AdaptationConfig, TaskConfig

@@ -19,7 +19,7 @@ from pretune.evaluation.result import EvaluationResult
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig, compute_token_logprobs, encode_passages
 from pretune.inference.scoring.logprobs import ProgressCallback
 from pretune.inference.text_model import get_language_model, get_tokenizer
-from pretune.metrics.perplexity import perplexity
+from pretune.metrics.numeric import perplexity
 from pretune.tasks.example import Example
 from pretune.tasks.table_rows import Jsonl
 

@@ -23,7 +23,7 @@ from pretune.evaluation.result import EvaluationResult
 from pretune.inference.scoring import DEFAULT_SCORING, Passages, ScoringConfig, compute_token_logprobs, encode_passages
 from pretune.inference.scoring.logprobs import ProgressCallback, build_scoring_method, get_max_length, is_bidirectional
 from pretune.inference.text_model import count_unknown, describe_unknown, get_language_model, get_tokenizer
-from pretune.metrics.perplexity import bits, perplexity
+from pretune.metrics.numeric import bits, perplexity
 
 DEFAULT_WINDOW, BIDIRECTIONAL_WINDOW = 512, 128
 """Default window length; that of bidirectional models, where each token costs a copy of the window."""

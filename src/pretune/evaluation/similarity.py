@@ -16,7 +16,7 @@ from torch import nn
 
 from pretune.core.errors import DataError, UsageError
 from pretune.inference.embed import Embedder, ProgressCallback, build_embedder
-from pretune.metrics.correlation import pearson, spearman
+from pretune.metrics.numeric import pearson, spearman
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task

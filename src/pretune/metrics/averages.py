@@ -3,17 +3,13 @@
 A task with two scores counts by their mean: accuracy and F1 (MRPC, QQP, CB), both correlations (STS-B), F1a and exact
 match (MultiRC), F1 and exact match (ReCoRD), matched and mismatched (MNLI). The diagnostic sets are not included.
 
-    glue({"mnli": {"matched": 0.867, "mismatched": 0.859}, "cola": 0.605, …})
-
 A year of STS counts by its Spearman correlation over all pairs.
 
 NOTE: BERT's paper prints another average: without WNLI, MNLI as two tasks, and one score for the others.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-
-from pretune.core.errors import UsageError, suggest
+from collections.abc import Mapping
 
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 SUPERGLUE = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
@@ -60,44 +56,3 @@ def _get_official_score(score: Mapping[str, float], *, correlations: bool = True
     if correlations and {"pearson", "spearman"} <= score.keys():
         return (score["pearson"] + score["spearman"]) / 2
     return float(score["spearman"] if "spearman" in score else next(iter(score.values())))
-
-
-def glue(scores: Mapping[str, float | Mapping[str, float]], *, tasks: Iterable[str] = GLUE) -> float:
-    """GLUE score: the mean over its nine tasks; `tasks` selects a subset (state so when you report it).
-
-    >>> round(glue({"cola": 0.5, "mrpc": {"accuracy": 0.8, "f1": 0.9}}, tasks=["cola", "mrpc"]), 4)
-    0.675
-    """
-    return _mean("GLUE", scores, [*tasks], GLUE)
-
-
-def superglue(scores: Mapping[str, float | Mapping[str, float]], *, tasks: Iterable[str] = SUPERGLUE) -> float:
-    """SuperGLUE score: the mean over its eight tasks; `tasks` selects a subset."""
-    return _mean("SuperGLUE", scores, [*tasks], SUPERGLUE)
-
-
-def compute_task_score(score: float | Mapping[str, float]) -> float:
-    """Return the score of a task: its "average" if it has one, else the mean of all its scores.
-
-    >>> compute_task_score({"matched": 0.5, "mismatched": 0.75})
-    0.625
-    """
-    if not isinstance(score, Mapping):
-        return float(score)
-    if "average" in score:
-        return float(score["average"])
-    return math.fsum(score.values()) / len(score)
-
-
-def _mean(
-    name: str, scores: Mapping[str, float | Mapping[str, float]], tasks: list[str], suite_tasks: tuple[str, ...]
-) -> float:
-    for task in tasks or [""]:
-        if task not in suite_tasks:
-            raise UsageError(
-                f"'{task[:60]}' is not a task of {name}{suggest(task, suite_tasks)} (allowed: {', '.join(suite_tasks)})"
-            )
-    missing = [task for task in tasks if task not in scores]
-    if missing:
-        raise UsageError(f"{name}: missing scores of {', '.join(missing)}; run them, or select tasks with tasks=…")
-    return math.fsum(compute_task_score(scores[task]) for task in tasks) / len(tasks)

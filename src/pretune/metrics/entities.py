@@ -8,7 +8,6 @@ A tag is `O` or a prefix and a type (`B-PER`); a bare prefix is an entity of typ
 An entity is correct if sentence, type, start and end agree. Counts are summed over all types (micro average).
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -81,8 +80,14 @@ def entity_f1(
     >>> entity_f1([["B-PER", "I-PER", "O"]], [["B-PER", "O", "O"]])
     {'f1': 0.0, 'precision': 0.0, 'recall': 0.0}
     """
-    counts = _count_entities(gold, predictions, scheme)
-    return _compute_scores(*(sum(part.values()) for part in counts))
+    n_correct = n_predicted = n_gold = 0
+    for g, p in zip(*_check_sentences(gold, predictions), strict=True):
+        gold_entities, predicted_entities = {*extract_entities(g, scheme)}, {*extract_entities(p, scheme)}
+        n_correct += len(gold_entities & predicted_entities)
+        n_predicted += len(predicted_entities)
+        n_gold += len(gold_entities)
+    precision, recall = ratio(n_correct, n_predicted), ratio(n_correct, n_gold)
+    return {"f1": harmonic_mean(precision, recall), "precision": precision, "recall": recall}
 
 
 def entity_f1_strict(
@@ -90,20 +95,6 @@ def entity_f1_strict(
 ) -> dict[str, float]:
     """Entity F1 with precision and recall in one scheme (iob2), as seqeval's strict mode."""
     return entity_f1(gold, predictions, scheme=scheme)
-
-
-def entity_report(
-    gold: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]], *, scheme: str | None = None
-) -> dict[str, dict[str, float]]:
-    """Entity scores by type, with `support`, the number of entities in gold."""
-    correct, predicted_counts, gold_counts = _count_entities(gold, predictions, scheme)
-    return {
-        kind: {
-            **_compute_scores(correct[kind], predicted_counts[kind], gold_counts[kind]),
-            "support": float(gold_counts[kind]),
-        }
-        for kind in sorted({*predicted_counts, *gold_counts})
-    }
 
 
 def tag_accuracy(gold: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> float:
@@ -127,24 +118,6 @@ def _check_sentences(
         if len(g) != len(p):
             raise DataError(f"sentence {i} has {len(g)} gold tags, but {len(p)} predicted ones; pass one for each word")
     return left, right
-
-
-def _count_entities(
-    gold: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]], scheme: str | None
-) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Count the correct, predicted and gold entities of each type."""
-    correct, predicted_counts, gold_counts = Counter[str](), Counter[str](), Counter[str]()
-    for g, p in zip(*_check_sentences(gold, predictions), strict=True):
-        gold_entities, predicted_entities = {*extract_entities(g, scheme)}, {*extract_entities(p, scheme)}
-        correct.update(kind for kind, _, _ in gold_entities & predicted_entities)
-        predicted_counts.update(kind for kind, _, _ in predicted_entities)
-        gold_counts.update(kind for kind, _, _ in gold_entities)
-    return correct, predicted_counts, gold_counts
-
-
-def _compute_scores(n_correct: int, n_predicted: int, n_gold: int) -> dict[str, float]:
-    precision, recall = ratio(n_correct, n_predicted), ratio(n_correct, n_gold)
-    return {"f1": harmonic_mean(precision, recall), "precision": precision, "recall": recall}
 
 
 def _split_tag(tag: str, letters: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pretune.core.errors import DataError, UsageError, suggest
-from pretune.metrics.groups import GROUP_METRICS
+from pretune.metrics.classification import GROUP_METRICS
 from pretune.tasks.example import Example
 from pretune.tasks.template import Template
 

@@ -31,7 +31,7 @@ from pretune.evaluation.similarity import compute_cosines, triplet_accuracy
 from pretune.inference import sentence_modules
 from pretune.inference.embed import Embedder
 from pretune.inference.sentence_modules import build_encoder
-from pretune.metrics.correlation import spearman
+from pretune.metrics.numeric import spearman
 from pretune.models.hf import checkpoint
 from pretune.models.verify import check_weights
 from pretune.runs.build_config import resolve_device

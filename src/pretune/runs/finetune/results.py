@@ -8,7 +8,7 @@ from typing import Any
 
 from pretune.core import io, log
 from pretune.evaluation.baselines.run import COSINE, NAMES_BY_KIND, BaselineResult, is_similarity, run_baselines
-from pretune.metrics.groups import GROUP_METRICS, group_values
+from pretune.metrics.classification import GROUP_METRICS, group_values
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap, paired_bootstrap_of_means
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.runs.finetune.finetuned_run import SCORES_FILE, FinetunedRun

@@ -7,7 +7,7 @@ import torch
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import UsageError
 from pretune.inference.text_model import eval_mode
-from pretune.metrics.perplexity import perplexity
+from pretune.metrics.numeric import perplexity
 from pretune.tasks.decode.logits import iter_batches
 from pretune.tasks.encode.encoder import TaskEncoder
 from pretune.tasks.example import Example

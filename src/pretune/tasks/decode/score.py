@@ -6,7 +6,7 @@ from typing import Any
 from pretune.core.errors import DataError
 from pretune.core.format import format_count
 from pretune.metrics import METRICS
-from pretune.metrics.groups import GROUP_METRICS, group_values
+from pretune.metrics.classification import GROUP_METRICS, group_values
 from pretune.tasks.decode.prediction import Prediction
 from pretune.tasks.encode.base import format_example
 from pretune.tasks.example import Example

@@ -1,14 +1,19 @@
-"""Pearson and Spearman correlation, equal to scipy's, and the mean squared error.
+"""Metrics of numbers: Pearson and Spearman correlation, equal to scipy's, the mean squared error, and perplexity.
 
-The correlation is 0 if gold or predictions are constant (also for one example), where scipy returns NaN.
+A correlation is 0 if gold or predictions are constant (also for one example), where scipy returns NaN. Token
+perplexities of models with different vocabularies are not comparable; those per word or byte are:
+
+    perplexity(nats, tokens)   perplexity(nats, words)   bits(nats, bytes)
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pretune.core.errors import DataError
 from pretune.metrics.checks import check_numbers
 from pretune.metrics.classification import average_scores
 
@@ -75,3 +80,30 @@ def _to_unit_vector(values: Floats) -> Floats:
     values = values - values.mean()
     size = np.linalg.norm(values)
     return values / size if size else values
+
+
+def perplexity(nats: float, units: float) -> float:
+    """exp of the mean loss; infinity if a float overflows.
+
+    >>> round(perplexity(2 * math.log(50), 2), 9)
+    50.0
+    """
+    mean = _mean_loss(nats, units)
+    return math.exp(mean) if mean < 709 else math.inf
+
+
+def bits(nats: float, units: float) -> float:
+    """Mean loss in bits; per byte, the size of the text compressed by the model.
+
+    >>> bits(8 * math.log(2), 4)
+    2.0
+    """
+    return _mean_loss(nats, units) / math.log(2)
+
+
+def _mean_loss(nats: float, units: float) -> float:
+    if not units > 0:
+        raise DataError(f"units must be > 0 for a mean loss, got {units}")
+    if math.isnan(nats):
+        raise DataError("the summed loss is nan; check the batch it comes from")
+    return nats / units

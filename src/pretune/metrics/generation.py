@@ -1,16 +1,22 @@
-"""ROUGE-1, -2 and -L (Lin, 2004), equal to the package rouge-score.
+"""Scores of generated text: ROUGE-1, -2 and -L (Lin, 2004), equal to the package rouge-score, BLEU and chrF.
 
-Tokens are runs of a-z and 0-9 in lower case, so text in other scripts has no tokens and scores 0, as in rouge-score. F1
-of shared n-grams (with multiplicity), or of the longest common subsequence. For several references the best counts,
-separately for each score. A corpus score is the mean over its examples.
+ROUGE: tokens are runs of a-z and 0-9 in lower case, so text in other scripts has no tokens and scores 0, as in
+rouge-score. F1 of shared n-grams (with multiplicity), or of the longest common subsequence. For several references the
+best counts, separately for each score. A corpus score is the mean over its examples.
+
+BLEU and chrF are those of sacrebleu (Post, 2018), the extra `bleu`, as fractions: 0.271 for its 27.1. Do not tokenize
+text beforehand: sacrebleu does that (13a for BLEU).
 """
 
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from types import ModuleType
+from typing import Any
 
-from pretune.core.errors import DataError
+from pretune.core.errors import DataError, UsageError
 from pretune.metrics.checks import check_pairs, harmonic_mean, to_texts
 from pretune.metrics.porter import stem
 
@@ -95,3 +101,36 @@ def _score_ngrams(gold: list[str], predictions: list[str], n: int) -> PrecisionR
 def _compute_scores(n_shared: int, n_gold: int, n_predicted: int) -> PrecisionRecallF1:
     precision, recall = n_shared / max(n_predicted, 1), n_shared / max(n_gold, 1)
     return precision, recall, harmonic_mean(precision, recall)
+
+
+def bleu(gold: Iterable[str | Sequence[str]], predictions: Iterable[str], **settings: Any) -> float:
+    """Corpus BLEU (Papineni et al., 2002) by sacrebleu, with its settings.
+
+    0 if some n-gram order has no n-grams at all, as for texts of under four tokens.
+    """
+    outputs, references = _transpose_references(gold, predictions)
+    return float(_import_sacrebleu().corpus_bleu(outputs, references, **settings).score) / 100
+
+
+def chrf(gold: Iterable[str | Sequence[str]], predictions: Iterable[str], **settings: Any) -> float:
+    """Corpus chrF (Popović, 2015) by sacrebleu: F of character n-grams; `word_order=2` is chrF++."""
+    outputs, references = _transpose_references(gold, predictions)
+    return float(_import_sacrebleu().corpus_chrf(outputs, references, **settings).score) / 100
+
+
+def _transpose_references(gold: Iterable[Any], predictions: Iterable[str]) -> tuple[list[str], list[list[str | None]]]:
+    """Return the outputs, and their first, second, … references; None for missing ones."""
+    left, outputs = check_pairs(gold, predictions)
+    references = [to_texts(entry) for entry in left]
+    if [] in references:
+        raise DataError(f"example {references.index([])} has no reference; at least one is needed")
+    return outputs, [list(stream) for stream in zip_longest(*references)]
+
+
+def _import_sacrebleu() -> ModuleType:
+    try:
+        import sacrebleu
+    except ImportError:
+        raise UsageError("BLEU and chrF need the extra 'bleu': pip install 'pretune[bleu]'") from None
+    module: ModuleType = sacrebleu
+    return module
