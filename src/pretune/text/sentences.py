@@ -11,9 +11,11 @@ sentence-order objectives and for sentence permutation: docs/results.md has the 
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 
 from pretune.core.registry import Registry
-from pretune.text.abbreviations import Abbreviations, get_abbreviations
+from pretune.text.language import read_word_lists
 
 Splitter = Callable[[str, str], list[int]]
 """(text, language) -> the offsets at which sentences start; the first is 0 unless the text is empty."""
@@ -53,6 +55,30 @@ _LINE = re.compile(r"\S[^\n]*")
 _NAIVE = re.compile(r"(?<=[.!?])\s+")
 _BULLETS = ("- ", "* ", "• ", "– ")
 _MAX_LINE_WIDTH = 120  # texts with longer lines are not hard-wrapped
+_ORDINALS = frozenset({"de", "cs", "pl", "fi", "tr", "da", "no", "nb", "hu", "sk", "sl", "hr", "et", "lv", "sv"})
+
+
+@dataclass(frozen=True, slots=True)
+class Abbreviations:
+    """Abbreviations of a language, and typical first words of its sentences (`word_lists/abbreviations.txt`)."""
+
+    non_final: frozenset[str]
+    numbers: frozenset[str]
+    ambiguous: frozenset[str]
+    starters: frozenset[str]
+    ordinals: bool  # "3. Oktober": a full stop marks an ordinal number
+    loose: bool  # a sentence may start in lower case after ! and ?; not in French: "! dit-il"
+
+
+@cache
+def get_abbreviations(lang: str) -> Abbreviations:
+    """Return the lists of a language (ISO 639-1 code); only the common ones if it has none."""
+    code, lists = lang.lower().partition("-")[0], read_word_lists("abbreviations.txt")
+    words = {
+        kind: frozenset(lists.get(("all", kind), []) + lists.get((code, kind), []))
+        for kind in ("non_final", "numbers", "ambiguous", "starters")
+    }
+    return Abbreviations(**words, ordinals=code in _ORDINALS, loose=code == "en")
 
 
 def split_sentences(text: str, lang: str = "en", splitter: str = "rules") -> list[int]:
