@@ -89,13 +89,13 @@ def train_with_library(kind: str, megabytes: float, vocab: int) -> dict[str, flo
 
     from pretune.text.styles import KINDS as TABLE
     from pretune.text.styles import STYLES
-    from pretune.text.tokenizer import pipeline
+    from pretune.text.tokenizer import training
 
     made = TABLE[kind]
     model = {"wordpiece": models.WordPiece(unk_token="[UNK]"), "bpe": models.BPE(), "unigram": models.Unigram()}[kind]
     raw = Tokenizer(model)
-    raw.normalizer = pipeline.build_normaliser(made, STYLES[made.style], False, True)
-    raw.pre_tokenizer = pipeline.build_splitter(made)
+    raw.normalizer = training.build_normaliser(made, STYLES[made.style], False, True)
+    raw.pre_tokenizer = training.build_splitter(made)
     trainer = {
         "wordpiece": lambda: trainers.WordPieceTrainer(
             vocab_size=vocab, min_frequency=2, limit_alphabet=600, special_tokens=["[UNK]"], show_progress=False

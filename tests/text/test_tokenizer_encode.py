@@ -14,8 +14,14 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from pretune.text.styles import KINDS
 from pretune.text.tokenizer import Tokenizer, cache, encode
-from pretune.text.tokenizer.cache import UnitCache, encode_directly, is_separable
-from pretune.text.tokenizer.units import split_pieces, split_simple_units, split_units
+from pretune.text.tokenizer.cache import (
+    UnitCache,
+    encode_directly,
+    is_separable,
+    split_pieces,
+    split_simple_units,
+    split_units,
+)
 from tests.selection import keep_quick
 from tests.text.tokenizers import NASTY, corpus, trained
 

@@ -20,7 +20,7 @@ from tokenizers import models, pre_tokenizers, trainers
 import pretune as pt
 from pretune.core.errors import DataError, UsageError
 from pretune.text.styles import KINDS, STYLES
-from pretune.text.tokenizer import TokenizerConfig, counting, lattice, seeds, train, unigram
+from pretune.text.tokenizer import TokenizerConfig, lattice, sample, train, unigram
 from pretune.text.tokenizer.sample import BLOCK_CHARACTERS, MAX_WORD_LENGTH, TextSample
 from tests.conftest import ROOT
 from tests.selection import scale_examples
@@ -107,10 +107,10 @@ class TestKinds:
 
     def test_the_alphabet_covers_nearly_all_text(self) -> None:
         counts = {"a" * 99_980 + "b" * 18 + "c": 1, "d": 1}
-        assert counting.choose_alphabet(counts, 100, None) == ["a", "b"]
-        assert counting.choose_alphabet(counts, 1, None) == ["a"]
-        assert counting.choose_alphabet(counts, 100, 3) == ["a", "b", "c"]
-        assert counting.choose_alphabet(counts, 3, 3, {"a": 2, "b": 2}) == ["a"]
+        assert sample.choose_alphabet(counts, 100, None) == ["a", "b"]
+        assert sample.choose_alphabet(counts, 1, None) == ["a"]
+        assert sample.choose_alphabet(counts, 100, 3) == ["a", "b", "c"]
+        assert sample.choose_alphabet(counts, 3, 3, {"a": 2, "b": 2}) == ["a"]
 
     def test_a_word_piece_vocabulary_never_outgrows_its_size(self) -> None:
         text = "".join(map(chr, range(0x4E00, 0x4E00 + 500))) + " some words "
@@ -128,9 +128,9 @@ class TestKinds:
         )
 
     def test_rare_words_are_forgotten_when_there_are_too_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(counting, "MAX_WORDS", 4)
+        monkeypatch.setattr(sample, "MAX_WORDS", 4)
         raw = trained("words").raw
-        assert counting.count_words(["a a b c d e f", "a g g"], raw) == {"a": 3, "g": 2}
+        assert sample.count_words(["a a b c d e f", "a g g"], raw) == {"a": 3, "g": 2}
 
 
 class TestSample:
@@ -236,7 +236,7 @@ class TestLattice:
     def test_it_counts_all_segmentations(self, words: list[str], seed: int) -> None:
         rng = np.random.default_rng(seed)
         counts = rng.integers(1, 9, len(words)).astype(np.float64)
-        pieces, _, example, made = seeds.find_seed_pieces(words, counts, list("abc"), 100, 1)
+        pieces, _, example, made = unigram.find_seed_pieces(words, counts, list("abc"), 100, 1)
         sizes = np.array([len(piece) for piece in pieces])
         probability = rng.random(len(pieces))
         score, number = np.log(probability), {piece: i for i, piece in enumerate(pieces)}
@@ -269,13 +269,13 @@ class TestLattice:
 
     def test_pieces_are_the_substrings_that_say_something(self) -> None:
         counts = np.array([5.0, 3.0])
-        pieces, seen, _, _ = seeds.find_seed_pieces(["abcd", "abx"], counts, list("abcdx"), 100, 2)
+        pieces, seen, _, _ = unigram.find_seed_pieces(["abcd", "abx"], counts, list("abcdx"), 100, 2)
         found = dict(zip(pieces[5:], seen[5:].tolist(), strict=True))
         # Not "abc" and "bc", which are always followed by "d".
         assert found == {"ab": 8, "abcd": 5, "bcd": 5, "cd": 5, "abx": 3, "bx": 3}
 
     def test_dead_pieces_take_their_arcs_along(self) -> None:
-        pieces, _, _, made = seeds.find_seed_pieces(["abab"], np.array([2.0]), ["a", "b"], 10, 1)
+        pieces, _, _, made = unigram.find_seed_pieces(["abab"], np.array([2.0]), ["a", "b"], 10, 1)
         alive = np.array([len(piece) == 1 for piece in pieces])
         assert made.keep(alive).compute_expected_counts(np.ones(len(pieces)), np.array([2.0]))[:2].tolist() == [
             4.0,

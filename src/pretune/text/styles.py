@@ -49,7 +49,7 @@ class TokenizerStyle:
 
 @spec
 class TokenizerKind:
-    """Pipeline from text to pieces, by the names of steps in `pretune.text.tokenizer.pipeline`."""
+    """Pipeline from text to pieces, by the names of steps in `pretune.text.tokenizer.training`."""
 
     about: str
     style: str  # default style

@@ -4,8 +4,8 @@
     tokenizer = train("unigram", texts, vocab=8000)              # with the special tokens and templates of a style
     tokens= tokenizer.encode_batch(texts, literal=True)          # flat ids, offsets, word starts, character starts
 
-Reading order: `tokenizer` (the interface), `encode` and `cache` (speed), `files` and `roles` (input and output),
-`training` with `pipeline`, `sample`, `counting` and `unigram` (training). Kinds and styles are data:
+Reading order: `tokenizer` (the interface), `encode` and `cache` (speed), `files` (input and output, roles of special
+tokens), `training` with `sample` and `unigram` (training). Kinds and styles are data:
 `pretune.text.styles`. Templates and truncation: `pretune.text.templates`.
 """
 

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from tokenizers import Tokenizer as Raw
 
-from pretune.text.tokenizer.cache import UnitCache, encode_directly, is_separable
-from pretune.text.tokenizer.units import split_pieces
+from pretune.text.tokenizer.cache import UnitCache, encode_directly, is_separable, split_pieces
 
 BATCH_CHARACTERS = 2**21
 """Characters per batch, which bounds the memory."""

@@ -1,26 +1,101 @@
-"""Files of a tokenizer, as read by `AutoTokenizer` of transformers.
+"""Files of a tokenizer, as read by `AutoTokenizer` of transformers, and the roles of its special tokens.
 
 `tokenizer.json` is the tokenizer; `tokenizer_config.json` and `special_tokens_map.json` hold the roles of special
 tokens and the padding side, and declare a generic tokenizer class.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import PreTokenizedString, Token
 from tokenizers import Tokenizer as Raw
 
 from pretune.core import io
-from pretune.core.errors import CheckpointError, suggest_file
+from pretune.core.errors import CheckpointError, PretuneError, suggest_file
 from pretune.core.hub import resolve_path
 from pretune.text.templates import SpecialPart, TextPart, TokenTemplate
-from pretune.text.tokenizer.errors import translate_errors
 
 if TYPE_CHECKING:
     from pretune.text.tokenizer.tokenizer import Tokenizer
+
+
+@contextlib.contextmanager
+def translate_errors(error: type[PretuneError], message: str) -> Iterator[None]:
+    """Raise exceptions of the library as `error` with a one-line message."""
+    try:
+        yield
+    except (PretuneError, MemoryError, TypeError):
+        raise
+    except BaseException as fault:
+        # NOTE: the library raises bare Exception, and its panics are not even Exceptions.
+        if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
+            raise
+        words = " ".join(str(fault).split())[:200] or type(fault).__name__
+        raise error(f"{message} ({''.join(c if c.isprintable() else '?' for c in words)})") from None
+
+
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+_SPELLINGS = {
+    "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>"),
+    "unk": ("[UNK]", "<unk>", "<|unk|>"),
+    "cls": ("[CLS]", "<cls>"),
+    "sep": ("[SEP]", "<sep>"),
+    "mask": ("[MASK]", "<mask>", "<|mask|>"),
+    "bos": ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>"),
+    "eos": ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>"),
+}
+_SENTINEL = re.compile(r"<extra_id_([0-9]{1,6})>")
+
+
+class Roles(NamedTuple):
+    """Ids of the special tokens by role, and the sentinels in order."""
+
+    special: dict[str, int]
+    sentinels: tuple[int, ...]
+
+
+def find_roles(
+    vocabulary: Mapping[str, int], added_tokens: Iterable[str], config: Mapping[str, Any], template: TokenTemplate
+) -> Roles:
+    """Find the roles given in `config`, or else by the spellings of the added tokens.
+
+    The first and last token of the template are bos and eos if nothing else is known. A role whose token is not in the
+    vocabulary is omitted.
+    """
+    added_tokens = list(added_tokens)
+    special: dict[str, int] = {}
+    for role in ROLES:
+        token = get_token_text(config.get(f"{role}_token"))
+        if token in vocabulary:
+            special[role] = vocabulary[token]
+    if not special:  # NOTE: if the config has roles, a missing role is intended
+        for role, spellings in _SPELLINGS.items():
+            spelling = next((token for token in spellings if token in added_tokens and token in vocabulary), None)
+            if spelling is not None:
+                special[role] = vocabulary[spelling]
+        first, last = template.single[0], template.single[-1]
+        if isinstance(first, SpecialPart) and not {"cls", "bos"} & {*special}:
+            special["bos"] = first.token
+        if isinstance(last, SpecialPart) and not {"sep", "eos", "cls"} & {*special}:
+            special["eos"] = last.token
+    candidates = [token for token in vocabulary if token.startswith("<extra_id_")]
+    numbered_sentinels = [
+        (int(match[1]), vocabulary[token]) for token in candidates if (match := _SENTINEL.fullmatch(token))
+    ]
+    return Roles(special, tuple(i for _, i in sorted(numbered_sentinels)))
+
+
+def get_token_text(value: object) -> str:
+    """Return the text of a token in a config file: a string, or an object with its content."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
+
 
 TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 MAX_BYTES = 256 * 2**20

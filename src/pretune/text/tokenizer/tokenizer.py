@@ -18,10 +18,10 @@ from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.types import Batch
 from pretune.text.templates import TemplatedTokens, TokenTemplate
-from pretune.text.tokenizer import files, roles
+from pretune.text.tokenizer import files
+from pretune.text.tokenizer.cache import replace_surrogates
 from pretune.text.tokenizer.encode import TokenizedTexts, TokenizerEncoder
-from pretune.text.tokenizer.errors import translate_errors
-from pretune.text.tokenizer.units import replace_surrogates
+from pretune.text.tokenizer.files import translate_errors
 
 MAX_VOCAB = 2**24
 """Upper bound of ids; a larger one in a file is an error or an attack, as tables of that size would be allocated."""
@@ -51,7 +51,7 @@ class Tokenizer:
         if self.vocab > MAX_VOCAB:  # NOTE: checked before `to_str`, which loops over all ids
             raise UsageError(f"token id {self.vocab - 1} exceeds the maximum of {MAX_VOCAB - 1}")
         self.template: TokenTemplate = files.extract_template(raw)
-        token_roles = roles.find_roles(
+        token_roles = files.find_roles(
             vocabulary, [token.content for token in added_tokens.values()], config, self.template
         )
         self.special: Mapping[str, int] = MappingProxyType(token_roles.special)

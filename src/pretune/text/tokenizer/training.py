@@ -8,23 +8,84 @@ and WordPiece use the library's trainers; unigram uses our own (`unigram` explai
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
-from tokenizers import AddedToken, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Raw
+from tokenizers.decoders import Decoder
 from tokenizers.models import Model
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
 
 from pretune.core.errors import DataError, UsageError
 from pretune.text.corpora import open_corpus
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.formats import DocumentBoundary
 from pretune.text.styles import SENTINEL, TokenizerKind, TokenizerStyle, get_tokenizer_kind, get_tokenizer_style
-from pretune.text.tokenizer import counting, pipeline, unigram
+from pretune.text.tokenizer import sample, unigram
 from pretune.text.tokenizer.sample import TextSample
 from pretune.text.tokenizer.tokenizer import MAX_VOCAB, Tokenizer
+
+_IDEOGRAPHS = "[一-鿿㐀-䶿豈-﫿\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]"
+
+NORMALISERS: Mapping[str, Callable[[], list[Normalizer]]] = {
+    # Remove control and format characters except white space.
+    "controls": lambda: [normalizers.Replace(Regex(r"[\p{Cc}\p{Cf}\p{Co}\x{fffd}&&[^\t\n\r]]"), "")],
+    # SentencePiece's "nmt_nfkc" rules, from the parts that the library has.
+    "compatible": lambda: [normalizers.Nmt(), normalizers.NFKC()],
+    "spaces": lambda: [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip(left=False)],
+    "quotes": lambda: [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')],
+    # NOTE: not the library's StripAccents, which also removes the vowels of Indic scripts (Mc).
+    "accents": lambda: [normalizers.NFD(), normalizers.Replace(Regex(r"\p{Mn}"), "")],
+    "lowercase": lambda: [normalizers.Lowercase()],
+}
+
+SPLITTERS: Mapping[str, Callable[[], PreTokenizer]] = {
+    "whitespace": pre_tokenizers.WhitespaceSplit,
+    "punctuation": lambda: pre_tokenizers.Punctuation("isolated"),
+    "ideographs": lambda: pre_tokenizers.Split(Regex(_IDEOGRAPHS), "isolated"),
+    "bytes": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+    # NOTE: not "first", which fails if the normalizer changes the first character. After a special token inside a text
+    # a new word starts, with or without a space, as in the released vocabularies.
+    "metaspace": lambda: pre_tokenizers.Metaspace(prepend_scheme="always"),
+    "runs": lambda: pre_tokenizers.Split(Regex(r"\s*\S+|\s+"), "isolated"),
+}
+
+DECODERS: Mapping[str, Callable[[], Decoder]] = {
+    # NOTE: no clean-up: the library's would turn "do not" into "don't".
+    "continuation": lambda: decoders.WordPiece(cleanup=False),
+    "bytes": decoders.ByteLevel,
+    "metaspace": lambda: decoders.Replace("▁", " "),
+    "opening": lambda: decoders.Strip(" ", 1, 0),  # the space before the first word
+    "byte_tokens": decoders.ByteFallback,
+    "fuse": decoders.Fuse,
+}
+
+
+def build_normaliser(kind: TokenizerKind, style: TokenizerStyle, lowercase: bool, accents: bool) -> Normalizer | None:
+    """Build the normalizer, or None; `accents` keeps accents."""
+    names = [*(["quotes"] if style.quotes and kind.normalise else []), *kind.normalise]
+    extra = [*([] if accents else ["accents"]), *(["lowercase"] if lowercase else [])]
+    # Spaces last: the other steps may leave some.
+    position = names.index("spaces") if "spaces" in names else len(names)
+    steps = [step for name in [*names[:position], *extra, *names[position:]] for step in NORMALISERS[name]()]
+    return normalizers.Sequence(steps) if steps else None
+
+
+def build_splitter(kind: TokenizerKind) -> PreTokenizer:
+    """Build the pre-tokenizer; no piece crosses the words it returns."""
+    parts = [SPLITTERS[name]() for name in kind.split]
+    return parts[0] if len(parts) == 1 else pre_tokenizers.Sequence(parts)
+
+
+def build_decoder(kind: TokenizerKind) -> Decoder | None:
+    """Build the decoder; without one, tokens are joined by spaces."""
+    parts = [DECODERS[name]() for name in kind.decode]
+    return (parts[0] if len(parts) == 1 else decoders.Sequence(parts)) if parts else None
+
 
 _PART_BYTES = 2**24
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -125,13 +186,13 @@ def train(
         else config.lowercase and bool(tokenizer_kind.normalise)
     )
     raw = Raw(models.WordLevel({}, unk_token=""))
-    raw.normalizer = pipeline.build_normaliser(tokenizer_kind, style, config.lowercase, accents)
-    raw.pre_tokenizer = pipeline.build_splitter(tokenizer_kind)
+    raw.normalizer = build_normaliser(tokenizer_kind, style, config.lowercase, accents)
+    raw.pre_tokenizer = build_splitter(tokenizer_kind)
     leading_tokens = [token.text for token in style.special_tokens if not token.last]
     trailing_count = len(style.special_tokens) - len(leading_tokens) + style.sentinels
     unknown = next((token.text for token in style.special_tokens if "unk" in token.roles), None)
     raw.model = _TRAINERS[kind](_TrainingInputs(config, sample, raw, leading_tokens, unknown, vocab - trailing_count))
-    raw.decoder = pipeline.build_decoder(tokenizer_kind)
+    raw.decoder = build_decoder(tokenizer_kind)
     return Tokenizer(raw, _add_special_tokens(raw, style))
 
 
@@ -190,10 +251,10 @@ def _add_special_tokens(raw: Raw, style: TokenizerStyle) -> dict[str, str | int]
 
 def _train_wordpiece(inputs: _TrainingInputs) -> Model:
     """Train WordPiece: merge pairs by frequency as in BPE, with ## before all but the first piece of a word."""
-    counts = counting.count_words(inputs.sample, inputs.raw)
-    inner = counting.find_inner_characters(counts)
+    counts = sample.count_words(inputs.sample, inputs.raw)
+    inner = sample.find_inner_characters(counts)
     prices = dict.fromkeys(inner, 2)
-    letters = sorted(counting.choose_alphabet(counts, _get_alphabet_room(inputs), inputs.config.alphabet, prices))
+    letters = sorted(sample.choose_alphabet(counts, _get_alphabet_room(inputs), inputs.config.alphabet, prices))
     # NOTE: the trainer numbers the pieces with ## in the order of a hash table, which differs from run to run and
     # breaks ties between equally frequent pairs. As special tokens they have fixed ids.
     character_pieces = [*letters, *(f"##{letter}" for letter in letters if letter in inner)]
@@ -229,10 +290,10 @@ def _train_bpe(inputs: _TrainingInputs) -> Model:
 
 def _train_unigram(inputs: _TrainingInputs) -> Model:
     """Train a unigram language model (Kudo, 2018)."""
-    counts = counting.count_words(inputs.sample, inputs.raw)
+    counts = sample.count_words(inputs.sample, inputs.raw)
     reserved_tokens = [*inputs.leading_tokens, *BYTE_TOKENS]
     free = inputs.size - len(reserved_tokens)
-    letters = counting.choose_alphabet(
+    letters = sample.choose_alphabet(
         counts, free if inputs.config.alphabet is not None else free // 2, inputs.config.alphabet
     )
     required_letters = [*dict.fromkeys([*_list_required_letters(inputs.leading_tokens), *letters])][:free]
@@ -248,9 +309,7 @@ def _list_required_letters(special_tokens: Sequence[str]) -> list[str]:
 
 def _train_characters(inputs: _TrainingInputs) -> Model:
     """Assign a token to each frequent character; others are spelled in bytes, so that decoding is lossless."""
-    characters = counting.rank_by_count(
-        counting.count_characters(inputs.sample, inputs.raw), inputs.config.min_frequency
-    )
+    characters = sample.rank_by_count(sample.count_characters(inputs.sample, inputs.raw), inputs.config.min_frequency)
     max_characters = inputs.size - len(inputs.leading_tokens) - len(BYTE_TOKENS)
     tokens = [
         *inputs.leading_tokens,
@@ -262,7 +321,7 @@ def _train_characters(inputs: _TrainingInputs) -> Model:
 
 def _train_words(inputs: _TrainingInputs) -> Model:
     """Assign a token to each of the most frequent words."""
-    words = counting.rank_by_count(counting.count_words(inputs.sample, inputs.raw), inputs.config.min_frequency)
+    words = sample.rank_by_count(sample.count_words(inputs.sample, inputs.raw), inputs.config.min_frequency)
     tokens = [*inputs.leading_tokens, *(word for word in words if word not in inputs.leading_tokens)][: inputs.size]
     return models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=inputs.unk_token or "")
 
