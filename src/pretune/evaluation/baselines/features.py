@@ -29,7 +29,7 @@ class TfIdf:
 
     def __call__(self, texts: Sequence[Text]) -> Any:
         """Return a sparse matrix with a row for each text."""
-        from scipy import sparse  # type: ignore[import-untyped]
+        from scipy import sparse
 
         first, second = split_pairs(texts)
         left = self._table.transform(first)
