@@ -168,5 +168,5 @@ def test_the_model_moves_little() -> None:
 
 def test_what_is_asked_is_checked() -> None:
     for wrong in ({"block": 7}, {"block": 0}, {"group": 0}, {"rank": 0}):
-        with pytest.raises(UsageError, match="QLoRA"):
+        with pytest.raises(UsageError, match=rf"\b{next(iter(wrong))}\b"):
             QLoRA(**wrong)

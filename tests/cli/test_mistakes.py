@@ -148,7 +148,7 @@ WRONG = [
     (["generate", "writer", "a", "--beams=2", "--length-penalty=nan"], 2, ["length_penalty", "finite", "got nan"]),
     (["fill", BASE, "a ___", "--top=0"], 2, [">= 1", "got 0"]),
     (["neighbors", BASE, "sea", "--in=the sea.", "--corpus=lines.txt", "--layer=99"], 2, ["layer", "99"]),
-    ([*LEARN, "--steps=1", "--set=train.seed=-1"], 2, ["seed", "-1", "0 to"]),
+    ([*LEARN, "--steps=1", "--set=train.seed=-1"], 2, ["seed", "-1", ">= 0"]),
     (["finetune", BASE, TABLE, "--seeds=100000000", "--out=o"], 2, ["seeds", "1,000"]),
     # what goes wrong after the run has begun leaves nothing of it
     (["finetune", BASE, TABLE, "--train-examples=100000", "--out=o"], 3, ["100000"]),

@@ -1,13 +1,33 @@
 """The laws of specs: round trips, replay of differences, and refusal of everything else with one clear line."""
 
 import json
-from typing import Any, Literal
+import math
+import re
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretune.core.config import diff, from_dict, get_kind, list_paths, parse_assignments, replace, spec, to_dict
+from pretune.core.config import (
+    Constraint,
+    Fraction,
+    Ge,
+    Gt,
+    Le,
+    Lt,
+    NonEmpty,
+    NonNegative,
+    Positive,
+    diff,
+    from_dict,
+    get_kind,
+    list_paths,
+    parse_assignments,
+    replace,
+    spec,
+    to_dict,
+)
 from pretune.core.errors import DataError, UsageError
 
 
@@ -478,3 +498,71 @@ def test_kinds_are_free_of_class_names():
     assert to_dict(Section()) == {"part": {"kind": "prefix", "count": 1}}
     assert from_dict(Section, to_dict(Section())) == Section()
     assert replace(Section(), {"part.count": "2"}).part.count == 2
+
+
+@spec
+class Ranged:
+    rate: Annotated[float, Gt(0), Le(1)] = 0.5
+    count: Positive[int] | None = None
+    sizes: Annotated[tuple[NonNegative[int], ...], NonEmpty()] = (1,)
+    pair: tuple[Fraction, Annotated[float, Ge(-1), Lt(1)]] = (0.0, 0.0)
+    names: tuple[Literal["a", "b"], ...] = ()
+
+
+@spec
+class Outer:
+    inner: Ranged = Ranged()
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"rate": 0.0}, "rate"),
+        ({"rate": 1.1}, "rate"),
+        ({"count": 0}, "count"),
+        ({"sizes": ()}, "sizes"),
+        ({"sizes": (1, 2, -3)}, "sizes.2"),
+        ({"pair": (1.1, 0.0)}, "pair.0"),
+        ({"pair": (1.0, 1.0)}, "pair.1"),
+        ({"names": ("a", "c")}, "names.1"),
+    ],
+)
+def test_a_value_outside_its_range_is_refused_with_its_path(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(UsageError, match=f"^Ranged.{re.escape(field)} must be .*, got "):
+        Ranged(**values)
+    if field == "names.1":  # data from a tree get the error of the wrong type
+        return
+    with pytest.raises(UsageError, match=f"^run.inner.{re.escape(field)} must be .*, got "):
+        from_dict(Outer, {"inner": values}, location="run")
+    with pytest.raises(UsageError, match=f"^inner.{re.escape(field)} must be "):
+        replace(Outer(), {f"inner.{name}": value for name, value in values.items()})
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, None])
+def test_a_ranged_number_is_finite(number: Any) -> None:
+    with pytest.raises(UsageError, match=r"^Ranged\.rate "):
+        Ranged(rate=number)
+
+
+def test_values_in_their_range_are_accepted() -> None:
+    value = Ranged(rate=1, count=3, sizes=(0,), pair=(1.0, -1.0), names=("b",))
+    assert from_dict(Ranged, to_dict(value)) == value
+
+
+def test_a_constraint_of_one_spec() -> None:
+    class Even(Constraint):
+        def allows(self, value: Any) -> bool:
+            return bool(value % 2 == 0)
+
+        def __str__(self) -> str:
+            return "even"
+
+    block = Annotated[int, Even()]
+
+    @spec
+    class Blocks:
+        size: block = 2
+
+    assert Blocks(size=4).size == 4
+    with pytest.raises(UsageError, match=r"^Blocks\.size must be even, got 3$"):
+        Blocks(size=3)

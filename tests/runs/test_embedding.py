@@ -119,7 +119,7 @@ def test_published_files(shared_data: Path) -> None:
         ({"train": "pairs.tsv", "loss": "cosine"}, "'cosine'"),
         ({"train": "scores.csv", "loss": "in_batch"}, "'in_batch'"),
         ({"train": "pairs.tsv", "dev": "pairs.tsv"}, "pairs.tsv"),
-        ({"train": "pairs.tsv", "batch": 1}, "batch 1"),
+        ({"train": "pairs.tsv", "batch": 1}, r"batch .*\b1\b"),
         ({"train": "pairs.tsv", "learning": 1}, "learning"),
         ({"task": "sst2"}, "sst2"),
     ],

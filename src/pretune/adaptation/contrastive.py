@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretune.core.config import spec
+from pretune.core.config import Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
 from pretune.inference.pooling import TextEncoder
@@ -71,7 +71,7 @@ class InBatch:
 class PairClasses:
     """softmax(W [u; v; |u - v|]) over the classes of a pair, as S-BERT was trained on NLI."""
 
-    classes: int = 3
+    classes: Positive[int] = 3
 
     columns: ClassVar[tuple[int, ...]] = (2,)
     gold: ClassVar[Gold] = "class"

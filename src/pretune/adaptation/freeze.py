@@ -12,11 +12,11 @@ Gradual unfreezing is a hook of the training loop (`gradual_unfreezing.py`) and 
 In an encoder-decoder the encoder's blocks are below the decoder's.
 """
 
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 from torch import nn
 
-from pretune.core.config import spec
+from pretune.core.config import Gt, Le, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.training.optim.groups import EMBEDDINGS, HEADS, split_parts
 
@@ -54,11 +54,7 @@ class Frozen:
 class FirstFrozen:
     """Freeze the embeddings and the lowest `layers` blocks (Lee et al., 2019)."""
 
-    layers: int
-
-    def __post_init__(self) -> None:
-        if self.layers < 0:
-            raise UsageError(f"layers (frozen blocks, from the bottom) must be >= 0, got {self.layers}")
+    layers: NonNegative[int]
 
     def select_parts(self, parts: list[str]) -> list[str]:
         """Return the parts above the frozen blocks."""
@@ -73,11 +69,7 @@ class FirstFrozen:
 class LastOnly:
     """Train only the last `layers` blocks and the heads."""
 
-    layers: int = 1
-
-    def __post_init__(self) -> None:
-        if self.layers < 1:
-            raise UsageError(f"layers (trained blocks, from the top) must be >= 1, got {self.layers}")
+    layers: Positive[int] = 1
 
     def select_parts(self, parts: list[str]) -> list[str]:
         """Return the last blocks and the heads."""
@@ -112,11 +104,7 @@ class Decay:
     ULMFiT's discriminative rates are a factor of 1 / 2.6 (Howard and Ruder, 2018); ELECTRA's 0.8 to 0.9.
     """
 
-    factor: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.factor <= 1:
-            raise UsageError(f"factor must be > 0 and <= 1, got {self.factor:g}")
+    factor: Annotated[float, Gt(0), Le(1)]
 
     def __call__(self, parts_above: int) -> float:
         """Return the factor on the learning rate of a part with `parts_above` parts above it."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from pretune.core.config import spec
+from pretune.core.config import Positive, spec
 from pretune.core.errors import UsageError
 from pretune.training.loop import Loop
 from pretune.training.optim.groups import split_parts
@@ -20,22 +20,14 @@ from pretune.training.step import StepMetrics
 class Epochs:
     """Unfreeze a part every `every` epochs; None: at intervals that leave the second half of the run to all parts."""
 
-    every: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.every is not None and not self.every > 0:
-            raise UsageError(f"every (epochs between two parts) must be > 0, got {self.every:g}")
+    every: Positive[float] | None = None
 
 
 @spec
 class Plateau:
     """Unfreeze a part after `patience` evaluations without improvement."""
 
-    patience: int = 2
-
-    def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise UsageError(f"patience (evaluations without improvement) must be >= 1, got {self.patience}")
+    patience: Positive[int] = 2
 
 
 @spec

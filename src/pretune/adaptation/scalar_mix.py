@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pretune.core.config import spec
+from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.models.bidirectional_lm import reverse_sequences
@@ -72,11 +72,11 @@ class MeanPooling(nn.Module):
 class MixReader:
     """Scalar mix, BiLSTM, pooling, classifier: logits per sequence, or without `pool` per token (tagging)."""
 
-    classes: int
+    classes: Positive[int]
     mix: LayerMix = LayerMix()
     lstm: BiLSTM = BiLSTM(hidden=256)
     pool: AdditiveAttention | Average | None = AdditiveAttention(hidden=128)
-    dropout: float = 0.5  # on the inputs and outputs of the LSTM
+    dropout: Fraction = 0.5  # on the inputs and outputs of the LSTM
 
     def build(self, *, width: int, layers: int) -> "ScalarMixHead":
         return ScalarMixHead(self, width, layers)
@@ -121,8 +121,8 @@ class Mixing:
 
     mix: LayerMix = LayerMix()
     lstm: BiLSTM = BiLSTM(hidden=256)
-    attention: int | None = 128  # hidden width of attention pooling; None: mean pooling
-    dropout: float = 0.5
+    attention: Positive[int] | None = 128  # hidden width of attention pooling; None: mean pooling
+    dropout: Fraction = 0.5
     ways: Literal["one", "both"] = "one"
 
     def build(self, model: LanguageModel, classes: int, *, tagging: bool, seed: int) -> ScalarMixHead:

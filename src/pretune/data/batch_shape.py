@@ -1,8 +1,8 @@
 """Shape of a batch, fixed by a token budget so that a model compiles once, and schedules of the sequence length."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from pretune.core.config import spec
+from pretune.core.config import Gt, Le, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 
 
@@ -13,17 +13,11 @@ class BatchShape:
     A field that is None is not fixed. Raises `UsageError` if `slots` is negative or another field is below 1.
     """
 
-    rows: int
-    length: int
-    source: int | None = None
-    sequences: int | None = None  # maximum per row
-    slots: int | None = None  # target slots per row
-
-    def __post_init__(self) -> None:
-        for name in ("rows", "length", "source", "sequences", "slots"):
-            value = getattr(self, name)
-            if value is not None and value < (name != "slots"):
-                raise UsageError(f"{name} of a batch must be >= {int(name != 'slots')}, got {value}")
+    rows: Positive[int]
+    length: Positive[int]
+    source: Positive[int] | None = None
+    sequences: Positive[int] | None = None  # maximum per row
+    slots: NonNegative[int] | None = None  # target slots per row
 
     @property
     def cells(self) -> int | None:
@@ -57,12 +51,8 @@ class BatchShape:
 class Phase:
     """Phase of a schedule: a share of the steps with one row length."""
 
-    share: float
-    length: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1 or self.length < 1:
-            raise UsageError(f"a phase needs 0 < share <= 1 and length >= 1, got {self.share}, {self.length}")
+    share: Annotated[float, Gt(0), Le(1)]
+    length: Positive[int]
 
 
 class LengthStage(NamedTuple):

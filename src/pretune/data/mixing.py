@@ -11,11 +11,12 @@ draw of a round is a function of (seed, round) alone.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.core.config import spec
+from pretune.core.config import Fraction, Ge, Positive, spec
 from pretune.core.errors import DataError, UsageError
 from pretune.data.counters import EpochOrder, Purpose, shuffle_by_key
 from pretune.data.sequences import Ints
@@ -46,11 +47,7 @@ class WeightedMixing:
 class SmoothedMixing:
     """Shares proportional to size ** alpha (Lample and Conneau, 2019): alpha < 1 samples small sources more often."""
 
-    alpha: float = 0.7
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise UsageError(f"alpha must be between 0 (equal shares) and 1 (proportional to size), got {self.alpha}")
+    alpha: Fraction = 0.7
 
     def compute_shares(self, sizes: Floats, counts: Ints | None = None) -> Floats:
         """Return the share of each source, of sum 1; an empty source has the share 0."""
@@ -67,12 +64,8 @@ class LimitedMixing:
     limit large sources dominate small ones: there is far more unlabelled text than labelled text.
     """
 
-    limit: int = 2**18
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.limit < 1 or not 1 <= self.temperature < np.inf:
-            raise UsageError(f"limit and temperature must be >= 1, got {self.limit} and {self.temperature}")
+    limit: Positive[int] = 2**18
+    temperature: Annotated[float, Ge(1)] = 1.0
 
     def compute_shares(self, sizes: Floats, counts: Ints) -> Floats:
         """Return the share of each source in the tokens that gives these sampling rates."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from pretune.core.config import spec
+from pretune.core.config import Fraction, spec
 from pretune.core.errors import DataError, UsageError
 from pretune.core.seed import mix
 from pretune.core.types import IGNORE_INDEX
@@ -42,11 +42,7 @@ class SegmentPairs:
 
     limit: int = 512
     broken: Literal["other", "swapped"] = "other"
-    share: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise UsageError(f"share of negative pairs must be between 0 and 1, got {self.share}")
+    share: Fraction = 0.5
 
     def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "SegmentPairSamples":
         """Return the samples of `shards`, in the pair layout of `template` (default: no special tokens).

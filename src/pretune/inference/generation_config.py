@@ -6,9 +6,9 @@ build_generation_config(temperature=0.8, top_p=0.95)           # from the flat o
 """
 
 import math
-from typing import Literal, TypedDict, Unpack
+from typing import Annotated, Literal, TypedDict, Unpack
 
-from pretune.core.config import spec
+from pretune.core.config import Ge, Gt, Le, NonNegative, Positive, Seed, spec
 from pretune.core.errors import UsageError
 
 EarlyStoppingMode = bool | Literal["never"]
@@ -28,23 +28,11 @@ class Sampling:
     other texts of a batch.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise UsageError(f"temperature must be > 0 (0 is greedy), got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top_k must be >= 1, got {self.top_k}")
-        for name in ("top_p", "min_p"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
-                raise UsageError(f"{name} must be > 0 and <= 1, got {value}")
-        if not 0 <= self.seed < 2**63:
-            raise UsageError(f"seed must be from 0 to 2**63 - 1, got {self.seed}")
+    temperature: Positive[float] = 1.0
+    top_k: Positive[int] | None = None
+    top_p: Annotated[float, Gt(0), Le(1)] | None = None
+    min_p: Annotated[float, Gt(0), Le(1)] | None = None
+    seed: Seed = 0
 
 
 @spec(kind="beam")
@@ -56,13 +44,11 @@ class BeamSearch:
     current length; with "never", when none could at any length.
     """
 
-    beams: int
+    beams: Annotated[int, Ge(2)]
     length_penalty: float = 1.0
     early_stopping: EarlyStoppingMode = False
 
     def __post_init__(self) -> None:
-        if self.beams < 2:
-            raise UsageError(f"beams must be >= 2 (1 is greedy), got {self.beams}")
         if not math.isfinite(self.length_penalty):
             raise UsageError(f"length_penalty must be finite, got {self.length_penalty}")
         if self.early_stopping not in (True, False, "never"):
@@ -77,24 +63,18 @@ class GenerationConfig:
     al., 2019); `no_repeat_ngram` forbids repeated n-grams. Both include the prompt.
     """
 
-    max_new_tokens: int = 64
-    min_new_tokens: int = 0  # no text ends before
+    max_new_tokens: Positive[int] = 64
+    min_new_tokens: NonNegative[int] = 0  # no text ends before
     search: GreedySearch | Sampling | BeamSearch = GreedySearch()
     returns: int = 1  # texts for each prompt
-    repetition_penalty: float = 1.0
-    no_repeat_ngram: int = 0
+    repetition_penalty: Positive[float] = 1.0
+    no_repeat_ngram: NonNegative[int] = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "returns"):
-            if getattr(self, name) < 1:
-                option = "num" if name == "returns" else name
-                raise UsageError(f"{option} must be >= 1, got {getattr(self, name)}")
-        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
-            raise UsageError(f"min_new_tokens must be from 0 to max_new_tokens, got {self.min_new_tokens}")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise UsageError(f"repetition_penalty must be > 0 (1 is none), got {self.repetition_penalty}")
-        if self.no_repeat_ngram < 0:
-            raise UsageError(f"no_repeat_ngram must be >= 0 (0 is off), got {self.no_repeat_ngram}")
+        if self.returns < 1:
+            raise UsageError(f"num must be >= 1, got {self.returns}")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise UsageError(f"min_new_tokens must be <= max_new_tokens, got {self.min_new_tokens}")
         if isinstance(self.search, GreedySearch) and self.returns > 1:
             raise UsageError(f"greedy search returns 1 text, got num={self.returns}; use sampling or beams")
         if isinstance(self.search, BeamSearch) and self.returns > self.search.beams:

@@ -58,9 +58,9 @@ class IndexMetadata(TypedDict):
     model: str
     fingerprint: str
     embedding: Embedding
-    width: Annotated[int, config.Bounds(1, 2**24)]
+    width: Annotated[int, config.Ge(1), config.Le(2**24)]
     method: Literal["exact", "hnsw", "ivf"]
-    parts: list[Annotated[int, config.Bounds(1, 2**40)]]
+    parts: list[Annotated[int, config.Ge(1), config.Le(2**40)]]
     cut: config.Count
     query_prompt: NotRequired[str]
     file: NotRequired[str]

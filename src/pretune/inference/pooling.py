@@ -3,14 +3,14 @@
 Legend: N tokens, C cells (sequences, filler, spare ones), W width.
 """
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretune.core.config import spec
-from pretune.core.errors import UsageError, suggest
+from pretune.core.config import NonEmpty, Positive, spec
+from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.models.model import LanguageModel
 from pretune.nn.heads import pool_states
@@ -26,20 +26,15 @@ times); and mean of the token embeddings, which uses no layer and excludes speci
 class Embedding:
     """Settings of text embeddings. Several poolings are concatenated, as in sentence-transformers."""
 
-    pooling: tuple[Pooling, ...] = ("mean",)
+    pooling: Annotated[tuple[Pooling, ...], NonEmpty()] = ("mean",)
     layer: int | None = None  # 0: input of the first layer; negative: from the end; None: the last
     normalise: bool = False  # to unit length
-    length: int | None = None  # maximum tokens of a text, special ones included; None: the model's maximum
+    length: Positive[int] | None = None  # maximum tokens of a text, special ones included; None: the model's maximum
     prompt: str = ""  # prefix of every text
 
     def __post_init__(self) -> None:
-        for name in self.pooling:
-            if name not in POOLINGS:
-                raise UsageError(f"unknown pooling '{name}'{suggest(name, POOLINGS)} (known: {', '.join(POOLINGS)})")
-        if not self.pooling or ("static" in self.pooling and (len(self.pooling) > 1 or self.layer is not None)):
-            raise UsageError("pooling must be one or more poolings of states, or 'static' alone and without a layer")
-        if self.length is not None and self.length < 1:
-            raise UsageError(f"length must be >= 1, got {self.length}")
+        if "static" in self.pooling and (len(self.pooling) > 1 or self.layer is not None):
+            raise UsageError("the pooling 'static' stands alone and without a layer")
 
 
 class TextEncoder(nn.Module):

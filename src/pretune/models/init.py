@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pretune.core.config import spec
+from pretune.core.config import Positive, spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.heads import SpanBoundary, VocabularyHead
@@ -22,7 +22,7 @@ class Normal:
     With `residual`, layers that write to the residual stream start smaller by sqrt(2 depth) (Radford et al., 2019).
     """
 
-    std: float = 0.02
+    std: Positive[float] = 0.02
     residual: bool = False
 
     def compute_std(self, owner: nn.Module, name: str, weight: Tensor, depth: int) -> float:
@@ -37,7 +37,7 @@ class FanIn:
     The token table has standard deviation `factor`.
     """
 
-    factor: float = 1.0
+    factor: Positive[float] = 1.0
 
     def compute_std(self, owner: nn.Module, name: str, weight: Tensor, depth: int) -> float:
         if name == "tokens":

@@ -1,13 +1,12 @@
 """The model spec: every published model is a value of `Model`."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 
-from pretune.core.config import spec, to_dict
+from pretune.core.config import Positive, spec
 from pretune.core.errors import ResourceError, UsageError
 from pretune.models.init import Init, Normal
 from pretune.nn.block import Block
@@ -17,21 +16,13 @@ from pretune.nn.stack import Stack
 from pretune.nn.two_stream import AnyStack, TwoStream
 
 MAX_PARAMETERS = 10**14
-MAX_LAYERS = 10**4
-"""Limits beyond which a spec is certainly a mistake."""
+"""Limit beyond which a spec is certainly a mistake."""
 
 ModelShape = Literal["encoder", "decoder", "encoder-decoder", "two-way", "generator-discriminator", "two-stream"]
 """Shape of a model; objectives list the shapes they can train."""
 
 PARTS = ("head", "pooler", "pair", "detector")
 """Optional parts of a model besides its body."""
-
-_SIZES = frozenset(
-    {"vocab", "width", "depth", "share", "hidden", "heads", "kv_heads", "head_width", "window", "segments", "classes"}
-    | {"rows", "buckets", "max_distance", "original", "context", "place_width"}
-)
-_POSITIVE = frozenset({"theta", "base", "clip", "factor", "eps", "std"})
-_RATES = frozenset({"dropout", "fraction"})
 
 
 @spec
@@ -62,12 +53,12 @@ class Model:
     """
 
     family: str
-    vocab: int
-    width: int
+    vocab: Positive[int]
+    width: Positive[int]
     encoder: Stack | TwoStream | None = None
     decoder: Stack | None = None
     shared: bool = False
-    context: int | None = None  # training length, if the positions have no maximum
+    context: Positive[int] | None = None  # training length, if the positions have no maximum
     head: Head | None = None
     pooler: Pooler | None = None
     pair: PairHead | None = None
@@ -87,10 +78,7 @@ class Model:
             raise UsageError("encoder and decoder share the token table: their factors must have the same width")
         if self.head is not None and self.table != self.width and self.head.transform is None:
             raise UsageError(f"a head on a token table of width {self.table} needs a transform from width {self.width}")
-        _check_ranges(to_dict(self))
         for stack in self.stacks:
-            if stack.depth > MAX_LAYERS:
-                raise UsageError(f"depth must be at most {MAX_LAYERS}, got {stack.depth}")
             _, _, head = stack.blocks[0].attention.resolve_shape(width=self.width)
             if isinstance(stack.position, Rotary) and int(head * stack.position.fraction) % 2:
                 raise UsageError(f"rotary positions rotate pairs: head_width {head} x fraction must be even")
@@ -153,22 +141,6 @@ class Model:
         if self.span:
             total += self.span.params(vocab=self.vocab, width=self.width, table=self.table)
         return Params(body=body, body_with_pooler=body_with_pooler, total=total)
-
-
-def _check_ranges(tree: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for a number outside its range."""
-    for name, value in tree.items():
-        for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, Mapping):
-                _check_ranges(part)
-        if not isinstance(value, int | float):
-            continue
-        if name in _SIZES and value < 1:
-            raise UsageError(f"{name} must be at least 1, got {value}")
-        if name in _POSITIVE and value <= 0:
-            raise UsageError(f"{name} must be greater than 0, got {value}")
-        if name in _RATES and not 0 <= value <= 1:
-            raise UsageError(f"{name} must be between 0 and 1, got {value}")
 
 
 def _can_share(encoder: AnyStack | None, decoder: Stack | None) -> bool:

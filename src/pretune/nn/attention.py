@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretune.core.config import spec
+from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.backends import attend
@@ -23,23 +23,21 @@ FUSE_MIN_TOKENS = 256
 class Attention:
     """Scaled dot-product attention (Vaswani et al., 2017); grouped-query if `kv_heads` < `heads`."""
 
-    heads: int
-    kv_heads: int | None = None
-    head_width: int | None = None  # width / heads
+    heads: Positive[int]
+    kv_heads: Positive[int] | None = None
+    head_width: Positive[int] | None = None  # width / heads
     bias: bool = True
     scale: float | None = None  # 1 / sqrt(head_width)
-    window: int | None = None  # visible tokens to the left (and right), itself included
+    window: Positive[int] | None = None  # visible tokens to the left (and right), itself included
     norm: Norm | None = None  # of queries and keys, over all heads together
-    clip: float | None = None  # queries, keys and values are clamped to +- clip
-    dropout: float = 0.0  # of the attention probabilities
+    clip: Positive[float] | None = None  # queries, keys and values are clamped to +- clip
+    dropout: Fraction = 0.0  # of the attention probabilities
 
     products: ClassVar[int] = 2  # products per query and key: score, and weight with value
 
     def __post_init__(self) -> None:
-        if self.heads < 1 or (self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads)):
-            raise UsageError(f"kv_heads {self.kv_heads} must divide heads {self.heads}, and both must be at least 1")
-        if self.window is not None and self.window < 1:
-            raise UsageError(f"window must be at least 1, got {self.window}")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise UsageError(f"kv_heads {self.kv_heads} must divide heads {self.heads}")
 
     def resolve_shape(self, *, width: int) -> tuple[int, int, int]:
         """Return heads, key-value heads and head width."""

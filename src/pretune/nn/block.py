@@ -5,7 +5,7 @@ The norm slots that are filled determine pre-norm or post-norm; the forward pass
 
 from torch import Tensor, nn
 
-from pretune.core.config import spec
+from pretune.core.config import Fraction, spec
 from pretune.core.errors import UsageError
 from pretune.nn.activations import Dropout
 from pretune.nn.attention import Attention, MultiHeadAttention
@@ -54,7 +54,7 @@ class Block:
     norms: Norms
     cross: Attention | None = None
     parallel: bool = False  # attention and feed-forward have the same input; their outputs are added
-    dropout: float = 0.0  # of each sublayer's output
+    dropout: Fraction = 0.0  # of each sublayer's output
 
     def __post_init__(self) -> None:
         if self.parallel and (self.cross is not None or self.norms.post is not None):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.core.config import spec
+from pretune.core.config import Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.layers import ACTIVATIONS, ActivationName, LayerNorm, Norm
@@ -107,7 +107,7 @@ class FirstToken(nn.Module):
 class PairHead:
     """Classifier on the pooled vector, for next sentence prediction and sentence order prediction."""
 
-    classes: int = 2
+    classes: Positive[int] = 2
 
     def build(self, *, width: int) -> nn.Module:
         return nn.Linear(width, self.classes)
@@ -154,8 +154,8 @@ class SpanHead:
     from `rows` on share the last row.
     """
 
-    rows: int = 32
-    place_width: int = 200
+    rows: Positive[int] = 32
+    place_width: Positive[int] = 200
     activation: ActivationName = "gelu"
     norm: Norm = LayerNorm()
     bias: bool = True  # one per vocabulary entry

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretune.core.config import spec
+from pretune.core.config import Fraction, Positive, spec
 from pretune.nn.activations import Dropout, gelu, gelu_tanh
 
 
@@ -19,7 +19,7 @@ from pretune.nn.activations import Dropout, gelu, gelu_tanh
 class LayerNorm:
     """Layer normalization (Ba et al., 2016), with optional learned `scale` and `bias`."""
 
-    eps: float = 1e-5
+    eps: Positive[float] = 1e-5
     scale: bool = True
     bias: bool = True
 
@@ -34,7 +34,7 @@ class LayerNorm:
 class RMSNorm:
     """Root mean square normalization (Zhang and Sennrich, 2019): no mean, no bias."""
 
-    eps: float = 1e-6
+    eps: Positive[float] = 1e-6
 
     def build(self, *, width: int) -> nn.Module:
         return nn.RMSNorm(width, eps=self.eps)
@@ -65,11 +65,11 @@ class FeedForward:
     With `gated` down(act(gate(x)) * up(x)): GEGLU, SwiGLU (Shazeer, 2020).
     """
 
-    hidden: int
+    hidden: Positive[int]
     activation: ActivationName = "gelu"
     gated: bool = False
     bias: bool = True
-    dropout: float = 0.0  # of the hidden activations
+    dropout: Fraction = 0.0  # of the hidden activations
 
     def build(self, *, width: int) -> "FeedForwardLayer":
         return FeedForwardLayer(self, width)
@@ -101,7 +101,7 @@ class FeedForwardLayer(nn.Module):
 class Factor:
     """Factorized embeddings: a narrower token table and a projection to the width (Lan et al., 2020)."""
 
-    width: int
+    width: Positive[int]
     bias: bool = True
     input: Literal["tokens", "norm"] = "norm"  # place of the projection: before positions, or after the norm
 
@@ -110,11 +110,11 @@ class Factor:
 class Embed:
     """Embedding settings: segments, scale, norm, factorization, dropout."""
 
-    segments: int | None = None
+    segments: Positive[int] | None = None
     scale: bool = False  # multiply tokens by sqrt(width)
     norm: Norm | None = None
     factor: Factor | None = None
-    dropout: float = 0.0
+    dropout: Fraction = 0.0
 
     def build(self, *, width: int) -> "Embeddings":
         return Embeddings(self, width)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pretune.core.config import spec
+from pretune.core.config import Fraction, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 
 
@@ -21,14 +21,14 @@ class LearnedEmbedding:
     Table of `rows` vectors; position p uses row p + `offset` (some releases leave the first rows unused).
     """
 
-    rows: int
-    offset: int = 0
+    rows: Positive[int]
+    offset: NonNegative[int] = 0
 
     mechanism: ClassVar[str] = "input"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.offset < self.rows:
-            raise UsageError(f"offset must be between 0 and rows {self.rows}, got {self.offset}")
+        if self.offset >= self.rows:
+            raise UsageError(f"offset must be < rows {self.rows}, got {self.offset}")
 
     def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
         return LearnedPositions(self, width)
@@ -60,7 +60,7 @@ class Sinusoidal:
     Wavelengths grow geometrically from 2 pi to `base` x 2 pi.
     """
 
-    base: float = 10000.0
+    base: Positive[float] = 10000.0
 
     mechanism: ClassVar[str] = "input"
 
@@ -90,7 +90,7 @@ class SinusoidalPositions(nn.Module):
 class LinearScaling:
     """Position interpolation: all frequencies divided by `factor` (Chen et al., 2023)."""
 
-    factor: float
+    factor: Positive[float]
 
     def scale_frequencies(self, frequencies: Tensor) -> Tensor:
         return frequencies / self.factor
@@ -104,10 +104,10 @@ class BandedScaling:
     are kept, those between are interpolated.
     """
 
-    factor: float
+    factor: Positive[float]
     low: float
     high: float
-    original: int
+    original: Positive[int]
 
     def scale_frequencies(self, frequencies: Tensor) -> Tensor:
         waves = 2 * math.pi / frequencies
@@ -123,8 +123,8 @@ class Rotary:
     Rotates the first `fraction` of each head, in pairs (i, i + half).
     """
 
-    theta: float = 10000.0
-    fraction: float = 1.0
+    theta: Positive[float] = 10000.0
+    fraction: Fraction = 1.0
     scaling: LinearScaling | BandedScaling | None = None
 
     mechanism: ClassVar[str] = "rotation"
@@ -210,8 +210,8 @@ class RelativeBias:
     Short distances have a bucket each; longer ones share logarithmic buckets up to `max_distance`.
     """
 
-    buckets: int = 32
-    max_distance: int = 128
+    buckets: Positive[int] = 32
+    max_distance: Positive[int] = 128
     both_ways: bool = True  # half of the buckets for later keys; otherwise these have distance 0
 
     mechanism: ClassVar[str] = "bias"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from pretune.core.config import spec
+from pretune.core.config import Fraction, Positive, spec
 from pretune.core.types import Batch
 
 
@@ -15,9 +15,9 @@ from pretune.core.types import Batch
 class BiLSTM:
     """Stacked bidirectional LSTM (Hochreiter and Schmidhuber, 1997) with 2 x `hidden` outputs per token."""
 
-    hidden: int
-    depth: int = 1
-    dropout: float = 0.0  # between the layers
+    hidden: Positive[int]
+    depth: Positive[int] = 1
+    dropout: Fraction = 0.0  # between the layers
 
     @property
     def width(self) -> int:
@@ -80,7 +80,7 @@ def order_by_step(batch: Batch) -> tuple[Tensor, Tensor]:
 class AdditiveAttention:
     """Attention pooling: states weighted by softmax(v . tanh(W h + b)) (Bahdanau et al., 2015)."""
 
-    hidden: int
+    hidden: Positive[int]
 
     def build(self, *, width: int) -> "AttentionPool":
         return AttentionPool(self, width)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.core.config import spec
+from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.nn.cache import KVPrefix, prepend_prefix
 
@@ -27,8 +27,8 @@ from pretune.nn.cache import KVPrefix, prepend_prefix
 class RelativeAttention:
     """Heads of width `width / heads`; no biases except three vectors that are added to queries."""
 
-    heads: int
-    dropout: float = 0.0  # of the attention probabilities
+    heads: Positive[int]
+    dropout: Fraction = 0.0  # of the attention probabilities
 
     # Attributes of `Attention` that it does not have.
     kv_heads: ClassVar[None] = None

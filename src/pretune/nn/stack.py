@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pretune.core.config import spec
+from pretune.core.config import Fraction, Ge, Le, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.activations import Dropout
@@ -26,25 +26,26 @@ from pretune.nn.cache import DecodingStep, KVCache, LayerCache, fill_prefix_cach
 from pretune.nn.layers import Embed, Norm
 from pretune.nn.positions import Position
 
+MAX_LAYERS = 10**4
+"""Limit beyond which a stack is certainly a mistake."""
+
 
 @spec
 class Stack:
     """`depth` layers; the tuple `blocks` is cycled over them. `share`: number of layers with their own weights."""
 
-    depth: int
-    blocks: tuple[Block, ...]
+    depth: Annotated[int, Ge(1), Le(MAX_LAYERS)]
+    blocks: Annotated[tuple[Block, ...], NonEmpty()]
     embed: Embed = Embed()
     position: Position | None = None
     causal: bool = False
-    share: int | None = None  # None: every layer; layer i uses the weights of i * share // depth
+    share: Positive[int] | None = None  # None: every layer; layer i uses the weights of i * share // depth
     norm: Norm | None = None  # after the last layer
-    dropout: float = 0.0  # after the final norm
+    dropout: Fraction = 0.0  # after the final norm
 
     def __post_init__(self) -> None:
-        if self.depth < 1 or not self.blocks:
-            raise UsageError(f"depth must be at least 1, with at least one block, got {self.depth}")
-        if self.share is not None and not 1 <= self.share <= self.depth:
-            raise UsageError(f"share must be between 1 and depth {self.depth}, got {self.share}")
+        if self.share is not None and self.share > self.depth:
+            raise UsageError(f"share must be <= depth {self.depth}, got {self.share}")
 
     @property
     def layers(self) -> list[Block]:

@@ -15,14 +15,14 @@ always attends to itself, and context (rank 0) is never hidden.
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.core.config import spec
+from pretune.core.config import Fraction, Ge, Le, NonEmpty, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.nn.activations import Dropout
@@ -37,7 +37,7 @@ from pretune.nn.relative_attention import (
     StreamMask,
     encode_distances,
 )
-from pretune.nn.stack import OutputFlags, Stack, StackOutput
+from pretune.nn.stack import MAX_LAYERS, OutputFlags, Stack, StackOutput
 
 
 @spec
@@ -47,7 +47,7 @@ class TwoStreamBlock:
     attention: RelativeAttention
     feedforward: FeedForward
     norms: Norms
-    dropout: float = 0.0  # of each sublayer's output
+    dropout: Fraction = 0.0  # of each sublayer's output
 
     cross: ClassVar[None] = None
     parallel: ClassVar[bool] = False
@@ -64,20 +64,16 @@ class TwoStreamBlock:
 class TwoStream:
     """`depth` layers; the tuple `blocks` is cycled over them. It can replace a `Stack`."""
 
-    depth: int
-    blocks: tuple[TwoStreamBlock, ...]
+    depth: Annotated[int, Ge(1), Le(MAX_LAYERS)]
+    blocks: Annotated[tuple[TwoStreamBlock, ...], NonEmpty()]
     embed: Embed = Embed()  # its dropout also applies to the query vector and the distances
-    dropout: float = 0.0  # after the last layer
+    dropout: Fraction = 0.0  # after the last layer
 
     # Attributes of `Stack` that it does not have.
     position: ClassVar[None] = None
     causal: ClassVar[bool] = False
     share: ClassVar[None] = None
     norm: ClassVar[None] = None
-
-    def __post_init__(self) -> None:
-        if self.depth < 1 or not self.blocks:
-            raise UsageError(f"depth must be at least 1, with at least one block, got {self.depth}")
 
     @property
     def layers(self) -> list[TwoStreamBlock]:

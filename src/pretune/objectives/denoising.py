@@ -12,9 +12,9 @@ predicts the missing spans only; `masked_seq2seq` one span.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from pretune.core.config import spec
-from pretune.core.errors import UsageError
+from pretune.core.config import NonEmpty, spec
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences
@@ -33,14 +33,10 @@ from pretune.objectives.seq2seq import (
 class Denoising(Objective):
     """The original text, generated from a noisy version (BART)."""
 
-    noises: tuple[Noise, ...] = (SentencePermutation(), TextInfilling())
+    noises: Annotated[tuple[Noise, ...], NonEmpty()] = (SentencePermutation(), TextInfilling())
     prefix: bool = False  # a decoder has bidirectional attention over the input
 
     shapes = ("encoder-decoder", "decoder")
-
-    def __post_init__(self) -> None:
-        if not self.noises:
-            raise UsageError("denoising needs at least one noise, got none")
 
     @property
     def sentences(self) -> bool:

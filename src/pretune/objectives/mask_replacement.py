@@ -5,16 +5,30 @@ targets keep an ordinary token in the input.
 """
 
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 
+from pretune.core.config import Constraint, NonNegative
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Ints
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.segment_sampling import Bits
 
-ReplacementShares = tuple[float, float, float]
+
+class SumsToOne(Constraint):
+    """Sum of 1 over a tuple of shares."""
+
+    def allows(self, value: Any) -> bool:
+        return bool(abs(sum(value) - 1) <= 1e-6)
+
+    def __str__(self) -> str:
+        return "shares with a sum of 1"
+
+
+Share = NonNegative[float]
+ReplacementShares = Annotated[tuple[Share, Share, Share], SumsToOne()]
 """Shares of the target tokens: masked, replaced by a random token, kept."""
 
 _HALF_BITS = np.uint64(32)
@@ -49,13 +63,3 @@ class MaskReplacement:
             index = (bits & np.uint64(2**32 - 1)) * np.uint64(len(self.random_ids)) >> _HALF_BITS
             tokens = np.where(lot < (mask_share + random_share) * 2.0**32, self.random_ids[index], tokens)
         return np.where(lot < mask_share * 2.0**32, self.mask, tokens)
-
-
-def check_shares(rate: float, split: ReplacementShares, copies: int | None) -> None:
-    """Check the settings of a masking; UsageError if a number is out of range."""
-    if not 0 < rate <= 1:
-        raise UsageError(f"rate must be > 0 and <= 1, got {rate}")
-    if min(split) < 0 or abs(sum(split) - 1) > 1e-6:
-        raise UsageError(f"split (masked, random, kept) must be >= 0 and sum to 1, got {split}")
-    if copies is not None and copies < 1:
-        raise UsageError(f"copies must be >= 1 (static masking) or null (dynamic masking), got {copies}")

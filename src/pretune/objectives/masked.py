@@ -10,10 +10,11 @@ languages at once; `replaced_token` fills the masks with a small model and detec
 """
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
-from pretune.core.config import spec
+from pretune.core.config import Gt, Le, Positive, spec
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
 from pretune.data.sequences import Ints, Sequences
@@ -24,7 +25,7 @@ from pretune.objectives.base import (
     Vocabulary,
     bound_target_slots,
 )
-from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
+from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares
 from pretune.objectives.segment_sampling import (
     WordSpans,
     draw_bits_at,
@@ -43,15 +44,12 @@ MAX_WORD_TOKENS = 16
 class MaskedLM(Objective):
     """Masked tokens or whole words, predicted from both sides (BERT, RoBERTa)."""
 
-    rate: float = 0.15
+    rate: Annotated[float, Gt(0), Le(1)] = 0.15
     split: ReplacementShares = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
     words: bool = False  # whole-word masking
-    copies: int | None = None  # static masking: number of fixed maskings per text; None: dynamic
+    copies: Positive[int] | None = None  # static masking: number of fixed maskings per text; None: dynamic
 
     shapes = ("encoder",)
-
-    def __post_init__(self) -> None:
-        check_shares(self.rate, self.split, self.copies)
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskedCorruption":
         return MaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))

@@ -16,12 +16,12 @@ the last sentinels of the vocabulary; the parts do not use these.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.core.config import spec
+from pretune.core.config import NonEmpty, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters, SampleLengths
@@ -50,14 +50,8 @@ class Part:
     """One objective of a mixture."""
 
     objective: "SimpleObjective | Mixture"
-    weight: float = 1.0
-    mark: int | None = None  # mode token: the sentinel before its input, counted from the last: 0, 1, …
-
-    def __post_init__(self) -> None:
-        if self.weight <= 0:
-            raise UsageError(f"weight of a mixture part must be > 0, got {self.weight}")
-        if self.mark is not None and self.mark < 0:
-            raise UsageError(f"mark must be >= 0 or null, got {self.mark}")
+    weight: Positive[float] = 1.0
+    mark: NonNegative[int] | None = None  # mode token: the sentinel before its input, counted from the last: 0, 1, …
 
     @property
     def reads_pairs(self) -> bool:
@@ -90,13 +84,11 @@ def build_denoisers(*, with_mode_tokens: bool = True) -> tuple[Part, ...]:
 class Mixture(Objective):
     """One of several objectives for each sequence; by default UL2's denoisers, and text-to-text for pairs (T5)."""
 
-    parts: tuple[Part, ...] = field(
+    parts: Annotated[tuple[Part, ...], NonEmpty()] = field(
         default_factory=lambda: (*build_denoisers(), Part(objective=SupervisedSeq2seq(prefix=True)))
     )
 
     def __post_init__(self) -> None:
-        if not self.parts:
-            raise UsageError("a mixture needs at least one part, got none")
         if not self.shapes:
             shapes = "; ".join(f"{p.objective.name}: {', '.join(p.objective.shapes)}" for p in self.parts)
             raise UsageError(f"the parts of a mixture have no common model shape ({shapes}); remove some parts")

@@ -14,21 +14,21 @@ mask only; `prefix` predicts every token of the second part.
 """
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
-from pretune.core.config import spec
-from pretune.core.errors import UsageError
+from pretune.core.config import Gt, Le, spec
 from pretune.data.counters import Counters
 from pretune.data.sequences import Ints, Sequences
 from pretune.nn.attention_mask import MaskKind
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
-from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
+from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, Share, SumsToOne
 from pretune.objectives.masked import choose_tokens, mask_tokens
 from pretune.objectives.prefix import draw_split_points
 from pretune.objectives.segment_sampling import sum_groups
 
-Shares = tuple[float, float, float, float]
+Shares = Annotated[tuple[Share, Share, Share, Share], SumsToOne()]
 """Shares of the attention masks: bidirectional, left to right, right to left, sequence to sequence."""
 
 
@@ -36,16 +36,11 @@ Shares = tuple[float, float, float, float]
 class MultitaskMaskedLM(Objective):
     """Masked tokens under four attention masks: bidirectional, left to right, right to left, seq2seq (UniLM)."""
 
-    rate: float = 0.15
+    rate: Annotated[float, Gt(0), Le(1)] = 0.15
     split: ReplacementShares = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
     shares: Shares = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # bidirectional, left to right, right to left, sequence to sequence
 
     shapes = ("encoder",)
-
-    def __post_init__(self) -> None:
-        check_shares(self.rate, self.split, None)
-        if min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6:
-            raise UsageError(f"shares of the attention masks must be >= 0 and sum to 1, got {self.shares}")
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MultitaskMaskedCorruption":
         return MultitaskMaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))

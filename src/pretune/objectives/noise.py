@@ -15,12 +15,12 @@ the same random draws. Legend: T tokens, E ordinary tokens, S sequences.
 
 from dataclasses import replace
 from math import exp
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.core.config import spec
+from pretune.core.config import Ge, Gt, Le, Lt, spec
 from pretune.core.errors import UsageError
 from pretune.data.counters import Counters
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
@@ -33,21 +33,18 @@ from pretune.objectives.segment_sampling import (
     shuffle_groups,
     sum_groups,
 )
-from pretune.objectives.seq2seq import NoiseSpans, check_rate
+from pretune.objectives.seq2seq import NoiseSpans
 
 
 @spec
 class TokenMasking:
     """Random tokens are replaced by the mask; the paper says "following BERT", hence the rate."""
 
-    rate: float = 0.15
+    rate: Annotated[float, Gt(0), Lt(1)] = 0.15
 
     uses_mask: ClassVar[bool] = True
     sentences: ClassVar[bool] = False
     removed_share: ClassVar[float] = 0.0
-
-    def __post_init__(self) -> None:
-        check_rate(self.rate, "rate of token_masking")
 
     def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
         return sizes
@@ -63,13 +60,10 @@ class TokenMasking:
 class TokenDeletion:
     """Random tokens are deleted without a trace, but never all of them. The paper gives no rate."""
 
-    rate: float = 0.15
+    rate: Annotated[float, Gt(0), Lt(1)] = 0.15
 
     uses_mask: ClassVar[bool] = False
     sentences: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_rate(self.rate, "rate of token_deletion")
 
     @property
     def removed_share(self) -> float:
@@ -94,16 +88,11 @@ class TextInfilling:
     shuffled. So spans never overlap and the rate is exact. Empty spans that would lengthen a short text are dropped.
     """
 
-    rate: float = 0.3
-    mean: float = 3.0  # of the Poisson distribution
+    rate: Annotated[float, Gt(0), Lt(1)] = 0.3
+    mean: Annotated[float, Ge(1), Le(100)] = 3.0  # of the Poisson distribution
 
     uses_mask: ClassVar[bool] = True
     sentences: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_rate(self.rate, "rate of text_infilling")
-        if not 1 <= self.mean <= 100:
-            raise UsageError(f"mean span length of text_infilling must be between 1 and 100, got {self.mean}")
 
     @property
     def removed_share(self) -> float:

@@ -15,12 +15,11 @@ starts with the text, so tokens at the edges are targets less often. Special tok
 """
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 
-from pretune.core.config import spec
-from pretune.core.errors import UsageError
+from pretune.core.config import Ge, Positive, spec
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
 from pretune.data.sequences import Bools, Ints, Sequences, compute_starts, spread
@@ -35,15 +34,10 @@ _FIRST_STRETCH, _LENGTH, _PLACE, _ORDER = range(4)
 class PermutationLM(Objective):
     """Some tokens in random order, each predicted from the context and the targets before it (XLNet)."""
 
-    every: int = 6  # K: one token in K is a target
-    longest: int = 5  # longest span, in tokens
+    every: Annotated[int, Ge(2)] = 6  # K: one token in K is a target
+    longest: Positive[int] = 5  # longest span, in tokens
 
     shapes = ("two-stream",)
-
-    def __post_init__(self) -> None:
-        for name, minimum in (("every", 2), ("longest", 1)):
-            if getattr(self, name) < minimum:
-                raise UsageError(f"{name} of permuted must be >= {minimum}, got {getattr(self, name)}")
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "PermutedCorruption":
         return PermutedCorruption(self)

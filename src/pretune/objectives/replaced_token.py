@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretune.core.config import spec
+from pretune.core.config import Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
 from pretune.data.stream import Corruption
@@ -50,13 +50,9 @@ class ReplacedToken(Objective):
     """Detect the tokens that a small masked language model replaced (ELECTRA)."""
 
     masking: MaskedLM = DEFAULT_MASKING
-    weight: float = 50.0  # of the discriminator's loss
+    weight: Positive[float] = 50.0  # of the discriminator's loss
 
     shapes = ("generator-discriminator",)
-
-    def __post_init__(self) -> None:
-        if not self.weight > 0:
-            raise UsageError(f"weight of the discriminator's loss must be > 0, got {self.weight}")
 
     @property
     def words(self) -> bool:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, spread
 from pretune.objectives.base import ModelShape, Vocabulary
@@ -111,12 +110,6 @@ def ensure_mask_token(vocabulary: Vocabulary) -> Vocabulary:
     if vocabulary.find("mask") is not None or not vocabulary.sentinels:
         return vocabulary
     return replace(vocabulary, roles=(*vocabulary.roles, ("mask", vocabulary.sentinels[0])))
-
-
-def check_rate(rate: float, name: str) -> None:
-    """Check a rate; UsageError unless 0 < rate < 1."""
-    if not 0 < rate < 1:
-        raise UsageError(f"{name} must be > 0 and < 1, got {rate}")
 
 
 def _fill_empty(labels: Sequences) -> Sequences:

@@ -16,10 +16,11 @@ stays in the source, after the sentinel.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from pretune.core.config import spec
+from pretune.core.config import Ge, Gt, Lt, NonNegative, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters, SampleLengths
@@ -30,7 +31,6 @@ from pretune.objectives.seq2seq import (
     DecoderLayout,
     EncoderDecoderLayout,
     NoiseSpans,
-    check_rate,
     choose_layout,
     ends_in_special,
     get_sample_info,
@@ -41,20 +41,13 @@ from pretune.objectives.seq2seq import (
 class SpanCorruption(Objective):
     """Spans replaced by sentinels, predicted one after another (T5)."""
 
-    rate: float = 0.15
-    mean: float = 3.0  # mean span length in tokens
+    rate: Annotated[float, Gt(0), Lt(1)] = 0.15
+    mean: Annotated[float, Ge(1)] = 3.0  # mean span length in tokens
     closing: bool = True  # a closing sentinel at the end of the target
     prefix: bool = False  # a decoder has bidirectional attention over the input
-    specials: int | None = None  # maximum special tokens per sequence, for tighter packing; None: any number
+    specials: NonNegative[int] | None = None  # at most, per sequence, for tighter packing; None: any number
 
     shapes = ("encoder-decoder", "decoder")
-
-    def __post_init__(self) -> None:
-        check_rate(self.rate, "rate of span_corruption")
-        if self.mean < 1:
-            raise UsageError(f"mean of span_corruption must be >= 1, got {self.mean}")
-        if self.specials is not None and self.specials < 0:
-            raise UsageError(f"specials must be >= 0 or null (any number), got {self.specials}")
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "SentinelCorruption":
         if len(vocabulary.sentinels) < 1 + self.closing:

@@ -13,13 +13,12 @@ Input: sentences, documents or pairs. Siblings: `masked` masks tokens or words; 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
 
-from pretune.core.config import spec
-from pretune.core.errors import UsageError
+from pretune.core.config import Gt, Le, Lt, Positive, spec
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.counters import Counters, to_uniform
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
@@ -32,7 +31,7 @@ from pretune.objectives.base import (
     bound_target_slots,
     count_vocabulary_targets,
 )
-from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
+from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares
 from pretune.objectives.segment_sampling import (
     Bits,
     WordSpans,
@@ -48,12 +47,8 @@ from pretune.objectives.span_boundary import Boundary, boundary_loss
 class Geometric:
     """Geometric distribution of span lengths in words, truncated at `max_length`."""
 
-    p: float = 0.2
-    max_length: int = 10
-
-    def __post_init__(self) -> None:
-        if not 0 < self.p < 1 or self.max_length < 1:
-            raise UsageError(f"spans need 0 < p < 1 and max_length >= 1, got p={self.p}, max_length={self.max_length}")
+    p: Annotated[float, Gt(0), Lt(1)] = 0.2
+    max_length: Positive[int] = 10
 
     def draw(self, bits: Bits) -> Ints:
         """Return one length per random number."""
@@ -65,17 +60,14 @@ class Geometric:
 class SpanMaskedLM(Objective):
     """Masked spans of words, optionally with the span boundary objective (SpanBERT)."""
 
-    rate: float = 0.15
+    rate: Annotated[float, Gt(0), Le(1)] = 0.15
     split: ReplacementShares = (0.8, 0.1, 0.1)  # of the spans: masked, replaced by random tokens, kept
     spans: Geometric = Geometric()
     boundary: Boundary | None = None  # needs a model with a span head
-    copies: int | None = None
+    copies: Positive[int] | None = None
 
     shapes = ("encoder",)
     words = True
-
-    def __post_init__(self) -> None:
-        check_shares(self.rate, self.split, self.copies)
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "SpanMaskedCorruption":
         return SpanMaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))

@@ -12,14 +12,15 @@ paper. Siblings: `masked` reads one language at a time.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from pretune.core.config import spec
+from pretune.core.config import Gt, Le, Positive, spec
 from pretune.data.counters import Counters, to_uniform
 from pretune.data.sequences import Ints, Sequences
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
-from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
+from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares
 from pretune.objectives.masked import mask_tokens
 from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_tokens, round_randomly, sample_k
 
@@ -28,15 +29,12 @@ from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_toke
 class Translation(Objective):
     """Masked tokens in a sentence and its translation (XLM)."""
 
-    rate: float = 0.15
+    rate: Annotated[float, Gt(0), Le(1)] = 0.15
     split: ReplacementShares = (0.8, 0.1, 0.1)
-    copies: int | None = None
+    copies: Positive[int] | None = None
 
     shapes = ("encoder",)
     pairs = "kept"
-
-    def __post_init__(self) -> None:
-        check_shares(self.rate, self.split, self.copies)
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "TranslationCorruption":
         return TranslationCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))

@@ -7,10 +7,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pretune.core import config
-from pretune.core.config import spec
+from pretune.core.config import Ge, NonNegative, Positive, Seed, spec
 from pretune.core.config.read import format_value
 from pretune.core.config.specs import parse_annotation, to_plain
 from pretune.core.config.text import parse_value
@@ -34,18 +34,18 @@ SECTIONS = ("model", "objective", "data", "train")
 class TrainConfig:
     """Training settings. One of `steps`, `tokens`, `epochs` and `budget` (seconds) is the length of the run."""
 
-    steps: int | None = None
-    tokens: int | None = None
-    epochs: float | None = None
-    budget: float | None = None
+    steps: Positive[int] | None = None
+    tokens: Positive[int] | None = None
+    epochs: Positive[float] | None = None
+    budget: Positive[float] | None = None
     init_from: str | None = None  # directory of the initial weights (`--from`)
-    lr: float
+    lr: Positive[float]
     optimizer: Optim = AdamW()  # its `lr` equals `lr` above
     schedule: Schedule = LinearSchedule()
-    batch_tokens: int = 65_536  # per optimizer step, over all ranks and micro-batches
-    micro_tokens: int | None = None  # per rank and micro-batch; None: what fits into memory
+    batch_tokens: Positive[int] = 65_536  # per optimizer step, over all ranks and micro-batches
+    micro_tokens: Positive[int] | None = None  # per rank and micro-batch; None: what fits into memory
     clip: float | None = 1.0
-    seed: int = 0
+    seed: Seed = 0
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     residual_precision: Literal["auto", "fp32", "bf16"] = "auto"  # of the residual stream; auto: as `precision`
     compile: bool | None = None  # None: on CUDA
@@ -54,13 +54,13 @@ class TrainConfig:
     activation_checkpointing: bool = False
     deterministic: bool = False  # on CUDA; runs on a CPU always are
     parallel: Parallel = "ddp"
-    workers: int | None = None  # data loader processes; None: 0 on a CPU, else by its cores
-    eval_every: int = 0  # steps; 0: ten times in a run
-    eval_tokens: int | None = None  # validation tokens per evaluation; None: at most 500,000, on a CPU 50,000
-    checkpoint_every: int = 0  # steps; 0: every five minutes
-    max_checkpoints: int = 2
-    log_every: int = 10
-    samples_every: int | None = None  # steps between text samples; 0: none; None: a few in a run
+    workers: NonNegative[int] | None = None  # data loader processes; None: 0 on a CPU, else by its cores
+    eval_every: NonNegative[int] = 0  # steps; 0: ten times in a run
+    eval_tokens: NonNegative[int] | None = None  # validation tokens; None: at most 500,000, on a CPU 50,000
+    checkpoint_every: NonNegative[int] = 0  # steps; 0: every five minutes
+    max_checkpoints: Annotated[int, Ge(2)] = 2
+    log_every: NonNegative[int] = 10
+    samples_every: NonNegative[int] | None = None  # steps between text samples; 0: none; None: a few in a run
     prompts: tuple[str, ...] = ()  # of text samples; empty: validation text
     trackers: tuple[str, ...] = ()  # tensorboard, wandb
     cost_rates: CostRates = CostRates()
@@ -69,18 +69,6 @@ class TrainConfig:
         lengths = [name for name in ("steps", "tokens", "epochs", "budget") if getattr(self, name) is not None]
         if len(lengths) > 1:
             raise UsageError(f"a run has one length, got {' and '.join(lengths)}; keep one")
-        for name in ("steps", "tokens", "epochs", "budget", "lr", "batch_tokens", "micro_tokens"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"train.{name} must be > 0, got {value}")
-        for name in ("workers", "eval_every", "checkpoint_every", "log_every", "samples_every", "eval_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise UsageError(f"train.{name} must be >= 0, got {value}")
-        if self.max_checkpoints < 2:
-            raise UsageError(f"train.max_checkpoints must be >= 2, got {self.max_checkpoints}")
-        if not 0 <= self.seed < 2**63:
-            raise UsageError(f"train.seed must be from 0 to 2**63 - 1, got {self.seed}")
 
 
 MUTABLE_ON_RESUME = frozenset(
@@ -162,7 +150,7 @@ def apply_changes(sections: Mapping[str, Any], changes: Mapping[str, Any]) -> di
 def replace_in_section(section: str, part: T, changes: Mapping[str, Any]) -> T:
     """Return a section with the values at some of its paths replaced; errors name whole paths."""
     try:
-        return config.replace(part, changes)
+        return config.replace(part, changes, location=section)
     except UsageError as error:
         raise (error if str(error).startswith(f"{section}.") else UsageError(f"{section}: {error}")) from None
 

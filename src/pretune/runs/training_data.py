@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from pretune.core import log
-from pretune.core.config import get_kind, spec
+from pretune.core.config import Ge, get_kind, spec
 from pretune.core.errors import DataError, UsageError
 from pretune.data.batch_shape import BatchShape, LengthSchedule, Phase
 from pretune.data.counters import SampleLengths
@@ -45,13 +45,9 @@ class DataConfig:
 
     path: str
     samples: SampleKind = "documents"
-    max_length: int = 512  # including special tokens
+    max_length: Annotated[int, Ge(2)] = 512  # including special tokens
     length_schedule: tuple[float, int] | None = None  # (share, length): first share of the run, on shorter sequences
     mixing: Mixing | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_length < 2:
-            raise UsageError(f"data.max_length {self.max_length} must be at least 2")
 
     @property
     def schedule(self) -> LengthSchedule:

@@ -8,12 +8,12 @@ import os
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
 
 from pretune.core import io
-from pretune.core.config import Amount, Bounds, Count, Number, check_record
+from pretune.core.config import Amount, Count, Ge, Le, Number, check_record
 from pretune.core.errors import PretuneError
 from pretune.core.migration import migrate_run
 
 T = TypeVar("T")
-Positive = Annotated[int, Bounds(1, 2**60)]
+Positive = Annotated[int, Ge(1), Le(2**60)]
 
 
 def read_run_record(cls: type[T], path: str | os.PathLike[str], error: type[PretuneError]) -> T:

@@ -10,22 +10,32 @@ with a time budget: `compute_factor_at` then multiplies a warmup by steps with a
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pretune.core.config import spec
+from pretune.core.config import Constraint, Fraction, Ge, Gt, Lt, NonNegative, spec
 from pretune.core.errors import UsageError
 
 DecayFunction = Callable[[float], float]
+
+
+class FractionOrSteps(Constraint):
+    """Fraction of a run, or an integer number of steps."""
+
+    def allows(self, value: Any) -> bool:
+        return bool(0 <= value < 1 or (1 <= value < math.inf and value == int(value)))
+
+    def __str__(self) -> str:
+        return "a fraction < 1 or an integer number of steps"
+
+
+Warmup = Annotated[int | float, FractionOrSteps()]
 
 
 @spec
 class Constant:
     """Constant learning rate after the warmup."""
 
-    warmup: int | float = 0
-
-    def __post_init__(self) -> None:
-        _check_fractions(self.warmup)
+    warmup: Warmup = 0
 
     def compute_factor(self, step: int, total: int) -> float:
         return _apply_warmup(self.warmup, step, total, lambda x: 1.0)
@@ -38,11 +48,8 @@ class Constant:
 class LinearSchedule:
     """Linear warmup and linear decay (BERT: warmup 10,000 of 1,000,000 steps; RoBERTa: 24,000 of 500,000)."""
 
-    warmup: int | float = 0.01
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_fractions(self.warmup, floor=self.floor)
+    warmup: Warmup = 0.01
+    floor: Fraction = 0.0
 
     def compute_factor(self, step: int, total: int) -> float:
         return _apply_warmup(self.warmup, step, total, self._decay)
@@ -58,11 +65,8 @@ class LinearSchedule:
 class Cosine:
     """Cosine decay (Loshchilov and Hutter, 2017; GPT-3 with floor 0.1)."""
 
-    warmup: int | float = 0.01
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_fractions(self.warmup, floor=self.floor)
+    warmup: Warmup = 0.01
+    floor: Fraction = 0.0
 
     def compute_factor(self, step: int, total: int) -> float:
         return _apply_warmup(self.warmup, step, total, self._decay)
@@ -82,14 +86,9 @@ class InverseSquareRoot:
     for a run with a time budget.
     """
 
-    warmup: int = 0
-    hold: int = 0
-    cooldown: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_fractions(0, cooldown=self.cooldown)
-        if self.warmup < 0 or self.hold < 0:
-            raise UsageError(f"warmup and hold must be numbers of steps >= 0, got {self.warmup} and {self.hold}")
+    warmup: NonNegative[int] = 0
+    hold: NonNegative[int] = 0
+    cooldown: Fraction = 0.0
 
     def compute_factor(self, step: int, total: int) -> float:
         _check_total(total)
@@ -108,13 +107,12 @@ class Stable:
     The decay is linear, or 1 - √x (`root`), which Hägele et al. (2024) found best.
     """
 
-    warmup: int | float = 0.01
-    decay: float = 0.1
+    warmup: Warmup = 0.01
+    decay: Fraction = 0.1
     shape: Literal["linear", "root"] = "linear"
-    floor: float = 0.0
+    floor: Fraction = 0.0
 
     def __post_init__(self) -> None:
-        _check_fractions(self.warmup, floor=self.floor, decay=self.decay)
         if 0 < self.warmup < 1 and self.warmup + self.decay > 1:
             raise UsageError(f"warmup + decay must be <= 1, got {self.warmup} + {self.decay}")
 
@@ -135,14 +133,8 @@ class Stable:
 class SlantedTriangular:
     """Slanted triangular schedule (Howard and Ruder, 2018): a short rise from 1 / `ratio`, a long decay back to it."""
 
-    cut: float = 0.1  # fraction of the run that rises
-    ratio: float = 32.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.cut < 1:
-            raise UsageError(f"cut must be > 0 and < 1, got {self.cut}")
-        if not self.ratio >= 1:
-            raise UsageError(f"ratio must be >= 1, got {self.ratio}")
+    cut: Annotated[float, Gt(0), Lt(1)] = 0.1  # fraction of the run that rises
+    ratio: Annotated[float, Ge(1)] = 32.0
 
     @property
     def floor(self) -> float:
@@ -199,11 +191,3 @@ def _resolve_warmup(warmup: float, total: float) -> float:
 def _check_total(total: float) -> None:
     if not total > 0:
         raise UsageError(f"a schedule needs at least 1 step, got {total}")
-
-
-def _check_fractions(warmup: float, **fractions: float) -> None:
-    if warmup < 0 or (warmup >= 1 and warmup != int(warmup)):
-        raise UsageError(f"warmup must be a fraction < 1 or an integer number of steps, got {warmup}")
-    for name, fraction in fractions.items():
-        if not 0 <= fraction <= 1:
-            raise UsageError(f"{name} must be >= 0 and <= 1, got {fraction}")

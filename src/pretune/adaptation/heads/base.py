@@ -174,5 +174,5 @@ def count_labels(labels: Tensor) -> Tensor:
 
 def check_classes(classes: int, labels: tuple[str, ...]) -> None:
     """Reject a number of classes that does not match the labels."""
-    if classes < 1 or (labels and len(labels) != classes):
-        raise UsageError(f"classes must be >= 1 and equal to the number of labels ({len(labels)}), got {classes}")
+    if labels and len(labels) != classes:
+        raise UsageError(f"classes must be equal to the number of labels ({len(labels)}), got {classes}")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pretune.adaptation.heads.base import HeadedModel, build_sequence_head, get_labels, resolve_pooling
 from pretune.adaptation.heads.segment_sum import segment_logsumexp
 from pretune.adaptation.scalar_mix import Mixing
-from pretune.core.config import spec
+from pretune.core.config import Fraction, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.sequences import Ints
@@ -37,7 +37,7 @@ class Choice:
     """A score per sequence; cross-entropy over the sequences of a group."""
 
     pooling: PoolingConfig | None = None  # None: as in the family's paper
-    dropout: float = 0.1
+    dropout: Fraction = 0.1
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `pooling`
 
     def resolve(self, spec: Model) -> Self:

@@ -24,7 +24,7 @@ from pretune.adaptation.heads.base import (
     resolve_pooling,
 )
 from pretune.adaptation.scalar_mix import Mixing
-from pretune.core.config import spec
+from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.models.model import LanguageModel
@@ -36,10 +36,10 @@ from pretune.nn.heads import PoolingConfig
 class Classification:
     """One of several classes per sequence; cross-entropy."""
 
-    classes: int
+    classes: Positive[int]
     labels: tuple[str, ...] = ()  # names of the classes, in order
     pooling: PoolingConfig | None = None  # None: as in the family's paper
-    dropout: float = 0.1
+    dropout: Fraction = 0.1
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `pooling`
     lm_loss_weight: float = 0.0  # weight of the auxiliary language modeling loss; 0.5 in GPT's paper
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pretune.adaptation.heads.base import HeadedModel, build_sequence_head, count_labels, get_labels, resolve_pooling
 from pretune.adaptation.scalar_mix import Mixing
-from pretune.core.config import spec
+from pretune.core.config import Fraction, spec
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
@@ -25,7 +25,7 @@ class Regression:
     """One number per sequence; squared error."""
 
     pooling: PoolingConfig | None = None  # None: as in the family's paper
-    dropout: float = 0.1
+    dropout: Fraction = 0.1
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `pooling`
 
     def resolve(self, spec: Model) -> Self:

@@ -18,7 +18,7 @@ from pretune.adaptation.heads.base import HeadedModel, build_token_head
 from pretune.adaptation.heads.segment_sum import segment_logsumexp
 from pretune.adaptation.heads.tagging import get_targets
 from pretune.adaptation.scalar_mix import Mixing
-from pretune.core.config import spec
+from pretune.core.config import Fraction, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
 from pretune.models.model import LanguageModel
@@ -31,7 +31,7 @@ START, END = 1, 2
 class Span:
     """Start and end of an answer among the tokens of a sequence; cross-entropy over its positions."""
 
-    dropout: float = 0.0
+    dropout: Fraction = 0.0
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
 
     def resolve(self, spec: Model) -> Self:

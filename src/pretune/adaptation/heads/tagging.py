@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pretune.adaptation.heads.base import HeadedModel, build_token_head, check_classes, count_labels
 from pretune.adaptation.heads.classification import cross_entropy
 from pretune.adaptation.scalar_mix import Mixing
-from pretune.core.config import spec
+from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss, Targets
 from pretune.models.model import LanguageModel
@@ -27,9 +27,9 @@ from pretune.models.spec import Model
 class Tagging:
     """One of several tags per token; cross-entropy at the batch's targets."""
 
-    classes: int
+    classes: Positive[int]
     labels: tuple[str, ...] = ()  # names of the tags, in order
-    dropout: float = 0.1
+    dropout: Fraction = 0.1
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
 
     def __post_init__(self) -> None:

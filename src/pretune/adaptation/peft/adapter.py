@@ -9,7 +9,7 @@ merging. See also: `LoRA` is the same bottleneck without the activation, paralle
 """
 
 import math
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from pretune.adaptation.peft.base import (
     train_only,
     wrap_linear,
 )
-from pretune.core.config import spec
+from pretune.core.config import Ge, Le, NonEmpty, spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
@@ -41,19 +41,16 @@ OUTPUT_LAYERS: dict[str, str] = {"attention": "out", "feedforward": "down"}
 class Adapter:
     """Bottlenecks after attention and feed-forward layers, and the norms (Houlsby et al., 2019)."""
 
-    bottleneck: int = 64
+    bottleneck: Annotated[int, Ge(1), Le(MAX_SIZE)] = 64
     activation: ActivationName = "gelu"
-    sublayers: tuple[Sublayer, ...] = ("attention", "feedforward")  # feed-forward only: Pfeiffer et al., 2021
+    sublayers: Annotated[tuple[Sublayer, ...], NonEmpty()] = (
+        "attention",
+        "feedforward",
+    )  # feed-forward only: Pfeiffer et al., 2021
     norms: bool = True  # train the norms of the blocks too
 
     is_mergeable: ClassVar[bool] = False
     rate: ClassVar[float] = 1e-3
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.bottleneck <= MAX_SIZE or not self.sublayers:
-            raise UsageError(
-                f"adapters need a bottleneck from 1 to {MAX_SIZE:,} after at least one sublayer, got {self.bottleneck}"
-            )
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Insert a bottleneck after every sublayer; return the names of their parameters, and of the norms'."""

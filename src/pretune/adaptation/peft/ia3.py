@@ -5,7 +5,7 @@ All vectors start as ones. See also: `LoRA` adds a product where this rescales; 
     k = scale * (K x)        v = scale * (V x)        feed-forward: down(scale * activate(up(x)))
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from pretune.adaptation.peft.base import (
-    TARGETS,
     Target,
     find_adapted_layers,
     find_linears,
@@ -22,8 +21,7 @@ from pretune.adaptation.peft.base import (
     train_only,
     wrap_linear,
 )
-from pretune.core.config import spec
-from pretune.core.errors import UsageError
+from pretune.core.config import NonEmpty, spec
 from pretune.models.model import LanguageModel
 
 
@@ -31,15 +29,11 @@ from pretune.models.model import LanguageModel
 class IA3:
     """Learned vectors that rescale keys, values and hidden activations (Liu et al., 2022)."""
 
-    targets: tuple[Target, ...] = ("k", "v", "down")
+    targets: Annotated[tuple[Target, ...], NonEmpty()] = ("k", "v", "down")
     inputs: tuple[Target, ...] = ("down",)  # targets whose input is rescaled; of the others the output
 
     is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 1e-2
-
-    def __post_init__(self) -> None:
-        if not self.targets or any(target not in TARGETS for target in self.targets):
-            raise UsageError(f"IA3 targets must be among {', '.join(TARGETS)}, got {', '.join(self.targets) or 'none'}")
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Add a vector of ones to every target of every block; return their names. The seed is not used."""

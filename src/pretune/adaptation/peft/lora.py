@@ -10,7 +10,7 @@ an `Adapter` comes after a layer, with an activation, and cannot be merged.
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,6 @@ from torch.nn import Parameter
 
 from pretune.adaptation.peft.base import (
     MAX_SIZE,
-    TARGETS,
     Target,
     find_adapted_layers,
     find_linears,
@@ -29,8 +28,7 @@ from pretune.adaptation.peft.base import (
     train_only,
     wrap_linear,
 )
-from pretune.core.config import spec
-from pretune.core.errors import UsageError
+from pretune.core.config import Ge, Le, Lt, NonEmpty, Positive, spec
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
 
@@ -39,16 +37,16 @@ from pretune.models.model import LanguageModel
 class LoRA:
     """LoRA: low-rank products added to linear layers: rank, alpha, targets, dropout (Hu et al., 2022)."""
 
-    rank: int = 8
-    alpha: float = 16.0
-    targets: tuple[Target, ...] = ("q", "v")  # the paper's choice; later work finds all seven best
-    dropout: float = 0.0  # on the input of A
+    rank: Annotated[int, Ge(1), Le(MAX_SIZE)] = 8
+    alpha: Positive[float] = 16.0
+    targets: Annotated[tuple[Target, ...], NonEmpty()] = (
+        "q",
+        "v",
+    )  # the paper's choice; later work finds all seven best
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0  # on the input of A
 
     is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 1e-3
-
-    def __post_init__(self) -> None:
-        check_lora("LoRA", self.rank, self.alpha, self.dropout, self.targets)
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Add a product to every target of every block; return the names of all A and B."""
@@ -72,17 +70,6 @@ class LoRA:
             if isinstance(layer, LoraLinear):
                 layer.weight.copy_(layer.compute_delta() + layer.weight)
                 setattr(owner, name, to_linear(layer))
-
-
-def check_lora(name: str, rank: int, alpha: float, dropout: float, targets: tuple[str, ...]) -> None:
-    """Reject invalid LoRA settings."""
-    if not 1 <= rank <= MAX_SIZE or not alpha > 0 or not 0 <= dropout < 1:
-        raise UsageError(
-            f"{name} needs rank from 1 to {MAX_SIZE:,}, alpha > 0 and dropout from 0 to below 1, got rank={rank}, "
-            f"alpha={alpha:g}, dropout={dropout:g}"
-        )
-    if not targets or any(target not in TARGETS for target in targets):
-        raise UsageError(f"{name} targets must be among {', '.join(TARGETS)}, got {', '.join(targets) or 'none'}")
 
 
 class LoraLinear(nn.Module):

@@ -14,7 +14,7 @@ shared by all blocks and one per block. The result is added to the initial value
 """
 
 import math
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from torch.nn import Parameter
 
 from pretune.adaptation.peft.base import MAX_SIZE, freeze_base, init_uniform, train_only
 from pretune.adaptation.peft.token_init import choose_tokens
-from pretune.core.config import spec
+from pretune.core.config import Ge, Le, NonEmpty, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.data.layout import batch
@@ -44,21 +44,15 @@ PREFIX_PATH = ".attention.prefix."
 class PrefixTuning:
     """Prefix tuning: learned keys and values before the text, in every block (Li and Liang, 2021)."""
 
-    count: int = 20
-    tokens: tuple[int, ...] | None = None  # token ids whose keys and values are the start, repeated; None: sampled ones
-    hidden: int | None = None  # hidden units of the reparameterization; None: keys and values are trained directly
+    count: Annotated[int, Ge(0), Le(MAX_SIZE)] = 20
+    tokens: Annotated[tuple[int, ...], NonEmpty()] | None = None  # initial ids, repeated; None: sampled ones
+    hidden: Annotated[int, Ge(1), Le(MAX_SIZE)] | None = (
+        None  # units of the reparameterization; None: no reparameterization
+    )
     sides: tuple[Side, ...] = ("encoder", "decoder")  # stacks that get a prefix, if the model has them
 
     is_mergeable: ClassVar[bool] = False
     rate: ClassVar[float] = 1e-2
-
-    def __post_init__(self) -> None:
-        hidden = 1 if self.hidden is None else self.hidden
-        if not 0 <= self.count <= MAX_SIZE or self.tokens == () or not 1 <= hidden <= MAX_SIZE:
-            raise UsageError(
-                f"a prefix needs count from 0 to {MAX_SIZE:,}, initial tokens (or null) and hidden from 1 to "
-                f"{MAX_SIZE:,} (or null), got count={self.count}, hidden={self.hidden}"
-            )
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Add a prefix to the keys of every block; return the names of the trained parameters."""

@@ -7,7 +7,7 @@ has such vectors in every block.
     layout   .  .  the cat        input   p0 p1 the cat        p: trained
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from pretune.adaptation.peft.base import MAX_SIZE, freeze_base, train_only
 from pretune.adaptation.peft.token_init import choose_tokens
-from pretune.core.config import spec
+from pretune.core.config import Ge, Le, NonEmpty, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.models.model import LanguageModel
@@ -25,17 +25,11 @@ from pretune.models.model import LanguageModel
 class PromptTuning:
     """Prompt tuning: learned vectors before the text, at the input only (Lester et al., 2021)."""
 
-    count: int = 20
-    tokens: tuple[int, ...] | None = None  # token ids that initialize the vectors, repeated; None: sampled ones
+    count: Annotated[int, Ge(0), Le(MAX_SIZE)] = 20
+    tokens: Annotated[tuple[int, ...], NonEmpty()] | None = None  # initial ids, repeated; None: sampled ones
 
     is_mergeable: ClassVar[bool] = False
     rate: ClassVar[float] = 0.03
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.count <= MAX_SIZE or self.tokens == ():
-            raise UsageError(
-                f"a prompt needs count from 0 to {MAX_SIZE:,} and initial tokens (or null), got count={self.count}"
-            )
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Add a table for the slots to the model; return its name."""

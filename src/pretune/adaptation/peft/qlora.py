@@ -7,7 +7,7 @@ dequantized weights. See also: `LoRA` has its base in full precision, and the sa
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 from pretune.adaptation.peft.base import (
+    MAX_SIZE,
     TARGETS,
     Target,
     find_adapted_layers,
@@ -25,9 +26,8 @@ from pretune.adaptation.peft.base import (
     sample_weight,
     train_only,
 )
-from pretune.adaptation.peft.lora import check_lora
 from pretune.adaptation.peft.nf4 import QuantizedWeight, build_scale_table, build_value_table, dequantize, quantize
-from pretune.core.config import spec
+from pretune.core.config import Ge, Le, Lt, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
@@ -37,22 +37,19 @@ from pretune.models.model import LanguageModel
 class QLoRA:
     """QLoRA: LoRA on a 4-bit base model, NF4 with double quantization (Dettmers et al., 2023)."""
 
-    rank: int = 8
-    alpha: float = 16.0
-    targets: tuple[Target, ...] = TARGETS  # the paper needs all layers to match full fine-tuning
-    dropout: float = 0.0  # on the input of A
-    block: int = 64  # weights that share a scale
-    group: int | None = 256  # scales that share a second-level scale; None: scales stay in fp32
+    rank: Annotated[int, Ge(1), Le(MAX_SIZE)] = 8
+    alpha: Positive[float] = 16.0
+    targets: Annotated[tuple[Target, ...], NonEmpty()] = TARGETS  # the paper needs all layers to match full fine-tuning
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0  # on the input of A
+    block: Annotated[int, Ge(2)] = 64  # weights that share a scale
+    group: Positive[int] | None = 256  # scales that share a second-level scale; None: scales stay in fp32
 
     is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 1e-3
 
     def __post_init__(self) -> None:
-        check_lora("QLoRA", self.rank, self.alpha, self.dropout, self.targets)
-        if self.block < 2 or self.block % 2 or (self.group is not None and self.group < 1):
-            raise UsageError(
-                f"QLoRA needs an even block and group >= 1 (or null), got block={self.block}, group={self.group}"
-            )
+        if self.block % 2:
+            raise UsageError(f"block of QLoRA must be even, got {self.block}")
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Quantize the linear layers of the blocks and add products to the targets; return the names of all A and B."""

@@ -3,8 +3,8 @@
     @spec
     class Encoder:
         '''A stack of blocks.'''
-        width: int
-        depth: int = 12
+        width: Positive[int]
+        depth: Annotated[int, Ge(1), Le(100)] = 12
         norm: LayerNorm | RmsNorm | None = LayerNorm()
 
     encoder = from_dict(Encoder, {"width": 768, "norm": {"kind": "rms_norm"}})
@@ -18,7 +18,6 @@ from pretune.core.config.edit import diff, list_paths, parse_assignments, replac
 from pretune.core.config.read import from_dict
 from pretune.core.config.records import (
     Amount,
-    Bounds,
     Count,
     Number,
     check_record,
@@ -26,13 +25,36 @@ from pretune.core.config.records import (
     read_records,
     read_spec,
 )
-from pretune.core.config.specs import get_kind, spec, to_dict
+from pretune.core.config.specs import (
+    Constraint,
+    Fraction,
+    Ge,
+    Gt,
+    Le,
+    Lt,
+    NonEmpty,
+    NonNegative,
+    Positive,
+    Seed,
+    get_kind,
+    spec,
+    to_dict,
+)
 
 __all__ = [
     "Amount",
-    "Bounds",
+    "Constraint",
     "Count",
+    "Fraction",
+    "Ge",
+    "Gt",
+    "Le",
+    "Lt",
+    "NonEmpty",
+    "NonNegative",
     "Number",
+    "Positive",
+    "Seed",
     "check_record",
     "diff",
     "from_dict",

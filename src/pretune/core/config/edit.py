@@ -17,16 +17,17 @@ T = TypeVar("T")
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 
-def replace(spec: T, changes: Mapping[str, Any]) -> T:
+def replace(spec: T, changes: Mapping[str, Any], location: str = "") -> T:
     """Return the spec with the values at some paths replaced; text values are parsed by the type of the field.
 
-    All changes are made before anything is validated, so values that must agree (a width and its heads) can change
-    together. Outer paths are replaced first: `norm=rms_norm` and `norm.eps=1e-6` may come in any order.
+    `location` names the spec in errors. All changes are made before anything is validated, so values that must agree (a
+    width and its heads) can change together. Outer paths are replaced first: `norm=rms_norm` and `norm.eps=1e-6` may
+    come in any order.
     """
     tree = to_dict(spec)
     for path, value in sorted(changes.items(), key=lambda change: change[0].count(".")):
         _assign(spec, tree, path, value)
-    return from_dict(type(spec), tree, location="")
+    return from_dict(type(spec), tree, location)
 
 
 def list_paths(spec: object) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from pretune.core.config.specs import (
     KIND,
+    FieldError,
     FieldType,
     get_fields,
     get_item_types,
@@ -118,6 +119,8 @@ def _read_spec(field_type: FieldType, data: Mapping[Any, Any], location: str, de
     }
     try:
         return cls(**values)
+    except FieldError as error:
+        raise UsageError(join_path(location, error.problem)) from None
     except PretuneError as error:
         raise type(error)(f"{location}: {error}" if location else str(error)) from error
     except (ValueError, ArithmeticError) as error:  # raised by the spec's own validation

@@ -18,26 +18,20 @@ import os
 import types
 import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pretune.core.config.read import MAX_INTEGER, format_value, from_dict, join_path
+from pretune.core.config.specs import Bound, Ge, Le
 from pretune.core.errors import PretuneError, suggest
 from pretune.core.io import open_regular, parse_json, read_json
 
 T = TypeVar("T")
 
 
-class Bounds(NamedTuple):
-    """Minimum and maximum of a numeric field: `Annotated[int, Bounds(0, 10)]`."""
-
-    low: float
-    high: float
-
-
-Count = Annotated[int, Bounds(0, 2**60)]
-Number = Annotated[float, Bounds(-1e100, 1e100)]
+Count = Annotated[int, Ge(0), Le(2**60)]
+Number = Annotated[float, Ge(-1e100), Le(1e100)]
 """Far from the limits of floats, so that sums and squares stay finite."""
-Amount = Annotated[float, Bounds(0, 1e100)]
+Amount = Annotated[float, Ge(0), Le(1e100)]
 
 
 def read_record(cls: type[T], path: str | os.PathLike[str], error: type[PretuneError]) -> T:
@@ -106,10 +100,9 @@ def _check_value(annotation: Any, value: object, path: str) -> None:
     elif dataclasses.is_dataclass(annotation) and isinstance(value, Mapping):
         _check_spec(annotation, value, path)
     elif annotation in (int, float) and _is_number(annotation, value):
-        if bounds is not None and not bounds.low <= cast(float, value) <= bounds.high:
-            raise _FieldError(
-                f"{_format_field(path)} is {format_value(value)}, not from {bounds.low:g} to {bounds.high:g}"
-            )
+        if not all(bound.allows(value) for bound in bounds):
+            limits = " and ".join(map(str, bounds))
+            raise _FieldError(f"{_format_field(path)} is {format_value(value)}, must be {limits}")
     elif annotation not in (str, bool, types.NoneType, None) or type(value) is not (annotation or types.NoneType):
         raise _FieldError(f"{_format_field(path)} is {format_value(value)}, expected {_describe_type(annotation)}")
 
@@ -147,12 +140,12 @@ def _get_hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def _unwrap_annotation(annotation: Any) -> tuple[Any, Bounds | None]:
-    """Remove `NotRequired` and `Annotated` from an annotation."""
-    bounds = None
+def _unwrap_annotation(annotation: Any) -> tuple[Any, list[Bound]]:
+    """Return an annotation without `NotRequired` and `Annotated`, and its bounds."""
+    bounds: list[Bound] = []
     while (origin := typing.get_origin(annotation)) in (typing.NotRequired, typing.Required, Annotated):
         if origin is Annotated:
-            bounds = next((extra for extra in annotation.__metadata__ if isinstance(extra, Bounds)), None)
+            bounds += [extra for extra in annotation.__metadata__ if isinstance(extra, Bound)]
         annotation = typing.get_args(annotation)[0]
     return annotation, bounds
 

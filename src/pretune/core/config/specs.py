@@ -1,16 +1,22 @@
-"""Specs: frozen, keyword-only dataclasses with slots, their kinds, their plain form and the types of their fields."""
+"""Specs: frozen, keyword-only dataclasses with slots, their kinds, their plain form and the types of their fields.
+
+Ranges are part of a field's type: `rate: Annotated[float, Gt(0), Le(1)]`. Every new spec is checked against them.
+"""
 
 import dataclasses
 import functools
+import math
+import operator
 import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform, overload
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, dataclass_transform, overload
 
 from pretune.core.errors import UsageError, suggest
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 KIND = "kind"
 """Key of a spec's class in its plain form; no field may have this name."""
@@ -28,7 +34,7 @@ def spec(*, kind: str | None = None, has_kind: bool = True) -> Callable[[type[T]
 
 
 def spec(cls: type[T] | None = None, /, *, kind: str | None = None, has_kind: bool = True) -> Any:
-    """Make a class a spec: `dataclass(frozen=True, kw_only=True, slots=True)` that checks its literals.
+    """Make a class a spec: `dataclass(frozen=True, kw_only=True, slots=True)` that checks literals and ranges.
 
     Used as `@spec` or `@spec(kind="prefix")`. `kind` is the name of the class in files and settings, by default its
     snake_case name, so that a class can be renamed without changing files. With `has_kind=False` the plain form has no
@@ -45,7 +51,7 @@ def _make_spec(cls: type[T], *, kind: str | None, has_kind: bool) -> type[T]:
     inner: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
 
     def post_init(self: Any) -> None:
-        check_literals(self)
+        check_fields(self)
         if inner is not None:
             inner(self)
 
@@ -64,36 +70,150 @@ _KINDLESS: set[type] = set()
 """Classes whose plain form does not name their kind."""
 
 
-def check_literals(spec: Any) -> None:
-    """Raise a UsageError for a value that its `Literal` field does not list; data from files get stricter checks."""
-    for name, literals in _get_literals(type(spec)).items():
-        value = getattr(spec, name)
-        if not any(type(value) is type(literal) and value == literal for literal in literals):
-            words = [literal for literal in literals if isinstance(literal, str)]
+class FieldError(UsageError):
+    """A value outside the range of its field; `problem` is the message without the name of the class."""
+
+    def __init__(self, message: str, problem: str = "") -> None:
+        super().__init__(message)
+        self.problem = problem or message
+
+
+class Constraint:
+    """Condition on a value, in the annotation of a field; its text completes "must be …"."""
+
+    __slots__ = ()
+
+    def allows(self, value: Any) -> bool:
+        """Return whether the value meets the condition."""
+        raise NotImplementedError
+
+
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bound(Constraint):
+    """Limit of a number; infinite numbers are outside."""
+
+    limit: float
+    sign: ClassVar[str]
+
+    def allows(self, value: Any) -> bool:
+        return value is not None and _COMPARISONS[self.sign](value, self.limit) and abs(value) < math.inf
+
+    def __str__(self) -> str:
+        return f"{self.sign} {self.limit:{',' if isinstance(self.limit, int) else 'g'}}"
+
+
+class Gt(Bound):
+    """Lower limit that is excluded."""
+
+    sign = ">"
+
+
+class Ge(Bound):
+    """Lower limit that is included."""
+
+    sign = ">="
+
+
+class Lt(Bound):
+    """Upper limit that is excluded."""
+
+    sign = "<"
+
+
+class Le(Bound):
+    """Upper limit that is included."""
+
+    sign = "<="
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NonEmpty(Constraint):
+    """At least one item in a tuple."""
+
+    def allows(self, value: Any) -> bool:
+        return len(value) > 0
+
+    def __str__(self) -> str:
+        return "non-empty"
+
+
+Positive = Annotated[N, Gt(0)]
+NonNegative = Annotated[N, Ge(0)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+Seed = Annotated[int, Ge(0), Lt(2**63)]
+
+
+class FieldRule(NamedTuple):
+    """Restrictions of an annotation: the literals, the bounds, and the rules of a tuple's items."""
+
+    literals: tuple[Any, ...]
+    bounds: tuple[Constraint, ...]
+    items: tuple["FieldRule | None", ...]  # of a tuple of any length: one rule
+    is_optional: bool
+
+    def find_problem(self, value: Any, path: str) -> str | None:
+        """Return the message about a value that breaks the rule, else None."""
+        if value is None and self.is_optional:
+            return None
+        if self.literals and not any(type(value) is type(literal) and value == literal for literal in self.literals):
+            words = [literal for literal in self.literals if isinstance(literal, str)]
             hint = suggest(value, words) if isinstance(value, str) else ""
-            options = ", ".join(map(repr, literals))
-            raise UsageError(f"{type(spec).__name__}: invalid {name} {str(value)[:60]!r}{hint} (allowed: {options})")
+            return f"{path} must be one of {', '.join(map(repr, self.literals))}, got {str(value)[:60]!r}{hint}"
+        if not all(bound.allows(value) for bound in self.bounds):
+            return f"{path} must be {' and '.join(map(str, self.bounds))}, got {str(value)[:60]}"
+        if self.items and isinstance(value, tuple | list):
+            rules = self.items * len(value) if len(self.items) == 1 else self.items
+            for i, (rule, item) in enumerate(zip(rules, value, strict=False)):
+                if rule is not None and (problem := rule.find_problem(item, f"{path}.{i}")):
+                    return problem
+        return None
 
 
-_LITERALS: dict[type, dict[str, tuple[Any, ...]]] = {}
+def check_fields(spec: Any) -> None:
+    """Raise a FieldError for a value outside the literals or the range of its field."""
+    for name, rule in _get_rules(type(spec)).items():
+        if problem := rule.find_problem(getattr(spec, name), name):
+            raise FieldError(f"{type(spec).__name__}.{problem}", problem)
 
 
-def _get_literals(cls: type) -> dict[str, tuple[Any, ...]]:
-    """Return the fields of a spec class that hold only literals or None, with their allowed values."""
-    if cls not in _LITERALS:
-        _LITERALS[cls] = _find_literals(cls)
-    return _LITERALS[cls]
+_RULES: dict[type, dict[str, FieldRule]] = {}
 
 
-def _find_literals(cls: type) -> dict[str, tuple[Any, ...]]:
-    allowed_values: dict[str, tuple[Any, ...]] = {}
-    for name, field in get_fields(cls).items():
-        parts = _flatten(field.annotation)
-        literals = [part for part in parts if typing.get_origin(part) is Literal]
-        if literals and all(part in (None, types.NoneType) or part in literals for part in parts):
-            values = [value for part in literals for value in typing.get_args(part)]
-            allowed_values[name] = (*values, *([None] if len(literals) < len(parts) else []))
-    return allowed_values
+def _get_rules(cls: type) -> dict[str, FieldRule]:
+    """Return the rules of the fields that have one."""
+    if cls not in _RULES:
+        rules = {name: parse_rule(field.annotation) for name, field in get_fields(cls).items()}
+        _RULES[cls] = {name: rule for name, rule in rules.items() if rule is not None}
+    return _RULES[cls]
+
+
+def parse_rule(annotation: Any) -> FieldRule | None:
+    """Return the restrictions of an annotation; None if it has none, or if it also allows values without them."""
+    parts = [part for part in _flatten(annotation) if part not in (None, types.NoneType)]
+    is_optional = len(parts) < len(_flatten(annotation))
+    if parts and all(typing.get_origin(part) is Literal for part in parts):
+        return FieldRule(tuple(value for part in parts for value in typing.get_args(part)), (), (), is_optional)
+    items: tuple[FieldRule | None, ...] = ()
+    if len(parts) == 1 and typing.get_origin(parts[0]) is tuple:
+        items = tuple(parse_rule(part) for part in typing.get_args(parts[0]) if part is not Ellipsis)
+    bounds = tuple(_find_bounds(annotation))
+    return FieldRule((), bounds, items, is_optional) if bounds or any(items) else None
+
+
+def _find_bounds(annotation: Any) -> list[Constraint]:
+    if typing.get_origin(annotation) is Annotated:
+        return [bound for bound in annotation.__metadata__ if isinstance(bound, Constraint)]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [bound for part in typing.get_args(annotation) for bound in _find_bounds(part)]
+    return []
 
 
 def get_kind(spec: object) -> str:
@@ -151,7 +271,7 @@ def get_fields(cls: type) -> dict[str, Field]:
 
 
 def _find_fields(cls: Any) -> dict[str, Field]:
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     result: dict[str, Field] = {}
     for field in dataclasses.fields(cls):
         if not field.init:
@@ -219,6 +339,8 @@ def get_item_types(annotation: Any, count: int) -> list[Any] | None:
 def _flatten(annotation: Any) -> list[Any]:
     if hasattr(annotation, "__value__"):  # `type X = A | B` of Python 3.12
         return _flatten(annotation.__value__)
+    if typing.get_origin(annotation) is Annotated:
+        return _flatten(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [part for argument in typing.get_args(annotation) for part in _flatten(argument)]
     return [annotation]

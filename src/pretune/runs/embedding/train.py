@@ -15,14 +15,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from pretune.adaptation.contrastive import ContrastiveLoss, ContrastiveModel, ContrastiveObjective
 from pretune.core import config, io, log
 from pretune.core.arguments import check_arguments
-from pretune.core.config import spec
+from pretune.core.config import Ge, NonNegative, Positive, spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.format import format_count
 from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION
@@ -72,21 +72,14 @@ class EmbeddingTrainConfig:
     pooling: str | None = None
     normalise: bool | None = None
     length: int | None = 128
-    batch: int = 64
-    epochs: float = 1.0
-    steps: int | None = None
-    lr: float = 2e-5
+    batch: Annotated[int, Ge(2)] = 64
+    epochs: Positive[float] = 1.0
+    steps: Positive[int] | None = None
+    lr: NonNegative[float] = 2e-5
     warmup: float = 0.1
     weight_decay: float = 0.01
     clip: float = 1.0
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.batch < 2 or self.epochs <= 0 or (self.steps is not None and self.steps < 1) or self.lr < 0:
-            raise UsageError(
-                f"batch must be >= 2, epochs > 0, steps >= 1 and lr >= 0, got batch {self.batch}, "
-                f"epochs {self.epochs}, steps {self.steps}, lr {self.lr}"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pretune.adaptation.freeze import FirstFrozen, Frozen, Full, LastOnly
 from pretune.adaptation.gradual_unfreezing import Gradual
 from pretune.adaptation.methods import METHODS, AnyMethod
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core import config
-from pretune.core.config import spec
+from pretune.core.config import Fraction, Ge, Gt, Le, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention_mask import Backend
 from pretune.nn.heads import PoolingConfig
@@ -33,13 +33,9 @@ class BaseConfig:
 
     path: str
     weights: Literal["pretrained", "random"] = "pretrained"
-    extra_layers: int = 0  # new blocks on top
+    extra_layers: NonNegative[int] = 0  # new blocks on top
     tokenizer: str | None = None  # directory of a tokenizer that replaces the base's
     positions: int | None = None  # new number of learned positions
-
-    def __post_init__(self) -> None:
-        if self.extra_layers < 0:
-            raise UsageError(f"base.extra_layers must be >= 0, got {self.extra_layers}")
 
     @property
     def changed_field(self) -> str | None:
@@ -60,9 +56,9 @@ class TaskConfig:
     pair: str | None = None
     label: str | None = None
     data: str | None = None  # directory of the built-in tasks
-    train_examples: int | None = None  # number of training examples, stratified; None: all
-    max_examples_per_task: int | None = None  # of several tasks, at most this many of each; None: all
-    max_eval_examples: int | None = None  # of dev and of test, stratified; None: all, as published
+    train_examples: Positive[int] | None = None  # number of training examples, stratified; None: all
+    max_examples_per_task: Positive[int] | None = None  # of several tasks, at most this many of each; None: all
+    max_eval_examples: Positive[int] | None = None  # of dev and of test, stratified; None: all, as published
     split_seed: int = 0  # of splits and of the sample of training examples
     force: bool = False  # train on fewer than 5 examples, or without examples of a class
 
@@ -78,10 +74,6 @@ class TaskConfig:
                 "type embedding: train with `pretune finetune --type embedding`, in Python with "
                 "`pt.train_embeddings(MODEL, train=FILE, out=RUN)`"
             )
-        for name in ("train_examples", "max_examples_per_task", "max_eval_examples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"task.{name} must be >= 1, got {value}")
 
 
 @spec(has_kind=False)
@@ -89,20 +81,14 @@ class AdaptationConfig:
     """Adaptation settings besides those of the method: trainable layers, learning rates per layer, and the head."""
 
     trainable_layers: Full | FirstFrozen | LastOnly | Gradual = Full()  # of those that the method trains
-    layer_decay: float | None = None  # learning rate of a layer relative to the layer above; None: 1
-    dropout: float | None = None  # of the head; None: its default
+    layer_decay: Annotated[float, Gt(0), Le(1)] | None = None  # learning rate relative to the layer above; None: 1
+    dropout: Fraction | None = None  # of the head; None: its default
     pooling: PoolingConfig | None = None  # of the head; None: that of the directory, else of the paper
     head: Literal["random", "probe"] = "random"  # initialization: random, or a linear probe (LP-FT)
     scalar_mix: Mixing | None = None  # a BiLSTM over a mix of all frozen layers, as head (ELMo)
     lm_loss_weight: float = 0.0  # of the language modeling loss added to a classification; GPT: 0.5
     text_to_text: bool | None = None  # generate the answer as text; None: for models such as T5
-    temperature: float = 1.0  # of sampling several tasks: 1 by their sizes, higher more evenly
-
-    def __post_init__(self) -> None:
-        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
-            raise UsageError(f"tune.layer_decay must be > 0 and <= 1, got {self.layer_decay:g}")
-        if not self.temperature >= 1:
-            raise UsageError(f"tune.temperature must be >= 1, got {self.temperature:g}")
+    temperature: Annotated[float, Ge(1)] = 1.0  # of sampling several tasks: 1 by their sizes, higher more evenly
 
 
 @spec(has_kind=False)
@@ -118,44 +104,36 @@ class SequenceConfig:
 class FinetuneTrainConfig:
     """Training settings of fine-tuning. `steps` or `epochs` is the length of the run."""
 
-    steps: int | None = None
-    epochs: float | None = None
-    batch: int = 32  # examples per optimizer step
-    lr: float
+    steps: Positive[int] | None = None
+    epochs: Positive[float] | None = None
+    batch: Positive[int] = 32  # examples per optimizer step
+    lr: Positive[float]
     optimizer: Optim = AdamW()  # its `lr` equals `lr` above
     schedule: Schedule = LinearSchedule(warmup=0.1)
     clip: float | None = 1.0
     seed: int = 0
-    patience: int | None = None  # evaluations without improvement before early stopping; None: no early stopping
-    eval_every: int = 0  # steps; 0: every epoch, at least ten times in a run of long epochs
-    eval_examples: int | None = None  # dev examples per evaluation; None: 2,000, or 200 for generation
+    patience: Positive[int] | None = None  # evaluations without improvement; None: no early stopping
+    eval_every: NonNegative[int] = 0  # steps; 0: every epoch, at least ten times in a run of long epochs
+    eval_examples: Positive[int] | None = None  # dev examples per evaluation; None: 2,000, or 200 for generation
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: bool = False
     cuda_graphs: bool | None = None  # None: on CUDA, where there is memory
     attention_backend: Backend | None = None
     activation_checkpointing: bool = False
     deterministic: bool = False  # on CUDA; runs on a CPU always are
-    micro_tokens: int | None = None
-    workers: int | None = None  # data loader processes; None: none, but a thread for a GPU
-    checkpoint_every: int = 0  # steps; 0: every five minutes
-    max_checkpoints: int = 2  # 0: no checkpoints, so an interrupted trial starts again
-    log_every: int = 10
+    micro_tokens: Positive[int] | None = None
+    workers: NonNegative[int] | None = None  # data loader processes; None: none, but a thread for a GPU
+    checkpoint_every: NonNegative[int] = 0  # steps; 0: every five minutes
+    max_checkpoints: NonNegative[int] = 2  # 0: no checkpoints, so an interrupted trial starts again
+    log_every: NonNegative[int] = 10
     trackers: tuple[str, ...] = ()
     cost_rates: CostRates = CostRates()
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise UsageError("a run has one length, got steps and epochs; keep one")
-        for name in ("steps", "epochs", "batch", "lr", "patience", "eval_examples", "micro_tokens"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"train.{name} must be > 0, got {value}")
-        for name in ("eval_every", "checkpoint_every", "log_every", "workers"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise UsageError(f"train.{name} must be >= 0, got {value}")
-        if self.max_checkpoints < 2 and self.max_checkpoints != 0:
-            raise UsageError(f"train.max_checkpoints must be 0 (no checkpoints) or >= 2, got {self.max_checkpoints}")
+        if self.max_checkpoints == 1:
+            raise UsageError("max_checkpoints must be 0 (no checkpoints) or >= 2, got 1")
 
     def to_train_config(self) -> TrainConfig:
         """Return the settings of pre-training that describe the computation of a step."""

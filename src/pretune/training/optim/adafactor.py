@@ -9,10 +9,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from pretune.core.config import spec
+from pretune.core.config import NonNegative, Positive, spec
 from pretune.training.optim.base import (
-    check_not_negative,
-    check_positive,
     create_counter,
     get_gradients,
     get_step_condition,
@@ -33,17 +31,13 @@ class Adafactor:
     min(0.01, 1 / √steps), and a constant 0.001 for fine-tuning; scaled, decay 0.8, clip 1.
     """
 
-    lr: float = 1e-2
-    decay: float = 0.8
-    clip: float = 1.0
-    eps: tuple[float, float] = (1e-30, 1e-3)
-    weight_decay: float = 0.0
+    lr: NonNegative[float] = 1e-2
+    decay: Positive[float] = 0.8
+    clip: Positive[float] = 1.0
+    eps: tuple[Positive[float], Positive[float]] = (1e-30, 1e-3)
+    weight_decay: NonNegative[float] = 0.0
     factor_moments: bool = True  # False: the second moment of every weight, as in Adam
     scale_parameter: bool = True  # learning rates are relative to the RMS of each weight
-
-    def __post_init__(self) -> None:
-        check_not_negative(lr=self.lr, weight_decay=self.weight_decay)
-        check_positive(decay=self.decay, clip=self.clip, **{f"eps.{i}": eps for i, eps in enumerate(self.eps)})
 
     def build(self, groups: Sequence[ParameterGroup]) -> "FactoredMoments":
         return FactoredMoments(self, groups)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from pretune.core.config import spec
-from pretune.training.optim.base import check_below_one, check_not_negative, create_counter
+from pretune.core.config import NonNegative, spec
+from pretune.training.optim.base import Beta, create_counter
 from pretune.training.optim.groups import ParameterGroup
 
 
@@ -20,15 +20,11 @@ class AdamW:
     (0.9, 0.98), 1e-6, 0.01; ELECTRA 5e-4 (small), (0.9, 0.999), 1e-6, 0.01; GPT-3 6e-4 (small), (0.9, 0.95), 1e-8, 0.1.
     """
 
-    lr: float = 1e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.01
+    lr: NonNegative[float] = 1e-4
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: NonNegative[float] = 1e-8
+    weight_decay: NonNegative[float] = 0.01
     bias_correction: bool = True
-
-    def __post_init__(self) -> None:
-        check_not_negative(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
-        check_below_one(**{f"betas.{i}": beta for i, beta in enumerate(self.betas)})
 
     def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.AdamW:
         """Build the optimizer; the weights must already be on their device."""

@@ -1,4 +1,4 @@
-"""Parts that optimizers share: skippable steps, gradient clipping, state as tensors by name, range checks.
+"""Parts that optimizers share: skippable steps, gradient clipping, state as tensors by name.
 
 A step can be skipped on the device, without the host reading the condition: torch's fused optimizers leave weights and
 state unchanged if their attribute `found_inf` is 1 (made for loss scaling). Ours follow the same convention: they
@@ -9,15 +9,18 @@ parameter groups, and errors name the tensor.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from pretune.core.config import Ge, Lt
 from pretune.core.errors import CheckpointError, UsageError
 
+Beta = Annotated[float, Ge(0), Lt(1)]
+"""Decay rate of a moving average."""
 CHUNK_SIZE = 2**26
 """Elements of weights processed at once; bounds the memory of temporaries."""
 
@@ -150,24 +153,3 @@ def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Ten
 
 def _describe_tensor(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def check_positive(**values: float) -> None:
-    """Raise a UsageError for values <= 0."""
-    for name, value in values.items():
-        if not value > 0:
-            raise UsageError(f"{name} must be > 0, got {value}")
-
-
-def check_not_negative(**values: float) -> None:
-    """Raise a UsageError for values < 0."""
-    for name, value in values.items():
-        if not value >= 0:
-            raise UsageError(f"{name} must be >= 0, got {value}")
-
-
-def check_below_one(**values: float) -> None:
-    """Raise a UsageError for values outside [0, 1)."""
-    for name, value in values.items():
-        if not 0 <= value < 1:
-            raise UsageError(f"{name} must be >= 0 and < 1, got {value}")

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pretune.core.config import spec
+from pretune.core.config import NonNegative, spec
 from pretune.training.optim.base import (
-    check_below_one,
-    check_not_negative,
+    Beta,
     create_counter,
     get_gradients,
     get_step_condition,
@@ -31,15 +30,11 @@ class Lamb:
     BERT in 76 minutes with lr 5e-3 / 2^1.5 at batch 4096 up to 5e-3 at 32768, betas (0.9, 0.999), eps 1e-6, decay 0.01.
     """
 
-    lr: float = 1.76e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-6
-    weight_decay: float = 0.01
+    lr: NonNegative[float] = 1.76e-3
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: NonNegative[float] = 1e-6
+    weight_decay: NonNegative[float] = 0.01
     bias_correction: bool = True
-
-    def __post_init__(self) -> None:
-        check_not_negative(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
-        check_below_one(**{f"betas.{i}": beta for i, beta in enumerate(self.betas)})
 
     def build(self, groups: Sequence[ParameterGroup]) -> "LayerwiseMoments":
         return LayerwiseMoments(self, groups)

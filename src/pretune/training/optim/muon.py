@@ -9,12 +9,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from pretune.core.config import spec
+from pretune.core.config import NonNegative, spec
 from pretune.core.errors import UsageError
 from pretune.training.optim.adamw import AdamW
 from pretune.training.optim.base import (
-    check_below_one,
-    check_not_negative,
+    Beta,
     get_gradients,
     get_step_condition,
     iter_chunks,
@@ -40,17 +39,13 @@ class Muon:
     and, on a CPU, in float32. A sharded matrix is gathered for its step.
     """
 
-    lr: float = 1e-3
-    momentum: float = 0.95
+    lr: NonNegative[float] = 1e-3
+    momentum: Beta = 0.95
     nesterov: bool = True
-    iterations: int = 5
+    iterations: NonNegative[int] = 5
     scale: Literal["rms", "shape"] = "rms"
-    weight_decay: float = 0.1
+    weight_decay: NonNegative[float] = 0.1
     rest: AdamW | None = None  # None: the same lr and weight decay, betas (0.9, 0.95)
-
-    def __post_init__(self) -> None:
-        check_not_negative(lr=self.lr, weight_decay=self.weight_decay, iterations=self.iterations)
-        check_below_one(momentum=self.momentum)
 
     @property
     def rest_spec(self) -> AdamW:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pretune.core.config import spec
+from pretune.core.config import NonNegative, spec
 from pretune.training.optim.base import (
-    check_below_one,
-    check_not_negative,
+    Beta,
     create_counter,
     get_gradients,
     get_step_condition,
@@ -28,13 +27,9 @@ class SGD:
     Not torch's fused kernel: if its very first step is skipped, it continues from uninitialized memory.
     """
 
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_not_negative(lr=self.lr, weight_decay=self.weight_decay)
-        check_below_one(momentum=self.momentum)
+    lr: NonNegative[float] = 0.1
+    momentum: Beta = 0.0
+    weight_decay: NonNegative[float] = 0.0
 
     def build(self, groups: Sequence[ParameterGroup]) -> "MomentumDescent":
         return MomentumDescent(self, groups)
@@ -83,12 +78,9 @@ class ASGD:
     30, weight decay 1.2e-6, gradients clipped to 0.25, an interval of 5.
     """
 
-    lr: float = 30.0
-    weight_decay: float = 1.2e-6
-    nonmonotone_interval: int = 5  # evaluations
-
-    def __post_init__(self) -> None:
-        check_not_negative(lr=self.lr, weight_decay=self.weight_decay, nonmonotone_interval=self.nonmonotone_interval)
+    lr: NonNegative[float] = 30.0
+    weight_decay: NonNegative[float] = 1.2e-6
+    nonmonotone_interval: NonNegative[int] = 5  # evaluations
 
     def can_trigger(self, evaluations: int) -> bool:
         """Return True if a run with this many evaluations, including the one at its end, can trigger averaging."""
