@@ -29,7 +29,6 @@ import torch
 import pretune as pt
 from pretune.data.batch_shape import BatchShape
 from pretune.data.samples import Documents, Sentences
-from pretune.data.sequence_template import SequenceTemplate
 from pretune.data.shards import Shards
 from pretune.data.stream import BatchStream
 from pretune.models.catalog import resolve
@@ -120,7 +119,7 @@ def main() -> None:
         made = pt.prepare([str(corpus)], tokenizer=tok, out=f"{folder}/data", holdout="0%")
         tokenizer, shards = Tokenizer.load(f"{folder}/tok"), Shards.open(made.path, "train")
         kind = Sentences(limit=LENGTH) if given.text == "sentences" else Documents(limit=LENGTH)
-        samples = kind.open(shards, SequenceTemplate.from_template(tokenizer.template))
+        samples = kind.open(shards, tokenizer.template)
         lesson = pt.objective("masked").bind(Vocabulary.from_tokenizer(tokenizer), "encoder")
         stream = BatchStream(samples, BatchShape(rows=TOKENS // LENGTH, length=LENGTH), seed=0, corruption=lesson)
         plain = BatchStream(samples, BatchShape(rows=64, length=LENGTH), seed=0)

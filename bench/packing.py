@@ -29,12 +29,12 @@ from pretune.data.layout import lay_out
 from pretune.data.pairs import SegmentPairs
 from pretune.data.plan import build_plan
 from pretune.data.samples import Blocks, Documents, Sentences
-from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
 from pretune.data.stream import BatchStream, compute_row_lengths
+from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 
-FRAME = SequenceTemplate(single=((1, 0), (TEXT_A, 0), (2, 0)), pair=((1, 0), (TEXT_A, 0), (2, 0), (TEXT_B, 1), (2, 1)))
+FRAME = TokenTemplate(single=((1, 0), (TEXT_A, 0), (2, 0)), pair=((1, 0), (TEXT_A, 0), (2, 0), (TEXT_B, 1), (2, 1)))
 TOKENS = 65_536
 FILES = ("wikinews-en/train.txt.xz", "wikipedia-en/train-00.txt.xz", "books-en/train-00.txt.xz")
 SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+")

@@ -90,11 +90,10 @@ def measure_fill(data: Any) -> dict[str, float]:
     """Return the fill rates of rows of packed sentences and documents."""
     from pretune.data.batch_shape import BatchShape
     from pretune.data.samples import Documents, Sentences
-    from pretune.data.sequence_template import SequenceTemplate
     from pretune.data.stream import BatchStream
     from pretune.text.tokenizer import Tokenizer
 
-    frame = SequenceTemplate.from_template(Tokenizer.load(data.tokenizer).template)
+    frame = Tokenizer.load(data.tokenizer).template
     found = {}
     for name, kind, room in (("sentences", Sentences, 128), ("documents", Documents, 512)):
         samples = kind(limit=room).open(data.shards(), frame)

@@ -20,7 +20,7 @@ from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.parallel import double_template
-from pretune.data.sequence_template import TEXT_B, SequenceTemplate
+from pretune.data.samples import read_pieces
 from pretune.data.sequences import Bools, Ints, Sequences, spread
 from pretune.models import catalog
 from pretune.models.catalog import resolve
@@ -48,6 +48,7 @@ from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.span_masked import SpanMaskedLM
 from pretune.objectives.supervised import SupervisedSeq2seq
 from pretune.text.styles import KINDS, STYLES
+from pretune.text.template import TEXT_B
 from pretune.text.tokenizer import Tokenizer
 from tests.contracts.restoring import restore_concatenated, restore_prefix, restore_span, restore_spans
 from tests.contracts.tiny import rough
@@ -193,7 +194,7 @@ class Setting:
 
         The second side is longer if it is the target; for a mixture every third text is single.
         """
-        text, template = text_of(self.kind, self.style), SequenceTemplate.from_template(self.tokenizer.template)
+        text, template = text_of(self.kind, self.style), self.tokenizer.template
         length = np.asarray(lengths, dtype=np.int64)
         start = np.random.default_rng(seed).integers(0, len(text.tokens) - 2100, len(length))
         pairs, apart = self.objective.pairs is not None, self.objective.pairs == "apart"
@@ -203,7 +204,8 @@ class Setting:
             second[1::3] = 0
         template = double_template(template, is_bare=self.shape != "encoder-decoder") if apart else template
         pieces = template.wrap_pair(start, length - second, start + length - second, second)
-        made = pieces.read(
+        made = read_pieces(
+            pieces,
             text,  # type: ignore[arg-type]
             words=self.objective.words,
             sentences=self.objective.sentences,

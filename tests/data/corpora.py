@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from pretune.data.counters import EpochOrder
 from pretune.data.mixing import SourceMixture
 from pretune.data.samples import Samples
-from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
+from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 
 CLS, SEP = 1_000_001, 1_000_002
 FRAMES = {
-    "none": SequenceTemplate(),
-    "around": SequenceTemplate(
+    "none": TokenTemplate(),
+    "around": TokenTemplate(
         single=((CLS, 0), (TEXT_A, 0), (SEP, 0)), pair=((CLS, 0), (TEXT_A, 0), (SEP, 0), (TEXT_B, 1), (SEP, 1))
     ),
-    "after": SequenceTemplate(single=((TEXT_A, 0), (SEP, 0)), pair=((TEXT_A, 0), (TEXT_B, 0), (SEP, 0))),
-    "behind": SequenceTemplate(
+    "after": TokenTemplate(single=((TEXT_A, 0), (SEP, 0)), pair=((TEXT_A, 0), (TEXT_B, 0), (SEP, 0))),
+    "behind": TokenTemplate(
         single=((TEXT_A, 0), (SEP, 0), (CLS, 2)), pair=((TEXT_A, 0), (SEP, 0), (TEXT_B, 1), (SEP, 1), (CLS, 2))
     ),
 }

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pretune.core.errors import DataError, UsageError
 from pretune.data.pairs import SegmentPairs
 from pretune.data.samples import Blocks, Documents, Samples, Sentences, check_enough_tokens
-from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
+from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 from tests.data.corpora import CLS, FRAMES, SEP, bits, documents, every, opened, split, texts
 
 KINDS: dict[str, Any] = {
@@ -176,4 +176,4 @@ def test_samples_travel_without_their_tables(kind: str) -> None:
 )
 def test_frames_without_their_text(frame: Any) -> None:
     with pytest.raises(UsageError, match=next(iter(frame))):
-        SequenceTemplate(**frame)
+        TokenTemplate(**frame)

@@ -22,7 +22,8 @@ from pretune.inference.scoring import (
     score,
 )
 from pretune.inference.scoring.packed_forward import compute_target_logprobs, iterate_batches, iterate_bins
-from pretune.inference.scoring.queries import CausalScoring, MaskedScoring, SpecialTokenTemplate
+from pretune.inference.scoring.queries import CausalScoring, MaskedScoring
+from pretune.text.template import TEXT_A, TokenTemplate
 from tests.inference.scorers import STYLE, TEXTS, causal, ids, log_softmax, masked, scorer
 
 SHORT = [text for text in TEXTS if len(text) < 40]
@@ -129,7 +130,7 @@ def test_pieces_of_a_word_are_hidden_with_those_before_them() -> None:
         stop=np.array([5]),
         unit_starts=np.array([True, True, False, False, True]),
     )
-    template = SpecialTokenTemplate(((1, 0),), ((2, 0),))
+    template = TokenTemplate(single=((1, 0), (TEXT_A, 0), (2, 0)))
     (asked,) = MaskedScoring(template, 3).build_queries(text)
     copies = np.split(asked.sequences.tokens, asked.sequences.offsets[1:-1])
     assert [copy.tolist() for copy in copies] == [
@@ -148,7 +149,7 @@ def test_pieces_of_a_word_are_hidden_with_those_before_them() -> None:
 def test_an_answer_can_be_one_unit() -> None:
     model = scorer("bert")
     texts = ["The sea was quiet."]
-    (asked,) = MaskedScoring(SpecialTokenTemplate(), model.tokenizer.special["mask"]).build_queries(
+    (asked,) = MaskedScoring(TokenTemplate(), model.tokenizer.special["mask"]).build_queries(
         encode_passages(model.tokenizer, texts, [(3, 11)], single_unit=True)
     )
     counts = [

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.text.styles import STYLES
-from pretune.text.templates import STRATEGIES, Strategy, pad_left
 from pretune.text.tokenizer import Tokenizer
 from tests.text.tokenizers import COMBINATIONS, NASTY, trained
 
@@ -80,36 +79,15 @@ def test_roles(both: Both) -> None:
     assert {*ours.sentinels} <= {*theirs.all_special_ids}
 
 
-def test_left_padding(both: Both) -> None:
-    ours, theirs = both
-    if "pad" not in ours.special:
-        with pytest.raises(ValueError, match="does not have a padding token"):
-            theirs(["a b", "a"], padding=True)
-        return
-    texts = ["one two three four", "", "five"]
-    padded = pad_left(
-        [ours.template.apply(ours.encode(text, add_special_tokens=False)).ids for text in texts], ours.special["pad"]
-    )
-    actual = theirs(texts, padding=True, padding_side="left")
-    assert padded.ids.tolist() == actual["input_ids"]
-    assert padded.mask.astype(int).tolist() == actual["attention_mask"]
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_truncation_with_windows(both: Both, strategy: Strategy) -> None:
+def test_truncation(both: Both) -> None:
     ours, theirs = both
     a, b = "first text of six words here", "and a second text, which is a good deal longer than the first one was"
     one, two = ours.encode(a, add_special_tokens=False), ours.encode(b, add_special_tokens=False)
-    for stride in (0, 1):
-        length = len(one) + len(two) + ours.template.count_special_tokens(True) - min(len(one), len(two)) // 2
-        options = {"max_length": length, "stride": stride, "return_overflowing_tokens": True}
-        actual = theirs(a, b, truncation=strategy, **options)
-        fitted = ours.template.fit(one, two, length=length, strategy=strategy, stride=stride, windows=True)
-        assert fitted.sequences[0].ids.tolist() == actual["input_ids"][0]
-        assert sorted(laid.ids.tolist() for laid in fitted.sequences) == sorted(actual["input_ids"])
-        short = ours.template.fit(one, two, length=length, strategy=strategy, stride=stride)
-        assert short.sequences[0].ids.tolist() == theirs(a, b, truncation=strategy, max_length=length)["input_ids"]
-        assert sum(short.dropped_tokens) == len(one) + len(two) + ours.template.count_special_tokens(True) - length
+    for length in range(ours.template.pair_special_count + 2, len(one) + len(two) + 8):
+        actual = theirs(a, b, truncation="longest_first", max_length=length)["input_ids"]
+        assert ours.template.fit(one, two, length=length).ids.tolist() == actual
+    short = theirs(b, truncation=True, max_length=9)["input_ids"]
+    assert ours.template.fit(two, length=9).ids.tolist() == short
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "bart", "gpt2", "t5", "xlnet", "albert", "llama", "electra"])

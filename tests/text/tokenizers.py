@@ -3,7 +3,8 @@
 import functools
 from pydoc_data.topics import topics
 
-from pretune.text.styles import KINDS, STYLES
+from pretune.text.styles import KINDS, STYLES, TokenizerStyle
+from pretune.text.template import TEXT_A, TEXT_B, Layout, TokenTemplate
 from pretune.text.tokenizer import Tokenizer, train
 
 COMBINATIONS = [
@@ -49,3 +50,14 @@ def corpus() -> tuple[str, ...]:
 def trained(kind: str, style: str | None = None, lowercase: bool = False) -> Tokenizer:
     """A small tokenizer."""
     return train(kind, corpus(), vocab=700, style=style, lowercase=lowercase)
+
+
+def template_of(style: TokenizerStyle, ids: dict[str, int]) -> TokenTemplate:
+    """The template of a style, parsed from its words."""
+
+    def parse(layout: str) -> Layout:
+        parts = [word.split(":") if word[-2:-1] == ":" else (word, "0") for word in layout.split()]
+        texts = {"$A": TEXT_A, "$B": TEXT_B}
+        return tuple((texts[name] if name in texts else ids[name], int(segment)) for name, segment in parts)
+
+    return TokenTemplate(single=parse(style.single), pair=parse(style.pair))

@@ -23,7 +23,6 @@ from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model, Special
 from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
-from pretune.text.templates import SpecialPart as TokenPlace
 from pretune.text.tokenizer import Tokenizer
 
 ResizeRows = Callable[[Tensor, int], Tensor]
@@ -125,8 +124,8 @@ def find_missing_task_tokens(tokenizer: Tokenizer) -> list[str]:
     A template with tokens on both sides of a text lacks none, and an end token other than the start token serves as
     extract token.
     """
-    special_ids, layout = tokenizer.special, tokenizer.template.single
-    if isinstance(layout[0], TokenPlace) and isinstance(layout[-1], TokenPlace):
+    special_ids = tokenizer.special
+    if tokenizer.template.prefix and tokenizer.template.suffix:
         return []
     eos, bos = special_ids.get("eos"), special_ids.get("bos")
     has_bos = bos is not None and bos != eos

@@ -27,7 +27,6 @@ from pretune.inference.finite_check import check_outputs
 from pretune.inference.pooling import compute_states
 from pretune.inference.text_model import eval_mode, get_language_model, get_tokenizer
 from pretune.models.model import LanguageModel
-from pretune.text.templates import TextPart
 from pretune.text.tokenizer import Tokenizer
 
 WORD_PATTERN = re.compile(r"\w+(?:['’]\w+)?")
@@ -192,8 +191,7 @@ def _score_words(
 def _find_words(tokenizer: Tokenizer, texts: Sequence[str], lengths: Ints) -> _WordIndex:
     """Map every token to its word, by the characters at which tokens start."""
     encodings = tokenizer.encode_batch(texts)
-    prefix_tokens = next(i for i, part in enumerate(tokenizer.template.single) if isinstance(part, TextPart))
-    extra = tokenizer.template.count_special_tokens(False)
+    prefix_tokens, extra = len(tokenizer.template.prefix), tokenizer.template.special_count
     owner = np.full(int(lengths.sum()), -1, dtype=np.int64)
     text_ids, spans, position = list[int](), list[tuple[int, int]](), 0
     for i, text in enumerate(texts):

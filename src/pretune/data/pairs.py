@@ -22,10 +22,10 @@ from pretune.core.errors import DataError, UsageError
 from pretune.core.seed import mix
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import EpochOrder, Purpose, SampleLengths, derive_keys, to_uniform
-from pretune.data.samples import attach_sample_info, compute_text_room, find_sources
-from pretune.data.sequence_template import SequenceTemplate
+from pretune.data.samples import attach_sample_info, compute_text_room, find_sources, read_pieces
 from pretune.data.sequences import Ints, Sequences, split_windows
 from pretune.data.shards import Shards
+from pretune.text.template import TokenTemplate
 
 INTACT_LABEL, BROKEN_LABEL = 0, 1
 """Labels of a pair: 0 if the second segment follows the first, 1 if it is from elsewhere or the two are swapped."""
@@ -44,13 +44,13 @@ class SegmentPairs:
     broken: Literal["other", "swapped"] = "other"
     share: Fraction = 0.5
 
-    def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "SegmentPairSamples":
+    def open(self, shards: Shards, template: TokenTemplate | None = None) -> "SegmentPairSamples":
         """Return the samples of `shards`, in the pair layout of `template` (default: no special tokens).
 
         Raises `UsageError` if the special tokens leave too little room, and `DataError` if pairs should be broken with
         other documents but all pairs are from one document.
         """
-        return SegmentPairSamples(self, shards, template or SequenceTemplate())
+        return SegmentPairSamples(self, shards, template or TokenTemplate())
 
 
 class _PairTable(NamedTuple):
@@ -68,7 +68,7 @@ class SegmentPairSamples:
 
     kind: SegmentPairs
     shards: Shards
-    template: SequenceTemplate
+    template: TokenTemplate
 
     def __post_init__(self) -> None:
         compute_text_room(self.kind.limit, self._room + 1)  # at least one token on each side
@@ -168,7 +168,7 @@ class SegmentPairSamples:
             np.where(swap, first[1], second[1][partners]),
         )
         return attach_sample_info(
-            pieces.read(self.shards, words=words, sentences=sentences, segments=True), draws, self.sources
+            read_pieces(pieces, self.shards, words=words, sentences=sentences, segments=True), draws, self.sources
         )
 
     def _iter_exchanges(self, draws: EpochOrder, pairs: Ints) -> Iterator[tuple[Ints, Ints]]:

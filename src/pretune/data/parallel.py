@@ -18,10 +18,10 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.data.counters import EpochOrder, SampleLengths
-from pretune.data.samples import attach_sample_info, compute_text_room, find_sources
-from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
+from pretune.data.samples import attach_sample_info, compute_text_room, find_sources, read_pieces
 from pretune.data.sequences import Ints, Sequences, split_windows
 from pretune.data.shards import Shards
+from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 
 
 @spec
@@ -35,12 +35,12 @@ class ParallelPairs:
     limit: int = 512
     apart: Literal["framed", "bare"] | None = None
 
-    def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "ParallelSamples":
+    def open(self, shards: Shards, template: TokenTemplate | None = None) -> "ParallelSamples":
         """Return the samples of `shards`, in the layouts of `template` (default: no special tokens).
 
         Raises `UsageError` if the special tokens leave too little room.
         """
-        base_template = template or SequenceTemplate()
+        base_template = template or TokenTemplate()
         return ParallelSamples(
             self,
             shards,
@@ -63,7 +63,7 @@ class ParallelSamples:
 
     kind: ParallelPairs
     shards: Shards
-    template: SequenceTemplate
+    template: TokenTemplate
 
     def __post_init__(self) -> None:
         compute_text_room(
@@ -149,16 +149,16 @@ class ParallelSamples:
         start, first, second, second_start = (column[draws.samples] for column in self._table)
         segments = self.template.has_segments or self.kind.apart is None
         pieces = self.template.wrap_pair(start, first, second_start, second)
-        sequences = pieces.read(self.shards, words=words, sentences=sentences, segments=segments)
+        sequences = read_pieces(pieces, self.shards, words=words, sentences=sentences, segments=segments)
         side_starts = np.where(second > 0, self.measure_sides(draws)[0], 0)
         return attach_sample_info(replace(sequences, sides=side_starts), draws, self.sources)
 
 
-def double_template(template: SequenceTemplate, *, is_bare: bool) -> SequenceTemplate:
+def double_template(template: TokenTemplate, *, is_bare: bool) -> TokenTemplate:
     """Return a template with a pair layout of two single layouts; `is_bare` omits the opening tokens of the second."""
     second = [(TEXT_B if token == TEXT_A else token, segment) for token, segment in template.single]
-    opening = [token for token, _ in second].index(TEXT_B) if is_bare else 0
-    return SequenceTemplate(single=template.single, pair=(*template.single, *second[opening:]))
+    opening = len(template.prefix) if is_bare else 0
+    return TokenTemplate(single=template.single, pair=(*template.single, *second[opening:]))
 
 
 def trim_pair(first: Ints, second: Ints, limit: int) -> tuple[Ints, Ints]:

@@ -17,9 +17,9 @@ import numpy as np
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
 from pretune.data.counters import EpochOrder, SampleLengths
-from pretune.data.sequence_template import TEXT_A, SequencePieces, SequenceTemplate
-from pretune.data.sequences import Ints, Sequences, compute_offsets, split_windows, spread
+from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, split_windows, spread
 from pretune.data.shards import Shards
+from pretune.text.template import SequencePieces, TokenTemplate
 
 
 class Samples(Protocol):
@@ -29,7 +29,7 @@ class Samples(Protocol):
     def shards(self) -> Shards: ...
 
     @property
-    def template(self) -> SequenceTemplate: ...
+    def template(self) -> TokenTemplate: ...
 
     @property
     def sources(self) -> Ints:
@@ -67,9 +67,9 @@ class Documents:
 
     limit: int = 512
 
-    def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "RangeSamples":
+    def open(self, shards: Shards, template: TokenTemplate | None = None) -> "RangeSamples":
         """Return the samples of `shards`; by default the template has no special tokens."""
-        return RangeSamples(self, shards, template or SequenceTemplate())
+        return RangeSamples(self, shards, template or TokenTemplate())
 
 
 @spec
@@ -78,9 +78,9 @@ class Sentences:
 
     limit: int = 128
 
-    def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "RangeSamples":
+    def open(self, shards: Shards, template: TokenTemplate | None = None) -> "RangeSamples":
         """Return the samples of `shards`; by default the template has no special tokens."""
-        return RangeSamples(self, shards, template or SequenceTemplate())
+        return RangeSamples(self, shards, template or TokenTemplate())
 
 
 @spec
@@ -93,9 +93,9 @@ class Blocks:
 
     length: int = 1024
 
-    def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "BlockSamples":
+    def open(self, shards: Shards, template: TokenTemplate | None = None) -> "BlockSamples":
         """Return the samples of `shards`; by default the template has no special tokens."""
-        return BlockSamples(self, shards, template or SequenceTemplate())
+        return BlockSamples(self, shards, template or TokenTemplate())
 
 
 def compute_text_room(limit: int, room: int) -> int:
@@ -114,7 +114,7 @@ class RangeSamples:
 
     kind: Documents | Sentences
     shards: Shards
-    template: SequenceTemplate
+    template: TokenTemplate
 
     def __post_init__(self) -> None:
         compute_text_room(self.kind.limit, self.template.special_count)
@@ -154,7 +154,9 @@ class RangeSamples:
         """Read the sequences of draws, with word and sentence starts on request."""
         start, length = (column[draws.samples] for column in self._table)
         pieces = self.template.wrap(start, length)
-        sequences = pieces.read(self.shards, words=words, sentences=sentences, segments=self.template.has_segments)
+        sequences = read_pieces(
+            pieces, self.shards, words=words, sentences=sentences, segments=self.template.has_segments
+        )
         return attach_sample_info(sequences, draws, self.sources)
 
 
@@ -164,7 +166,7 @@ class BlockSamples:
 
     kind: Blocks
     shards: Shards
-    template: SequenceTemplate
+    template: TokenTemplate
 
     def __post_init__(self) -> None:
         compute_text_room(self.kind.length, self.template.special_count)
@@ -205,7 +207,7 @@ class BlockSamples:
 
     def _count_special(self, positions: Ints) -> Ints:
         """Return the number of special tokens before each position of the concatenation."""
-        texts, opening = self.shards.documents, [token for token, _ in self.template.single].index(TEXT_A)
+        texts, opening = self.shards.documents, len(self.template.prefix)
         document = np.minimum(np.searchsorted(self._document_starts, positions, side="right") - 1, len(texts) - 2)
         inside = positions - self._document_starts[document] - opening
         return np.asarray(positions - texts[document] - np.clip(inside, 0, texts[document + 1] - texts[document]))
@@ -234,8 +236,36 @@ class BlockSamples:
             special=document_pieces.special,
             segment=document_pieces.segment,
         )
-        sequences = pieces.read(self.shards, words=words, sentences=sentences, segments=self.template.has_segments)
+        sequences = read_pieces(
+            pieces, self.shards, words=words, sentences=sentences, segments=self.template.has_segments
+        )
         return attach_sample_info(sequences, draws, self.sources)
+
+
+def read_pieces(
+    pieces: SequencePieces, shards: Shards, *, words: bool = False, sentences: bool = False, segments: bool = False
+) -> Sequences:
+    """Read the tokens of pieces from the shards, with word starts, sentence starts and segments on request."""
+    texts = ~pieces.special & (pieces.length > 0)
+    start, length = pieces.start[texts], pieces.length[texts]
+    sequences = Sequences.from_pieces(pieces, shards.take(start, length), segments=segments)
+    assert sequences.special is not None
+    first = compute_starts(pieces.length)[texts]
+    starts_word = starts_sentence = None
+    if words:
+        starts_word = sequences.special.copy()
+        starts_word[~sequences.special] = shards.take_words(start, length)
+        starts_word[first] = True
+    if sentences:
+        starts_sentence = sequences.special.copy()
+        order = np.argsort(start)  # searching in ascending order is several times as fast
+        low, high = np.empty_like(start), np.empty_like(start)
+        low[order] = np.searchsorted(shards.sentences, start[order])
+        high[order] = np.searchsorted(shards.sentences, (start + length)[order])
+        inside = shards.sentences[spread(low, high - low)]  # every sentence start inside a text
+        starts_sentence[inside + np.repeat(first - start, high - low)] = True
+        starts_sentence[first] = True
+    return replace(sequences, words=starts_word, sentences=starts_sentence)
 
 
 def find_sources(shards: Shards, positions: Ints) -> Ints:

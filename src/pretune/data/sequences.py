@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pretune.text.template import SequencePieces
+
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
@@ -79,6 +81,18 @@ class Sequences:
     view: Ints | None = None  # [S] mask kind
     labels: Ints | None = None  # [S] label of the sequence, IGNORE_INDEX for none
     source: "Sequences | None" = None  # S sequences of the encoder side
+
+    @classmethod
+    def from_pieces(cls, pieces: SequencePieces, text_tokens: NDArray[np.integer], *, segments: bool) -> "Sequences":
+        """Return the sequences of the pieces of a template; `text_tokens` are the tokens of all texts, in order."""
+        special, tokens = np.repeat(pieces.special, pieces.length), np.repeat(pieces.start, pieces.length)
+        tokens[~special] = text_tokens
+        return cls(
+            tokens=tokens,
+            offsets=compute_offsets(pieces.length)[compute_offsets(pieces.counts)],
+            special=special,
+            segments=np.repeat(pieces.segment, pieces.length) if segments else None,
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -25,7 +25,7 @@ from pretune.inference.generation_config import GenerationConfig
 from pretune.inference.generation_tokens import GenerationTokens
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig
 from pretune.inference.scoring.logprobs import build_scoring_method, get_max_length
-from pretune.inference.scoring.queries import CausalScoring, ConditionalScoring, InfillScoring, SentinelScoring
+from pretune.inference.scoring.queries import CausalScoring, EncoderDecoderScoring
 from pretune.inference.stop_strings import StopStrings
 from pretune.inference.streaming import Continuation
 from pretune.inference.text_model import get_language_model, get_tokenizer
@@ -122,7 +122,7 @@ class AnswerGenerator:
     shots: Sequence[Example] = ()
     scoring: ScoringConfig = DEFAULT_SCORING
     max_tokens: int = MAX_NEW_TOKENS["generation"]
-    scoring_method: CausalScoring | SentinelScoring | InfillScoring | ConditionalScoring = field(init=False)
+    scoring_method: CausalScoring | EncoderDecoderScoring = field(init=False)
     max_new_tokens: int = field(init=False)  # per answer
     max_prompt_tokens: int | None = field(init=False)  # per prompt
     _shot_texts: list[str] = field(init=False)
@@ -132,7 +132,7 @@ class AnswerGenerator:
         language_model = get_language_model(self.model)
         check_can_generate(language_model)
         method = build_scoring_method(language_model, get_tokenizer(self.model), self.scoring)
-        assert isinstance(method, CausalScoring | SentinelScoring | InfillScoring | ConditionalScoring)
+        assert isinstance(method, CausalScoring | EncoderDecoderScoring)
         self.scoring_method, max_length = method, get_max_length(language_model)
         self.max_new_tokens = self.max_tokens if max_length is None else max(1, min(self.max_tokens, max_length // 2))
         self.max_prompt_tokens = None if max_length is None else self._compute_prompt_room(max_length)
@@ -174,12 +174,8 @@ class AnswerGenerator:
         """Return the maximum prompt length; if the decoder reads the prompt too, the answer's tokens are subtracted."""
         if isinstance(self.scoring_method, CausalScoring):
             return max_length - len(self.scoring_method.lead) - self.max_new_tokens
-        return (
-            max_length
-            - 1
-            - self.scoring_method.template.special_count
-            - (self.max_new_tokens if isinstance(self.scoring_method, InfillScoring) else 0)
-        )
+        room = self.scoring_method.get_max_passage(max_length)
+        return room - self.max_new_tokens if self.scoring_method.whole_text else room
 
     def _render_questions(self, examples: Sequence[Example]) -> tuple[list[str], list[int]]:
         """Render questions up to their blanks with the shots that fit; return them and the numbers of shots."""
@@ -202,14 +198,11 @@ class AnswerGenerator:
     def _generate(self, questions: Sequence[list[int]]) -> list[str]:
         tokenizer, stops = get_tokenizer(self.model), StopStrings("\n", after_text=True)
         prompts, decoder_prompts, generation_tokens = self._build_inputs(questions)
-        contexts = (
-            [*prompts]
-            if isinstance(self.scoring_method, CausalScoring)
-            else decoder_prompts
-            if isinstance(self.scoring_method, InfillScoring)
-            else None
-        )
-        decoders = [Continuation(tokenizer, () if contexts is None else contexts[i]) for i in range(len(questions))]
+        if isinstance(self.scoring_method, CausalScoring):
+            contexts = prompts
+        else:
+            contexts = (decoder_prompts if self.scoring_method.whole_text else None) or [[]] * len(questions)
+        decoders = [Continuation(tokenizer, context) for context in contexts]
         half = torch.bfloat16 if self.scoring.precision == "bfloat16" else None
         batch = BATCH_ROWS
         while True:
@@ -247,15 +240,15 @@ class AnswerGenerator:
         if isinstance(method, CausalScoring):
             return [[*method.lead, *tokens] for tokens in questions], None, generation_tokens
         prefix, suffix = ([token for token, _ in part] for part in (method.template.prefix, method.template.suffix))
-        if isinstance(method, ConditionalScoring):
-            return [[*prefix, *tokens, *suffix] for tokens in questions], None, generation_tokens
-        infill_tokens = replace(generation_tokens, start=method.start, forced_bos=None, forced_eos=None)
-        if isinstance(method, InfillScoring):
-            sources = [[*prefix, *tokens, method.mask, *suffix] for tokens in questions]
+        sources = [[*prefix, *tokens, *method.blank, *suffix] for tokens in questions]
+        if not method.blank:
+            return sources, None, generation_tokens
+        infill_tokens = replace(generation_tokens, start=method.lead[0], forced_bos=None, forced_eos=None)
+        if method.whole_text:
             return sources, [[*prefix, *tokens] for tokens in questions], infill_tokens
-        sources = [[*prefix, *tokens, method.sentinel, *suffix] for tokens in questions]
         sentinels = get_tokenizer(self.model).sentinels
-        return sources, [[method.sentinel]] * len(sources), replace(infill_tokens, eos=(*infill_tokens.eos, *sentinels))
+        stop_tokens = replace(infill_tokens, eos=(*infill_tokens.eos, *sentinels))
+        return sources, [[*method.lead[1:]]] * len(sources), stop_tokens
 
 
 def get_answer(example: Example) -> str:

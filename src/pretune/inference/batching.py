@@ -14,8 +14,8 @@ from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
-from pretune.data.sequences import Ints, Sequences, compute_offsets, spread
-from pretune.text.templates import SpecialPart
+from pretune.data.sequences import Ints, Sequences, spread
+from pretune.text.template import TokenTemplate
 from pretune.text.tokenizer import Tokenizer
 
 CHUNK_CHARACTERS = 2**19
@@ -49,28 +49,15 @@ def encode_texts(
 ) -> EncodedTexts:
     """Tokenize texts with special tokens (unless `without_special`), truncated at the end to `length`."""
     encoding = tokenizer.encode_batch(texts)
-    parts = tokenizer.template.single
-    text_index = next(i for i, part in enumerate(parts) if not isinstance(part, SpecialPart))
-    prefix, suffix = (
-        (() if without_special else parts[:text_index]),
-        (() if without_special else parts[text_index + 1 :]),
-    )
+    template = TokenTemplate() if without_special else tokenizer.template
     counts = np.diff(encoding.offsets)
-    max_text_tokens = None if length is None else length - len(prefix) - len(suffix)
-    if max_text_tokens is not None and max_text_tokens < 1:
-        raise UsageError(f"length must be > {len(prefix) + len(suffix)}, the special tokens, got {length}")
-    kept_counts = counts if max_text_tokens is None else np.minimum(counts, max_text_tokens)
-    offsets = compute_offsets(kept_counts + len(prefix) + len(suffix))
-    tokens, segments = np.empty(offsets[-1], dtype=np.int64), np.zeros(offsets[-1], dtype=np.int64)
-    text_positions = spread(offsets[:-1] + len(prefix), kept_counts)
-    tokens[text_positions] = encoding.ids[spread(encoding.offsets[:-1], kept_counts)]
-    segments[text_positions] = parts[text_index].segment
-    for column, part in [*enumerate(prefix), *((i - len(suffix), part) for i, part in enumerate(suffix))]:
-        positions = (offsets[:-1] if column >= 0 else offsets[1:]) + column
-        assert isinstance(part, SpecialPart)
-        tokens[positions], segments[positions] = part.token, part.segment
+    if length is not None and length <= template.special_count:
+        raise UsageError(f"length must be > {template.special_count}, the special tokens, got {length}")
+    kept_counts = counts if length is None else np.minimum(counts, length - template.special_count)
+    starts = encoding.offsets[:-1]
+    pieces, text_tokens = template.wrap(starts, kept_counts), encoding.ids[spread(starts, kept_counts)]
     return EncodedTexts(
-        sequences=Sequences(tokens=tokens, offsets=offsets, segments=segments if segments.any() else None),
+        sequences=Sequences.from_pieces(pieces, text_tokens, segments=template.has_segments),
         truncated_texts=int((counts > kept_counts).sum()),
         truncated_tokens=int((counts - kept_counts).sum()),
     )

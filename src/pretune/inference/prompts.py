@@ -8,7 +8,6 @@ from pretune.core.errors import UsageError
 from pretune.inference.generation_tokens import GenerationTokens
 from pretune.inference.prefill import get_length_limits
 from pretune.models.model import LanguageModel
-from pretune.text.templates import SpecialPart
 from pretune.text.tokenizer import Tokenizer
 
 
@@ -64,10 +63,7 @@ def _get_special_tokens(
     tokenizer: Tokenizer, generation_tokens: GenerationTokens, *, is_encoder_decoder: bool
 ) -> tuple[list[int], list[int]]:
     """Return the special tokens before and after a text."""
-    parts = tokenizer.template.single
-    text_index = next(i for i, part in enumerate(parts) if not isinstance(part, SpecialPart))
-    prefix = [part.token for part in parts[:text_index] if isinstance(part, SpecialPart)]
-    suffix = [part.token for part in parts[text_index + 1 :] if isinstance(part, SpecialPart)]
+    prefix, suffix = ([token for token, _ in part] for part in (tokenizer.template.prefix, tokenizer.template.suffix))
     if is_encoder_decoder:
         return prefix, suffix
     return prefix or ([] if generation_tokens.start is None else [generation_tokens.start]), []

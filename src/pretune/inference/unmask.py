@@ -23,7 +23,7 @@ from pretune.inference.mask_positions import Blanks
 from pretune.inference.prefill import assign_rows, count_prompt_slots
 from pretune.inference.word_starts import get_piece_masks
 from pretune.models.model import LanguageModel
-from pretune.text.templates import TemplatedTokens
+from pretune.text.template import TemplatedTokens
 from pretune.text.tokenizer import Tokenizer
 
 BATCH_TEXTS = 64

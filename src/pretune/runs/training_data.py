@@ -18,7 +18,6 @@ from pretune.data.pairs import SegmentPairs
 from pretune.data.parallel import ParallelPairs, ParallelSamples
 from pretune.data.prepare import PreparedData
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
-from pretune.data.sequence_template import TEXT_A, SequenceTemplate
 from pretune.data.shards import Shards
 from pretune.data.stream import (
     BatchStream,
@@ -30,6 +29,7 @@ from pretune.data.stream import (
 )
 from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.mixture import Mixture
+from pretune.text.template import TokenTemplate
 from pretune.text.tokenizer import Tokenizer
 
 SampleKind = Literal["documents", "sentences", "blocks", "pairs"]
@@ -134,7 +134,7 @@ class TrainingData:
         return sampler(limit=length).open(shards, template)
 
     def _build_sided_samples(
-        self, shards: Shards, length: int, objective: Objective, template: SequenceTemplate
+        self, shards: Shards, length: int, objective: Objective, template: TokenTemplate
     ) -> Samples:
         """Build pairs of the corpus; documents without a second side need an objective that supports them."""
         location, name = f"'{shards.split}' of {self.data}", get_kind(objective)
@@ -217,20 +217,20 @@ class TrainingData:
 
 def build_template(
     tokenizer: Tokenizer, vocabulary: Vocabulary, shape: ModelShape, *, blocks: bool = False
-) -> SequenceTemplate:
+) -> TokenTemplate:
     """Return the special tokens around a text: the tokenizer's template, and start and end tokens for decoders.
 
     In blocks, documents are concatenated and have only an end token.
     """
-    template = SequenceTemplate.from_template(tokenizer.template)
+    template = tokenizer.template
     if shape not in ("decoder", "two-way"):
         return template
     single, start, end = [*template.single], vocabulary.start, vocabulary.find("eos")
-    if end is not None and single[-1][0] == TEXT_A:
+    if end is not None and not template.suffix:
         single.append((end, 0))
-    if start is not None and single[0][0] == TEXT_A and not blocks:
+    if start is not None and not template.prefix and not blocks:
         single.insert(0, (start, 0))
-    return SequenceTemplate(single=tuple(single), pair=template.pair)
+    return TokenTemplate(single=tuple(single), pair=template.pair)
 
 
 def _choose_shape(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Raw
 
 from pretune.adaptation.adapted import adapt
 from pretune.adaptation.heads.span import END, START
@@ -16,21 +17,12 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.tasks.encode import TaskEncoder, TaskStream, build_head
 from pretune.tasks.encode.choice import split_context
 from pretune.tasks.encode.span import find_characters, find_tokens, get_passage
-from pretune.tasks.encode.token_pool import split_room
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind
-from pretune.text.templates import truncate
 from tests.selection import scale_examples
 from tests.tasks.encode.small import KINDS, SHAPES, body, encoder_for, examples_of, model_for, task_of, tokenizer
 
 WORDS = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=30)
-
-
-@given(a=st.integers(0, 40), b=st.integers(0, 40), room=st.integers(1, 30))
-def test_pairs_are_cut_as_templates_cut_them(a: int, b: int, room: int) -> None:
-    first, second = split_room(np.array([a]), np.array([b]), room)
-    (((_, one), (_, two)),) = truncate(a, b, room).windows
-    assert (int(first[0]), int(second[0])) == (one, two)
 
 
 @given(texts=st.lists(st.tuples(st.text(max_size=60), st.text(min_size=1, max_size=60)), min_size=1, max_size=4))
@@ -47,11 +39,11 @@ def test_a_pair_is_what_the_template_makes_of_it(texts: list[tuple[str, str]]) -
             continue  # stands as one text
         fit = tokenizer_.template.fit(ids[0], ids[1], length=16)
         low, high = items.sequences.offsets[number : number + 2]
-        assert items.sequences.tokens[low:high].tolist() == fit.sequences[0].ids.tolist()
+        assert items.sequences.tokens[low:high].tolist() == fit.ids.tolist()
         assert items.sequences.segments is None or (
-            items.sequences.segments[low:high].tolist() == fit.sequences[0].segments.tolist()
+            items.sequences.segments[low:high].tolist() == fit.segments.tolist()
         )
-        lost += sum(fit.dropped_tokens)
+        lost += len(ids[0]) + len(ids[1]) + 3 - len(fit.ids)
     assert items.counts.lost >= lost
     assert items.counts.longest <= 16
 
@@ -165,14 +157,14 @@ def test_an_answer_comes_back_from_its_tokens(shape: str, words: list[str], data
     assert every.tolist() == list(range(len(starts))), "every token of the passage is in a window"
 
 
-def test_windows_are_those_of_templates() -> None:
+def test_windows_are_those_of_the_library() -> None:
     encoder = encoder_for("bert", task_of("span"), max_length=32, stride=6)
     text = " ".join(get_passage(example) for example in examples_of("span"))
     items = encoder.encode([Example(text="Who sang it?", pair=text)])
-    found = tokenizer("bert")
-    ids = found.encode_batch(["Who sang it?", text], literal=True)
-    fit = found.template.fit(ids[0], ids[1], length=32, strategy="only_second", stride=6, windows=True)
-    assert items.sequences.tokens.tolist() == np.concatenate([sequence.ids for sequence in fit.sequences]).tolist()
+    library = Raw.from_str(tokenizer("bert").raw.to_str())
+    library.enable_truncation(32, stride=6, strategy="only_second")
+    first = library.encode("Who sang it?", text)
+    assert items.sequences.tokens.tolist() == [i for window in (first, *first.overflowing) for i in window.ids]
 
 
 def test_a_long_question_takes_half_of_the_room() -> None:

@@ -14,20 +14,10 @@ from pretune.core.errors import UsageError
 from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets
 from pretune.inference.scoring.packed_forward import BATCH_TOKENS, TargetLogProbs, compute_target_logprobs
 from pretune.inference.scoring.passages import Passages, encode_passages
-from pretune.inference.scoring.queries import (
-    CausalScoring,
-    ConditionalScoring,
-    InfillScoring,
-    MaskedScoring,
-    ScoringMethod,
-    SentinelScoring,
-    SpecialTokenTemplate,
-    TwoStreamScoring,
-)
+from pretune.inference.scoring.queries import CausalScoring, EncoderDecoderScoring, MaskedScoring, ScoringMethod
 from pretune.inference.text_model import eval_mode, get_language_model, get_tokenizer
 from pretune.models.model import LanguageModel
 from pretune.objectives.base import Vocabulary
-from pretune.text.templates import SpecialPart, TokenTemplate
 from pretune.text.tokenizer import Tokenizer
 
 Number = TypeVar("Number", np.int64, np.float64)
@@ -198,31 +188,20 @@ def build_scoring_method(
         raise UsageError(f"cannot score: the model has no vocabulary head; use {alternative}")
     if model.prompt is not None:
         raise UsageError("cannot score a model with a tuned prompt; use its base model")
-    vocabulary, template = (
-        Vocabulary.from_tokenizer(tokenizer, start=model.spec.special.start),
-        build_special_tokens(tokenizer.template),
-    )
+    vocabulary, template = Vocabulary.from_tokenizer(tokenizer, start=model.spec.special.start), tokenizer.template
     if model.shape == "decoder":
         lead = tuple(token for token, _ in template.prefix)
         return CausalScoring(lead or (() if vocabulary.start is None else (vocabulary.start,)))
     if model.shape == "two-stream":
-        return TwoStreamScoring(template, config.rest)
+        return MaskedScoring(template, None, config.rest)
     if model.shape == "encoder":
         return MaskedScoring(template, vocabulary.require("mask", "scoring with an encoder"), config.rest)
     start, mask = vocabulary.require_start("scoring with an encoder-decoder"), vocabulary.find("mask")
     if config.conditional:
-        return ConditionalScoring(template, start)
+        return EncoderDecoderScoring(template, (start,))
     if tokenizer.sentinels:
-        return SentinelScoring(template, start, tokenizer.sentinels[0])
+        sentinel = tokenizer.sentinels[0]
+        return EncoderDecoderScoring(template, (start, sentinel), (sentinel,))
     if mask is None:
         raise UsageError("cannot score by infilling: the model has neither sentinels nor a mask; use conditional=True")
-    return InfillScoring(template, start, mask)
-
-
-def build_special_tokens(template: TokenTemplate) -> SpecialTokenTemplate:
-    """Return the special tokens that a tokenizer puts before and after a text."""
-    text_index = next(index for index, part in enumerate(template.single) if not isinstance(part, SpecialPart))
-    tokens = [(part.token, part.segment) if isinstance(part, SpecialPart) else (0, 0) for part in template.single]
-    return SpecialTokenTemplate(
-        tuple(tokens[:text_index]), tuple(tokens[text_index + 1 :]), template.single[text_index].segment
-    )
+    return EncoderDecoderScoring(template, (start, *(token for token, _ in template.prefix)), (mask,), whole_text=True)

@@ -4,17 +4,18 @@
 
     Causal       <s> the cat             -> cat sat                 the tokens before
     Masked       [CLS] the [MASK] sat [SEP] -> cat,  [CLS] the cat [MASK] [SEP] -> sat      a copy for every token
-    TwoStream    the same copies, with a token hidden by the order of a two-stream model instead of a mask
-    Sentinel     the <X> </s> | <pad> <X> cat -> cat sat            the filler of a sentinel (T5)
-    Infill       <s> the <mask> </s> | </s> <s> the cat -> cat sat  the whole text, from one with a mask (BART)
-    Conditional  the </s> | <pad> cat    -> cat sat                 the output, given the rest as input
+                 the same copies, with a token hidden by the order of a two-stream model instead of a mask
+    EncoderDecoder, by lead, blank and whole_text:
+                 the <X> </s> | <pad> <X> cat -> cat sat            the filler of a sentinel (T5)
+                 <s> the <mask> </s> | </s> <s> the cat -> cat sat  the whole text, from one with a mask (BART)
+                 the </s> | <pad> cat    -> cat sat                 the output, given the rest as input
 
 `MaskedScoring` masks the later tokens of a word together with an earlier one: otherwise a token like "##venir" gives
 "so" away, and rare words get high probabilities (Kauf and Ivanova, 2023). Legend as in `passages`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.inference.scoring.passages import Passages
+from pretune.text.template import TokenTemplate
 
 CHUNK_TOKENS = 1 << 22
 """Tokens laid out at once; bounds the memory of copies."""
@@ -63,139 +65,54 @@ class CausalScoring:
 
 @dataclass(frozen=True, slots=True)
 class MaskedScoring:
-    """Scoring by an encoder, with a copy of the text for every scored token, which is masked.
+    """Scoring by a bidirectional model, with a copy of the text for every scored token, which is masked.
 
-    With `mask_word_rest` the later tokens of its unit are masked too; without it this is the score of Salazar et al.
-    (2020).
+    Without a `mask` the model is a two-stream model: the token is ordered after its context. With `mask_word_rest` the
+    later tokens of its unit are masked too (or ordered last); without it this is the score of Salazar et al. (2020).
     """
 
-    template: "SpecialTokenTemplate"
-    mask: int
+    template: TokenTemplate
+    mask: int | None
     mask_word_rest: bool = True
 
     def get_max_passage(self, max_length: int) -> int:
         return max_length - self.template.special_count
 
     def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
-        for part, first in split_into_chunks(
-            passages, (passages.lengths + self.template.special_count) * passages.span_lengths
-        ):
+        lengths = passages.lengths + self.template.special_count
+        for part, first in split_into_chunks(passages, lengths * passages.span_lengths):
             copies, positions, is_masked = _copy_per_token(part, self.template, self.mask_word_rest)
-            targets = np.full(len(copies.tokens), IGNORE_INDEX)
+            targets, order = np.full(len(copies.tokens), IGNORE_INDEX), None
             targets[positions] = copies.tokens[positions]
-            copies.tokens[is_masked] = self.mask
-            sequences = Sequences(
-                tokens=copies.tokens, offsets=copies.offsets, segments=copies.segments, targets=targets
-            )
-            yield ScoringQuery(sequences, first + np.arange(len(positions)))
+            if self.mask is None:
+                order = np.where(is_masked, 2, 0)
+                order[positions] = 1
+            else:
+                copies.tokens[is_masked] = self.mask
+            yield ScoringQuery(replace(copies, targets=targets, order=order), first + np.arange(len(positions)))
 
 
 @dataclass(frozen=True, slots=True)
-class TwoStreamScoring:
-    """Scoring by a two-stream model: the token is ordered after its context, and the masked rest of its word last."""
+class EncoderDecoderScoring:
+    """Scoring by an encoder-decoder: the encoder reads the text with `blank` in place of the span.
 
-    template: "SpecialTokenTemplate"
-    mask_word_rest: bool = True
+    The decoder generates the span after the tokens of `lead`, or with `whole_text` the whole text.
+    """
 
-    def get_max_passage(self, max_length: int) -> int:
-        return max_length - self.template.special_count
-
-    def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
-        for part, first in split_into_chunks(
-            passages, (passages.lengths + self.template.special_count) * passages.span_lengths
-        ):
-            copies, positions, is_masked = _copy_per_token(part, self.template, self.mask_word_rest)
-            targets, order = np.full(len(copies.tokens), IGNORE_INDEX), np.zeros(len(copies.tokens), dtype=np.int64)
-            targets[positions] = copies.tokens[positions]
-            order[is_masked] = 2
-            order[positions] = 1
-            sequences = Sequences(
-                tokens=copies.tokens, offsets=copies.offsets, segments=copies.segments, targets=targets, order=order
-            )
-            yield ScoringQuery(sequences, first + np.arange(len(positions)))
-
-
-@dataclass(frozen=True, slots=True)
-class SentinelScoring:
-    """Scoring by an encoder-decoder that generates the filler of a sentinel, after that sentinel."""
-
-    template: "SpecialTokenTemplate"
-    start: int
-    sentinel: int
+    template: TokenTemplate
+    lead: tuple[int, ...]
+    blank: tuple[int, ...] = ()
+    whole_text: bool = False
 
     def get_max_passage(self, max_length: int) -> int:
         return max_length - 1 - self.template.special_count
 
     def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
-        for part, first in split_into_chunks(passages, passages.lengths + self.template.special_count + 3):
-            inputs = _build_inputs(_extract_spans(part), (self.start, self.sentinel))
-            yield _build_query(
-                inputs, _extract_spans(part), first, 1, _blank_spans(part, self.template, (self.sentinel,))
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class InfillScoring:
-    """Scoring by an encoder-decoder that generates the whole text from one with a mask."""
-
-    template: "SpecialTokenTemplate"
-    start: int
-    mask: int
-
-    def get_max_passage(self, max_length: int) -> int:
-        return max_length - 1 - self.template.special_count
-
-    def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
-        lead = (self.start, *(token for token, _ in self.template.prefix))
-        for part, first in split_into_chunks(passages, 2 * (passages.lengths + self.template.special_count) + 1):
-            yield _build_query(
-                _build_inputs(part, lead), part, first, len(lead) - 1, _blank_spans(part, self.template, (self.mask,))
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class ConditionalScoring:
-    """Scoring by an encoder-decoder that reads the context of the span and generates the span."""
-
-    template: "SpecialTokenTemplate"
-    start: int
-
-    def get_max_passage(self, max_length: int) -> int:
-        return max_length - 1 - self.template.special_count
-
-    def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
-        for part, first in split_into_chunks(passages, passages.lengths + self.template.special_count + 1):
-            spans = _extract_spans(part)
-            yield _build_query(
-                _build_inputs(spans, (self.start,)), spans, first, 0, _blank_spans(part, self.template, ())
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class SpecialTokenTemplate:
-    """Special tokens before and after a text, each with its segment, and the segment of the text."""
-
-    prefix: tuple[tuple[int, int], ...] = ()
-    suffix: tuple[tuple[int, int], ...] = ()
-    segment: int = 0
-
-    @property
-    def special_count(self) -> int:
-        """Number of special tokens."""
-        return len(self.prefix) + len(self.suffix)
-
-    def wrap(self, tokens: Ints, lengths: Ints) -> Sequences:
-        """Add the special tokens to texts; segments only if some are not 0."""
-        size, count = lengths + self.special_count, len(lengths)
-        offsets = compute_offsets(size)
-        out, segments = np.empty(int(offsets[-1]), dtype=np.int64), np.full(int(offsets[-1]), self.segment)
-        out[spread(offsets[:-1] + len(self.prefix), lengths)] = tokens
-        for index, (token, segment) in enumerate(self.prefix):
-            out[offsets[:-1] + index], segments[offsets[:-1] + index] = token, segment
-        for index, (token, segment) in enumerate(reversed(self.suffix), start=1):
-            out[offsets[1:] - index], segments[offsets[1:] - index] = token, segment
-        has_segments = count > 0 and (self.segment or any(segment for _, segment in (*self.prefix, *self.suffix)))
-        return Sequences(tokens=out, offsets=offsets, segments=segments if has_segments else None)
+        cost = passages.lengths * (1 + self.whole_text) + self.template.special_count + len(self.lead) + len(self.blank)
+        for part, first in split_into_chunks(passages, cost):
+            target = part if self.whole_text else _extract_spans(part)
+            source = _blank_spans(part, self.template, self.blank)
+            yield _build_query(_build_inputs(target, self.lead), target, first, len(self.lead) - 1, source)
 
 
 def split_into_chunks(passages: Passages, cost: Ints) -> Iterator[tuple[Passages, int]]:
@@ -206,6 +123,12 @@ def split_into_chunks(passages: Passages, cost: Ints) -> Iterator[tuple[Passages
     for low, high in zip((0, *edges.tolist()), (*edges.tolist(), len(passages)), strict=True):
         if low < high:
             yield passages.take(np.arange(low, high)), int(number[low])
+
+
+def _add_special_tokens(template: TokenTemplate, tokens: Ints, lengths: Ints) -> Sequences:
+    """Return texts with the special tokens of the template, and with segments if some are not 0."""
+    pieces = template.wrap(compute_starts(lengths), lengths)
+    return replace(Sequences.from_pieces(pieces, tokens, segments=template.has_segments), special=None)
 
 
 def _build_inputs(part: Passages, lead: tuple[int, ...]) -> Sequences:
@@ -252,8 +175,8 @@ def _extract_spans(part: Passages) -> Passages:
     )
 
 
-def _blank_spans(part: Passages, template: SpecialTokenTemplate, blank: tuple[int, ...]) -> Sequences:
-    """Build the encoder's input: the texts with special tokens, and a mask (or nothing) for the scored span."""
+def _blank_spans(part: Passages, template: TokenTemplate, blank: tuple[int, ...]) -> Sequences:
+    """Build the encoder's input: the framed texts, with a mask (or nothing) in place of the scored span."""
     prefix_lengths, suffix_lengths = part.start, part.lengths - part.stop
     lengths = prefix_lengths + len(blank) + suffix_lengths
     offsets = compute_offsets(lengths)
@@ -266,14 +189,12 @@ def _blank_spans(part: Passages, template: SpecialTokenTemplate, blank: tuple[in
     ]
     if template.special_count == 0 and (lengths == 0).any():
         raise UsageError("an encoder-decoder needs an input: pass a source, or a text with a mask")
-    return template.wrap(out, lengths)
+    return _add_special_tokens(template, out, lengths)
 
 
-def _copy_per_token(
-    part: Passages, template: SpecialTokenTemplate, mask_word_rest: bool
-) -> tuple[Sequences, Ints, Bools]:
-    """Copy the text, with special tokens, for every scored token; returns the copies, positions [J] and masks."""
-    texts_with_specials = template.wrap(part.tokens, part.lengths)
+def _copy_per_token(part: Passages, template: TokenTemplate, mask_word_rest: bool) -> tuple[Sequences, Ints, Bools]:
+    """Copy the framed text for every scored token; returns the copies, its positions [J], and the mask of each copy."""
+    texts_with_specials = _add_special_tokens(template, part.tokens, part.lengths)
     owner = np.repeat(np.arange(len(part)), part.span_lengths)  # [J]
     copies = texts_with_specials.take(owner)
     text_positions = spread(part.start, part.span_lengths)  # [J] in its text

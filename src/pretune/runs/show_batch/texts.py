@@ -9,7 +9,6 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.pairs import BROKEN_LABEL, INTACT_LABEL
 from pretune.data.parallel import double_template
-from pretune.data.sequence_template import TEXT_A
 from pretune.data.sequences import Sequences, spread
 from pretune.objectives.base import ModelShape, Objective, PairKind
 from pretune.objectives.mixture import Mixture
@@ -17,6 +16,7 @@ from pretune.objectives.supervised import SupervisedSeq2seq
 from pretune.runs.show_batch.token_text import TokenRenderer
 from pretune.runs.training_data import build_template
 from pretune.text.sentences import split_sentences
+from pretune.text.template import TEXT_A
 
 PARTY = "Thank you for inviting me to your party last week."
 """Example sentence of Raffel et al. (2020), figure 2."""

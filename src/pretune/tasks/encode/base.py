@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from pretune.core.errors import DataError
 from pretune.core.format import join_names
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.sequence_template import SequenceTemplate
 from pretune.data.sequences import Ints, Sequences
 from pretune.models.spec import Model
-from pretune.tasks.encode.token_pool import PooledSequences, TokenPool, compute_room, split_room
+from pretune.tasks.encode.token_pool import PooledSequences, TokenPool, compute_room
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
+from pretune.text.template import TokenTemplate, split_room
 from pretune.text.tokenizer import Tokenizer
 
 
@@ -25,7 +25,7 @@ class EncodingRules:
     task: Task
     spec: Model
     tokenizer: Tokenizer
-    sequence_template: SequenceTemplate
+    sequence_template: TokenTemplate
     max_length: int  # of a sequence, including special tokens
     stride: int  # overlap of two windows of a passage, in tokens
     max_new_tokens: int  # maximum length of a generated answer, without special tokens

@@ -11,12 +11,12 @@ import numpy as np
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.sequence_template import TEXT_A, TEXT_B, SequenceTemplate
 from pretune.data.sequences import Ints, Sequences
 from pretune.tasks.encode.base import EncodingRules, missing_value_error, read_classes, read_scores
 from pretune.tasks.encode.items import Counts, Items, build_items
 from pretune.tasks.encode.token_pool import PooledSequences, TokenPool, compute_room
 from pretune.tasks.example import Example
+from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 
 
 def encode(rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
@@ -81,15 +81,13 @@ def count_answer_specials(rules: EncodingRules) -> int:
     return _build_answer_template(rules).special_count if rules.spec.is_encoder_decoder else 1
 
 
-def _build_answer_template(rules: EncodingRules) -> SequenceTemplate:
+def _build_answer_template(rules: EncodingRules) -> TokenTemplate:
     """Return the template of a target: the tokenizer's, with an end token if it has none."""
-    template = SequenceTemplate.from_template(rules.tokenizer.template)
+    template = rules.tokenizer.template
     last = template.single[-1][0]
     end = next(iter(rules.spec.special.eos), rules.tokenizer.special.get("eos", rules.tokenizer.special.get("sep")))
     return (
-        template
-        if last >= 0 or end is None
-        else SequenceTemplate(single=(*template.single, (end, 0)), pair=template.pair)
+        template if last >= 0 or end is None else TokenTemplate(single=(*template.single, (end, 0)), pair=template.pair)
     )
 
 
@@ -119,11 +117,11 @@ def _encode_one_side(rules: EncodingRules, pool: TokenPool, count: int, training
     source_lengths = np.minimum(pool.lengths[:count], max_source_length)
     lost = pool.lengths[:count] - source_lengths + full_target_lengths - target_lengths
     place = [token for token, _ in template.pair].index(TEXT_B)
-    prompt = SequenceTemplate(single=tuple((token, 0) for token, _ in template.pair[:place]), pair=template.pair)
+    prompt = TokenTemplate(single=tuple((token, 0) for token, _ in template.pair[:place]), pair=template.pair)
     prompts = pool.lay_out(prompt, pool.offsets[:count], source_lengths)
     if not training:
         return _strip_fields(prompts.sequences), lost
-    answer_template = SequenceTemplate(
+    answer_template = TokenTemplate(
         single=((TEXT_A, 0), *((token, 0) for token, _ in template.pair[place + 1 :])), pair=template.pair
     )
     answers = pool.lay_out(answer_template, pool.offsets[count:-1], target_lengths)

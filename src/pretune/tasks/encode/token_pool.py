@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
-from pretune.data.sequence_template import TEXT_A, TEXT_B, SequencePieces, SequenceTemplate
 from pretune.data.sequences import Ints, Sequences, compute_offsets, spread
 from pretune.models.spec import Model
+from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 from pretune.text.tokenizer import Tokenizer
 
 
@@ -52,7 +52,7 @@ class TokenPool:
 
     def lay_out(
         self,
-        template: SequenceTemplate,
+        template: TokenTemplate,
         start: Ints,
         length: Ints,
         second: Ints | None = None,
@@ -63,18 +63,8 @@ class TokenPool:
             pieces = template.wrap(start, length)
         else:
             pieces = template.wrap_pair(start, length, second, second_length)
-        return self._gather(pieces)
-
-    def _gather(self, pieces: SequencePieces) -> PooledSequences:
-        size = pieces.length
-        special = np.repeat(pieces.special, size)
-        index = np.where(special, -1, spread(pieces.start, size))
-        tokens = np.repeat(pieces.start, size)
-        tokens[~special] = self.ids[index[~special]]
-        ends = compute_offsets(size)[compute_offsets(pieces.counts)]
-        sequences = Sequences(
-            tokens=tokens, offsets=ends, special=special, segments=np.repeat(pieces.segment, size)
-        )  # fmt: skip
+        index = np.where(np.repeat(pieces.special, pieces.length), -1, spread(pieces.start, pieces.length))
+        sequences = Sequences.from_pieces(pieces, self.ids[index[index >= 0]], segments=True)
         return self._fill_empty(PooledSequences(sequences, index))
 
     def _fill_empty(self, layout: PooledSequences) -> PooledSequences:
@@ -104,18 +94,17 @@ def deduplicate(texts: Sequence[str]) -> tuple[list[str], Ints]:
     return [*numbers], np.array(text_ids, dtype=np.int64)
 
 
-def build_task_template(tokenizer: Tokenizer, spec: Model) -> SequenceTemplate:
+def build_task_template(tokenizer: Tokenizer, spec: Model) -> TokenTemplate:
     """Return the template of texts: the tokenizer's; for a decoder start, delimiter and end (Radford et al., 2018).
 
     A decoder is read at its end token: a `cls` token other than the start, or else the end-of-document token, which
     also replaces the others if the vocabulary has no separate tokens.
     """
-    template = SequenceTemplate.from_template(tokenizer.template)
+    template = tokenizer.template
     if spec.shape != "decoder":
         return template
     special_ids = tokenizer.special
-    place = [token for token, _ in template.single].index(TEXT_A)
-    prefix, suffix = list(template.single[:place]), list(template.single[place + 1 :])
+    prefix, suffix = list(template.prefix), list(template.suffix)
     start = next((special_ids[role] for role in ("bos", "cls", "eos") if role in special_ids), None)
     ends = [special_ids[role] for role in ("cls", "eos", "sep") if role in special_ids]
     end = next((token for token in ends if token != start), ends[0] if ends else None)
@@ -126,30 +115,14 @@ def build_task_template(tokenizer: Tokenizer, spec: Model) -> SequenceTemplate:
         suffix = [(end, 0)]
     middle = [] if delimiter is None else [(delimiter, 0)]
     prefix, suffix = [(token, 0) for token, _ in prefix], [(token, 0) for token, _ in suffix]
-    return SequenceTemplate(
+    return TokenTemplate(
         single=(*prefix, (TEXT_A, 0), *suffix), pair=(*prefix, (TEXT_A, 0), *middle, (TEXT_B, 0), *suffix)
     )
 
 
-def compute_room(template: SequenceTemplate, length: int, *, pair: bool) -> int:
+def compute_room(template: TokenTemplate, length: int, *, pair: bool) -> int:
     """Return the number of text tokens that fit into a sequence of `length`."""
     num_special = template.pair_special_count if pair else template.special_count
     if length <= num_special:
         raise UsageError(f"max_length must be > {num_special} (special tokens), got {length}")
     return length - num_special
-
-
-def split_room(first_lengths: Ints, second_lengths: Ints, room: int) -> tuple[Ints, Ints]:
-    """Return the tokens to keep of the first and second text of each pair, truncating the longer one first.
-
-    >>> [part.tolist() for part in split_room(np.array([5, 3]), np.array([2, 9]), 6)]
-    [[4, 3], [2, 3]]
-    """
-    shorter_kept = np.minimum(np.minimum(first_lengths, second_lengths), room // 2)
-    exceeds = first_lengths + second_lengths > room
-    first_kept = np.where(
-        exceeds,
-        np.where(first_lengths <= second_lengths, shorter_kept, np.minimum(room - shorter_kept, first_lengths)),
-        first_lengths,
-    )
-    return first_kept, np.where(exceeds, np.minimum(room - first_kept, second_lengths), second_lengths)

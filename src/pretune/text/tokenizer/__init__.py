@@ -6,7 +6,7 @@
 
 Reading order: `tokenizer` (the interface), `encode` and `cache` (speed), `files` (input and output, roles of special
 tokens), `training` with `sample` and `unigram` (training). Kinds and styles are data:
-`pretune.text.styles`. Templates and truncation: `pretune.text.templates`.
+`pretune.text.styles`. Templates and truncation: `pretune.text.template`.
 """
 
 from pretune.text.tokenizer.encode import TokenizedTexts

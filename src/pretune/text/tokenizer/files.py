@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Raw
 from pretune.core import io
 from pretune.core.errors import CheckpointError, PretuneError, suggest_file
 from pretune.core.hub import resolve_path
-from pretune.text.templates import SpecialPart, TextPart, TokenTemplate
+from pretune.text.template import TEXT_A, TEXT_B, Layout, TokenTemplate
 
 if TYPE_CHECKING:
     from pretune.text.tokenizer.tokenizer import Tokenizer
@@ -78,11 +78,10 @@ def find_roles(
             spelling = next((token for token in spellings if token in added_tokens and token in vocabulary), None)
             if spelling is not None:
                 special[role] = vocabulary[spelling]
-        first, last = template.single[0], template.single[-1]
-        if isinstance(first, SpecialPart) and not {"cls", "bos"} & {*special}:
-            special["bos"] = first.token
-        if isinstance(last, SpecialPart) and not {"sep", "eos", "cls"} & {*special}:
-            special["eos"] = last.token
+        if template.prefix and not {"cls", "bos"} & {*special}:
+            special["bos"] = template.prefix[0][0]
+        if template.suffix and not {"sep", "eos", "cls"} & {*special}:
+            special["eos"] = template.suffix[-1][0]
     candidates = [token for token in vocabulary if token.startswith("<extra_id_")]
     numbered_sentinels = [
         (int(match[1]), vocabulary[token]) for token in candidates if (match := _SENTINEL.fullmatch(token))
@@ -110,7 +109,7 @@ def build_files(tokenizer: "Tokenizer") -> dict[str, bytes]:
         names = ("content", "lstrip", "normalized", "rstrip", "single_word")
         tokens["mask_token"] = {name: getattr(mask_token, name) for name in names}
     extra = [tokenizer.get_token(i) for i in tokenizer.sentinels]
-    segments = any(part.segment for part in (*tokenizer.template.single, *tokenizer.template.pair))
+    segments = any(segment for _, segment in (*tokenizer.template.single, *tokenizer.template.pair))
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -173,13 +172,10 @@ def parse_tokenizer(data: bytes, location: str) -> Raw:
 def extract_template(raw: Raw) -> TokenTemplate:
     """Return the templates of a tokenizer's post-processor, found by applying it, whatever its class."""
 
-    def extract_layout(pair: bool) -> tuple[SpecialPart | TextPart, ...]:
+    def extract_layout(pair: bool) -> Layout:
         encoding = raw.post_process(_make_token(), _make_token() if pair else None)
         facts = zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True)
-        return tuple(
-            SpecialPart(token=i, segment=segment) if side is None else TextPart(text="ab"[side], segment=segment)  # type: ignore[arg-type]
-            for i, segment, side in facts
-        )
+        return tuple((i if side is None else (TEXT_A, TEXT_B)[side], segment) for i, segment, side in facts)
 
     return TokenTemplate(single=extract_layout(False), pair=extract_layout(True))
 

@@ -17,7 +17,7 @@ from pretune.core import io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.types import Batch
-from pretune.text.templates import TemplatedTokens, TokenTemplate
+from pretune.text.template import TemplatedTokens, TokenTemplate
 from pretune.text.tokenizer import files
 from pretune.text.tokenizer.cache import replace_surrogates
 from pretune.text.tokenizer.encode import TokenizedTexts, TokenizerEncoder
@@ -161,7 +161,7 @@ class Tokenizer:
         second = None if pair is None else self._encode_text(pair, literal=False)
         if max_length is None:
             return self.template.apply(first, second)
-        return self.template.fit(first, second, length=max_length).sequences[0]
+        return self.template.fit(first, second, length=max_length)
 
     def decode(self, ids: ArrayLike, *, special: bool = True) -> str:
         """Decode ids to text; with `special=False` without special tokens.

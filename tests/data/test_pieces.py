@@ -8,19 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretune.data.samples import Documents
-from pretune.data.sequence_template import TEXT_A, TEXT_B, SequencePieces, SequenceTemplate
+from pretune.data.samples import Documents, read_pieces
 from pretune.data.sequences import Sequences
 from pretune.text.styles import STYLES
-from pretune.text.templates import TokenTemplate
 from tests.data.corpora import every, opened, split
-from tests.text.tokenizers import COMBINATIONS, trained
+from tests.text.tokenizers import COMBINATIONS, template_of, trained
 
 MARKS = {
     mark.text: 2_000_000 + i
     for i, mark in enumerate(mark for style in STYLES.values() for mark in style.special_tokens)
 }
-TEMPLATES = {name: TokenTemplate.from_layouts(style.single, style.pair, MARKS) for name, style in STYLES.items()}
+TEMPLATES = {name: template_of(style, MARKS) for name, style in STYLES.items()}
 """Of every style, with ids that no text has."""
 
 
@@ -37,7 +35,7 @@ def same(found: Sequences, number: int, laid: Any) -> bool:
 def test_one_text_is_framed_as_by_the_template(style: str, sizes: list[int]) -> None:
     template, edges = TEMPLATES[style], np.cumsum([0, *sizes])
     with opened([[size] for size in sizes]) as shards:  # every token is its own position
-        found = SequenceTemplate.from_template(template).wrap(edges[:-1], np.diff(edges)).read(shards, segments=True)
+        found = read_pieces(template.wrap(edges[:-1], np.diff(edges)), shards, segments=True)
     for number, (start, end) in enumerate(pairwise(edges.tolist())):
         assert same(found, number, template.apply(range(start, end)))
 
@@ -46,12 +44,11 @@ def test_one_text_is_framed_as_by_the_template(style: str, sizes: list[int]) -> 
 @given(sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=6))
 def test_two_texts_are_framed_as_by_the_template(style: str, sizes: list[tuple[int, int]]) -> None:
     """A second text without tokens is none."""
-    template, frame = TEMPLATES[style], SequenceTemplate.from_template(TEMPLATES[style])
+    template = TEMPLATES[style]
     a, b = (np.array(one) for one in zip(*sizes, strict=True))
     end = np.cumsum(a + b)
     with opened([[int(end[-1])]]) as shards:
-        pieces: SequencePieces = frame.wrap_pair(end - a - b, a, end - b, b)
-        found = pieces.read(shards, segments=True)
+        found = read_pieces(template.wrap_pair(end - a - b, a, end - b, b), shards, segments=True)
     for number, (first, second, stop) in enumerate(zip(end - a - b, end - b, end, strict=True)):
         texts = [range(first, second), range(second, stop)]
         assert same(found, number, template.apply(*texts[: 1 if second == stop else 2]))
@@ -61,7 +58,7 @@ def test_two_texts_are_framed_as_by_the_template(style: str, sizes: list[tuple[i
 def test_samples_of_a_tokenizer(kind: str, style: str) -> None:
     """From a trained tokenizer to the sequences that are cut: what the library itself lays around texts."""
     tokenizer = trained(kind, style)
-    frame, a, b = SequenceTemplate.from_template(tokenizer.template), "Some words.", "And more of them."
+    frame, a, b = tokenizer.template, "Some words.", "And more of them."
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in (a, b)]
     for texts, library in ((ids[:1], tokenizer.raw.encode(a)), (ids, tokenizer.raw.encode(a, b))):
         layout = frame.single if len(texts) == 1 else frame.pair
@@ -75,13 +72,3 @@ def test_samples_of_a_tokenizer(kind: str, style: str) -> None:
     assert sorted(split(found)) == sorted(
         tokenizer.template.apply(one).ids.tolist() for one in (range(7), range(7, 12))
     )
-
-
-def test_an_end_is_put_where_the_layout_is_open() -> None:
-    assert SequenceTemplate.from_template(TEMPLATES["endoftext"], end=9) == SequenceTemplate(
-        single=((TEXT_A, 0), (9, 0)), pair=((TEXT_A, 0), (TEXT_B, 0), (9, 0))
-    )
-    for style in ("cls-sep", "cls-sep-pieces", "s-mask", "sentinels", "cls-last"):
-        assert SequenceTemplate.from_template(TEMPLATES[style], end=9) == SequenceTemplate.from_template(
-            TEMPLATES[style]
-        )
