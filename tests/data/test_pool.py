@@ -12,7 +12,7 @@ import pytest
 
 from pretune.core.errors import DataError, ResourceError
 from pretune.data.prepare.pool import map_ordered
-from pretune.text.corpora.fields import UnfitError
+from pretune.text.corpora.document import UnfitError
 from tests.selection import keep_quick
 
 METHODS = [one for one in ("fork", "spawn") if one in multiprocessing.get_all_start_methods()]

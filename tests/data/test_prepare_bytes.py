@@ -17,7 +17,7 @@ from pretune.data.prepare import merge, prepare, run, work_units
 from pretune.data.prepare.pool import map_ordered
 from pretune.data.shards import Shards
 from pretune.text.corpora import items
-from pretune.text.corpora.splitting import split_documents
+from pretune.text.corpora.tables import split_documents
 from tests.data.texts import MANY, blocks, byte_tokenizer, story, texts_of, tree
 
 

@@ -13,7 +13,7 @@ from pretune.core.errors import DataError
 from pretune.data.prepare import prepare, run
 from pretune.data.prepare.stage import StageWriter
 from pretune.text.corpora import open_corpus
-from pretune.text.corpora.snapshot import FileSnapshot, stamp_file
+from pretune.text.corpora.items import FileSnapshot, stamp_file
 from tests.data.texts import MANY, blocks, byte_tokenizer
 
 Change = Callable[[Path], None]

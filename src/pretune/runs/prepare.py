@@ -23,9 +23,8 @@ from pretune.tasks.loading import load_task
 from pretune.tasks.task import Task
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document
-from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span
+from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp, stamp_file
 from pretune.text.corpora.pairs import make_pair_document
-from pretune.text.corpora.snapshot import Stamp, stamp_file
 
 TASK_PREFIX = "task:"
 StrPath = str | os.PathLike[str]

@@ -18,7 +18,7 @@ from pretune.adaptation.static.word_ids import WordCorpus
 from pretune.core.errors import UsageError, suggest
 from pretune.inference.word_vectors import WordVectors
 from pretune.text.corpora import open_corpus
-from pretune.text.corpora.formats import DocumentBoundary
+from pretune.text.corpora.document import DocumentBoundary
 
 TRAINERS: Mapping[str, type[Word2Vec] | type[Glove] | type[Ppmi]] = {"word2vec": Word2Vec, "glove": Glove, "ppmi": Ppmi}
 MAX_VALUES = {"width": 4096, "window": 100, "epochs": 1000, "min_count": 10**9, "max_words": 10_000_000}

@@ -17,9 +17,8 @@ from pretune.core.errors import DataError, suggest
 from pretune.core.format import join_names
 from pretune.tasks.example import Example
 from pretune.text.corpora.decoding import HEAD_BYTES, decode, detect_encoding
-from pretune.text.corpora.splitting import split_documents
 from pretune.text.corpora.streams import detect_compression, read_chunks
-from pretune.text.corpora.tables import iter_delimited_rows, iter_jsonl_rows
+from pretune.text.corpora.tables import iter_delimited_rows, iter_jsonl_rows, split_documents
 
 
 class TableRow(NamedTuple):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretune.core.errors import UsageError
-from pretune.text.corpora import builtin, open_corpus
+from pretune.text.corpora import builtin, is_held_out, open_corpus
 from pretune.text.corpora.builtin import BUILTINS
 
 
@@ -47,7 +47,9 @@ class TestReviews:
         assert [text for text, _ in found[:50]] == [next(documents).text for _ in range(50)]
 
     def test_the_cut(self) -> None:
-        sides = Counter(out for _, out in open_corpus(["builtin:reviews"]).split(0.02))
+        sides = Counter(
+            is_held_out(document.text, 0.02) for document in open_corpus(["builtin:reviews"]).read_documents()
+        )
         assert sides == {False: 32_859, True: 671}
 
 

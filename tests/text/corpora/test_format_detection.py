@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from pretune.core.errors import DataError
-from pretune.text.corpora.fields import UnfitError, choose_field
+from pretune.text.corpora.document import DocumentBoundary, FileFormat, UnfitError, choose_field
 from pretune.text.corpora.format_detection import detect_format
-from pretune.text.corpora.formats import DocumentBoundary, FileFormat
 
 PROSE = "It was, as they say, a dark night; rain fell, and the wind, too, blew.\nHe came, saw, left.\n"
 JSONL = '{"id": 1, "text": "one"}\n{"id": 2, "text": "two"}\n'

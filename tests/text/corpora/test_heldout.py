@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
-from pretune.text.corpora import Document, flag_held_out, is_held_out
+from pretune.text.corpora import is_held_out
 
 TEXTS = [f"text number {number}" for number in range(20_000)]
 
@@ -33,13 +33,6 @@ def test_the_share_is_right(share: float) -> None:
 def test_a_larger_share_holds_what_a_smaller_one_held(text: str, one: float, other: float) -> None:
     if is_held_out(text, min(one, other)):
         assert is_held_out(text, max(one, other))
-
-
-def test_pieces_stay_together() -> None:
-    pieces = [Document(text, 0, "", is_continued=bool(number % 5)) for number, text in enumerate(TEXTS[:1000])]
-    sides = [out for _, out in flag_held_out(pieces, 0.5)]
-    for start in range(1, 995, 5):  # 4 pieces that go on, and the one that ends
-        assert sides[start : start + 5] == [is_held_out(TEXTS[start], 0.5)] * 5
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretune.text.corpora.splitting import SEPARATORS, split_documents
+from pretune.text.corpora.tables import SEPARATORS, split_documents
 
 texts = st.text(st.sampled_from("ab \n\n\né😀"), max_size=80)
 

@@ -27,9 +27,8 @@ from pretune.data.shards import DataIndex, ShardSplit, choose_token_dtype, read_
 from pretune.data.shards.index import INDEX_FILE as INDEX
 from pretune.text.corpora import Corpus, open_corpus
 from pretune.text.corpora.decoding import Errors
-from pretune.text.corpora.formats import DocumentBoundary
-from pretune.text.corpora.items import CorpusItem
-from pretune.text.corpora.snapshot import FileSnapshot
+from pretune.text.corpora.document import DocumentBoundary
+from pretune.text.corpora.items import CorpusItem, FileSnapshot
 from pretune.text.tokenizer import Tokenizer
 
 Names = Sequence[str | os.PathLike[str]]

@@ -6,13 +6,12 @@
     corpus.counts                                             # {'binary_files': 2, 'empty_documents': 1}
 
 Formats are detected by content (`format_detection`); files are decompressed (`streams`) and decoded (`decoding`) in
-chunks, then split into documents (`splitting`, `tables`). Opening validates as much as possible; a later error names
+chunks, then split into documents (`tables`). Opening validates as much as possible; a later error names
 the file and the byte or line.
 """
 
-from pretune.text.corpora.corpus import Corpus, CorpusPart, CorpusSource, open_corpus
+from pretune.text.corpora.corpus import Corpus, CorpusPart, CorpusSource, is_held_out, open_corpus
 from pretune.text.corpora.document import MAX_CHARACTERS, Document
-from pretune.text.corpora.heldout import flag_held_out, is_held_out
 
 __all__ = [
     "MAX_CHARACTERS",
@@ -22,5 +21,4 @@ __all__ = [
     "CorpusSource",
     "is_held_out",
     "open_corpus",
-    "flag_held_out",
 ]

@@ -25,8 +25,7 @@ from pretune.core.registry import Registry
 from pretune.core.seed import mix_array
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document
-from pretune.text.corpora.items import FULL_SPAN, Span, make_documents
-from pretune.text.corpora.snapshot import Stamp, stamp_file
+from pretune.text.corpora.items import FULL_SPAN, Span, Stamp, make_documents, stamp_file
 
 PREFIX = "builtin:"
 

@@ -12,16 +12,27 @@ from pretune.core.errors import DataError, UsageError, suggest
 from pretune.text.corpora.builtin import BUILTINS
 from pretune.text.corpora.builtin import PREFIX as BUILTIN
 from pretune.text.corpora.decoding import Errors
-from pretune.text.corpora.document import Document
+from pretune.text.corpora.document import Document, DocumentBoundary
 from pretune.text.corpora.file_discovery import FileFinder, format_path
-from pretune.text.corpora.formats import DocumentBoundary
-from pretune.text.corpora.heldout import flag_held_out
 from pretune.text.corpora.hub import PREFIX as HUB
 from pretune.text.corpora.hub import open_hub_dataset
-from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span
+from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp
 from pretune.text.corpora.pairs import PREFIX as PAIR
 from pretune.text.corpora.pairs import open_pairs
-from pretune.text.corpora.snapshot import Stamp
+
+
+def is_held_out(text: str, share: float) -> bool:
+    """Return whether a text is in the held-out share (0 to 1), by a 64-bit hash of its content (BLAKE2b).
+
+        >>> [is_held_out(text, 0.5) for text in ("one", "two", "three", "four")]
+        [True, False, True, True]
+
+    Order, neighbours, machine and parallel reading do not matter, and equal texts are always on the same side.
+    """
+    if not 0 <= share <= 1:
+        raise UsageError(f"the held-out share must be from 0 to 1, got {share}")
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +91,6 @@ class Corpus:
             counts = self._pass_counts[index] = Counter()
             for item in self.sources[index].items:
                 yield from item.read_documents(index, FULL_SPAN, self._errors, counts)
-
-    def split(self, share: float = 0.01) -> Iterator[tuple[Document, bool]]:
-        """Yield all documents, each with whether it is held out for validation, by its content (`heldout`)."""
-        return flag_held_out(self.read_documents(), share)
 
     def plan_parts(self, n_bytes: int) -> list[CorpusPart]:
         """Return parts for parallel readers, each of about `n_bytes` if the text can be split."""

@@ -17,11 +17,17 @@ from pathlib import PurePath
 
 from pretune.core.errors import DataError
 from pretune.text.corpora.decoding import Errors, decode, detect_encoding
-from pretune.text.corpora.fields import TEXT_FIELDS, UnfitError, choose_field
-from pretune.text.corpora.formats import MAX_ROW_CHARACTERS, DelimitedFormat, DocumentBoundary, FileFormat
-from pretune.text.corpora.parquet import list_parquet_columns
+from pretune.text.corpora.document import (
+    MAX_ROW_CHARACTERS,
+    TEXT_FIELDS,
+    DelimitedFormat,
+    DocumentBoundary,
+    FileFormat,
+    UnfitError,
+    choose_field,
+)
 from pretune.text.corpora.streams import detect_compression, read_chunks
-from pretune.text.corpora.tables import UnclosedQuoteError, iter_delimited_rows, iter_jsonl_rows
+from pretune.text.corpora.tables import UnclosedQuoteError, iter_delimited_rows, iter_jsonl_rows, list_parquet_columns
 
 _HEAD_BYTES = 2**18
 _MAX_ROWS = 100  # rows used to detect a table and its text field

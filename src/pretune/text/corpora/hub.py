@@ -16,10 +16,8 @@ from typing import Any
 from pretune.core.errors import DataError, PretuneError, UsageError
 from pretune.core.hub import is_repository
 from pretune.text.corpora.decoding import Errors
-from pretune.text.corpora.document import Document
-from pretune.text.corpora.fields import choose_field
-from pretune.text.corpora.items import FULL_SPAN, Span, make_documents
-from pretune.text.corpora.snapshot import Stamp
+from pretune.text.corpora.document import Document, choose_field
+from pretune.text.corpora.items import FULL_SPAN, Span, Stamp, make_documents
 
 PREFIX = "hf:"
 

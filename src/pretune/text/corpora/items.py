@@ -1,21 +1,78 @@
-"""Corpus items: files, built-in corpora and Hub datasets with one interface, readable from any process."""
+"""Corpus items: files, built-in corpora and Hub datasets with one interface, readable from any process.
 
+A `FileSnapshot` has the sizes and modification times of their files, to detect changes since they were opened:
+
+    snapshot = FileSnapshot(corpus.list_stamps())
+    with snapshot.guard():      # hash, then read; raises a DataError if a file changed in between
+        ...
+"""
+
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from pretune.core.errors import DataError
 from pretune.core.io import sha256
 from pretune.text.corpora.decoding import Errors, decode
-from pretune.text.corpora.document import MAX_CHARACTERS, Document, split_pieces
-from pretune.text.corpora.file_ranges import find_cut_points
-from pretune.text.corpora.formats import FileFormat
-from pretune.text.corpora.parquet import plan_parquet_spans, read_parquet
-from pretune.text.corpora.snapshot import Stamp
-from pretune.text.corpora.splitting import SEPARATORS, split_documents
-from pretune.text.corpora.streams import read_chunks
-from pretune.text.corpora.tables import read_delimited, read_jsonl
+from pretune.text.corpora.document import MAX_CHARACTERS, Document, FileFormat, split_pieces
+from pretune.text.corpora.streams import find_cut_points, read_chunks
+from pretune.text.corpora.tables import (
+    SEPARATORS,
+    plan_parquet_spans,
+    read_delimited,
+    read_jsonl,
+    read_parquet,
+    split_documents,
+)
+
+Stamp = tuple[str, int, int]
+"""Path, size in bytes and modification time in nanoseconds of a file."""
+
+
+def stamp_file(path: str | os.PathLike[str]) -> Stamp:
+    """Return the current stamp of a file."""
+    status = Path(path).stat()
+    return os.fspath(path), status.st_size, status.st_mtime_ns
+
+
+class FileSnapshot:
+    """Stamps of files, to compare with later ones."""
+
+    def __init__(self, stamps: Iterable[Stamp]) -> None:
+        self._stamps = list(stamps)
+
+    def check(self) -> None:
+        """Raise a DataError for the first file that changed or is missing."""
+        for stamp in self._stamps:
+            path, size, _ = stamp
+            try:
+                current_stamp = stamp_file(path)
+            except OSError as fault:
+                raise DataError(f"{path}: can no longer be read: {fault.strerror}") from None
+            if current_stamp != stamp:
+                change = (
+                    "its modification time"
+                    if current_stamp[1] == size
+                    else f"its size from {size:,} to {current_stamp[1]:,} bytes"
+                )
+                raise DataError(
+                    f"{path}: changed while it was read ({change}); run the command again when the file is complete"
+                )
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Check at the end of a block and when it fails, since a changed file may be the reason."""
+        try:
+            yield
+        except (DataError, OSError):
+            self.check()
+            raise
+        self.check()
+
 
 Span = tuple[int, int | None, int]
 """First byte, byte to stop before (None: the end) and number of the first line; for Parquet, row groups and rows."""

@@ -17,8 +17,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import MAX_CHARACTERS, Document
 from pretune.text.corpora.file_discovery import FileFinder
-from pretune.text.corpora.items import FULL_SPAN, CorpusFile, Span
-from pretune.text.corpora.snapshot import Stamp
+from pretune.text.corpora.items import FULL_SPAN, CorpusFile, Span, Stamp
 
 PREFIX = "pair:"
 HALF_PAIRS = "half_pairs"

@@ -1,7 +1,11 @@
-"""Documents from JSONL, CSV and TSV: one per row, from one field.
+"""Splitting of a text stream into documents: plain text at newlines, tables (JSONL, CSV, TSV, Parquet) by row.
 
-A damaged row, a missing field or a value that is not text is an error with its line; a row whose text is null or blank
-gives an empty document, which the caller counts.
+Memory is bounded. Plain text is split per file, per block or per line. A block ends at an empty line. A line of spaces
+does not end it: WikiText and the UDHR have such lines between the paragraphs of one document.
+
+A row of a table gives one document, from one field. A damaged row, a missing field or a value that is not text is an
+error with its line; a row whose text is null or blank gives an empty document, which the caller counts. Parquet needs
+the extra `parquet`.
 """
 
 import csv
@@ -10,10 +14,70 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pretune.core.errors import DataError
+from pretune.core.errors import DataError, UsageError
 from pretune.text.corpora.decoding import Errors
-from pretune.text.corpora.formats import MAX_ROW_CHARACTERS, DelimitedFormat
-from pretune.text.corpora.splitting import split_documents
+from pretune.text.corpora.document import MAX_CHARACTERS, MAX_ROW_CHARACTERS, DelimitedFormat, find_cut
+
+SEPARATORS = {"file": "", "block": "\n\n", "line": "\n"}
+"""End of a document, for each unit of plain text."""
+
+
+def split_documents(
+    chunks: Iterable[str], separator: str, line: int = 1, max_characters: int = MAX_CHARACTERS
+) -> Iterator[tuple[str, int, bool]]:
+    """Yield documents as (text, first line, whether it continues in the next one); texts may be empty or blank.
+
+    >>> list(split_documents(["one\\ntwo", "\\n\\nthree"], "\\n\\n"))
+    [('one\\ntwo', 1, False), ('three', 4, False)]
+
+    The result does not depend on the chunks. `line` is the number of the first line.
+    """
+    parts: list[str] = []  # of the current document
+    size = 0
+    start = line  # its first line
+    pending_newlines = 0  # part of it only if more of it follows
+    for chunk in chunks:
+        body = chunk.rstrip("\n")
+        if not body:
+            pending_newlines += len(chunk)
+            continue
+        trailing_newlines = len(chunk) - len(body)
+        if pending_newlines:
+            # NOTE: megabytes of newlines are truncated, or they would fill the memory.
+            line += max(0, pending_newlines - max_characters)
+            body = "\n" * min(pending_newlines, max_characters) + body
+        pending_newlines = trailing_newlines
+        texts = body.split(separator) if separator else [body]
+        last = len(texts) - 1
+        for index, text in enumerate(texts):
+            if parts:
+                if text:
+                    parts.append(text)
+                    size += len(text)
+            else:
+                document = text
+                if separator != "\n":
+                    document = text.lstrip("\n")
+                start = line + len(text) - len(document)
+                if index < last and len(document) <= max_characters:  # common case: a complete document
+                    if document or separator == "\n":
+                        yield document, start, False
+                    line += 1 if separator == "\n" else text.count("\n") + 2
+                    continue
+                parts, size = [document], len(document)
+            line += text.count("\n")
+            while size > max_characters:
+                full_text = "".join(parts)
+                cut = find_cut(full_text, max_characters)
+                yield full_text[:cut], start, True
+                start += full_text.count("\n", 0, cut)
+                parts, size = [full_text[cut:]], size - cut
+            if index < last:
+                line += len(separator)
+                yield "".join(parts), start, False
+                parts, size = [], 0
+    if size:
+        yield "".join(parts), start, False
 
 
 class UnclosedQuoteError(DataError):
@@ -118,3 +182,66 @@ def _replace_surrogates(text: str, location: str, errors: Errors, counts: Counte
 def _describe_type(value: object) -> str:
     names = {list: "an array", str: "a string", bool: "a boolean", dict: "an object", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+_BATCH_ROWS = 256  # rows in memory
+
+
+def read_parquet(path: str, field: str, name: str, start: int, stop: int | None, row: int) -> Iterator[tuple[str, int]]:
+    """Yield (text, row) of the row groups from `start` to before `stop`; `row` is the number of the first row."""
+    pyarrow = _import_pyarrow(name)
+    try:
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
+            groups = [*range(start, file.num_row_groups if stop is None else stop)]
+            for batch in file.iter_batches(_BATCH_ROWS, groups, [field], use_threads=False):
+                for text in batch.column(0).to_pylist():
+                    yield text or "", row
+                    row += 1
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as fault:
+        raise DataError(f"{name}: damaged Parquet at row {row}: {_get_first_line(fault)}") from fault
+
+
+def list_parquet_columns(path: str, name: str) -> dict[str, bool]:
+    """Return the columns of a file, each with whether it holds text."""
+    pyarrow = _import_pyarrow(name)
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            return {column.name: _is_text(pyarrow, column.type) for column in file.schema_arrow}
+    except (pyarrow.ArrowException, OSError) as fault:
+        raise DataError(f"{name}: damaged Parquet: {_get_first_line(fault)}") from fault
+
+
+def plan_parquet_spans(path: str, name: str, n_bytes: int) -> list[tuple[int, int | None, int]]:
+    """Return ranges of row groups (first group, group to stop before, number of the first row)."""
+    pyarrow = _import_pyarrow(name)
+    with pyarrow.parquet.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
+    starts, size, row = [(0, 1)], 0, 1
+    for index, group in enumerate(groups):
+        if size >= n_bytes:
+            starts.append((index, row))
+            size = 0
+        size += group.total_byte_size
+        row += group.num_rows
+    ends = [*(start for start, _ in starts[1:]), None]
+    return [(start, end, row) for (start, row), end in zip(starts, ends, strict=True)]
+
+
+def _is_text(pyarrow: Any, kind: Any) -> bool:
+    types = pyarrow.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _import_pyarrow(name: str) -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError(f"{name}: reading Parquet needs the extra 'parquet': pip install 'pretune[parquet]'") from None
+    return pa
+
+
+def _get_first_line(fault: Exception) -> str:
+    return str(fault).partition("\n")[0][:200]
