@@ -43,9 +43,8 @@ from pretune.objectives.noise import (
 )
 from pretune.objectives.replaced_token import ReplacedToken
 from pretune.objectives.sentence_order import SentenceOrder
-from pretune.objectives.span_boundary import Boundary
 from pretune.objectives.span_corruption import SpanCorruption
-from pretune.objectives.span_masked import SpanMaskedLM
+from pretune.objectives.span_masked import Boundary, SpanMaskedLM
 from pretune.objectives.supervised import SupervisedSeq2seq
 from pretune.text.styles import KINDS, STYLES
 from pretune.text.template import TEXT_B

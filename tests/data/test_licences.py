@@ -7,7 +7,7 @@ import pytest
 
 from pretune.core.errors import DataError, UsageError
 from pretune.data.prepare import merge, prepare
-from pretune.data.prepare.licences import state_licences
+from pretune.data.prepare.settings import state_licences
 from tests.data.texts import MANY, blocks, tree
 
 SOURCES: list[dict[str, Any]] = [

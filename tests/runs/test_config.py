@@ -14,8 +14,7 @@ from pretune.core.errors import PretuneError, UsageError
 from pretune.models.families import FAMILIES
 from pretune.nn.heads import SpanHead
 from pretune.objectives.next_sentence import NextSentence
-from pretune.objectives.span_boundary import Boundary
-from pretune.objectives.span_masked import SpanMaskedLM
+from pretune.objectives.span_masked import Boundary, SpanMaskedLM
 from pretune.runs.build_config import build_pretrain_config
 from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import replace_heads

@@ -13,9 +13,11 @@ import difflib
 import itertools
 import os
 import stat
+import traceback
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from pretune.core.synonyms import find_synonyms
 
@@ -162,3 +164,24 @@ def suggest_file(path: str | os.PathLike[str]) -> str:
         return "" if missing == target else f"; there is no folder '{missing}'"
     similar = missing.parent / closest / target.relative_to(missing)
     return f"; did you mean '{similar if similar.exists() else missing.parent / closest}'?"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteError:
+    """Exception of a worker, re-raised in the parent: a `PretuneError` unchanged, others as RuntimeError."""
+
+    kind: type[PretuneError] | None  # None: not a PretuneError
+    message: str
+
+    @classmethod
+    def from_exception(cls, error: BaseException, *, memory_message: str) -> "RemoteError":
+        """Wrap an exception; `memory_message` replaces the message of a MemoryError."""
+        if isinstance(error, PretuneError):  # the classes of `core.errors` are the same in every process
+            return cls(next(base for base in type(error).__mro__ if base.__module__ == __name__), str(error))
+        if isinstance(error, MemoryError):
+            return cls(ResourceError, memory_message)
+        return cls(None, "".join(traceback.format_exception(error)))
+
+    def throw(self) -> NoReturn:
+        """Raise the error in this process."""
+        raise self.kind(self.message) if self.kind else RuntimeError(f"a worker failed:\n{self.message}")

@@ -26,8 +26,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pretune.core.errors import ResourceError, UsageError
-from pretune.core.remote_error import RemoteError
+from pretune.core.errors import RemoteError, ResourceError, UsageError
 from pretune.core.types import Batch
 from pretune.training.batch_transfer import BufferLayout, PackedBatches
 from pretune.training.flops import BatchStats

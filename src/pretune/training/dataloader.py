@@ -16,8 +16,7 @@ from typing import Self
 
 import torch
 
-from pretune.core.errors import UsageError
-from pretune.core.remote_error import RemoteError
+from pretune.core.errors import RemoteError, UsageError
 from pretune.core.types import Batch
 from pretune.training.batch_transfer import Transfer, build_prefetcher
 from pretune.training.data_worker import BatchRequest, BatchSource, Worker, WorkerStep, stop_workers

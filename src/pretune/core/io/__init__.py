@@ -4,12 +4,16 @@ All important writes go through this package, so a full disk or a kill never lea
 name, and the same problem always gives the same one-line error.
 """
 
-from pretune.core.io.atomic import MANIFEST, atomic_directory, atomic_write, translate_write_errors
-from pretune.core.io.manifest import check_manifest, sha256, write_manifest
-from pretune.core.io.paths import is_file_name, open_in_place, open_regular, read_bounded, resolve_inside
-from pretune.core.io.removal import remove, sweep
-from pretune.core.io.strict_json import parse_json, read_json, write_json
-from pretune.core.io.temporary import remove_abandoned
+from pretune.core.io.atomic import MANIFEST, atomic_directory, atomic_write, remove, sweep, translate_write_errors
+from pretune.core.io.paths import (
+    is_file_name,
+    open_in_place,
+    open_regular,
+    read_bounded,
+    remove_abandoned,
+    resolve_inside,
+)
+from pretune.core.io.strict_json import check_manifest, parse_json, read_json, sha256, write_json, write_manifest
 
 __all__ = [
     "MANIFEST",

@@ -17,8 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from pretune.core.errors import PretuneError, ResourceError
-from pretune.core.remote_error import RemoteError
+from pretune.core.errors import PretuneError, RemoteError, ResourceError
 
 _MEMORY_HINT = "out of memory; use fewer workers, or a larger machine"
 

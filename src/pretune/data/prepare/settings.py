@@ -1,5 +1,6 @@
-"""Settings, sources and tokenizer of prepared data, and their fingerprint."""
+"""Settings, sources, licences and tokenizer of prepared data, and their fingerprint."""
 
+import fnmatch
 import hashlib
 import json
 import math
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretune.core.config import from_dict, spec, to_dict
-from pretune.core.errors import DataError, PretuneError, UsageError
+from pretune.core.errors import DataError, PretuneError, UsageError, suggest
 from pretune.text.cleaning import resolve_filters
 from pretune.text.corpora import Corpus, CorpusSource
 from pretune.text.neardup import NearDuplicates
@@ -162,3 +163,33 @@ def _describe_source_change(
 
 def _format_value(value: object) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else "none" if value is None else str(value)
+
+
+def state_licences(sources: Sequence[Mapping[str, Any]], statements: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the descriptions of sources with their licences set.
+
+    A `PATTERN=TEXT` statement overrides the licence of every matching source; the last matching pattern wins. A text
+    without a pattern applies only to sources without a known licence.
+
+    Raises:
+        UsageError: A statement has no text, or its pattern matches no source.
+
+    >>> state_licences([{"name": "a", "licence": None}, {"name": "b", "licence": None}], ["MIT", "b=own"])
+    [{'name': 'a', 'licence': 'MIT'}, {'name': 'b', 'licence': 'own'}]
+    """
+    names = [str(source["name"]) for source in sources]
+    licences = [source["licence"] for source in sources]
+    for statement in sorted(statements, key=lambda text: "=" in text):  # stable: first the texts without a pattern
+        pattern, equals, text = statement.partition("=") if "=" in statement else ("*", "", statement)
+        if not text.strip():
+            raise UsageError(
+                f"licence '{statement[:60]}' has no text; write TEXT, or PATTERN=TEXT for matching sources"
+            )
+        numbers = [number for number, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
+        if not numbers:
+            hint = suggest(pattern, names) or "; write *=TEXT for all sources"
+            raise UsageError(f"licence '{statement[:60]}': no source matches '{pattern[:60]}'{hint}")
+        for number in numbers:
+            if equals or sources[number]["licence"] is None:
+                licences[number] = text.strip()
+    return [{**source, "licence": licence} for source, licence in zip(sources, licences, strict=True)]

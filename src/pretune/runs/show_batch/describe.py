@@ -11,7 +11,7 @@ from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
 from pretune.data.sequences import Sequences
 from pretune.data.stream import Corruption
 from pretune.objectives.base import ModelShape, Objective
-from pretune.objectives.mask_replacement import MaskReplacement
+from pretune.objectives.masked import MaskReplacement
 from pretune.objectives.replaced_token import fill_in
 from pretune.runs.show_batch.attention import build_attention_maps
 from pretune.runs.show_batch.recording_model import RecordedEdges, RecordingModel
