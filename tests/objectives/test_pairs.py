@@ -22,8 +22,7 @@ from pretune.objectives.base import Vocabulary
 from pretune.objectives.masked import MaskedLM
 from pretune.objectives.next_sentence import NextSentence
 from pretune.objectives.sentence_order import SentenceOrder
-from pretune.objectives.span_boundary import Boundary
-from pretune.objectives.span_masked import SpanMaskedLM
+from pretune.objectives.span_masked import Boundary, SpanMaskedLM
 from tests.contracts.tiny import rough
 from tests.data.corpora import CLS, FRAMES, SEP, opened
 from tests.objectives.texts import VOCABULARY, text

@@ -22,8 +22,7 @@ from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.nn.heads import SpanHead
 from pretune.objectives.segment_sampling import WordSpans
-from pretune.objectives.span_boundary import Boundary, find_span_edges
-from pretune.objectives.span_masked import Geometric, SpanMaskedLM, cut_runs
+from pretune.objectives.span_masked import Boundary, Geometric, SpanMaskedLM, cut_runs, find_span_edges
 from tests.contracts.tiny import rough
 from tests.objectives.texts import MASK, VOCABULARY, text
 

@@ -24,7 +24,7 @@ from pretune.core.config import Gt, Le, spec
 from pretune.data.counters import Counters
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
-from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares
+from pretune.objectives.masked import MaskReplacement, ReplacementShares
 from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_tokens, round_randomly
 from pretune.objectives.seq2seq import EncoderDecoderLayout, ensure_mask_token, get_sample_info
 

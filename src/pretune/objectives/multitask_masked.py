@@ -23,8 +23,7 @@ from pretune.data.counters import Counters
 from pretune.data.sequences import Ints, Sequences
 from pretune.nn.attention_mask import MaskKind
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
-from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, Share, SumsToOne
-from pretune.objectives.masked import choose_tokens, mask_tokens
+from pretune.objectives.masked import MaskReplacement, ReplacementShares, Share, SumsToOne, choose_tokens, mask_tokens
 from pretune.objectives.prefix import draw_split_points
 from pretune.objectives.segment_sampling import sum_groups
 

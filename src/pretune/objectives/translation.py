@@ -20,8 +20,7 @@ from pretune.core.config import Gt, Le, Positive, spec
 from pretune.data.counters import Counters, to_uniform
 from pretune.data.sequences import Ints, Sequences
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
-from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares
-from pretune.objectives.masked import mask_tokens
+from pretune.objectives.masked import MaskReplacement, ReplacementShares, mask_tokens
 from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_tokens, round_randomly, sample_k
 
 
