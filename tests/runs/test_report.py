@@ -17,8 +17,8 @@ def test_pre_training_and_fine_tuning(prepared: Prepared, tmp_path: Path) -> Non
         base, train=table, out=tmp_path / "fine", steps=4, train_examples=(40, None), baselines="majority,svm"
     )
     page = report([base, fine], tmp_path / "report.html").read_text()
-    counts = [page.count(part) for part in ("<svg", "<table", 'class="sample"')]
-    assert counts == [7, 9, 3]  # nothing is missing: charts, tables, samples
+    counts = [page.count(part) for part in ("<svg", 'class="interval"', "<table", 'class="sample"')]
+    assert counts == [4, 3, 9, 3]  # nothing is missing: charts, intervals, tables, samples
     for value in ("step 2", "accuracy", "svm", "stories", "pretune finetune --config"):
         assert value in page, value
     card = (fine.path / "README.md").read_text()  # from the same rows

@@ -1,10 +1,13 @@
 """Sections of a report: cost, data, and commands to reproduce the runs."""
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pretune.core import io
+from pretune.core.errors import DataError
 from pretune.core.format import (
     COST_SPAN,
     TRAINING_TIME,
@@ -16,13 +19,13 @@ from pretune.core.format import (
     format_number,
 )
 from pretune.reports import facts
-from pretune.reports.charts import draw_magnitude_chart
-from pretune.reports.co2_reference import format_distance, load_references
 from pretune.reports.load import ComparisonResults, RunRecord
-from pretune.reports.markup import NO_MARKUP, Child, Markup, code, element, join, note, notes, pairs, table
+from pretune.reports.markup import NO_MARKUP, Markup, code, element, join, note, notes, pairs, table
 
 Facts = Mapping[str, Any]
 SUMMED_FIELDS = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
+CAR_KILOGRAMS_PER_METRE = 0.25 / 1000
+"""Emissions of a car."""
 UNKNOWN = {"und": "unknown"}
 MIN_LANGUAGE_SHARE = 0.0005
 """Languages with a smaller share are not shown."""
@@ -35,38 +38,55 @@ def render_cost(runs: Sequence[RunRecord], results: Sequence[ComparisonResults])
     if not paid:
         return NO_MARKUP
     total = sum_costs(runs, results)
-    rows: list[Sequence[Child]] = [(run.name, _format_device(cost), *_format_row(cost)) for run, cost in paid]
+    rows = [(run.name, _format_device(cost), *_format_row(cost)) for run, cost in paid]
     if other_costs:
-        devices = dict.fromkeys(map(_format_device, other_costs))
-        rows.append(
-            (
-                f"{format_count(len(other_costs), 'other runs')} of the comparison",
-                ", ".join(devices),
-                *_format_row(_add_costs(other_costs)),
-            )
-        )
-    if len(rows) > 1:
-        rows.append(("total", "", *_format_row(total)))
-    references, ours = load_references(), total["co2e_kg"]
-    bars = [
-        ("total" if len(rows) > 1 else "this run", ours, True),
-        *((reference.name, reference.kilograms, False) for reference in references),
-    ]
+        devices = ", ".join(dict.fromkeys(map(_format_device, other_costs)))
+        name = f"{format_count(len(other_costs), 'other runs')} of the comparison"
+        rows.append((name, devices, *_format_row(_add_costs(other_costs))))
+    ours, kilograms = "this run" if len(rows) == 1 else "total", total["co2e_kg"]
+    rows += [("total", "", *_format_row(total))] if len(rows) > 1 else []
+    references = io.read_json(Path(__file__).with_name("co2_references.json"), DataError)["things"]
+    span = "Covers the training of networks, without data preparation and simple baselines."
     return join(
         [
             table(("", "device", TRAINING_TIME, "FLOPs", "energy", "CO2e", "price"), rows),
             note(f"Energy, CO2e and price are {COST_SPAN}."),
-            *(
-                [note("Covers the training of networks, without data preparation and simple baselines.")]
-                if results
-                else []
+            note(span) if results else NO_MARKUP,
+            element(
+                "p",
+                f"{format_kilograms(kilograms)} of CO2e, as much as driving a car for {format_distance(kilograms)}.",
             ),
-            element("p", f"{format_kilograms(ours)} of CO2e, as much as driving a car for {format_distance(ours)}."),
-            draw_magnitude_chart(bars, unit="kg of CO2e", labels=[_format_kilograms(value) for _, value, _ in bars]),
-            notes("Logarithmic scale.", *(f"{reference.name}: {reference.source}." for reference in references)),
+            draw_emissions({ours: kilograms, **{entry["name"]: entry["kilograms"] for entry in references}}),
+            notes("Logarithmic scale.", *(f"{entry['name']}: {entry['source']}." for entry in references)),
             *(_render_details(run, cost) for run, cost in paid),
         ]
     )
+
+
+def draw_emissions(kilograms: Mapping[str, float]) -> Markup:
+    """Draw bars on a logarithmic scale; the first one is highlighted."""
+    values = [value for value in kilograms.values() if value > 0]
+    low, high = min(values, default=1.0) / 3, max(values, default=1.0) * 1.2
+    bars: list[Markup] = []
+    for name, value in kilograms.items():
+        share = max(100 * math.log(value / low) / math.log(high / low), 1.0) if value > 0 else 0.0
+        text = f"{value / 1000:,.3g} t" if value >= 1000 else format_kilograms(value)
+        track = element("span", element("b", style=f"width:{share:.1f}%"), kind="track")
+        parts = element("span", name, kind="what"), track, element("span", text, kind="much")
+        bars.append(element("div", *parts, kind="bar" if bars else "bar ours"))
+    return element("div", *bars, kind="bars", role="img", aria_label="kg of CO2e, logarithmic scale")
+
+
+def format_distance(kilograms: float) -> str:
+    """Format the distance a car drives for the same emissions.
+
+    >>> format_distance(0.0005), format_distance(2.5), format_distance(1e-6)
+    ('2 m', '10 km', '0.4 cm')
+    """
+    metres = kilograms / CAR_KILOGRAMS_PER_METRE
+    if metres < 1:
+        return f"{100 * metres:.2g} cm"
+    return f"{metres:.3g} m" if metres < 999.5 else f"{metres / 1000:,.3g} km"
 
 
 def sum_costs(runs: Sequence[RunRecord], results: Sequence[ComparisonResults]) -> dict[str, float]:
@@ -99,14 +119,9 @@ def _format_device(cost: Facts) -> str:
     return f"{cost['devices']} x {cost['device']}"
 
 
-def _format_kilograms(kilograms: float) -> str:
-    return f"{kilograms / 1000:,.3g} t" if kilograms >= 1000 else format_kilograms(kilograms)
-
-
 def _render_details(run: RunRecord, cost: Facts) -> Markup:
-    return element(
-        "details", element("summary", f"{run.name}: measurement details"), pairs(facts.build_cost_rows(cost))
-    )
+    summary = element("summary", f"{run.name}: measurement details")
+    return element("details", summary, pairs(facts.build_cost_rows(cost)))
 
 
 def render_data(runs: Sequence[RunRecord], results: Sequence[ComparisonResults]) -> Markup:
@@ -123,9 +138,7 @@ def render_data(runs: Sequence[RunRecord], results: Sequence[ComparisonResults])
 def _render_card(card: Facts) -> Iterator[Markup]:
     yield element("p", "; ".join(facts.describe_splits(card)) + ".")
     yield table(("source", "licence", "documents", "tokens"), facts.list_sources(card))
-    languages = [language for language in (card.get("languages") or {}).items() if language[1] >= MIN_LANGUAGE_SHARE][
-        :8
-    ]
+    languages = [item for item in (card.get("languages") or {}).items() if item[1] >= MIN_LANGUAGE_SHARE][:8]
     rows = [
         ("languages", ", ".join(f"{UNKNOWN.get(name, name)} {share:.1%}" for name, share in languages)),
         ("dropped", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in _list_dropped(card))),
@@ -154,9 +167,8 @@ def render_commands(
         verb = "finetune" if run.is_finetuned else "pretrain"
         lines.append(_format_command(verb, "--config", run.path / "run.json", "--out", f"{run.path}-again"))
     lines.append(_format_command("report", *paths, "--out", out))
-    return join(
-        [code(*lines), note("On a CPU the same settings, data and threads give the same weights, bit for bit.")]
-    )
+    promise = note("On a CPU the same settings, data and threads give the same weights, bit for bit.")
+    return join([code(*lines), promise])
 
 
 def build_prepare_command(run: RunRecord) -> str | None:

@@ -9,7 +9,7 @@ from pretune.core.errors import CheckpointError
 from pretune.core.format import format_count
 from pretune.reports.charts import Series, draw_line_chart
 from pretune.reports.load import PREDICTIONS, RunRecord
-from pretune.reports.markup import NO_MARKUP, Child, Markup, element, join, note, table
+from pretune.reports.markup import Markup, element, join, note, table
 from pretune.training.records import GoldScore, GoldTags
 
 Facts = Mapping[str, Any]
@@ -22,9 +22,11 @@ MAX_DOTS = 400
 
 def render_errors(runs: Sequence[RunRecord]) -> Markup:
     """Render a confusion matrix, list or scatter plot for each run, with examples."""
-    sections = [(run, section) for run in runs if run.scores and (section := join(_render_run(run))).html]
-    names = [element("h3", run.name) if len(sections) > 1 else NO_MARKUP for run, _ in sections]
-    return join(part for name, (_, section) in zip(names, sections, strict=True) for part in (name, section))
+    sections = {run.name: join(_render_run(run)) for run in runs if run.scores}
+    sections = {name: section for name, section in sections.items() if section}
+    if len(sections) == 1:
+        return next(iter(sections.values()))
+    return join(part for name, section in sections.items() for part in (element("h3", name), section))
 
 
 def _render_run(run: RunRecord) -> Iterator[Markup]:
@@ -58,19 +60,22 @@ def _render_classes(predictions: Sequence[Facts], kind: str) -> Iterator[Markup]
 
 def render_matrix(names: Sequence[str], counts: Mapping[tuple[str, str], int]) -> Markup:
     """Render a confusion matrix; rows are gold labels, columns predictions, and colour is the share of the row."""
-    rows: list[tuple[Child, ...]] = []
+    rows = []
     for gold in names:
-        total = max(sum(counts.get((gold, answer), 0) for answer in names), 1)
-        cells = [_render_cell(counts.get((gold, answer), 0), total, is_correct=gold == answer) for answer in names]
+        row = {answer: counts.get((gold, answer), 0) for answer in names}
+        shares = {answer: count / max(sum(row.values()), 1) for answer, count in row.items()}
+        cells = [
+            element(
+                "span",
+                f"{count:,}",
+                kind="cell c2" if answer == gold else "cell c4",
+                style=f"--v:{shares[answer]:.3f}",
+                title=f"{shares[answer]:.1%}",
+            )
+            for answer, count in row.items()
+        ]
         rows.append((gold, *cells))
     return table(("gold ↓ predicted →", *names), rows, kind="confusion")
-
-
-def _render_cell(count: int, total: int, *, is_correct: bool) -> Markup:
-    colour = "c2" if is_correct else "c4"
-    return element(
-        "span", f"{count:,}", kind=f"cell {colour}", style=f"--v:{count / total:.3f}", title=f"{count / total:.1%}"
-    )
 
 
 def _render_confusions(counts: Mapping[tuple[str, str], int]) -> Markup:
@@ -93,20 +98,14 @@ def _render_examples(errors: Sequence[Facts]) -> Markup:
 def _render_error(prediction: Facts) -> Markup:
     confidence = _get_confidence(prediction)
     share = f" ({_format_confidence(confidence)})" if confidence else ""
+    answer, gold = element("b", _format_answer(prediction)), element("b", _format_gold(prediction))
     texts = [str(prediction[name]) for name in ("input", "pair") if prediction.get(name)]
-    return element(
-        "div",
-        *(element("p", _truncate(text)) for text in texts),
-        element(
-            "p",
-            "predicted ",
-            element("b", _format_answer(prediction)),
-            f"{share}, gold ",
-            element("b", _format_gold(prediction)),
-            kind="prediction",
-        ),
-        kind="mistake",
-    )
+    return _render_mistake(*texts, answer=join(["predicted ", answer, f"{share}, gold ", gold]))
+
+
+def _render_mistake(*texts: str, answer: str) -> Markup:
+    lines = [element("p", _truncate(text)) for text in texts]
+    return element("div", *lines, element("p", answer, kind="said"), kind="mistake")
 
 
 def _render_scatter(predictions: Sequence[Facts]) -> Iterator[Markup]:
@@ -145,13 +144,7 @@ def _render_tags(predictions: Sequence[Facts]) -> Iterator[Markup]:
             if gold != tag
         ]
         if wrong:
-            text = " ".join(map(str, row.get("words", ())))
-            yield element(
-                "div",
-                element("p", _truncate(text)),
-                element("p", _truncate("; ".join(wrong)), kind="prediction"),
-                kind="mistake",
-            )
+            yield _render_mistake(" ".join(map(str, row.get("words", ()))), answer=_truncate("; ".join(wrong)))
 
 
 def _render_texts(predictions: Sequence[Facts]) -> Iterator[Markup]:

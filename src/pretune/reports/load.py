@@ -80,9 +80,8 @@ class RunRecord:
     def _find_task(self, *splits: str) -> str:
         task = self.config.get("task")
         user_table = task if isinstance(task, Mapping) and not task.get("name") else {}
-        return next(
-            (str(user_table[split]) for split in splits if user_table.get(split)), str((self.scores or {}).get("task"))
-        )
+        names = [str(user_table[split]) for split in splits if user_table.get(split)]
+        return names[0] if names else str((self.scores or {}).get("task"))
 
     @property
     def is_pretrained(self) -> bool:
@@ -98,9 +97,7 @@ class ComparisonResults:
     rows: Sequence[Facts]
     metadata: Facts = field(default_factory=dict)
     card: Facts | None = None
-    other_costs: Mapping[Path, Facts] = field(
-        default_factory=dict
-    )  # cost.json of runs in the directory that are not listed
+    other_costs: Mapping[Path, Facts] = field(default_factory=dict)  # of runs in the directory that are not listed
 
     @property
     def name(self) -> str:
@@ -112,13 +109,8 @@ def load_directory(path: str | os.PathLike[str]) -> list[RunRecord | ComparisonR
     """Load a run, or results and then the runs they list."""
     directory = Path(path)
     if not directory.is_dir():
-        remedy = "; pass a run directory"
-        problem = (
-            f"not a directory{remedy}"
-            if directory.exists()
-            else f"no such directory{suggest_file(directory) or remedy}"
-        )
-        raise UsageError(f"{directory}: {problem}")
+        remedy = ("" if directory.exists() else suggest_file(directory)) or "; pass a run directory"
+        raise UsageError(f"{directory}: {'not a' if directory.exists() else 'no such'} directory{remedy}")
     records: list[RunRecord | ComparisonResults] = []
     if (directory / RESULTS).is_file():
         results = read_results(directory)
@@ -135,11 +127,8 @@ def read_run(directory: Path) -> RunRecord:
     """Load a run; damaged files raise, missing ones are allowed."""
     tree = read_run_record(RunFile, directory / RUN, CheckpointError)
     is_finetuned = "base" in tree
-    _check_settings(
-        tree,
-        FINETUNING_SETTINGS if is_finetuned else PRETRAINING_SETTINGS if "objective" in tree else (),
-        directory / RUN,
-    )
+    settings = FINETUNING_SETTINGS if is_finetuned else PRETRAINING_SETTINGS if "objective" in tree else ()
+    _check_settings(tree, settings, directory / RUN)
     cost = read_record(CostFile, directory / COST, CheckpointError) if (directory / COST).is_file() else None
     summary: Facts = {} if cost is None else cost.get("run", {})
     has_scores = is_finetuned and (directory / SCORES).is_file()

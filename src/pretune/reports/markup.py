@@ -1,89 +1,73 @@
 """HTML construction that escapes all plain text.
 
-element("p", "1 < 2", kind="note").html          # '<p class="note">1 &lt; 2</p>'
+element("p", "1 < 2", kind="note")          # '<p class="note">1 &lt; 2</p>'
 """
 
 import html
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-VOID_ELEMENTS = frozenset({"path", "line", "circle"})
-"""SVG elements without content, which are self-closing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Markup:
-    """Text that is already HTML."""
-
-    html: str
-
-
-Child = Markup | str
-NO_MARKUP = Markup("")
-EMPTY_CELLS = ("", NO_MARKUP)
 MAX_UNFOLDED = 240
 """Longer notes are collapsed."""
 
 
-def strip_control_characters(value: object) -> str:
-    """Replace control and invisible characters.
+class Markup(str):
+    """Text that is already HTML."""
 
-    >>> strip_control_characters("\\x1b[31mred\\nnext")
-    '�[31mred next'
-    """
-    return "".join(
-        character if character.isprintable() else " " if character in "\n\t\r" else "�" for character in str(value)
-    )
+    __slots__ = ()
+
+
+NO_MARKUP = Markup("")
 
 
 def escape(value: object) -> str:
-    """Escape text for HTML."""
-    return html.escape(strip_control_characters(value))
+    """Escape text for HTML; control and invisible characters are replaced.
+
+    >>> escape("\\x1b[31m<red>\\nnext")
+    '�[31m&lt;red&gt; next'
+    """
+    if isinstance(value, Markup):
+        return value
+    return html.escape("".join(c if c.isprintable() else " " if c in "\n\t\r" else "�" for c in str(value)))
 
 
-def element(tag: str, *children: Child, kind: str = "", **attributes: object) -> Markup:
+def element(tag: str, *children: str, kind: str = "", **attributes: object) -> Markup:
     """Return an element; `kind` is its class, and `_` in attribute names becomes a dash."""
-    values = {"class": kind} if kind else {}
-    values |= {name.rstrip("_").replace("_", "-"): str(value) for name, value in attributes.items()}
-    opening = "".join([f"<{tag}", *(f' {name}="{escape(value)}"' for name, value in values.items())])
-    return Markup(f"{opening}/>" if tag in VOID_ELEMENTS else f"{opening}>{join(children).html}</{tag}>")
+    values = ({"class": kind} if kind else {}) | attributes
+    opening = "".join(f' {name.rstrip("_").replace("_", "-")}="{escape(value)}"' for name, value in values.items())
+    return Markup(f"<{tag}{opening}>{join(children)}</{tag}>")
 
 
-def join(children: Iterable[Child]) -> Markup:
-    """Concatenate children."""
-    return Markup("".join(child.html if isinstance(child, Markup) else escape(child) for child in children))
+def join(children: Iterable[str]) -> Markup:
+    """Concatenate markup and text, which is escaped."""
+    return Markup("".join(map(escape, children)))
 
 
-def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], *, kind: str = "") -> Markup:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> Markup:
     """Render a table that scrolls sideways; numbers are right-aligned, empty columns dropped."""
     rows = [*rows]
-    columns = [
-        column
-        for column in range(len(rows[0]) if rows else 0)
-        if not column or any(row[column] not in EMPTY_CELLS for row in rows)
-    ]
-    rows = [[row[column] for column in columns] for row in rows]
-    head = [head[column] for column in columns] if head and rows else head
-    body = [
-        element(
-            "tr",
-            element("th", row[0], scope="row"),
-            *(element("td", cell, kind=_get_cell_class(cell)) for cell in row[1:]),
-        )
-        for row in rows
-    ]
-    top = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head))) if head else NO_MARKUP
+    columns = [i for i in range(len(rows[0]) if rows else 0) if not i or any(row[i] for row in rows)]
+    body = []
+    for row in rows:
+        cells = [element("td", row[i], kind="number" if _is_number(row[i]) else "") for i in columns[1:]]
+        body.append(element("tr", element("th", row[0], scope="row"), *cells))
+    names = [element("th", head[i], scope="col") for i in columns or range(len(head))] if head else []
+    top = element("thead", element("tr", *names)) if head else NO_MARKUP
     return element("div", element("table", top, element("tbody", *body), kind=kind), kind="wide")
 
 
-def pairs(rows: Iterable[tuple[str, Child]]) -> Markup:
+def pairs(rows: Iterable[tuple[str, str]]) -> Markup:
     """Render a table of names and values."""
     return table((), rows, kind="pairs")
 
 
-def note(*text: Child) -> Markup:
-    """Render a note; text between backticks is code."""
-    return element("p", *(render_code(child) if isinstance(child, str) else child for child in text), kind="note")
+def note(text: str) -> Markup:
+    """Render a note; text between backticks is code.
+
+    >>> note("`pretune env` < all")
+    '<p class="note"><code>pretune env</code> &lt; all</p>'
+    """
+    parts = text.split("`") if text.count("`") % 2 == 0 else [text]
+    return element("p", *(element("code", part) if i % 2 else part for i, part in enumerate(parts)), kind="note")
 
 
 def notes(*lines: str) -> Markup:
@@ -94,22 +78,10 @@ def notes(*lines: str) -> Markup:
     return element("details", element("summary", "Notes" if len(lines) > 1 else "Note"), content)
 
 
-def render_code(text: str) -> Markup:
-    """Render text with code between backticks.
-
-    >>> render_code("`pretune env` < all").html
-    '<code>pretune env</code> &lt; all'
-    """
-    parts = text.split("`")
-    if len(parts) % 2 == 0:  # unbalanced
-        return Markup(escape(text))
-    return join(element("code", part) if place % 2 else part for place, part in enumerate(parts))
-
-
 def code(*lines: str) -> Markup:
     """Render a block of commands."""
     return element("pre", element("code", Markup("\n".join(map(escape, lines)))))
 
 
-def _get_cell_class(cell: Child) -> str:
-    return "number" if isinstance(cell, str) and cell[:1] in "0123456789+-−<" and len(cell) < 30 else ""
+def _is_number(cell: str) -> bool:
+    return not isinstance(cell, Markup) and cell[:1] in "0123456789+-−<" and 0 < len(cell) < 30

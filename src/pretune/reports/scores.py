@@ -1,4 +1,4 @@
-"""Section of a report: scores of fine-tuned runs, baselines on the same split, and rows of results.json."""
+"""Section of a report: scores of fine-tuned runs, baselines on the same split, averages of suites, results.json."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core.format import format_count
+from pretune.metrics.averages import SUITES, collect_suite_scores, compute_suite_averages
 from pretune.metrics.significance import (
     Comparison,
     compute_interval,
@@ -15,16 +16,18 @@ from pretune.metrics.significance import (
     student_t_quantile,
 )
 from pretune.reports import facts
-from pretune.reports.charts import Series, draw_interval_chart, draw_line_chart
+from pretune.reports.charts import Series, draw_interval_chart, draw_size_chart
 from pretune.reports.load import ComparisonResults, RunRecord
-from pretune.reports.markup import Child, Markup, element, join, notes, table
+from pretune.reports.markup import NO_MARKUP, Markup, element, join, note, notes, table
 
 Facts = Mapping[str, Any]
 SIGNIFICANCE_LEVEL = 0.05
 """Differences with a p-value below this are significant."""
 MEAN_METRICS = ("accuracy", "choice_accuracy", "exact_match")
 """Metrics that are means over examples, so that predictions can be compared in pairs."""
-GROUPS = {"pretrained": 0, "random": 1, "baseline": 7, "other": 3}
+SUITE_NAMES = {"glue": "GLUE", "superglue": "SuperGLUE", "sts12-16": "STS 2012 to 2016"}
+Setting = tuple[str, str, str]
+"""Base, method and number of training examples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,7 @@ def _render_test_set(runs: Sequence[RunRecord]) -> Markup:
     results = [row.run.scores["result"] if row.run and row.run.scores else {} for row in score_rows]
     ends = [(result.get("low"), row.score, result.get("high")) for row, result in zip(score_rows, results, strict=True)]
     span = compute_span(ends)
-    rows: list[Sequence[Child]] = []
+    rows: list[Sequence[str]] = []
     for row, result, end, comparison in zip(score_rows, results, ends, gaps, strict=True):
         top = len(score_rows) > 1 and row.score == score_rows[0].score
         seeds = facts.format_interval(result) or "1 seed" if result else ""
@@ -86,11 +89,10 @@ def _render_test_set(runs: Sequence[RunRecord]) -> Markup:
         name = row.name if row.run else f"{row.name} (baseline)"
         rows.append((name, _render_best(f"{row.score:.4f}", top), draw_interval_chart(*end, span), seeds, *cells))
     better = "run better by" if len(runs) == 1 else f"{best.name} better by"
+    heading = f"{Path(runs[0].eval_task).name}: {metric} on {format_count(examples, 'examples')} of {split}"
     return join(
         [
-            element(
-                "h3", f"{Path(runs[0].eval_task).name}: {metric} on {format_count(examples, 'examples')} of {split}"
-            ),
+            element("h3", heading),
             *(element("p", line) for line in summarize(score_rows)),
             table(("", metric, "", "95% CI over seeds", better, "p"), rows, kind="scores"),
             notes(*_list_notes(runs)),
@@ -111,11 +113,8 @@ def compare_rows(best: RunRecord, row: ScoreRow) -> Facts | None:
 
 def find_best_baseline(run: RunRecord) -> Facts | None:
     """Return the best baseline."""
-    return (
-        max(run.scores["baselines"], key=lambda baseline: float(baseline["score"]), default=None)
-        if run.scores
-        else None
-    )
+    baselines = run.scores["baselines"] if run.scores else ()
+    return max(baselines, key=lambda baseline: float(baseline["score"]), default=None)
 
 
 def summarize(rows: Sequence[ScoreRow]) -> Iterator[str]:
@@ -168,10 +167,7 @@ def compare_runs(run: RunRecord, other_run: RunRecord) -> Comparison | None:
     ours, theirs = _mark_correct(run), _mark_correct(other_run)
     if not ours or ours.keys() != theirs.keys():
         return None
-    names = sorted(ours)
-    return paired_bootstrap_of_means(
-        [ours[example_id] for example_id in names], [theirs[example_id] for example_id in names]
-    )
+    return paired_bootstrap_of_means(*([hits[example_id] for example_id in sorted(ours)] for hits in (ours, theirs)))
 
 
 def _mark_correct(run: RunRecord) -> dict[str, float]:
@@ -199,32 +195,22 @@ def render_comparison(results: ComparisonResults) -> Markup:
     cells = {(row["method"], row["labels"]): row for row in results.rows}
     top = {count: max(row["mean"] for row in results.rows if row["labels"] == count) for count in counts}
     clear, legend = _mark_significant(results)
-    rows: list[Sequence[Child]] = []
+    rows: list[Sequence[str]] = []
     for method in methods:
         method_rows = [cells.get((method, count)) for count in counts]
         about = next((str(row["about"]) for row in method_rows if row and row.get("about")), "")
-        cells_shown: list[Child] = [
+        cells_shown: list[str] = [
             "" if row is None else _render_mean(row, clear.get((method, count), ""), is_best=row["mean"] == top[count])
             for row, count in zip(method_rows, counts, strict=True)
         ]
         rows.append((join([method, element("small", about)]) if about else method, *cells_shown))
-    metric = str(results.metadata.get("metric", "score"))
-    descriptions = [str(results.metadata[name]) for name in ("task", "split") if results.metadata.get(name)]
-    size_text = (
-        f" on {format_count(results.metadata['examples'], 'examples')}"
-        if isinstance(results.metadata.get("examples"), int)
-        else ""
-    )
-    return join(
-        [
-            element("h3", f"{metric}{size_text}{' of ' if descriptions else ''}{', '.join(descriptions)}"),
-            table(("", *(format_count(count, "labels") for count in counts)), rows),
-            notes(
-                "± is half of the 95% confidence interval over seeds (Student's t); a single seed has none. "
-                f"Bold: best.{legend}"
-            ),
-        ]
-    )
+    metadata = results.metadata
+    examples, descriptions = metadata.get("examples"), [str(metadata[n]) for n in ("task", "split") if metadata.get(n)]
+    size = f" on {format_count(examples, 'examples')}" if isinstance(examples, int) else ""
+    heading = f"{metadata.get('metric', 'score')}{size}{' of ' if descriptions else ''}{', '.join(descriptions)}"
+    about = "± is half of the 95% confidence interval over seeds (Student's t); a single seed has none. Bold: best."
+    head = ("", *(format_count(count, "labels") for count in counts))
+    return join([element("h3", heading), table(head, rows), notes(f"{about}{legend}")])
 
 
 def _mark_significant(results: ComparisonResults) -> tuple[dict[tuple[str, int], str], str]:
@@ -235,18 +221,15 @@ def _mark_significant(results: ComparisonResults) -> tuple[dict[tuple[str, int],
     examples = results.metadata.get("examples")
     if results.metadata.get("metric") not in MEAN_METRICS or not isinstance(examples, int):
         return {}, ""
-    simple: dict[int, float] = {}
-    for row in results.rows:
-        if row.get("group") == "baseline":
-            simple[row["labels"]] = max(row["mean"], simple.get(row["labels"], 0.0))
+    baselines = sorted((row for row in results.rows if row.get("group") == "baseline"), key=lambda row: row["mean"])
+    simple: dict[int, float] = {row["labels"]: row["mean"] for row in baselines}
     clear: dict[tuple[str, int], str] = {}
     for row in results.rows:
         best = simple.get(row["labels"])
-        if best is None or row.get("group") not in ("pretrained", "random"):
-            continue
-        lead = row["mean"] - best
-        if abs(lead) > compute_margin(row["mean"], best, examples):
-            clear[row["method"], row["labels"]] = " ▲" if lead > 0 else " ▼"
+        if best is not None and row.get("group") in ("pretrained", "random"):
+            lead = row["mean"] - best
+            if abs(lead) > compute_margin(row["mean"], best, examples):
+                clear[row["method"], row["labels"]] = " ▲" if lead > 0 else " ▼"
     legend = (
         f" ▲ better, ▼ worse than the best simple baseline with as many labels, by more than two standard "
         f"errors of {format_count(examples, 'examples')}; without a marker the difference may be chance."
@@ -257,7 +240,7 @@ def _mark_significant(results: ComparisonResults) -> tuple[dict[tuple[str, int],
 def draw_label_chart(results: ComparisonResults) -> Markup:
     """Draw the comparison as lines over training set size; empty for a single size."""
     if len({row["labels"] for row in results.rows}) < 2:
-        return Markup("")
+        return NO_MARKUP
     shares = all(0 <= row["mean"] <= 1 for row in results.rows)
     low, high = (0.0, 1.0) if shares else (-math.inf, math.inf)  # bounds of an interval
     series: list[Series] = []
@@ -270,8 +253,7 @@ def draw_label_chart(results: ComparisonResults) -> Markup:
         series.append(
             Series(method, points, band if len(band) == len(values) > 1 else (), place, "dashed" if simple else "")
         )
-    metric = str(results.metadata.get("metric", "score"))
-    return draw_line_chart(series, x="training examples (logarithmic)", y=f"{metric} by training examples", log_x=True)
+    return draw_size_chart(series, str(results.metadata.get("metric", "score")))
 
 
 def compute_half_interval(row: Facts) -> float | None:
@@ -292,13 +274,71 @@ def compute_half_interval(row: Facts) -> float | None:
 def _render_mean(row: Facts, mark: str, *, is_best: bool) -> Markup:
     """Render a mean with half of its interval, which may wrap to the next line."""
     reach = compute_half_interval(row)
-    margin: list[Child] = [] if reach is None else [" ±", Markup("&nbsp;"), f"{reach:.3f}"]
+    margin: list[str] = [] if reach is None else [" ±", Markup("&nbsp;"), f"{reach:.3f}"]
     return element("span", f"{row['mean']:.3f}", *margin, mark, kind="value best" if is_best else "value")
 
 
-def _render_best(text: str, is_best: bool) -> Child:
+def _render_best(text: str, is_best: bool) -> str:
     return element("span", text, kind="best") if is_best else text
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def render_suites(runs: Sequence[RunRecord]) -> Markup:
+    """Render a table for each suite with a run for every task; a note names missing tasks if at least half have one."""
+    return join(part for suite in SUITES for part in _render_suite(suite, group_scores(runs)))
+
+
+def group_scores(runs: Sequence[RunRecord]) -> dict[Setting, dict[str, Mapping[str, float]]]:
+    """Return task scores by setting; of two runs of a task, the one with the better dev score counts."""
+    best: dict[tuple[Setting, str], tuple[float, Mapping[str, float]]] = {}
+    for run in (run for run in runs if run.scores):
+        assert run.scores is not None
+        result = run.scores["result"]
+        dev = float(result.get("dev", 0.0))
+        key = _describe_setting(run), str(run.scores["task"])
+        if key not in best or dev > best[key][0]:
+            best[key] = dev, result.get("scores") or {str(run.scores["metric"]): float(result["score"])}
+    grouped_scores: dict[Setting, dict[str, Mapping[str, float]]] = {}
+    for (setting, task), (_, scores) in best.items():
+        grouped_scores.setdefault(setting, {})[task] = scores
+    return grouped_scores
+
+
+def _describe_setting(run: RunRecord) -> Setting:
+    tree: Mapping[str, Any] = run.config
+    base = str(tree["base"]["path"])
+    weights = ", random weights" if tree["base"].get("weights") == "random" else ""
+    limit = (tree.get("task") or {}).get("train_examples")
+    return (
+        f"{Path(base).name or base}{weights}",
+        str(tree["method"]["kind"]),
+        "" if limit is None else format_count(limit, "labels"),
+    )
+
+
+def _render_suite(suite: str, settings: Mapping[Setting, Mapping[str, Mapping[str, float]]]) -> Iterator[Markup]:
+    tasks = SUITES[suite]
+    members = {setting: collect_suite_scores(suite, scores) for setting, scores in settings.items()}
+    complete = [
+        (", ".join(filter(None, setting)), average, members[setting])
+        for setting, scores in settings.items()
+        if (average := compute_suite_averages(scores).get(suite)) is not None
+    ]
+    if complete:
+        yield element("h3", f"{SUITE_NAMES[suite]}: average of {len(tasks)} tasks")
+        rows = sorted(complete, key=lambda row: -row[1])
+        yield table(
+            ("", "average", *tasks),
+            [
+                (name, f"{average:.4f}", *(f"{task_scores[task]:.4f}" for task in tasks))
+                for name, average, task_scores in rows
+            ],
+            kind="scores",
+        )
+    for setting, task_scores in members.items():
+        if len(tasks) / 2 <= len(task_scores) < len(tasks):
+            missing = ", ".join(task for task in tasks if task not in task_scores)
+            yield note(f"{', '.join(filter(None, setting))}: no {SUITE_NAMES[suite]} average without {missing}.")
