@@ -6,20 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import pretune as pt
 from pretune.core.errors import CheckpointError, UsageError
+from pretune.data.inference_batches import pack_batches
 from pretune.data.sequences import Sequences
 from pretune.inference import sentence_modules, weight_layout
-from pretune.inference.batching import encode_texts, pack_batches, split_into_chunks
+from pretune.inference.batching import encode_texts, split_into_chunks
 from pretune.inference.embed import build_embedder
 from pretune.inference.pooling import POOLINGS, Embedding, TextEncoder
 from pretune.inference.text_model import get_tokenizer
 from tests.contracts.tiny import CASES, model_of
 from tests.inference.readers import TEXTS, decoder, encoder
-from tests.selection import scale_examples
 
 EXACT = {"rtol": 0.0, "atol": 1e-6}
 
@@ -125,29 +123,6 @@ def test_what_is_no_list() -> None:
     assert pt.embed(encoder(), []).shape == (0, 32)
 
 
-@settings(max_examples=scale_examples(60), deadline=None)
-@given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 200), st.integers(1, 80), st.sampled_from([1, 8]))
-def test_batches_hold_every_sequence_once(lengths: list[int], tokens: int, row: int, step: int) -> None:
-    offsets = np.cumsum([0, *lengths])
-    given_ = Sequences(tokens=np.arange(offsets[-1]), offsets=offsets)
-    calls: list[int] = []
-    for ids, cells, batch in pack_batches(given_, tokens=tokens, row=row, step=step):
-        calls += ids.tolist()
-        for number, cell in zip(ids.tolist(), cells.tolist(), strict=True):
-            start, end = batch.offsets[cell : cell + 2].tolist()
-            assert batch.tokens[start:end].tolist() == list(range(offsets[number], offsets[number + 1]))
-        assert batch.tokens.shape[0] <= max(tokens, batch.length) and batch.length % step == 0
-    assert sorted(calls) == [i for i, length in enumerate(lengths) if length]
-
-
-def test_batches_are_full() -> None:
-    rng = np.random.default_rng(0)
-    lengths = np.minimum(rng.lognormal(3, 0.8, 5000).astype(int) + 3, 256)
-    given_ = Sequences(tokens=np.zeros(lengths.sum(), dtype=np.int64), offsets=np.cumsum([0, *lengths]))
-    placed = sum(batch.tokens.shape[0] for _, _, batch in pack_batches(given_, tokens=1024, row=64))
-    assert lengths.sum() / placed > 0.98
-
-
 def test_chunks_hold_every_text_once() -> None:
     texts = ["x" * n for n in range(100)]
     parts = split_into_chunks(texts, 500, 7)
@@ -248,8 +223,8 @@ def test_every_family_gives_vectors(name: str) -> None:
     texts = [np.arange(5, 5 + n) % 40 + 5 for n in (3, 9, 1, 6)]
     made = TextEncoder(model, Embedding(pooling=("mean", "last"), layer=1))
     given_ = Sequences(tokens=np.concatenate(texts), offsets=np.cumsum([0, 3, 9, 1, 6]))
-    ((ids, cells, batch),) = pack_batches(given_, tokens=64, row=16)
+    (part,) = pack_batches(given_, tokens=64)
     with torch.no_grad():
-        together = made(batch)[torch.from_numpy(cells)]
-        for place, number in enumerate(ids.tolist()):
+        together = made(part.batch)[torch.from_numpy(part.cells)]
+        for place, number in enumerate(part.indices.tolist()):
             torch.testing.assert_close(together[place], made(pt.batch([texts[number]]))[0], rtol=1e-4, atol=1e-5)

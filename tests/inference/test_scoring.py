@@ -6,12 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import pretune as pt
 from pretune.core.errors import DataError, NonFiniteError, UsageError
-from pretune.data.sequences import Sequences
 from pretune.inference.scoring import (
     Passages,
     ScoringConfig,
@@ -21,7 +18,7 @@ from pretune.inference.scoring import (
     queries,
     score,
 )
-from pretune.inference.scoring.packed_forward import compute_target_logprobs, iterate_batches, iterate_bins
+from pretune.inference.scoring.packed_forward import compute_target_logprobs
 from pretune.inference.scoring.queries import CausalScoring, MaskedScoring
 from pretune.text.template import TEXT_A, TokenTemplate
 from tests.inference.scorers import STYLE, TEXTS, causal, ids, log_softmax, masked, scorer
@@ -216,22 +213,6 @@ def test_what_is_read_alike_is_read_once(family: str, monkeypatch: pytest.Monkey
     assert fewer < sum(rows)
 
 
-@given(st.lists(st.integers(1, 700), min_size=1, max_size=40), st.booleans())
-def test_every_sequence_is_in_one_bin_that_holds_it(lengths: list[int], both: bool) -> None:
-    n = np.array(lengths)
-    source = Sequences(tokens=np.zeros(n.sum(), int), offsets=np.concatenate(([0], np.cumsum(n))))
-    m = n[::-1] // 3 + 1
-    result = Sequences(
-        tokens=np.zeros(m.sum(), int), offsets=np.concatenate(([0], np.cumsum(m))), source=source if both else None
-    )
-    calls = []
-    for which, length, room in iterate_bins(result):
-        calls += which.tolist()
-        assert result.lengths[which].max() <= length
-        assert (room is None) != both and (room is None or n[which].max() <= room)
-    assert sorted(calls) == list(range(len(n)))
-
-
 def test_the_likeliest_is_told_and_a_tie_is_not() -> None:
     model = scorer("gpt2")
     (asked,) = CausalScoring((model.tokenizer.special["bos"],)).build_queries(
@@ -243,19 +224,6 @@ def test_the_likeliest_is_told_and_a_tie_is_not() -> None:
     assert messages.is_argmax.all()
     worst = compute_target_logprobs(model, replace(asked.sequences, targets=rows.argmin(-1).numpy()), tokens=64)
     assert not worst.is_argmax.any()
-
-
-@pytest.mark.parametrize("fixed", [False, True])
-def test_batches_have_one_shape_and_hold_everything_once(fixed: bool) -> None:
-    lengths = np.random.default_rng(0).integers(2, 100, 200)
-    result = Sequences(tokens=np.arange(lengths.sum()), offsets=np.concatenate(([0], np.cumsum(lengths))))
-    made = list(iterate_batches(result, 1024, fixed_rows=fixed))
-    assert sorted(index for which, _ in made for index in which.tolist()) == list(range(200))
-    assert len({(batch.rows, batch.length) for _, batch in made}) == 1 and len(made) > 5
-    assert not fixed or made[0][1].rows == 8
-    for which, batch in made:
-        inside = batch.tokens[batch.sequence >= 0].numpy()
-        assert inside.tolist() == result.take(which).tokens.tolist()
 
 
 def test_batches_become_smaller_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:

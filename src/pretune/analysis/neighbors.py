@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pretune.core.errors import DataError, UsageError
+from pretune.data.inference_batches import pack_batches, pack_in_order
 from pretune.data.sequences import Ints, Sequences
-from pretune.inference.batching import encode_texts, pack_batches
-from pretune.inference.embed import BATCH_TOKENS, ROW_TOKENS
+from pretune.inference.batching import encode_texts
+from pretune.inference.embed import BATCH_TOKENS
 from pretune.inference.finite_check import check_outputs
 from pretune.inference.pooling import compute_states
 from pretune.inference.text_model import eval_mode, get_language_model, get_tokenizer
@@ -133,7 +134,7 @@ def _compute_query(
     number = next((i for i, word_span in enumerate(words.spans) if word_span[0] <= span[0] < word_span[1]), None)
     if number is None or not (words.owner == number).any():
         raise UsageError(f"the word '{word}' is beyond the model's maximum length of {model.spec.max_length} tokens")
-    ((_, _, batch),) = pack_batches(encoded_texts.sequences, tokens=1, row=1)
+    batch = pack_in_order(encoded_texts.sequences)
     states = compute_states(model, batch.to(model.tokens.weight.device), layer)
     check_outputs(states, "states")
     positions = np.flatnonzero(words.owner == number)
@@ -171,12 +172,11 @@ def _score_words(
 ) -> NDArray[np.float32]:
     """Return the cosine of each word's state with the query `[V]`; NaN for truncated words."""
     out = np.full(len(words.spans), np.nan, dtype=np.float32)
-    kind = query.device.type
-    room = {"tokens": BATCH_TOKENS.get(kind, BATCH_TOKENS["cuda"]), "row": ROW_TOKENS.get(kind, ROW_TOKENS["cuda"])}
-    for ids, _, batch in pack_batches(sequences, **room):
-        states = compute_states(model, batch.to(query.device), layer).float()
-        owners = np.concatenate([words.owner[slice(*sequences.offsets[i : i + 2])] for i in ids.tolist()])
-        inside = np.flatnonzero(batch.sequence.numpy() >= 0)[owners >= 0]
+    device = query.device.type
+    for part in pack_batches(sequences, tokens=BATCH_TOKENS.get(device, BATCH_TOKENS["cuda"]), device=device):
+        states = compute_states(model, part.batch.to(query.device), layer).float()
+        owners = np.concatenate([words.owner[slice(*sequences.offsets[i : i + 2])] for i in part.indices.tolist()])
+        inside = part.token_positions[owners >= 0]
         numbers, group = np.unique(owners[owners >= 0], return_inverse=True)
         if not len(numbers):
             continue

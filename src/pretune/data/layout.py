@@ -164,7 +164,7 @@ def batch(
     source_room = room if source is None else int(source_lengths.max())
     if int(lengths.max()) > room:
         raise UsageError(f"sequence {int(lengths.argmax())} has {int(lengths.max())} tokens; a row holds {room}")
-    place = _next_fit(lengths, source_lengths, room, source_room)
+    place = next_fit(lengths, room, source_lengths, source_room)
     flat = Sequences(
         tokens=_flatten(first, lengths, "tokens"),
         offsets=compute_offsets(lengths),
@@ -188,8 +188,9 @@ def _compute_lengths(sequences: Sequence[Tokens], name: str) -> Ints:
     return lengths
 
 
-def _next_fit(lengths: Ints, source_lengths: Ints, room: int, source_room: int) -> Ints:
-    """Return the row of each sequence: the current row if both sides have room, else the next row."""
+def next_fit(lengths: Ints, room: int, source_lengths: Ints | None = None, source_room: int = 0) -> Ints:
+    """Return the row of each sequence, in order: the current row if both sides have room, else the next row."""
+    source_lengths = np.zeros_like(lengths) if source_lengths is None else source_lengths
     rows, row, used_tokens, source_used = [], 0, 0, 0
     for length, source_length in zip(lengths.tolist(), source_lengths.tolist(), strict=True):
         if used_tokens + length > room or source_used + source_length > source_room:

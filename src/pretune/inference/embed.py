@@ -24,8 +24,9 @@ from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.format import format_count
 from pretune.core.types import Batch
+from pretune.data.inference_batches import pack_batches
 from pretune.data.sequences import Ints
-from pretune.inference.batching import encode_texts, pack_batches, split_into_chunks
+from pretune.inference.batching import encode_texts, split_into_chunks
 from pretune.inference.finite_check import check_outputs
 from pretune.inference.pooling import TextEncoder
 from pretune.inference.sentence_modules import build_encoder, read_prompts
@@ -40,8 +41,6 @@ ProgressCallback = Callable[[int, int], None]
 
 BATCH_TOKENS = {"cpu": 1024, "cuda": 32768}
 """Tokens per batch: enough to keep the device busy, small enough for its caches."""
-ROW_TOKENS = {"cpu": 64, "cuda": 128}
-"""Tokens of a row that holds several texts: attention cost grows with it, padding shrinks."""
 MAX_PENDING_BATCHES = 16
 """Batches whose vectors stay on a GPU until they are copied together."""
 
@@ -150,14 +149,10 @@ class Embedder:
         result.truncated_tokens += encoded_texts.truncated_tokens
         if self.is_static:
             return [(indices, np.arange(len(indices)), encoded_texts.sequences)]
-        device_type = self.encoder.model.tokens.weight.device.type
-        tokens, row = (
-            self.batch_tokens or BATCH_TOKENS.get(device_type, BATCH_TOKENS["cuda"]),
-            ROW_TOKENS.get(device_type, ROW_TOKENS["cuda"]),
-        )
-        step = 1 if device_type == "cpu" else 8  # NOTE: otherwise CUDA's attention copies the mask in every layer
-        batches = pack_batches(encoded_texts.sequences, tokens=tokens, row=row, step=step)
-        return [(indices[ids], cells, batch) for ids, cells, batch in batches]
+        device = self.encoder.model.tokens.weight.device.type
+        tokens = self.batch_tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cuda"])
+        batches = pack_batches(encoded_texts.sequences, tokens=tokens, device=device)
+        return [(indices[part.indices], part.cells, part.batch) for part in batches]
 
     def _forward(self, cells: Ints, batch: Any, device: torch.device) -> Tensor:
         if isinstance(batch, Batch):

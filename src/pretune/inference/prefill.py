@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.data.batch_shape import BatchShape
-from pretune.data.layout import lay_out
-from pretune.data.sequences import Ints, Sequences, compute_offsets
+from pretune.data.inference_batches import pack_in_order
+from pretune.data.sequences import Sequences, compute_offsets
 from pretune.data.virtual_tokens import reserve
 from pretune.models.model import LanguageModel
 from pretune.nn.cache import KVCache
@@ -70,28 +69,12 @@ def pack_prompts(
     )
     if slots:
         flat = reserve(flat, slots)
-    if flat.source is None:
-        row, row_length = assign_rows(flat.lengths)
-        return lay_out(flat, row, BatchShape(rows=int(row[-1]) + 1, length=row_length))
-    row, source_length = assign_rows(flat.source.lengths)
-    length = int(np.bincount(row, weights=flat.lengths).max())
-    return lay_out(flat, row, BatchShape(rows=int(row[-1]) + 1, length=length, source=source_length))
+    return pack_in_order(flat)
 
 
 def _flatten(sequences: Sequence[Sequence[int]]) -> Sequences:
     arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
     return Sequences(tokens=np.concatenate(arrays), offsets=compute_offsets(np.array([len(array) for array in arrays])))
-
-
-def assign_rows(lengths: Ints) -> tuple[Ints, int]:
-    """Assign sequences to rows in order, as many per row as fit; returns the rows and the row length."""
-    row_length, row, row_tokens, rows = int(lengths.max()), 0, 0, []
-    for length in lengths.tolist():
-        if row_tokens + length > row_length:
-            row, row_tokens = row + 1, 0
-        row_tokens += length
-        rows.append(row)
-    return np.asarray(rows, dtype=np.int64), row_length
 
 
 def repeat_indices(count: int, times: int, device: torch.device) -> Tensor:

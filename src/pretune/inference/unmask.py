@@ -14,13 +14,12 @@ from torch import Tensor
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.data.batch_shape import BatchShape
-from pretune.data.layout import lay_out
+from pretune.data.inference_batches import pack_in_order
 from pretune.data.sequences import Sequences, compute_offsets
 from pretune.data.virtual_tokens import reserve
 from pretune.inference.finite_check import check_outputs
 from pretune.inference.mask_positions import Blanks
-from pretune.inference.prefill import assign_rows, count_prompt_slots
+from pretune.inference.prefill import count_prompt_slots
 from pretune.inference.word_starts import get_piece_masks
 from pretune.models.model import LanguageModel
 from pretune.text.template import TemplatedTokens
@@ -198,8 +197,7 @@ def _build_batch(model: LanguageModel, queries: Sequence[tuple[TemplatedTokens, 
         segments=segments if segments.any() else None,
     )
     flat = reserve(flat, count_prompt_slots(model)) if count_prompt_slots(model) else flat
-    row, length = assign_rows(flat.lengths)
-    return lay_out(flat, row, BatchShape(rows=int(row[-1]) + 1, length=length))
+    return pack_in_order(flat)
 
 
 def _flatten_positions(offsets: list[int], queries: Sequence[tuple[TemplatedTokens, list[int]]]) -> Iterator[int]:

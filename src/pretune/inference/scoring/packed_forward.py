@@ -1,11 +1,10 @@
 """Log-probabilities of targets in many sequences: packed into rows without padding, the head at targets only.
 
-Sequences are sorted into rows of a few lengths, and rows into batches of equal shape (torch.compile then compiles once
-per length). Nothing synchronizes with the device before a part is done. The body runs in the requested precision; the
-head and the softmax in fp32 at least, a block of rows at a time.
+Nothing synchronizes with the device before a part is done. The body runs in the requested precision; the head and the
+softmax in fp32 at least, a block of rows at a time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,15 +16,10 @@ from torch import Tensor
 
 from pretune.core.seed import extend_mix, mix_array
 from pretune.core.types import IGNORE_INDEX, Batch, Targets
-from pretune.data.batch_shape import BatchShape
-from pretune.data.layout import lay_out
-from pretune.data.packing import pack
+from pretune.data.inference_batches import PackedBatch, pack_batches
 from pretune.data.sequences import Bools, Ints, Sequences, compute_starts, spread
 from pretune.inference.finite_check import check_outputs
 from pretune.models.model import LanguageModel
-
-MIN_ROW_TOKENS = 128
-"""Shortest row length, shared by shorter sequences. Longer rows have twice that, four times, …"""
 
 BATCH_TOKENS = {"cuda": 1 << 16, "cpu": 1 << 12}
 BLOCK_BYTES = {"cuda": 1 << 30, "cpu": 32 << 20}
@@ -37,14 +31,6 @@ class TargetLogProbs(NamedTuple):
 
     logprobs: NDArray[np.float64]
     is_argmax: Bools
-
-
-class Bin(NamedTuple):
-    """Sequences of the same batch shape: their indices, and the row lengths of target and source side."""
-
-    indices: Ints
-    length: int
-    source: int | None
 
 
 @torch.no_grad()
@@ -67,9 +53,9 @@ def compute_target_logprobs(
     device = model.tokens.weight.device
     target_ids: list[Ints] = []
     results: list[tuple[Tensor, Tensor]] = []
-    for indices, batch in iterate_batches(inputs, tokens, fixed_rows=device.type == "cuda"):
-        batch_target_ids, targets = target_index.select(indices, inputs.lengths[indices], batch)
-        device_batch = replace(batch, targets=targets).to(device)
+    for part in pack_batches(inputs, tokens=tokens, device=device.type):
+        batch_target_ids, targets = target_index.select(part, inputs.lengths[part.indices])
+        device_batch = replace(part.batch, targets=targets).to(device)
         with torch.autocast(device.type, precision, enabled=precision is not None):
             states = model.states(device_batch)
         results.append(compute_logprobs(model, states, device_batch))
@@ -113,12 +99,12 @@ class TargetIndex:
             compute_starts(counts), counts, sequence_positions[order], sequences.targets[positions][order], order
         ), representatives
 
-    def select(self, indices: Ints, lengths: Ints, batch: Batch) -> tuple[Ints, Targets]:
-        """Return the ids of the targets in a batch of sequences, and their positions in it."""
-        index = spread(self.starts[indices], self.counts[indices])
-        inside = np.repeat(compute_starts(lengths), self.counts[indices]) + self.positions[index]
-        real = np.flatnonzero(batch.sequence.numpy() >= 0)  # tokens that are not padding, in order
-        targets = Targets(index=torch.from_numpy(real[inside]), labels=torch.from_numpy(self.labels[index]))
+    def select(self, part: PackedBatch, lengths: Ints) -> tuple[Ints, Targets]:
+        """Return the ids of the targets in a batch of sequences of these lengths, and their positions in it."""
+        index = spread(self.starts[part.indices], self.counts[part.indices])
+        inside = np.repeat(compute_starts(lengths), self.counts[part.indices]) + self.positions[index]
+        positions = torch.from_numpy(part.token_positions[inside])
+        targets = Targets(index=positions, labels=torch.from_numpy(self.labels[index]))
         return self.target_ids[index], targets
 
 
@@ -159,66 +145,6 @@ def _compute_keys(
         squares = hashes * hashes
         sums = [np.append(np.uint64(0), np.cumsum(part, dtype=np.uint64)) for part in (hashes, squares)]
         return sums[0][offsets[1:]] - sums[0][offsets[:-1]], sums[1][offsets[1:]] - sums[1][offsets[:-1]]
-
-
-def iterate_batches(sequences: Sequences, tokens: int, *, fixed_rows: bool = False) -> Iterator[tuple[Ints, Batch]]:
-    """Yield all sequences in batches, with their indices.
-
-    Batches of one row length have the same number of rows; with `fixed_rows` the maximum, the last with empty rows.
-    """
-    for group in iterate_bins(sequences):
-        part = sequences.take(group.indices)
-        if part.source is None or group.source is None:
-            row = pack(part.lengths, group.length)
-        else:
-            row = pack(part.lengths, group.length, source=part.source.lengths, source_room=group.source)
-        order = np.argsort(row, kind="stable")
-        sorted_rows = row[order]
-        total, max_rows = int(sorted_rows[-1]) + 1, max(1, tokens // (group.length + (group.source or 0)))
-        count = -(-total // max_rows)
-        rows = max_rows if fixed_rows and count > 1 else -(-total // count)
-        for number in range(count):
-            low, high = np.searchsorted(sorted_rows, (number * rows, (number + 1) * rows)).tolist()
-            members = order[low:high]
-            if len(members):
-                shape = BatchShape(rows=rows, length=group.length, source=group.source)
-                yield group.indices[members], lay_out(part.take(members), sorted_rows[low:high] - number * rows, shape)
-
-
-def iterate_bins(sequences: Sequences) -> Iterator[Bin]:
-    """Group sequences of similar length: rows of 128 tokens, 256, and so on, by the longer side."""
-    source = sequences.source
-    longer = sequences.lengths if source is None else np.maximum(sequences.lengths, source.lengths)
-    kind = np.ceil(np.log2(np.maximum(longer / MIN_ROW_TOKENS, 1))).astype(np.int64)
-    for size in np.unique(kind).tolist():
-        indices = np.flatnonzero(kind == size)
-        lengths = sequences.lengths[indices]
-        if source is None:
-            yield Bin(indices, _choose_row_length(lengths, MIN_ROW_TOKENS << size), None)
-            continue
-        source_lengths = source.lengths[indices]
-        if lengths.sum() >= source_lengths.sum():
-            length = _choose_row_length(lengths, MIN_ROW_TOKENS << size)
-            yield Bin(
-                indices, length, _choose_other_length(source_lengths, length * source_lengths.sum() / lengths.sum())
-            )
-        else:
-            source_length = _choose_row_length(source_lengths, MIN_ROW_TOKENS << size)
-            yield Bin(
-                indices,
-                _choose_other_length(lengths, source_length * lengths.sum() / source_lengths.sum()),
-                source_length,
-            )
-
-
-def _choose_row_length(lengths: Ints, max_length: int) -> int:
-    """Return the row length; for few tokens, a single row of all of them."""
-    return min(max_length, int(lengths.sum()))
-
-
-def _choose_other_length(lengths: Ints, expected_length: float) -> int:
-    """Return the row length of the shorter side: a little more than its share, and at least its longest sequence."""
-    return max(int(lengths.max()), -(-int(1.15 * expected_length) // 8) * 8)
 
 
 def compute_logprobs(model: LanguageModel, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from pretune.core.errors import ResourceError
 from pretune.core.format import format_count
 from pretune.core.types import Batch, Targets
 from pretune.data.batch_shape import BatchShape
-from pretune.data.layout import lay_out
+from pretune.data.layout import lay_out, next_fit
 from pretune.data.sequences import Ints, Sequences
 from pretune.inference.batching import EncodedTexts, encode_texts
 from pretune.runs.embedding.pair_dataset import PairDataset
@@ -55,16 +55,11 @@ def build_text_batch(sequences: Sequences, text_ids: Ints, gold: np.ndarray[tupl
     selection = sequences.take(text_ids)
     lengths = selection.lengths
     room = max(MIN_ROW_LENGTH, int(lengths.max(initial=0)))
-    rows, row_tokens = np.empty(len(text_ids), dtype=np.int64), 0
-    order = np.argsort(-lengths, kind="stable")
-    row = 0
-    for place in order.tolist():  # by decreasing length, row by row
-        if row_tokens + lengths[place] > room:
-            row, row_tokens = row + 1, 0
-        rows[place] = row
-        row_tokens += int(lengths[place])
+    order = np.argsort(-lengths, kind="stable")  # by decreasing length, row by row
+    rows = np.empty(len(text_ids), dtype=np.int64)
+    rows[order] = next_fit(lengths[order], room)
     laid = np.argsort(rows, kind="stable")
-    batch = lay_out(selection.take(laid), rows[laid], BatchShape(rows=row + 1, length=room))
+    batch = lay_out(selection.take(laid), rows[laid], BatchShape(rows=int(rows.max(initial=0)) + 1, length=room))
     cells = np.empty(len(text_ids), dtype=np.int64)
     cells[laid] = np.arange(len(text_ids)) + rows[laid]
     labels = torch.full((batch.cells,), -1, dtype=torch.long)

@@ -6,9 +6,9 @@ import torch
 
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import UsageError
+from pretune.data.inference_batches import pack_batches
 from pretune.inference.text_model import eval_mode
 from pretune.metrics.numeric import perplexity
-from pretune.tasks.decode.logits import iter_batches
 from pretune.tasks.encode.encoder import TaskEncoder
 from pretune.tasks.example import Example
 
@@ -31,7 +31,7 @@ def answer_perplexity(
     device = next(model.parameters()).device
     nats = units = 0.0
     with eval_mode(model), torch.compiler.set_stance("force_eager"):
-        for _, _, batch in iter_batches(sequences, tokens):
+        for _, _, batch in pack_batches(sequences, tokens=tokens, device=device.type):
             with torch.autocast(device.type, precision, enabled=precision is not None):
                 loss = model.spec.loss(model, batch.to(device))
             nats, units = nats + float(loss.sum), units + float(loss.count)

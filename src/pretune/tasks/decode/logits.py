@@ -3,20 +3,17 @@
 Sequences are packed into rows; each is computed once, without loss, and filler is removed from the result.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from pretune.core.types import Batch
-from pretune.data.batch_shape import BatchShape
-from pretune.data.layout import lay_out
-from pretune.data.plan import build_plan
-from pretune.data.sequences import Ints, Sequences, spread
+from pretune.data.inference_batches import pack_batches
+from pretune.data.sequences import spread
 from pretune.inference.finite_check import check_outputs
 from pretune.inference.text_model import eval_mode
 from pretune.tasks.encode.items import Items
@@ -42,10 +39,13 @@ def compute_logits(
     logits: Floats | None = None
     count_done = 0
     with eval_mode(model), torch.compiler.set_stance("force_eager"):
-        for indices, row, batch in iter_batches(sequences, tokens):
+        for part in pack_batches(sequences, tokens=tokens, device=device.type):
+            indices = part.indices
             with torch.autocast(device.type, precision, enabled=precision is not None):
-                out = model(batch.to(device))
-            values = _drop_filler(out, batch, row, per_token)
+                out = model(part.batch.to(device)).float().cpu()
+            # A layout has more cells than sequences, so as many rows as sequences have no filler.
+            has_filler = per_token or len(out) != len(indices)
+            values = (out[part.token_positions if per_token else part.cells] if has_filler else out).numpy()
             check_outputs(values, "logits")
             size = len(sequences.tokens) if per_token else len(sequences)
             if logits is None:
@@ -59,23 +59,3 @@ def compute_logits(
                 on_progress(count_done, len(sequences))
     assert logits is not None
     return logits
-
-
-def iter_batches(sequences: Sequences, tokens: int) -> Iterator[tuple[Ints, Ints, Batch]]:
-    """Yield all sequences in batches of about `tokens` tokens: their indices, the row of each, and the batch."""
-    source = None if sequences.source is None else sequences.source.lengths
-    length, source_length = int(sequences.lengths.max()), None if source is None else int(source.max())
-    shape = BatchShape(rows=max(tokens // (length + (source_length or 0)), 1), length=length, source=source_length)
-    plan = build_plan(sequences.lengths, shape, seed=0, epoch=0, source=source)
-    for number in range(plan.batch_count):
-        indices, row = plan.get_batch(number)
-        yield indices, row, lay_out(sequences.take(indices), row, replace(shape, rows=int(row[-1]) + 1))
-
-
-def _drop_filler(out: Tensor, batch: Batch, row: Ints, per_token: bool) -> Floats:
-    """Return the rows of logits of the sequences, or of their tokens, without filler."""
-    values = out.float().cpu()
-    if not per_token and len(values) == len(row):  # rows of sequences already; a layout has more cells than those
-        return values.numpy()
-    mask = batch.sequence >= 0 if per_token else torch.from_numpy(np.arange(len(row)) + row)
-    return values[mask].numpy()
