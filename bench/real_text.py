@@ -210,7 +210,7 @@ def main() -> None:
         opened.append(opening(*args, **options))
         return opened[-1]
 
-    def alternated(self: Loop) -> Any:
+    def alternated(self: Loop, *arguments: Any) -> Any:
         if not hook:
             spent.append(-measure_process_age())
             need = given.batch_tokens // given.length * (WINDOW // 2 + 2) * (ROUNDS + 1) + 4096
@@ -227,7 +227,7 @@ def main() -> None:
             spent.append(measure_process_age())
             print(f"{len(found)} sequences, median {np.median(lengths):.0f}, mean {lengths.mean():.1f} tokens")
         self.hooks = [*self.hooks, hook[0]]
-        return rounds(self)
+        return rounds(self, *arguments)
 
     Loop.run = alternated  # type: ignore[method-assign]
     DataPhases.open = remember  # type: ignore[method-assign, assignment]

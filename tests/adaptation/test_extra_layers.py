@@ -9,7 +9,7 @@ import pretune as pt
 from pretune.adaptation.extra_layers import add_blocks
 from pretune.adaptation.freeze import LastOnly, freeze
 from pretune.core.errors import UsageError
-from pretune.runs.finetune.sweep import run_finetune as finetune
+from pretune.runs.finetune.entry import run_finetune as finetune
 from tests.contracts.tiny import CASES, lay, model_of, text
 from tests.runs import tasked
 

@@ -17,7 +17,7 @@ from pretune.core.errors import UsageError
 from pretune.nn.recurrent import BiLSTM
 from pretune.training.optim import build_parameter_groups, split_parts
 from tests.contracts.tiny import CASES
-from tests.training.test_loop import looped, weights
+from tests.training.test_loop import looped, run, weights
 
 
 def list_trained_parts(strategy: FreezeStrategy, case: str = "bert-base") -> list[str]:
@@ -82,7 +82,7 @@ def test_layerwise_rates() -> None:
 
 
 def test_parts_are_opened_from_above_epoch_after_epoch() -> None:
-    loop = looped(steps=7)
+    loop = looped()
     parts = split_parts(loop.module.model)
     start, changes = weights(loop), {}
     unfreezing = Gradual(when=Epochs(every=1.0)).build_hook(loop.module.model, epoch=2)
@@ -93,7 +93,7 @@ def test_parts_are_opened_from_above_epoch_after_epoch() -> None:
         changes[step] = [p for p, names in parts.items() if any(not torch.equal(current[n], start[n]) for n in names)]
 
     loop.hooks = [unfreezing, watch]
-    loop.run()
+    run(loop, 7)
     order = list(parts)
     assert order == ["embeddings", "decoder.0", "decoder.1"]
     assert changes[1] == changes[2] == order[2:]

@@ -28,7 +28,7 @@ def main() -> None:
     import torch.distributed.fsdp
     import torch.testing  # noqa: F401
 
-    import pretune.runs.finetune.sweep
+    import pretune.runs.finetune.entry
     import pretune.runs.pretrain
     import pretune.training.dataloader  # noqa: F401
     from tests.faults import hooks  # noqa: F401

@@ -70,14 +70,12 @@ def ours(model: Any, objective: str, micro: int) -> list[float]:
     Loop(
         module=ModelWithLoss(model, pt.objective(objective)).train(),
         optimizer=AdamW(lr=RATE, weight_decay=DECAY).build(build_parameter_groups(model)),
-        batches=Text(objective, micro),
         state=TrainState(),
         ranks=Ranks(torch.device("cpu")),
         lr_factor=lambda state: SCHEDULE.compute_factor(state.step, STEPS),
-        should_stop=lambda state: state.step >= STEPS,
         hooks=[lambda loop, reports: found.extend(reports)],
         clip=CLIP,
-    ).run()
+    ).run(Text(objective, micro), lambda state: state.step >= STEPS)
     return [report.loss for report in found]
 
 

@@ -12,6 +12,7 @@ import torch
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.run_dir import RunDir
 from pretune.data.prepare import prepare
 from pretune.runs.finetune import linear_probe
 from pretune.runs.finetune.adapted_model import build_adapted_model
@@ -24,9 +25,8 @@ from pretune.runs.finetune.build_config import (
     read_base_spec,
 )
 from pretune.runs.finetune.config import FinetuneConfig, TaskConfig
+from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.sweep import check_no_finetune_run
-from pretune.runs.finetune.sweep import run_finetune as finetune
 from pretune.runs.finetune.task_data import find_trainable_task, open_task
 from pretune.training.distributed import Ranks
 from tests.runs import tasked
@@ -100,7 +100,7 @@ class TestOne:
 
     def test_a_place_that_is_taken_is_refused(self, fine: FinetunedRun) -> None:
         with pytest.raises(UsageError, match=re.escape(str(fine.path))):
-            check_no_finetune_run(fine.path)
+            RunDir(fine.path).check_free()
 
     def test_a_fine_tuned_run_is_a_base(self, fine: FinetunedRun, tmp_path: Path) -> None:
         """STILTs: the body goes on, with a new head."""

@@ -10,8 +10,9 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import CheckpointError
-from pretune.runs.finetune.sweep import run_finetune as finetune
-from pretune.runs.restore import check_model
+from pretune.core.run_dir import RunDir
+from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.verify import check_model
 from tests.runs.small import FAST, Prepared, shrunk
 
 LOST = {
@@ -51,7 +52,7 @@ def restore(run: Path, lost: list[str], capsys: Capture, verb: str) -> None:
     for name in lost:
         (run / name).unlink()
     with pytest.raises(CheckpointError, match=lost[-1]):
-        check_model(run)
+        check_model(RunDir(run))
     assert main(["verify", str(run)]) == 4
     capsys.readouterr()
     assert main([verb, "--out", str(run), "--resume"]) == 4
@@ -78,7 +79,7 @@ def test_from_an_older_checkpoint(pretrained: Path, tmp_path: Path, capsys: Capt
     model = (run / "model.safetensors").read_bytes()
     (run / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="step-00000002") as error:
-        check_model(run)
+        check_model(RunDir(run))
     remove, again = typed(str(error.value))
     Path(remove[1]).unlink()
     assert main(again[1:]) == 0
@@ -90,7 +91,7 @@ def test_without_a_checkpoint(pretrained: Path, tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     (run / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        check_model(run)
+        check_model(RunDir(run))
 
 
 @pytest.mark.parametrize(("name", "lost"), [("one", "model.safetensors"), ("two", "adapter_model.safetensors")])
@@ -103,5 +104,5 @@ def test_what_is_no_finished_run_is_not_asked_for(pretrained: Path, tmp_path: Pa
     run = shutil.copytree(pretrained, tmp_path / "run")
     (run / "MANIFEST.json").unlink()
     (run / "cost.json").unlink()
-    check_model(run)
-    check_model(tmp_path)
+    check_model(RunDir(run))
+    check_model(RunDir(tmp_path))

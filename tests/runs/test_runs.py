@@ -17,7 +17,7 @@ from pretune.reports import report
 from pretune.runs import pretrain_run
 from pretune.runs.data_phases import DataPhases
 from pretune.runs.pretrain import run_pretrain
-from pretune.runs.run_dir import PretrainedRun
+from pretune.runs.pretrain_run import PretrainedRun
 from pretune.runs.samples import SampleHook
 from pretune.text.tokenizer import Tokenizer
 from pretune.training import validation as evaluation
@@ -73,7 +73,7 @@ class Clockwork:
         self.takes(evaluation, "compute_validation_loss", 4.0)
         self.takes(CheckpointManager, "save", 2.0)
         self.takes(Loop, "_compute_gradients", 0.8)
-        self.takes(pretrain_run, "write_run", 3.0)
+        self.takes(pretrain_run.PretrainRun, "_write", 3.0)
 
     def takes(self, owner: Any, name: str, seconds: float) -> None:
         real = getattr(owner, name)
@@ -204,7 +204,7 @@ class TestLengths:
 
     def test_a_clock_asked_for_anew_is_not_repeated(self, data: Path, tmp_path: Path) -> None:
         from pretune.runs.build_config import build_pretrain_config
-        from pretune.runs.clock_history import load_clock_history
+        from pretune.runs.pretrain import load_clock_history
 
         settings = build_pretrain_config("bert-tiny", data=data, budget="2s", device="cpu")
         (tmp_path / "run.json").write_text(json.dumps(settings.to_dict()))

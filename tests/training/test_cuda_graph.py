@@ -13,6 +13,7 @@ from pretune.core.types import Batch, Loss
 from pretune.training import cuda_graph as replaying
 from pretune.training.cuda_graph import MAX_GRAPHS, WARMUP_STEPS, CudaGraphRunner
 from tests.training.test_loop import causal_batch, looped, weights
+from tests.training.test_loop import run as train
 
 Pass = Callable[[], Loss]
 
@@ -65,10 +66,10 @@ class Alike:
 
 
 def run(steps: int, *, replay: bool, **options: Any) -> tuple[Any, Taped | None]:
-    loop = looped(steps=steps)
+    loop = looped()
     loop.batches = Alike(**options)
     tape = taped(loop) if replay else None
-    loop.run()
+    train(loop, steps)
     return loop, tape
 
 
@@ -109,10 +110,10 @@ def test_other_weights_are_recorded_apart(change: str) -> None:
 
     ends = []
     for replay in (False, True):
-        loop = looped(steps=14, hooks=[changed])
+        loop = looped(hooks=[changed])
         loop.batches = Alike()
         tape = taped(loop) if replay else None
-        loop.run()
+        train(loop, 14)
         ends.append(weights(loop))
     assert tape is not None
     assert tape.made == 2
@@ -121,7 +122,7 @@ def test_other_weights_are_recorded_apart(change: str) -> None:
 
 
 def test_only_so_many_are_kept() -> None:
-    loop = looped(steps=0)
+    loop = looped()
     tape = taped(loop)
     assert loop.graph_runner is not None
     messages = {"loss": torch.tensor(8.0)}
@@ -135,7 +136,7 @@ def test_only_so_many_are_kept() -> None:
 
 def test_forms_that_come_in_turn_are_recorded_once_each() -> None:
     """Of more forms than are kept the first ones are replayed, and the rest is run; none is recorded twice."""
-    loop = looped(steps=0)
+    loop = looped()
     tape = taped(loop)
     assert loop.graph_runner is not None
     turns, messages = 12, {"loss": torch.tensor(8.0)}
@@ -161,9 +162,9 @@ def test_what_cannot_be_recorded_goes_on_as_before(
         raise error
 
     baseline, _ = run(8, replay=False)
-    loop = looped(steps=8)
+    loop = looped()
     loop.batches, loop.graph_runner = Alike(), CudaGraphRunner(loop.module, refuses)
-    loop.run()
+    train(loop, 8)
     for name, value in weights(baseline).items():
         torch.testing.assert_close(weights(loop)[name], value, rtol=0, atol=0, msg=name)
     assert capsys.readouterr().err.count(said) == 1

@@ -50,7 +50,7 @@ class Parts:
         self.micro, self.step = micro, self.step - 1
 
 
-def looped(micro: int = 1, steps: int = 5, *, work: Any = None, hooks: Sequence[Any] = (), **options: Any) -> Loop:
+def looped(micro: int = 1, *, work: Any = None, hooks: Sequence[Any] = (), **options: Any) -> Loop:
     """A loop over a tiny decoder without dropout.
 
     NOTE: some gradients (that of a bias of keys) are zero but for rounding, which a small eps would blow up.
@@ -59,17 +59,22 @@ def looped(micro: int = 1, steps: int = 5, *, work: Any = None, hooks: Sequence[
     for part in model.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-    return Loop(
+    loop = Loop(
         module=ModelWithLoss(model, work or objective("causal")).eval(),
         optimizer=AdamW(lr=1e-2, eps=1e-4).build(build_parameter_groups(model)),
-        batches=Parts(micro),
         state=TrainState(),
         ranks=CPU,
         lr_factor=lambda state: 1.0,
-        should_stop=lambda state: state.step >= steps,
         hooks=hooks,
         **options,
     )
+    loop.batches = Parts(micro)
+    return loop
+
+
+def run(loop: Loop, steps: int = 5) -> None:
+    """Train until a step."""
+    loop.run(loop.batches, lambda state: state.step >= steps)
 
 
 class Told:
@@ -99,7 +104,7 @@ def test_the_same_as_plain_torch() -> None:
     )
     messages = Told()
     loop.hooks = [messages]
-    loop.run()
+    run(loop)
     for step in range(5):
         batch = causal_batch(sequences(step))
         logits = model(batch).logits
@@ -118,8 +123,8 @@ def test_the_same_as_plain_torch() -> None:
 @pytest.mark.parametrize("micro", [2, 4, 8])
 def test_micro_batches_do_not_change_what_is_learnt(micro: int) -> None:
     item, several = looped(1), looped(micro)
-    item.run()
-    several.run()
+    run(item)
+    run(several)
     assert item.state.tokens == several.state.tokens == sum(sum(map(len, sequences(step))) for step in range(5))
     for name, value in weights(item).items():
         torch.testing.assert_close(weights(several)[name], value, rtol=1e-4, atol=1e-5, msg=name)
@@ -146,18 +151,17 @@ class Poisoned:
 def test_a_step_that_is_not_finite_is_skipped_and_counted(value: float) -> None:
     heard: list[str] = []
     loop = looped(
-        steps=5,
         work=Poisoned(lambda step: step == 2, value),
         hooks=[DivergenceGuard(heard.append, lambda step: [7, 8])],
     )
-    loop.run()
+    run(loop)
     assert loop.state.skipped_steps == 1 and loop.state.consecutive_skips == 0
     assert all(value.isfinite().all() for value in weights(loop).values())
     assert len(heard) == 1 and heard[0].startswith("step 2: ") and heard[0].endswith("samples 7, 8")
     # The weights are those of a run that never saw that step.
-    other = looped(steps=4)
+    other = looped()
     other.batches = Without(2)
-    other.run()
+    run(other, 4)
     assert all(torch.equal(value, weights(other)[name]) for name, value in weights(loop).items())
 
 
@@ -175,11 +179,11 @@ class Without(Parts):
 
 
 def test_a_weight_that_is_not_finite_ends_the_run() -> None:
-    loop = looped(steps=100, hooks=[DivergenceGuard(lambda text: None)])
+    loop = looped(hooks=[DivergenceGuard(lambda text: None)])
     with torch.no_grad():
         next(loop.module.model.parameters())[:] = math.nan
     with pytest.raises(DivergedError, match=rf"\b{MAX_SKIPPED_STEPS}\b"):
-        loop.run()
+        run(loop, 100)
     assert loop.state.step == MAX_SKIPPED_STEPS
 
 
@@ -200,9 +204,9 @@ class Full:
 
 
 def test_out_of_memory_halves_the_micro_batch_and_nothing_else() -> None:
-    calm, tight = looped(steps=3), looped(steps=3, work=Full(2))
-    calm.run()
-    tight.run()
+    calm, tight = looped(), looped(work=Full(2))
+    run(calm, 3)
+    run(tight, 3)
     assert tight.state.micro > 1 and tight.state.min_micro == tight.state.micro
     assert tight.state.tokens == calm.state.tokens
     for name, value in weights(calm).items():
@@ -211,15 +215,15 @@ def test_out_of_memory_halves_the_micro_batch_and_nothing_else() -> None:
 
 def test_out_of_memory_with_one_row_is_told() -> None:
     with pytest.raises(ResourceError, match=r"\b1 x 16\b.*train\.batch_tokens"):
-        looped(steps=3, work=Full(0)).run()
+        run(looped(work=Full(0)), 3)
 
 
 def test_a_leap_of_the_loss_is_flagged() -> None:
     heard: list[str] = []
     watch = DivergenceGuard(heard.append, lambda step: list(range(20)))
-    loop = looped(steps=40, work=Poisoned(lambda step: step == 30, 50.0), hooks=[watch])
+    loop = looped(work=Poisoned(lambda step: step == 30, 50.0), hooks=[watch])
     loop.optimizer.param_groups[0]["peak"] = loop.optimizer.param_groups[1]["peak"] = 1e-5
-    loop.run()
+    run(loop, 40)
     assert watch.spikes == [30] and len(heard) == 1
     assert re.search(r"step 30\b.*6, 7\b.*\b12\b", heard[0])
 
@@ -227,7 +231,7 @@ def test_a_leap_of_the_loss_is_flagged() -> None:
 def test_dropout_is_a_function_of_the_step() -> None:
     losses = []
     for start_time in (0, 2):
-        loop = looped(steps=4)
+        loop = looped()
         loop.module.train()
         for part in loop.module.modules():
             if isinstance(part, nn.Dropout):
@@ -236,6 +240,6 @@ def test_dropout_is_a_function_of_the_step() -> None:
         messages = Told()
         loop.hooks = [messages]
         loop.state.step = loop.batches.step = start_time
-        loop.run()
+        run(loop, 4)
         losses.append([report.loss for report in messages.reports])
     assert losses[0][2:] == losses[1] and len({*losses[0]}) == 4

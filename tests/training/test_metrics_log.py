@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import ResourceError, UsageError
-from pretune.training.metrics_log import METRICS_FILE, MetricsLog, Trackers, read_metrics
+from pretune.training.metrics_log import MetricsLog, Trackers, read_metrics
 from tests.selection import scale_examples
 
 NAN, INF = float("nan"), float("inf")
@@ -33,7 +33,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("whole")
     with MetricsLog(folder) as metrics:
         told(metrics, range(12))
-    return (folder / METRICS_FILE).read_bytes()
+    return (folder / "metrics.jsonl").read_bytes()
 
 
 @settings(max_examples=scale_examples(60))
@@ -48,10 +48,10 @@ def test_a_resumed_file_is_that_of_a_run_without_interruption(
     cut = data.draw(st.integers(0, len(whole)))
     complete = [step for step in range(12) if cut >= max(e for e, s in zip(ends, steps, strict=True) if s == step)]
     later_value = data.draw(st.sampled_from([-1, *complete]))
-    (folder / METRICS_FILE).write_bytes(whole[:cut])
+    (folder / "metrics.jsonl").write_bytes(whole[:cut])
     with MetricsLog(folder, last_step=later_value) as metrics:
         told(metrics, range(later_value + 1, 12))
-    assert (folder / METRICS_FILE).read_bytes() == whole
+    assert (folder / "metrics.jsonl").read_bytes() == whole
 
 
 def test_a_new_run_starts_afresh_and_a_lost_file_is_no_fault(tmp_path: Path) -> None:
@@ -61,22 +61,22 @@ def test_a_new_run_starts_afresh_and_a_lost_file_is_no_fault(tmp_path: Path) -> 
         metrics.write(0, {"loss": 1.0})
         metrics.sync()
     assert read_metrics(tmp_path) == [{"step": 0, "loss": 1.0}]
-    (tmp_path / METRICS_FILE).unlink()
+    (tmp_path / "metrics.jsonl").unlink()
     MetricsLog(tmp_path, last_step=7).close()
     assert read_metrics(tmp_path) == []
 
 
 def test_what_somebody_else_wrote_in_the_middle_stays(tmp_path: Path) -> None:
-    (tmp_path / METRICS_FILE).write_text('{"step": 1}\nhello\n[1]\n{"step": 2}\n{"step": 3}\n{"step"')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nhello\n[1]\n{"step": 2}\n{"step": 3}\n{"step"')
     MetricsLog(tmp_path, last_step=2).close()
-    assert (tmp_path / METRICS_FILE).read_text() == '{"step": 1}\nhello\n[1]\n{"step": 2}\n'
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\nhello\n[1]\n{"step": 2}\n'
     assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
 
 
 def test_numbers_that_json_has_not_are_null_and_named(tmp_path: Path) -> None:
     with MetricsLog(tmp_path) as metrics:
         metrics.write(3, {"loss": NAN, "norm": -INF, "terms": {"a": 1.0, "b": INF}, "ok": False, "best": None})
-    (line,) = (tmp_path / METRICS_FILE).read_text().splitlines()
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line, parse_constant=lambda name: pytest.fail(name)) == {
         "step": 3,
         "loss": None,
@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
             patch.setattr(os, "write", half)
             with pytest.raises(ResourceError, match=r"metrics\.jsonl"):
                 metrics.write(1, {"loss": 2.0})
-        assert (tmp_path / METRICS_FILE).read_text() == '{"step": 0, "loss": 1.0}\n'
+        assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "loss": 1.0}\n'
         metrics.write(1, {"loss": 2.0})
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
 
@@ -121,8 +121,8 @@ def test_a_place_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("after", [None, 0])
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path, after: int | None) -> None:
     (tmp_path / "precious").write_text("keep")
-    (tmp_path / METRICS_FILE).symlink_to(tmp_path / "precious")
-    with pytest.raises(UsageError, match=METRICS_FILE):
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "precious")
+    with pytest.raises(UsageError, match=r"metrics\.jsonl"):
         MetricsLog(tmp_path, last_step=after)
     assert (tmp_path / "precious").read_text() == "keep"
 

@@ -10,7 +10,7 @@ from pretune.training.flops import BatchStats
 from pretune.training.metrics_log import read_metrics
 from pretune.training.run_logger import RunLogger
 from tests.contracts.tiny import tiny
-from tests.training.test_loop import Parts, looped
+from tests.training.test_loop import Parts, looped, run
 
 
 class Counted(Parts):
@@ -26,7 +26,7 @@ class Counted(Parts):
 
 def kept(where: Path, steps: int, *, done: Any = None, every: int = 1) -> tuple[RunLogger, Any]:
     """A loop with a journal, taken to a step; with `done` it goes on from there."""
-    loop = looped(2, steps)
+    loop = looped(2)
     loop.batches = Counted(2)
     if done is not None:
         loop.state, loop.batches.step = done.state, done.state.step
@@ -44,7 +44,7 @@ def kept(where: Path, steps: int, *, done: Any = None, every: int = 1) -> tuple[
     )
     loop.hooks = [journal]
     with journal:
-        loop.run()
+        run(loop, steps)
         journal.flush(loop)
     return journal, loop
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from pretune.runs.finetune.config import FinetuneConfig
     from pretune.runs.finetune.finetuned_run import FinetunedRun
-    from pretune.runs.finetune.sweep_plan import SweepPlan
+    from pretune.runs.finetune.plan import SweepPlan
 
 
 EMBEDDING = "embedding"
@@ -149,7 +149,7 @@ def finetune(
             parse_numbers,
             read_tree,
         )
-        from pretune.runs.finetune.sweep import build_plan, run_finetune
+        from pretune.runs.finetune.entry import build_plan, run_finetune
     if out is None and not dry_run:
         raise UsageError("missing option '--out': the output directory of the run")
     if task is not None and is_embedding(task) and task_type not in (None, TaskType.EMBEDDING):

@@ -17,7 +17,6 @@ from pretune.core.config import check_record, read_record, read_records
 from pretune.core.errors import CheckpointError, DataError, UsageError, suggest_file
 from pretune.core.io.strict_json import MAX_BYTES
 from pretune.data.prepare.prepared_data import CardFile
-from pretune.training.metrics_log import METRICS_FILE as METRICS
 from pretune.training.metrics_log import read_metrics
 from pretune.training.records import (
     CostFile,
@@ -30,7 +29,7 @@ from pretune.training.records import (
 )
 
 Facts = Mapping[str, Any]
-RUN, COST, SCORES, TRIAL = "run.json", "cost.json", "scores.json", "trial.json"
+RUN, COST, SCORES, TRIAL, METRICS = "run.json", "cost.json", "scores.json", "trial.json", "metrics.jsonl"
 PREDICTIONS, RESULTS, CARD = "predictions.jsonl", "results.json", "card.json"
 PRETRAINING_SETTINGS = (
     "objective.kind",

@@ -1,8 +1,8 @@
 """Phases of a run: batches and steps of each, and the validation batches."""
 
 import math
+import os
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ EVAL_BATCHES_PER_STEP = 0.3
 evaluation takes a tenth of the time."""
 EVALUATIONS_PER_RUN = 10
 """Default number of evaluations in a run of known length."""
+MAX_WORKERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +51,6 @@ class DataPhases:
         validation = _build_validation(settings, source, ranks, steps)
         return cls(source=source, phases=phases, streams=streams, steps=steps, validation=validation)
 
-    def get_batches(self, phase: int, state: TrainState) -> "OffsetStream":
-        """Return the batches of a phase, indexed by step of the run."""
-        return OffsetStream(self.streams[phase], state.phases[phase])
-
     def count_epochs(self, state: TrainState) -> dict[str, float]:
         """Return the epochs of each source so far, by its name."""
         first = self.streams[0].samples
@@ -78,18 +75,6 @@ class DataPhases:
         phase = max(i for i, first in enumerate(state.phases) if first <= step)
         samples = self.streams[phase].read_sequences(step - state.phases[phase])[0].samples
         return [] if samples is None else samples.tolist()
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetStream:
-    """Stream with an offset: that of a phase which starts at a later step."""
-
-    stream: BatchStream
-    first_step: int
-
-    def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Any:
-        """Return the batch of a step of the run."""
-        return self.stream.batch(step - self.first_step, part=part, parts=parts)
 
 
 def _build_stream(settings: PretrainConfig, source: TrainingData, ranks: Ranks, split: str, length: int) -> BatchStream:
@@ -145,3 +130,12 @@ def _count_steps(settings: PretrainConfig, streams: tuple[BatchStream, ...]) -> 
     per_epoch = [len(stream.get_steps(0)) for stream in streams]
     steps = sum(share * count for share, count in zip(shares, per_epoch, strict=True))
     return max(round((train.epochs or 1.0) * steps), 1)
+
+
+def count_workers(train: TrainConfig, ranks: Ranks) -> int:
+    """Return the number of data workers: none on a CPU, whose cores they would take; else by cores per rank."""
+    if train.workers is not None:
+        return train.workers
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores = max(((os.cpu_count() or 1) - local) // local, 0)
+    return min(MAX_WORKERS, cores) if ranks.device.type == "cuda" else 0

@@ -11,6 +11,7 @@ from torch import nn
 from pretune.adaptation.io import load
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.hub import is_hub, resolve_path
+from pretune.core.run_dir import RunDir
 from pretune.evaluation.cloze import evaluate_cloze, read_blanks
 from pretune.evaluation.few_shot import FewShotConfig, evaluate_few_shot
 from pretune.evaluation.generative import KINDS as GENERATIVE_KINDS
@@ -22,7 +23,6 @@ from pretune.evaluation.result import EvaluationResult
 from pretune.inference.embed import build_embedder
 from pretune.inference.scoring import ScoringConfig
 from pretune.runs.build_config import resolve_device
-from pretune.runs.defaults import RUN_FILE
 from pretune.runs.finetune.saved_task import TASK_FILE, SavedTask
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
@@ -100,10 +100,10 @@ class EvaluationJob:
         if (
             isinstance(self.model_or_path, nn.Module)
             or is_hub(self.model_or_path)
-            or not (Path(self.model_or_path) / RUN_FILE).is_file()
+            or not RunDir(Path(self.model_or_path)).settings.is_file()
         ):
             return None
-        tree = read_run_record(RunFile, Path(self.model_or_path) / RUN_FILE, CheckpointError)
+        tree = read_run_record(RunFile, RunDir(Path(self.model_or_path)).settings, CheckpointError)
         return (tree.get("data") or {}).get("max_length") if "objective" in tree else None
 
     @property

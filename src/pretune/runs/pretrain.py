@@ -12,20 +12,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pretune.core import config as specs
 from pretune.core import log
 from pretune.core.arguments import check_arguments
 from pretune.core.config.specs import get_fields
-from pretune.runs.build_config import build_pretrain_config, resolve_device
-from pretune.runs.clock_history import load_clock_history
-from pretune.runs.config import TrainConfig
-from pretune.runs.output_dir import build_resume_command, check_output_dir
-from pretune.runs.pretrain_run import PretrainRun, check_no_run
-from pretune.runs.restore import check_model
-from pretune.runs.resume import load_resumed_config
-from pretune.runs.run_dir import PretrainedRun, load_finished_run
+from pretune.core.errors import CheckpointError
+from pretune.core.run_dir import RunDir
+from pretune.data.prepare import PreparedData
+from pretune.runs.build_config import build_pretrain_config, read_tree, resolve_device
+from pretune.runs.config import PretrainConfig, TrainConfig
+from pretune.runs.duration import LENGTHS
+from pretune.runs.pretrain_run import PretrainedRun, PretrainRun, load_finished_run
 from pretune.runs.training_data import DataConfig
+from pretune.runs.verify import check_model
+from pretune.text.tokenizer import Tokenizer
+from pretune.training.checkpointing import read_state
+from pretune.training.checkpoints import CheckpointManager
 from pretune.training.distributed import init_distributed
 from pretune.training.guards import GracefulShutdown
+from pretune.training.records import ResumeFile
 from pretune.training.step import TrainState
 
 SETTING_PATHS = [
@@ -113,26 +118,86 @@ def run_pretrain(
     Other arguments are those of `build_pretrain_config`.
     """
     started_at = time.monotonic() if started_at is None else started_at
-    run_dir = Path(out)
+    run_dir = RunDir(Path(out))
     overrides |= {"init_from": init_from, "changes": changes, "device": device}
-    stop = GracefulShutdown(f"resume with `{build_resume_command('pretrain', run_dir)}`", has_checkpoint=resume)
+    stop = GracefulShutdown(f"resume with `{run_dir.build_resume_command('pretrain')}`", has_checkpoint=resume)
     with stop.handle_signals():
-        settings = (
-            load_resumed_config(run_dir, model, **overrides) if resume else build_pretrain_config(model, **overrides)
-        )
-        if not resume:
-            check_output_dir(run_dir)
-            check_no_run(run_dir)  # checked again under the lock; here nothing is computed yet
-        finished_run = load_finished_run(run_dir) if resume else None
-        if finished_run is not None:
-            check_model(run_dir)
-            log.info(f"{run_dir}: finished; nothing to resume")
-            return finished_run
-        first = (
-            TrainState()
-            if resume
-            else load_clock_history(settings, overrides.get("settings"), budget=overrides.get("budget"))
-        )
+        state = None
+        if resume:
+            settings = load_resumed_config(run_dir, model, **overrides)
+            finished_run = load_finished_run(run_dir)
+            if finished_run is not None:
+                check_model(run_dir)
+                log.info(f"{run_dir.path}: finished; nothing to resume")
+                return finished_run
+        else:
+            settings = build_pretrain_config(model, **overrides)
+            run_dir.check_free()  # checked again under the lock; here nothing is computed yet
+            state = load_clock_history(settings, overrides.get("settings"), budget=overrides.get("budget"))
         with init_distributed(resolve_device(device)) as ranks:
-            session = PretrainRun(settings, run_dir, ranks, stop, started_at=started_at, resume=resume, state=first)
-            return session.run(resume=resume)
+            return PretrainRun(settings, run_dir, ranks, stop, started_at=started_at, resume=resume, state=state).run()
+
+
+def load_resumed_config(run_dir: RunDir, model: str | None, **overrides: Any) -> PretrainConfig:
+    """Return the config of the run in a directory, with overrides that do not change the weights.
+
+    `overrides` are arguments of `build_pretrain_config`: some, or all that the run was started with. Without a length
+    the run keeps its own. The first setting that differs is a CheckpointError, as are other data or another tokenizer.
+    """
+    tree, source = run_dir.read_settings(), str(run_dir.settings)
+    stored_config = PretrainConfig.from_dict(tree, source=source)
+    environment = specs.check_record(ResumeFile, tree, CheckpointError, source).get("environment", {})
+    if model is None and overrides.get("settings") is None:
+        resumed_config = build_pretrain_config(**{**overrides, "settings": stored_config})
+    else:
+        if overrides.get("settings") is None and not any(_has_length(name, overrides) for name in LENGTHS):
+            overrides |= {name: value for name in LENGTHS if (value := getattr(stored_config.train, name)) is not None}
+        resumed_config = build_pretrain_config(model, **overrides)
+    for path, (new, old) in resumed_config.diff(stored_config).items():
+        raise CheckpointError(f"{run_dir.path}: {path} was {old} and cannot become {new} in a resumed run")
+    _check_data(resumed_config.data.path, environment)
+    return resumed_config
+
+
+def _has_length(name: str, overrides: dict[str, Any]) -> bool:
+    return overrides.get(name) is not None or f"train.{name}" in (overrides.get("changes") or {})
+
+
+def _check_data(path: str, fingerprints: dict[str, Any]) -> None:
+    data = PreparedData.open(path)
+    current = {"tokenizer": Tokenizer.load(data.tokenizer).sha256, "data": data.fingerprint}
+    nouns = {"tokenizer": "the tokenizer", "data": "the data"}
+    for name, value in current.items():
+        if fingerprints.get(name, value) != value:
+            raise CheckpointError(
+                f"{path}: {nouns[name]} changed since the run started; prepare it again as it was, or start a new run"
+            )
+
+
+def load_clock_history(settings: PretrainConfig, settings_source: Any, *, budget: Any = None) -> TrainState:
+    """Return the initial state; with the recorded progress if `settings_source` is the run.json of a finished run.
+
+    The progress of a run with a budget is recorded, so that it can be reproduced step by step. The state is empty where
+    nothing is to be reproduced: no budget, a different one, or one passed explicitly.
+    """
+    if settings.train.budget is None or budget is not None or not isinstance(settings_source, str | os.PathLike):
+        return TrainState()
+    if read_tree(settings_source).get("train", {}).get("budget") != settings.train.budget:
+        return TrainState()
+    run_dir = RunDir(Path(settings_source) if Path(settings_source).is_dir() else Path(settings_source).parent)
+    if load_finished_run(run_dir) is None:
+        return _warn_no_history(f"{run_dir.path}: no finished run next to its settings")
+    try:
+        latest = CheckpointManager(run_dir.checkpoints, on_warning=log.warn).find_latest({})
+    except CheckpointError as fault:
+        return _warn_no_history(str(fault))
+    if latest is None or "history" not in latest.groups:
+        return _warn_no_history(f"{run_dir.checkpoints}: no checkpoint with recorded progress")
+    state = read_state(latest)
+    log.info(f"{run_dir.path}: reproducing its {state.step:,} steps, regardless of their time")
+    return TrainState(progress=state.progress, planned_ends=[*state.phases[1:], state.step])
+
+
+def _warn_no_history(reason: str) -> TrainState:
+    log.warn(f"{reason}; this run follows its own clock")
+    return TrainState()

@@ -52,6 +52,12 @@ class CheckpointHook:
         ):
             self.save(loop)
 
+    def set_score(self, step: int, score: float) -> None:
+        """Set the validation loss of the current weights; a checkpoint saved before it was known is saved again."""
+        self.score = score
+        if self.last_step == step:
+            self.last_step = -1
+
     def save(self, loop: Loop, *, wait: bool = False) -> None:
         """Save a checkpoint, unless this step is already saved."""
         loop.flush()  # NOTE: runs the hooks, including this one, which may save

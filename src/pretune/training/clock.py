@@ -20,6 +20,12 @@ IN_FLIGHT_STEPS = 2.0
 """Steps not yet measured when the clock is read: the one that just ended, and the one about to start."""
 RECENT_STEPS = 5
 """Window of the median step time; single steps may include an evaluation or a checkpoint."""
+DISK_BYTES_PER_SECOND = 200e6
+"""Assumed disk throughput, for the time reserved at the end of a budget."""
+FINAL_SAVES = 3.0
+"""Time of the end of a run in multiples of the first save: a checkpoint, checks of older ones, the model."""
+EXIT_SECONDS, MAX_SLOWDOWN = 1.0, 3.0
+"""Seconds for the last log lines and process exit, and the factor by which a busy machine may be slower."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,3 +127,15 @@ class TrainingClock:
         """Return the step after the last one of a phase, in a run of fixed length."""
         assert self.steps is not None
         return self.steps if phase == len(self.phase_ends) - 1 else round(self.phase_ends[phase] * self.steps)
+
+
+def estimate_reserve(*, parameters: int, startup_seconds: float, save_seconds: float, eval_seconds: float) -> float:
+    """Estimate the seconds from the last step to process exit: evaluation, checkpoint, model, exit.
+
+    Wall-clock over CPU time of the startup tells how busy the machine is.
+    """
+    busy = startup_seconds / max(time.process_time(), 1e-3)
+    exit_seconds = EXIT_SECONDS * min(max(busy, 1.0), MAX_SLOWDOWN)
+    return (
+        exit_seconds + max(FINAL_SAVES * save_seconds, 5 * 4 * parameters / DISK_BYTES_PER_SECOND) + 1.25 * eval_seconds
+    )

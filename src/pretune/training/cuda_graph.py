@@ -15,7 +15,11 @@ from torch import Tensor, nn
 
 from pretune.core import log
 from pretune.core.types import Batch, Loss
+from pretune.data.batch_shape import BatchShape
+from pretune.models.cost import estimate_memory
+from pretune.models.spec import Model
 from pretune.training.batch_transfer import PackedBatches
+from pretune.training.distributed import Ranks
 
 PassFunction = Callable[[Batch, Mapping[str, Tensor]], Loss]
 """Forward and backward pass of a batch, given the counts of its step."""
@@ -26,6 +30,9 @@ WARMUP_STEPS = 3
 MAX_GRAPHS, MIN_IDLE_PASSES = 8, 32
 """Maximum number of graphs, and the passes a graph must be idle before it is replaced. If more layouts alternate (one
 for each of many tasks), the others run eagerly, which avoids capturing over and over."""
+
+GRAPH_MEMORY_SHARE = 0.5
+"""Maximum memory share of a recorded step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,3 +148,17 @@ def clear_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Set all gradients to None."""
     for parameter in parameters:
         parameter.grad = None
+
+
+def build_cuda_graph(
+    shape: BatchShape, model: Model, config: Any, ranks: Ranks, loss_module: nn.Module
+) -> CudaGraphRunner | None:
+    """Return a CUDA graph runner where graphs are supported and fit into memory; `config` is a TrainConfig."""
+    if ranks.device.type != "cuda" or ranks.world > 1 or config.cuda_graphs is False:
+        return None
+    if config.activation_checkpointing or config.deterministic:
+        return None
+    row = shape.length + (shape.source or 0)
+    memory = estimate_memory(model, tokens=shape.rows * row, length=row, training=True, precision="bf16").total
+    fits = memory < GRAPH_MEMORY_SHARE * torch.cuda.get_device_properties(ranks.device).total_memory
+    return CudaGraphRunner(loss_module) if fits or config.cuda_graphs else None

@@ -28,9 +28,9 @@ _WORKER_NAME = "pretune-data-{}"
 class DataLoader:
     """Iterator over the micro-batches of successive steps, on a device, for one rank.
 
-    The rows of a step are split into `world` x `micro` equal parts, and rank r gets `micro` of them. Workers are
-    processes; without workers, batches are made on demand, or for a GPU one step ahead. Each worker makes up to
-    `prefetch_factor` steps ahead.
+    Step `offset` of the run is step 0 of the source. The rows of a step are split into `world` x `micro` equal parts,
+    and rank r gets `micro` of them. Workers are processes; without workers, batches are made on demand, or for a GPU
+    one step ahead. Each worker makes up to `prefetch_factor` steps ahead.
 
     `wait_seconds` counts the seconds the loop waited for batches; `stats` are the token counts of the last step.
     """
@@ -39,6 +39,7 @@ class DataLoader:
         self,
         source: BatchSource,
         *,
+        offset: int = 0,
         start: int = 0,
         stop: int | None = None,
         micro: int = 1,
@@ -55,13 +56,8 @@ class DataLoader:
             )
         self.step = start  # the next step
         self.wait_seconds, self.stats = 0.0, BatchStats()
-        self._source, self._stop, self._rank, self._world, self._prefetch_factor = (
-            source,
-            stop,
-            rank,
-            world,
-            prefetch_factor,
-        )
+        self._source, self._offset, self._stop = source, offset, stop
+        self._rank, self._world, self._prefetch_factor = rank, world, prefetch_factor
         self._micro, self._turn, self._first_step, self._last_step = micro, 0, start, start
         self._prefetcher = build_prefetcher(torch.device(device))
         self._next_transfer: Future[Transfer | RemoteError] | None = None  # prefetch of the next step
@@ -135,7 +131,12 @@ class DataLoader:
         slot = (step - self._first_step) // max(len(self._workers), 1) % self._prefetch_factor
         parts = self._world * self._micro
         return BatchRequest(
-            turn=self._turn, step=step, slot=slot, start_part=first, stop_part=first + self._micro, parts=parts
+            turn=self._turn,
+            step=step - self._offset,
+            slot=slot,
+            start_part=first,
+            stop_part=first + self._micro,
+            parts=parts,
         )
 
     def _request_step(self, step: int) -> None:

@@ -65,36 +65,36 @@ class Loop:
 
     module: ModelWithLoss
     optimizer: Optimizer
-    batches: Batches
     state: TrainState
     ranks: Ranks
     lr_factor: Callable[[TrainState], float]  # the factor of every group's learning rate
-    should_stop: Callable[[TrainState], bool]
     hooks: Sequence[Hook] = ()
     seed: int = 0
     clip: float | None = 1.0
     precision: torch.dtype | None = None  # of autocast
     parallel_module: nn.Module | None = None  # DDP or FSDP wrapper; None: gradients are averaged after the backward
     graph_runner: CudaGraphRunner | None = None  # for models too small to launch kernels one by one
+    batches: Batches = field(init=False)  # of the current run of the loop
     metric_buffer: MetricBuffer | None = None
     stop_signal: int = 0  # number of the signal this rank received
     start_time: float = field(default_factory=time.monotonic)  # minus the seconds of earlier processes
 
-    def run(self) -> TrainState:
-        """Train until `should_stop`; pass the remaining metrics to the hooks."""
+    def run(self, batches: Batches, should_stop: Callable[[TrainState], bool]) -> TrainState:
+        """Train on batches until `should_stop`, asked before every step; pass the remaining metrics to the hooks."""
+        self.batches = batches
         self.metric_buffer = self.metric_buffer or MetricBuffer(self.ranks.device)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        while not self.should_stop(self.state):
+        while not should_stop(self.state):
             set_rates(self.optimizer, self.lr_factor(self.state))
-            batches = next(self.batches)
+            micro_batches = next(batches)
             step_counts = sum_step_counts(
                 self.module.objective,
-                batches,
+                micro_batches,
                 self.ranks,
                 stop_signal=self.stop_signal,
                 elapsed_seconds=time.monotonic() - self.start_time,
             )
-            losses = self._compute_gradients(batches, step_counts)
+            losses = self._compute_gradients(micro_batches, step_counts)
             if self.parallel_module is None:
                 self.ranks.average_gradients(parameters)
             norm = clip_gradients(parameters, self.clip)

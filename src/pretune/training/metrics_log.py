@@ -24,11 +24,10 @@ from typing import Any, Protocol, Self, cast
 from pretune.core import config
 from pretune.core.errors import CheckpointError, UsageError, suggest
 from pretune.core.io import open_in_place, parse_json, translate_write_errors
+from pretune.core.run_dir import RunDir
 from pretune.training.records import MetricsLine
 
 Value = float | int | str | bool | None | Mapping[str, "Value"]
-
-METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsLog:
@@ -41,7 +40,7 @@ class MetricsLog:
     def __init__(
         self, directory: str | os.PathLike[str], *, last_step: int | None = None, max_size: int | None = None
     ) -> None:
-        self.path = Path(directory) / METRICS_FILE
+        self.path = RunDir(Path(directory)).metrics
         with translate_write_errors(self.path):
             self._file = open_in_place(self.path)
             self.size = 0 if last_step is None else _find_valid_size(self.path, last_step, max_size)
@@ -95,7 +94,7 @@ def read_metrics(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Read the lines of a run, skipping invalid ones such as an incomplete line left by a crash."""
     return [
         line
-        for text in (Path(directory) / METRICS_FILE).read_bytes().splitlines()
+        for text in RunDir(Path(directory)).metrics.read_bytes().splitlines()
         if (line := _parse_line(text)) is not None
     ]
 
@@ -116,8 +115,8 @@ def _find_valid_size(path: Path, last_step: int, max_size: int | None) -> int:
 
 def _parse_line(text: bytes) -> dict[str, Any] | None:
     try:
-        line = parse_json(text.decode(), CheckpointError, METRICS_FILE)
-        config.check_record(MetricsLine, line, CheckpointError, METRICS_FILE)
+        line = parse_json(text.decode(), CheckpointError, "metrics")
+        config.check_record(MetricsLine, line, CheckpointError, "metrics")
     except (UnicodeDecodeError, CheckpointError):
         return None
     return cast(dict[str, Any], line)

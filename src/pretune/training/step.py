@@ -7,7 +7,7 @@ so the loop never waits for the GPU.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Literal, Protocol, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from pretune.core import config
 from pretune.core.errors import CheckpointError
 from pretune.core.types import Batch, Loss
+from pretune.data.batch_shape import BatchShape
+from pretune.models.cost import estimate_memory
+from pretune.models.spec import Model
 from pretune.training.distributed import Ranks
+
+MICRO_TOKENS = 8192
+"""Tokens of a micro-batch on a CPU, where more is not faster."""
+MEMORY_SHARE = 0.85
+"""Usable share of a GPU's memory."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,6 +127,37 @@ def _stack_sums(term: Loss) -> Tensor:
     """Stack sum, count and, if known, the number of correct predictions."""
     values = (term.sum, term.count) if term.correct is None else (term.sum, term.count, term.correct)
     return torch.stack([value.double() for value in values])
+
+
+def count_micro_batches(
+    shape: BatchShape,
+    model: Model,
+    ranks: Ranks,
+    precision: torch.dtype | None,
+    *,
+    micro_tokens: int | None,
+    min_micro_batches: int,
+) -> int:
+    """Return the micro-batches per rank and step: as few as memory allows, at least `min_micro_batches`."""
+    rows, row = shape.rows // ranks.world, shape.length + (shape.source or 0)
+    room, micro = micro_tokens or _fit_micro_tokens(row, rows * row, model, ranks, precision), 1
+    while rows // micro > 1 and (rows // micro * row > room or micro < min_micro_batches):
+        micro = increase_micro_batches(micro, rows // micro)
+    return micro
+
+
+def _fit_micro_tokens(row: int, max_tokens: int, model: Model, ranks: Ranks, precision: torch.dtype | None) -> int:
+    """Return the tokens of a micro-batch that fit into memory."""
+    if ranks.device.type != "cuda":
+        return MICRO_TOKENS
+    free = MEMORY_SHARE * torch.cuda.get_device_properties(ranks.device).total_memory
+    half: Literal["fp32", "bf16"] = "fp32" if precision is None else "bf16"
+    tokens = max_tokens
+    while (
+        tokens > row and estimate_memory(model, tokens=tokens, length=row, training=True, precision=half).total > free
+    ):
+        tokens //= 2
+    return tokens
 
 
 def increase_micro_batches(micro: int, rows: int) -> int:

@@ -1,19 +1,24 @@
-"""Held-out loss: the same batches with the same corruption at every evaluation and in every run."""
+"""Evaluation during training: the validation loss, selection of the best weights, and early stopping.
+
+The validation loss uses the same batches with the same corruption at every evaluation and in every run.
+"""
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
+from pretune.training.checkpoints import Checkpoint
 from pretune.training.distributed import Ranks, reshard
-from pretune.training.loop import DROPOUT, Loop
+from pretune.training.loop import DROPOUT, Hook, Loop
 from pretune.training.optim import ASGD, Optim, use_averages
-from pretune.training.step import StepMetrics, TrainingObjective, reduce_over_ranks
+from pretune.training.step import StepMetrics, TrainingObjective, TrainState, reduce_over_ranks
 
 LOCAL_RANK = Ranks(torch.device("cpu"))
 """A single-rank group, for sums that stay on a rank."""
@@ -74,24 +79,34 @@ def compute_validation_loss(
     return metrics
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Evaluation of a model during training."""
+
+    evaluate: Callable[[Loop], dict[str, float] | None]  # returns metrics; None if interrupted by a signal
+    every: int  # steps; 0: only before the first step and after the last
+    compute_loss: Callable[[Mapping[str, float]], float]  # of the metrics; the lowest is the best
+    at_start: bool = True  # evaluate before the first step
+
+
 class ValidationHook:
     """Evaluates at fixed steps and reports the result; `on_abort` is called if the evaluation was interrupted.
 
-    If the optimizer averages weights, `evaluate` and `on_result` see the averages.
+    If the optimizer averages weights, the evaluation and `on_result` see the averages.
     """
 
     def __init__(
         self,
-        evaluate: Callable[[Loop], dict[str, float] | None],
-        every: int,
+        evaluation: Evaluation,
         on_result: Callable[[Loop, dict[str, float]], None],
         on_abort: Callable[[Loop], None],
     ) -> None:
-        self.evaluate, self.every, self.on_result, self.on_abort = evaluate, every, on_result, on_abort
+        self.evaluation, self.on_result, self.on_abort = evaluation, on_result, on_abort
         self.seconds = 0.0  # of the last evaluation
 
     def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
-        if loop.state.step == 0 or (self.every and loop.state.step % self.every == 0):
+        step, every = loop.state.step, self.evaluation.every
+        if self.evaluation.at_start if step == 0 else every and step % every == 0:
             self.run(loop)
 
     def run(self, loop: Loop) -> None:
@@ -101,7 +116,8 @@ class ValidationHook:
         if state.last_eval_step == state.step:
             return
         with use_averages(loop.optimizer):
-            results = self.evaluate(loop)
+            is_stopping = loop.ranks.max(loop.stop_signal) > 0  # all ranks agree
+            results = None if is_stopping else self.evaluation.evaluate(loop)
             self.seconds = time.monotonic() - start_time
             state.evaluating += self.seconds
             if results is not None:
@@ -110,6 +126,82 @@ class ValidationHook:
                 self.on_result(loop, results)
         if results is None:
             self.on_abort(loop)
+
+    def estimate_seconds(self, state: TrainState) -> float:
+        """Estimate the seconds of an evaluation, in a resumed process by those of earlier processes."""
+        every = self.evaluation.every
+        return self.seconds or state.evaluating / (1 + (state.step // every if every else 0))
+
+
+class StatefulHook(Hook, Protocol):
+    """Hook with a state of three numbers that checkpoints store."""
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """State to store."""
+
+    def restore(self, state: tuple[int, int, int]) -> None:
+        """Restore the state of a resumed run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EarlyStopping:
+    """Scores so far and the best weights. Everything follows from `scores`, which checkpoints store with the weights.
+
+    The group `course` of a checkpoint holds the scores and the state of `hooks`, the group `best` the best weights.
+    """
+
+    parameters: Mapping[str, Tensor]  # all that are ever trained
+    patience: int | None  # evaluations without improvement; None: train to the end, and restore the best weights
+    hooks: Sequence[StatefulHook] = ()
+    scores: list[tuple[int, float]] = field(default_factory=list)  # (step, score), higher is better
+    best_weights: dict[str, Tensor] | None = None
+
+    @property
+    def best_step(self) -> int | None:
+        """First step with the highest score."""
+        if not self.scores:
+            return None
+        top = max(score for _, score in self.scores)
+        return next(step for step, score in self.scores if score == top)
+
+    @property
+    def evaluations_since_best(self) -> int:
+        """Number of evaluations since the best one."""
+        best = self.best_step
+        return 0 if best is None else sum(step > best for step, _ in self.scores)
+
+    def should_stop(self) -> bool:
+        """Return whether patience is exhausted."""
+        return self.patience is not None and self.evaluations_since_best >= self.patience
+
+    def record(self, step: int, score: float) -> None:
+        """Record an evaluation, and copy the weights if they are the best."""
+        if score > max((old for _, old in self.scores), default=-math.inf):
+            self.best_weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.parameters.items()}
+        self.scores.append((step, score))
+
+    @torch.no_grad()
+    def restore_best_weights(self) -> None:
+        """Restore the best weights."""
+        for name, tensor in (self.best_weights or {}).items():
+            self.parameters[name].copy_(tensor)
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return the checkpoint groups."""
+        history = {"scores": torch.tensor(self.scores, dtype=torch.float64).reshape(-1, 2)}
+        for number, hook in enumerate(self.hooks):
+            history[f"unfrozen.{number}"] = torch.tensor(hook.state)
+        return {"course": history, **({} if self.best_weights is None else {"best": self.best_weights})}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Restore the state of a resumed run."""
+        history = checkpoint.load_tensors("course")
+        self.scores = [(int(step), score) for step, score in history["scores"].tolist()]
+        self.best_weights = checkpoint.load_tensors("best") if "best" in checkpoint.groups else None
+        for number, hook in enumerate(self.hooks):
+            num_unfrozen, num_stale, best_score = history[f"unfrozen.{number}"].tolist()
+            hook.restore((num_unfrozen, num_stale, best_score))
 
 
 def warn_of_few_evaluations(optimizer: Optim, evaluations: int, warn: Callable[[str], None]) -> None:

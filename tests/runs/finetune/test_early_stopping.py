@@ -8,34 +8,25 @@ import pytest
 import torch
 
 from pretune.runs.finetune import trial
-from pretune.runs.finetune.early_stopping import EarlyStopping
+from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.sweep import run_finetune as finetune
-from pretune.training.step import TrainState
+from pretune.training.validation import EarlyStopping
 
 RISING = [0.2, 0.9, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
 LATER = [0.2, 0.3, 0.4, 0.9, 0.5, 0.4, 0.3, 0.2]
 
 
-class Told:
-    """A loop as far as judging looks at it."""
-
-    def __init__(self) -> None:
-        self.state = TrainState()
-
-
 @pytest.mark.parametrize(("patience", "ends"), [(1, 3), (2, 4), (3, 5), (None, None)])
 def test_it_ends_when_nothing_better_comes(patience: int | None, ends: int | None) -> None:
     weight = torch.zeros(1)
-    judging, loop = EarlyStopping(parameters={"w": weight}, unfreezing=[], patience=patience), Told()
+    judging = EarlyStopping(parameters={"w": weight}, patience=patience)
     over: list[int] = []
     for step, score in enumerate(RISING, start=1):
-        loop.state.step = step
         weight.fill_(step)
-        judging.record(loop, {"f1": score, "loss": 1 - score})  # type: ignore[arg-type]  # the first is the official one
+        judging.record(step, score)
         over += [step] if judging.should_stop() else []
     assert over[:1] == ([] if ends is None else [ends])
-    assert judging.best_step == loop.state.best_step == 2 and judging.evaluations_since_best == 6
+    assert judging.best_step == 2 and judging.evaluations_since_best == 6
     assert not judging.should_stop() or patience is not None
     judging.restore_best_weights()
     assert weight.item() == 2
@@ -43,11 +34,10 @@ def test_it_ends_when_nothing_better_comes(patience: int | None, ends: int | Non
 
 def test_of_equal_scores_the_first_is_the_best() -> None:
     weight = torch.zeros(1)
-    judging, loop = EarlyStopping(parameters={"w": weight}, unfreezing=[], patience=2), Told()
+    judging = EarlyStopping(parameters={"w": weight}, patience=2)
     for step in (1, 2, 3):
-        loop.state.step = step
         weight.fill_(step)
-        judging.record(loop, {"f1": 0.5})  # type: ignore[arg-type]
+        judging.record(step, 0.5)
     judging.restore_best_weights()
     assert judging.best_step == weight.item() == 1 and judging.should_stop()
 

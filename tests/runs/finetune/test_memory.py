@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pretune.runs.finetune.sweep import run_finetune as finetune
+from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.trial import FinetuneTrial
 
 

@@ -13,8 +13,8 @@ from pretune.adaptation.heads.classification import Classification
 from pretune.core.errors import UsageError
 from pretune.models.hf import checkpoint
 from pretune.nn.heads import PoolingConfig
-from pretune.runs.finetune.probe_init import center_dropout, fit_head
-from pretune.runs.finetune.sweep import run_finetune as finetune
+from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.linear_probe import center_dropout, fit_head
 from pretune.tasks.decode.logits import compute_logits
 from pretune.tasks.encode import Items, TaskEncoder
 from pretune.tasks.user_table import build_user_task

@@ -11,10 +11,10 @@ import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.evaluation.baselines.run import ALL_BASELINES
 from pretune.runs.finetune.build_config import build_finetune_config
+from pretune.runs.finetune.entry import build_plan
+from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.estimate import estimate_finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.sweep import build_plan
-from pretune.runs.finetune.sweep import run_finetune as finetune
 
 QUICK: dict[str, Any] = {"train.log_every": 5, "data.max_length": 24}
 

@@ -75,17 +75,14 @@ class BiLSTMBaseline:
         loop = Loop(
             module=ModelWithLoss(model, _ClassificationLoss()),
             optimizer=self.optim.build(build_parameter_groups(model)),
-            batches=epochs,
             state=TrainState(),
             ranks=Ranks(torch.device("cpu")),
             lr_factor=lambda state: 1 - state.step / steps,
-            should_stop=partial(_is_over, 0),
             seed=epochs.seed,
         )
         best, best_weights = -math.inf, model.state_dict()
         for epoch in range(1, rounds + 1):
-            loop.should_stop = partial(_is_over, epoch * epochs.steps)
-            loop.run()
+            loop.run(epochs, partial(_is_over, epoch * epochs.steps))
             accuracy = evaluate()
             if accuracy > best:
                 best, best_weights = accuracy, copy.deepcopy(model.state_dict())

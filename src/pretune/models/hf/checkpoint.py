@@ -19,6 +19,7 @@ from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError, suggest
 from pretune.core.hub import resolve_path
 from pretune.core.migration import migrate_specs
+from pretune.core.run_dir import RunDir
 from pretune.models import tensor_files
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
 from pretune.models.bidirectional_lm import BidirectionalLM
@@ -205,7 +206,7 @@ def _suggest_remedy(folder: Path) -> str:
     """Return a hint for a directory without a config: an adapter, an unfinished run, or a parent directory."""
     if (folder / "adapter_model.safetensors").is_file():
         return "it is an adapter: load it with `pt.load`, or merge it with `pretune export`"
-    if (folder / "checkpoints").is_dir():
+    if RunDir(folder).checkpoints.is_dir():
         return "it is an unfinished run: continue it with --resume"
     inside = next((path.parent for path in islice(folder.glob(f"*/{CONFIG_FILE}"), 1)), None)
     hint = "" if inside is None else f", such as '{inside}'"

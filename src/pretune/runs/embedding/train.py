@@ -7,11 +7,9 @@ With a dev task or file, the model is evaluated before and after: scored pairs b
 accuracy.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +23,8 @@ from pretune.core.arguments import check_arguments
 from pretune.core.config import Ge, NonNegative, Positive, spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.format import format_count
-from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION
 from pretune.core.results import Result
+from pretune.core.run_dir import RunDir
 from pretune.evaluation.similarity import compute_cosines, triplet_accuracy
 from pretune.inference import sentence_modules
 from pretune.inference.embed import Embedder
@@ -35,28 +33,18 @@ from pretune.metrics.numeric import spearman
 from pretune.models.hf import checkpoint
 from pretune.models.verify import check_weights
 from pretune.runs.build_config import resolve_device
-from pretune.runs.defaults import RUN_FILE
+from pretune.runs.config import TrainConfig
 from pretune.runs.embedding.batches import build_text_stream
 from pretune.runs.embedding.pair_dataset import PairDataset, read_dataset, select_loss
-from pretune.runs.output_dir import check_output_dir
-from pretune.runs.pretrain_run import CHECKPOINTS_DIR, check_no_run
-from pretune.runs.restore import check_model
-from pretune.runs.run_dir import COST_FILE
+from pretune.runs.verify import check_model
 from pretune.tasks import TASKS
-from pretune.training.checkpointing import CheckpointHook, restore_checkpoint
-from pretune.training.checkpoints import Checkpoint, CheckpointManager, RunLock
-from pretune.training.dataloader import DataLoader
+from pretune.training.clock import TrainingClock
 from pretune.training.distributed import Ranks, init_distributed, run_on_rank_zero
-from pretune.training.guards import DivergenceGuard, GracefulShutdown
-from pretune.training.loop import Loop
-from pretune.training.optim import build_parameter_groups
-from pretune.training.optim.adamw import AdamW
-from pretune.training.records import ResumeFile, read_run_record
-from pretune.training.run_logger import RunLogger
+from pretune.training.guards import GracefulShutdown
+from pretune.training.optim import AdamW
+from pretune.training.records import ResumeFile
 from pretune.training.schedules import LinearSchedule
-from pretune.training.step import ModelWithLoss, TrainState
-
-SCORES_FILE = "scores.json"
+from pretune.training.trainer import Trainer, TrainingPhase
 
 
 @spec(has_kind=False)
@@ -159,18 +147,17 @@ def train_embeddings(
         "steps": steps, "lr": lr, "warmup": warmup, "weight_decay": weight_decay, "clip": clip, "seed": seed,
         **(overrides or {}),
     }  # fmt: skip
-    run_dir = Path(out)
+    run_dir = RunDir(Path(out))
     changes = {name: value for name, value in settings.items() if value is not None}
     train_config = config.replace(EmbeddingTrainConfig(), changes)  # strings are converted to the field's type
     stop = GracefulShutdown("resume with the same command and --resume", has_checkpoint=resume)
     with stop.handle_signals():
-        if resume and (run_dir / COST_FILE).is_file():
+        if resume and run_dir.is_finished:
             check_model(run_dir)
-            log.info(f"{run_dir}: finished; nothing to resume")
-            return TrainedEmbeddings(run_dir, io.read_json(run_dir / SCORES_FILE, CheckpointError))
+            log.info(f"{run_dir.path}: finished; nothing to resume")
+            return TrainedEmbeddings(run_dir.path, io.read_json(run_dir.scores, CheckpointError))
         if not resume:
-            check_output_dir(run_dir)
-            check_no_run(run_dir)
+            run_dir.check_free()
         if model is None:
             raise UsageError("missing MODEL: the model directory to train")
         dataset = read_dataset(task=task, train=train, data=data, loss=train_config.loss)
@@ -194,7 +181,7 @@ class EmbeddingRun:
         settings: EmbeddingTrainConfig,
         dataset: PairDataset,
         dev: PairDataset | None,
-        run_dir: Path,
+        run_dir: RunDir,
         ranks: Ranks,
         shutdown: GracefulShutdown,
     ) -> None:
@@ -230,89 +217,48 @@ class EmbeddingRun:
         }
 
     def run(self, *, resume: bool) -> TrainedEmbeddings:
-        with contextlib.ExitStack() as stack:
-            store = None
-            if self.ranks.is_first:
-                lock = stack.enter_context(RunLock(self.run_dir, on_warning=log.warn))
-                io.sweep(self.run_dir)
-                store = CheckpointManager(self.run_dir / CHECKPOINTS_DIR, max_checkpoints=2, on_warning=log.warn)
-                store.remove_unfinished(lock)
-            log.info(
-                f"{format_count(len(self.dataset.texts), 'examples')} of "
-                f"{self.dataset.columns} texts, {config.get_kind(self.loss)}, "
-                f"{format_count(self.steps, 'steps')}"
-            )
-            return self._train(stack, store, resume)
-
-    def _train(self, stack: contextlib.ExitStack, store: CheckpointManager | None, resume: bool) -> TrainedEmbeddings:
-        train_config = self.settings
-        optimizer = AdamW(lr=train_config.lr, weight_decay=train_config.weight_decay).build(
-            build_parameter_groups(self.model)
+        """Train from the start, or from the newest valid checkpoint, and evaluate before and after."""
+        settings = self.settings
+        log.info(
+            f"{format_count(len(self.dataset.texts), 'examples')} of {self.dataset.columns} texts, "
+            f"{config.get_kind(self.loss)}, {format_count(self.steps, 'steps')}"
         )
-        latest: Checkpoint | None = self.ranks.broadcast_object(
-            store.find_latest(self.fingerprints) if resume and store else None
-        )
-        if resume and latest is None:
-            raise CheckpointError(f"{self.run_dir / CHECKPOINTS_DIR}: no checkpoint yet; start again without --resume")
-        initial_scores = self._read_initial_scores() if latest else self._evaluate()
-        state = TrainState() if latest is None else restore_checkpoint(latest, self.model, optimizer)
         self.ranks.broadcast_tensors(self.model.parameters())
-        schedule = LinearSchedule(warmup=train_config.warmup)
-        loop = Loop(
-            module=ModelWithLoss(self.model, ContrastiveObjective(self.dataset.columns, self.ranks)).train(),
-            optimizer=optimizer,
-            batches=DataLoader(
-                self.stream,
-                start=state.step,
-                stop=self.steps,
-                rank=self.ranks.rank,
-                world=self.ranks.world,
-                device=self.ranks.device,
-            ),
-            state=state,
-            ranks=self.ranks,
-            lr_factor=lambda state: schedule.compute_factor(state.step, self.steps),
-            should_stop=lambda state: state.step >= self.steps,
-            seed=train_config.seed,
-            clip=train_config.clip,
-            precision=torch.bfloat16 if self.ranks.device.type == "cuda" else None,
-            start_time=time.monotonic() - state.elapsed_seconds,
-        )
+        initial_scores = self._read_initial_scores() if resume else self._evaluate()
         tree = {**self._describe_settings(), "initial_scores": initial_scores}
-        logger = stack.enter_context(
-            RunLogger(
-                self.run_dir,
-                title=self.run_dir.name,
-                models=(self.encoder.model.spec,),
-                loop=loop,
-                is_resumed=latest is not None,
-                total=self.steps,
-                budget=None,
-                settings=tree,
-            )
+        train_config = TrainConfig(
+            lr=settings.lr,
+            optimizer=AdamW(lr=settings.lr, weight_decay=settings.weight_decay),
+            clip=settings.clip,
+            seed=settings.seed,
+            compile=False,
         )
-        saver = CheckpointHook(store, self.fingerprints, on_save=logger.flush)
-        loop.hooks = [DivergenceGuard(logger.warn), logger, saver, self.shutdown]
-        self.shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
-        if latest is None and self.ranks.is_first:
-            io.write_json(self.run_dir / RUN_FILE, {FORMAT_KEY: FORMAT_VERSION, **tree})
-        if latest is not None:
-            saver.last_step, saver.last_time = state.step, state.elapsed_seconds
-        saver.save(loop, wait=True)
-        loop.run()
-        saver.save(loop, wait=True)
-        loop.stop_signal = self.ranks.max(loop.stop_signal)
-        self.shutdown.disarm()
-        state.elapsed_seconds = time.monotonic() - loop.start_time
-        return self._finish(logger.summarize(loop), initial_scores)
+        with Trainer(
+            model=self.model,
+            objective=ContrastiveObjective(self.dataset.columns, self.ranks),
+            phases=[TrainingPhase(batches=self.stream)],
+            clock=TrainingClock(schedule=LinearSchedule(warmup=settings.warmup), steps=self.steps),
+            config=train_config,
+            run_dir=self.run_dir,
+            ranks=self.ranks,
+            shutdown=self.shutdown,
+            fingerprints=self.fingerprints,
+            settings=tree,
+            spec=self.encoder.model.spec,
+            flops=(self.encoder.model.spec,),
+            precision=torch.bfloat16 if self.ranks.device.type == "cuda" else None,
+            on_start=lambda: self.run_dir.write_settings(tree),
+        ) as trainer:
+            trainer.fit(resume=resume)
+            return self._finish(trainer.summarize(), initial_scores)
 
     def _describe_settings(self) -> dict[str, Any]:
         return {"embedding": config.to_dict(self.settings), "loss": config.to_dict(self.loss)}
 
     def _read_initial_scores(self) -> dict[str, float]:
         """Return the scores before training from the run.json of a resumed run, whose settings must be the same."""
-        file = self.run_dir / RUN_FILE
-        tree = read_run_record(ResumeFile, file, CheckpointError)
+        file = self.run_dir.settings
+        tree = config.check_record(ResumeFile, self.run_dir.read_settings(), CheckpointError, str(file))
         for name, settings in self._describe_settings().items():
             if tree.get(name, settings) != settings:
                 raise CheckpointError(f"{file}: the settings in '{name}' differ from those of the resumed run")
@@ -338,18 +284,17 @@ class EmbeddingRun:
         final_scores = self._evaluate()
         scores = {"before": initial_scores, "after": final_scores, "steps": summary["steps"], "loss": summary["loss"]}
         if not self.ranks.is_first:
-            return TrainedEmbeddings(self.run_dir, scores)
+            return TrainedEmbeddings(self.run_dir.path, scores)
         body = self.encoder.model.eval()
         body.assets.files = {
             **body.assets.files,
             **_add_max_length(self.encoder.config.length, self.tokenizer.build_files()),
         }
         body.assets.modules = sentence_modules.write_modules(self.encoder)
-        checkpoint.save(body, self.run_dir, overwrite=True)
-        io.write_json(self.run_dir / SCORES_FILE, scores)
-        about = {name: value for name, value in summary.items() if name != "cost"}
-        io.write_json(self.run_dir / COST_FILE, {**summary["cost"], "run": about})
-        return TrainedEmbeddings(self.run_dir, scores)
+        checkpoint.save(body, self.run_dir.path, overwrite=True)
+        io.write_json(self.run_dir.scores, scores)
+        self.run_dir.write_cost(summary)
+        return TrainedEmbeddings(self.run_dir.path, scores)
 
 
 def _read_dev(dev: str | os.PathLike[str], data: str | os.PathLike[str] | None) -> PairDataset:

@@ -1,19 +1,44 @@
-"""Fine-tuning of a model on a task by any method: `pt.finetune`.
+"""Fine-tuning of a model on a task by any method: `pretune finetune` and `pt.finetune`.
 
-run = pt.finetune("runs/bert", task="sst2", method="lora", out="runs/sst2")
-run.predict(["a gorgeous, witty, seductive movie"])
+    run = pt.finetune("runs/bert", task="sst2", method="lora", out="runs/sst2")
+    run.predict(["a gorgeous, witty, seductive movie"])
+
+Invalid options are rejected before any computation starts. An interrupted run continues with `resume=True`: finished
+trials are skipped, and the interrupted one resumes from its last checkpoint.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from pretune.core import config as specs
+from pretune.core import log
 from pretune.core.arguments import check_arguments
 from pretune.core.config.specs import get_fields
-from pretune.runs.finetune.config import AdaptationConfig, FinetuneTrainConfig, SequenceConfig
+from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.run_dir import RunDir
+from pretune.evaluation.baselines.run import parse_baselines
+from pretune.inference.word_vectors import WordVectors
+from pretune.runs.build_config import resolve_device
+from pretune.runs.config import find_rates
+from pretune.runs.finetune.adapted_model import build_task_head
+from pretune.runs.finetune.build_config import build_finetune_config, read_base_spec, read_tree
+from pretune.runs.finetune.config import AdaptationConfig, FinetuneConfig, FinetuneTrainConfig, SequenceConfig
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.sweep import run_finetune
+from pretune.runs.finetune.plan import SweepPlan
+from pretune.runs.finetune.sweep import FinetuneSweep
+from pretune.runs.finetune.task_data import check_sizes, find_trainable_task, open_task
+from pretune.runs.verify import check_model
+from pretune.training.distributed import init_distributed
+from pretune.training.guards import GracefulShutdown
+from pretune.training.records import ScoresFile
 
+Facts = dict[str, Any]
+MAX_SEEDS = 1000
+"""Larger numbers of seeds are rejected as a typing error."""
 SETTING_PATHS = [
     f"{section}.{name}"
     for section, spec in (("train", FinetuneTrainConfig), ("data", SequenceConfig), ("tune", AdaptationConfig))
@@ -110,3 +135,135 @@ def finetune(
         device=device,
         **options,
     )
+
+
+def run_finetune(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    out: str | os.PathLike[str],
+    resume: bool = False,
+    lr: float | Sequence[float] | None = None,
+    seeds: int | None = None,
+    train_examples: Sequence[int | None] = (),
+    baselines: str | None = None,
+    forgetting: str | os.PathLike[str] | None = None,
+    vectors: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    **overrides: Any,
+) -> FinetunedRun:
+    """Fine-tune a model on a task and save it to `out`, with its scores, baselines and cost.
+
+    Several rates in `lr` are compared on dev. `seeds` is the number of seeds, for a mean and a confidence interval.
+    `train_examples` are training set sizes, None for all; several give a learning curve. `forgetting` is prepared data
+    (`pretune prepare`); `vectors` a file of word vectors (`pretune vectors`) for the baseline of that name. Other
+    arguments are those of `build_finetune_config`: a task by name, or train, dev and test files with their columns;
+    method; epochs or steps; settings and changes.
+    """
+    run_dir = RunDir(Path(out))
+    rates: Sequence[float] = () if lr is None else (lr,) if isinstance(lr, int | float) else lr
+    stop = GracefulShutdown(f"resume with `{run_dir.build_resume_command('finetune')}`", has_checkpoint=resume)
+    plan_options: Facts = {"seeds": seeds, "train_examples": train_examples, "baselines": baselines}
+    plan_options |= {"forgetting": forgetting, "vectors": vectors}
+    with stop.handle_signals():
+        if resume:
+            tuning, plan = load_resumed_config(run_dir, model, rates, plan_options, **overrides)
+            if run_dir.is_finished:
+                check_model(run_dir)
+                log.info(f"{run_dir.path}: finished; nothing to resume")
+                specs.read_record(ScoresFile, run_dir.scores, CheckpointError)
+                return FinetunedRun.open(run_dir.path)
+        else:
+            run_dir.check_free()
+            tuning = build_finetune_config(model, lr=rates[0] if rates else None, **overrides)
+            plan = build_plan(
+                tuning, rates, **plan_options, stored_plan=read_tree(overrides.get("settings")).get("plan")
+            )
+        if tuning.task.name is not None:  # checked before its files are read
+            build_task_head(find_trainable_task(tuning.task.name), read_base_spec(tuning.base.path), None, tuning.tune)
+        task_data = open_task(tuning.task)
+        check_sizes(task_data, tuning.task, plan.train_examples)
+        with init_distributed(resolve_device(device)) as ranks:
+            if tuning.train.batch < ranks.world:
+                raise UsageError(
+                    f"train.batch {tuning.train.batch} is smaller than the number of ranks, {ranks.world}; "
+                    "increase it, or use fewer ranks"
+                )
+            with clean_up_on_error(run_dir) if ranks.is_first else contextlib.nullcontext():
+                return FinetuneSweep(tuning, plan, task_data, run_dir, ranks, stop).run(resume=resume)
+
+
+def build_plan(
+    tuning: FinetuneConfig,
+    rates: Sequence[float] = (),
+    *,
+    seeds: int | None = None,
+    train_examples: Sequence[int | None] = (),
+    baselines: str | None = None,
+    forgetting: str | os.PathLike[str] | None = None,
+    vectors: str | os.PathLike[str] | None = None,
+    stored_plan: Any = None,
+) -> SweepPlan:
+    """Return the plan: from the arguments, with defaults of `stored_plan` (the run that is reproduced)."""
+    first = tuning.train.seed
+    plan = SweepPlan(
+        rates=(tuning.train.lr,),
+        seeds=(first,),
+        train_examples=(tuning.task.train_examples,),
+        baselines=parse_baselines("default"),
+    )
+    if stored_plan is not None:
+        plan = specs.from_dict(SweepPlan, stored_plan, location="plan")
+    if seeds is not None and not 1 <= seeds <= MAX_SEEDS:
+        raise UsageError(f"--seeds {seeds} must be from 1 to {MAX_SEEDS:,}")
+    limit = tuning.task.train_examples
+    if limit is not None and train_examples and tuple(train_examples) != (limit,):
+        counts = ",".join("all" if count is None else str(count) for count in train_examples)
+        raise UsageError(f"--train-examples {counts} and task.train_examples={limit} conflict; remove one")
+    new_plan = replace(
+        plan,
+        rates=tuple(rates) or plan.rates,
+        seeds=plan.seeds if seeds is None else tuple(range(first, first + seeds)),
+        train_examples=tuple(train_examples) or plan.train_examples,
+        baselines=plan.baselines if baselines is None else parse_baselines(baselines),
+        forgetting=plan.forgetting if forgetting is None else os.fspath(forgetting),
+        vectors=plan.vectors if vectors is None else os.fspath(vectors),
+    )
+    if new_plan.vectors is not None:
+        WordVectors.load(new_plan.vectors)  # an invalid file raises before training
+    return new_plan
+
+
+@contextlib.contextmanager
+def clean_up_on_error(run_dir: RunDir) -> Iterator[None]:
+    """Restore the directory if an error occurs before training, so that the command can be repeated."""
+    path, is_existing, had_run = run_dir.path, run_dir.path.exists(), run_dir.settings.exists()
+    try:
+        yield
+    except (UsageError, DataError, CheckpointError):
+        with contextlib.suppress(OSError):
+            if not had_run and {*path.iterdir()} <= {run_dir.settings}:
+                run_dir.settings.unlink(missing_ok=True)
+                if not is_existing:
+                    path.rmdir()
+        raise
+
+
+def load_resumed_config(
+    run_dir: RunDir,
+    model: str | os.PathLike[str] | None,
+    rates: Sequence[float],
+    plan_options: Mapping[str, Any],
+    **overrides: Any,
+) -> tuple[FinetuneConfig, SweepPlan]:
+    """Return the settings and plan of the run in a directory; only options without effect on the result may change."""
+    tree = run_dir.read_settings()
+    stored_config = FinetuneConfig.from_dict(tree, source=str(run_dir.settings))
+    plan = specs.from_dict(SweepPlan, tree.get("plan"), location="plan")
+    options: Mapping[str, Any] = {name: value for name, value in overrides.items() if value is not None}
+    train_changes = {path.removeprefix("train."): value for path, value in (options.get("changes") or {}).items()}
+    lr = rates[0] if rates else None if find_rates(train_changes) else stored_config.train.lr
+    new_config = build_finetune_config(model, lr=lr, **{"settings": stored_config, **options})
+    new_plan = build_plan(new_config, rates, **plan_options, stored_plan=tree["plan"])
+    for path, (new, old) in {**new_config.diff(stored_config), **specs.diff(new_plan, plan)}.items():
+        raise CheckpointError(f"{run_dir.path}: cannot change {path} from {old} to {new} in a resumed run")
+    return new_config, plan

@@ -21,14 +21,13 @@ from pretune.core.errors import CheckpointError, DataError, UsageError, explain_
 from pretune.core.format import join_names
 from pretune.core.hub import resolve_path
 from pretune.core.results import Result
+from pretune.core.run_dir import RunDir
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.build_config import resolve_device
-from pretune.runs.defaults import RUN_FILE
 from pretune.runs.finetune.config import TaskConfig
 from pretune.runs.finetune.inputs import build_example
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
 from pretune.runs.finetune.task_data import TaskData, has_answers, open_task
-from pretune.runs.run_dir import COST_FILE
 from pretune.tasks import TASKS
 from pretune.tasks.decode import Prediction, answer_perplexity, apply_threshold, predict, score
 from pretune.tasks.encode import Counts, TaskEncoder
@@ -40,8 +39,6 @@ from pretune.tasks.task import Task, get_task_type
 from pretune.tasks.user_table import build_user_task
 from pretune.tasks.user_types import is_squad
 from pretune.training.records import HeadlineFile, read_run_record
-
-SCORES_FILE = "scores.json"
 
 
 @dataclass(slots=True, repr=False)
@@ -69,8 +66,8 @@ class FinetunedRun(Result, os.PathLike[str]):
         if not run.is_dir():
             raise CheckpointError(f"{run}: {explain_missing(run, 'directory')}; pass a run of `pretune finetune`")
         saved_task = SavedTask.read(run)
-        has_scores = (run / SCORES_FILE).is_file()
-        scores = {**config.read_record(HeadlineFile, run / SCORES_FILE, CheckpointError)} if has_scores else {}
+        file = RunDir(run).scores
+        scores = {**config.read_record(HeadlineFile, file, CheckpointError)} if file.is_file() else {}
         return cls(run, scores, saved_task, device, base=None if base is None else resolve_path(base))
 
     def __fspath__(self) -> str:
@@ -133,7 +130,7 @@ class FinetunedRun(Result, os.PathLike[str]):
     @property
     def is_finished(self) -> bool:
         """True if the run is finished."""
-        return (self.path / COST_FILE).is_file()
+        return RunDir(self.path).is_finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +227,7 @@ def evaluate_run(
     if not eval_task.splits:
         raise UsageError(
             f"{finetuned_run}: '{run_task.name}' is not a registered task; pass --task, or see "
-            f"{finetuned_run.path / SCORES_FILE}"
+            f"{RunDir(finetuned_run.path).scores}"
         )
     if ready.encoder.is_generative and eval_task.template is not None:  # text-to-text models handle any template
         ready, run_task = ready.select_task(eval_task), eval_task
@@ -276,7 +273,7 @@ def build_table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], 
         raise UsageError(f"{run_dir}: multi-task run of '{saved_task.name}', which needs a --task")
     task_config = _read_task_config(run_dir)
     if task_config.train is not None and _is_same_file(task_config.train, file):
-        log.warn(f"{file}: training data of the run; {run_dir / SCORES_FILE} has scores on other examples")
+        log.warn(f"{file}: training data of the run; {RunDir(run_dir).scores} has scores on other examples")
     table_columns = match_columns(file, saved_task.text, saved_task.pair)
     default_roles = {
         "text": task_config.text or table_columns[0],
@@ -310,7 +307,7 @@ class _RunFile(TypedDict):
 
 def _read_task_config(run: Path) -> TaskConfig:
     return config.from_dict(
-        TaskConfig, read_run_record(_RunFile, run / RUN_FILE, CheckpointError)["task"], location="task"
+        TaskConfig, read_run_record(_RunFile, RunDir(run).settings, CheckpointError)["task"], location="task"
     )
 
 

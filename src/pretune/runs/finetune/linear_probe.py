@@ -1,10 +1,17 @@
-"""Linear probe baseline: logistic or ridge regression on features of the frozen model.
+"""Linear probe on features of the frozen model: as a baseline, and as the initial head of full fine-tuning (LP-FT).
 
-Its score shows what pre-training alone provides; the difference is what fine-tuning adds.
+As a baseline, its score shows what pre-training alone provides; the difference is what fine-tuning adds.
+
+LP-FT is of Kumar et al. (2022), "Fine-tuning can distort pretrained features". A random head sends noise into the body
+in its first steps; a fitted one does not. The benefit is largest with few labels.
+
+    pretune finetune runs/small --train train.csv --set tune.head=probe --set 'tune.pooling={"mode": "mean"}'
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,61 +19,113 @@ from torch import Tensor, nn
 
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.freeze import Full
+from pretune.adaptation.heads.base import SequenceHead
+from pretune.adaptation.heads.classification import Classification
+from pretune.core import config
+from pretune.core.errors import UsageError
 from pretune.core.types import Batch
-from pretune.evaluation.baselines.linear import fit_best_c
+from pretune.evaluation.baselines.logistic_regression import Ints, LinearClassifier, fit_logistic_regression
 from pretune.nn.heads import pool_states
 from pretune.runs.finetune.adapted_model import build_encoder, build_task_head, load_base_model
 from pretune.runs.finetune.config import AdaptationConfig, FinetuneConfig
 from pretune.tasks.decode import Prediction
 from pretune.tasks.decode.logits import Floats, compute_logits
-from pretune.tasks.encode import TaskEncoder
+from pretune.tasks.encode import Items, TaskEncoder
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
 
 TASK_KINDS = ("classification", "pair", "regression")
-PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
-"""Values of C, or of the penalty."""
+BASELINE_PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
+"""Values of C, the inverse of the penalty, for the baseline."""
+HEAD_PENALTIES = (0.001, 0.01, 0.1, 1.0)
+"""Values of C for a head."""
 BATCH_TOKENS = 16_384
 
 
-class MeanFeatures(nn.Module):
-    """Mean-pooled last hidden states."""
+class PooledFeatures(nn.Module):
+    """Pooled hidden states of a model; `pool` maps states and batch to a row per cell."""
 
-    def __init__(self, model: ModelWithHead) -> None:
+    def __init__(self, model: ModelWithHead, pool: Callable[[Tensor, Batch], Tensor]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.pool = model, pool
 
     def forward(self, batch: Batch) -> Tensor:
         """Return features `[C, W]`, a row per cell."""
-        return pool_states(self.model.states(batch), batch, "mean")
+        return self.pool(self.model.states(batch), batch)
+
+
+def fit_probe(
+    features: Floats, labels: Ints, penalties: Sequence[float], *, seed: int, device: torch.device
+) -> LinearClassifier:
+    """Fit a logistic regression on standardized features, its penalty selected by cross-validation.
+
+    The weights returned are those for the features as they are.
+    """
+    mean, std = features.mean(0), features.std(0) + 1e-6
+    classifier = fit_logistic_regression((features - mean) / std, labels, penalties, seed=seed, device=device)
+    weight = classifier.weight / std
+    return replace(classifier, weight=weight, bias=classifier.bias - weight @ mean)
 
 
 def predict_with_probe(
     tuning: FinetuneConfig, task: Task, train: Sequence[Example], test: Sequence[Example], device: torch.device
 ) -> list[Prediction]:
-    """Fit a linear model on the base's features of `train` and predict `test`."""
+    """Fit a linear model on the base's mean-pooled features of `train` and predict `test`."""
     body = load_base_model(tuning.base, seed=tuning.train.seed)
-    model = (
-        adapt(body, build_task_head(task, body, body.tokenizer, AdaptationConfig(text_to_text=False))).eval().to(device)
-    )
+    head = build_task_head(task, body, body.tokenizer, AdaptationConfig(text_to_text=False))
+    model = adapt(body, head).eval().to(device)
     encoder = build_encoder(replace(tuning, method=Full()), task, model, [*train])  # without prompt slots
     x, z = (_compute_features(model, encoder, subset) for subset in (train, test))
-    mean, std = x.mean(0), x.std(0) + 1e-6
-    x, z = (x - mean) / std, (z - mean) / std
     if task.kind == "regression":
         from sklearn.linear_model import RidgeCV
 
-        ridge = RidgeCV(alphas=[10 / choice for choice in PENALTIES]).fit(
-            x, [float(example.label or 0) for example in train]
-        )
-        return [Prediction(value=float(value)) for value in ridge.predict(z)]
-    from sklearn.linear_model import LogisticRegression
-
+        mean, std = x.mean(0), x.std(0) + 1e-6
+        values = [float(example.label or 0) for example in train]
+        ridge = RidgeCV(alphas=[10 / choice for choice in BASELINE_PENALTIES]).fit((x - mean) / std, values)
+        return [Prediction(value=float(value)) for value in ridge.predict((z - mean) / std)]
     y = np.array([int(example.label or 0) for example in train])
-    classifier = fit_best_c(LogisticRegression(max_iter=500), x, y, PENALTIES, 3, tuning.train.seed)
+    classifier = fit_probe(x, y, BASELINE_PENALTIES, seed=tuning.train.seed, device=device)
     return [Prediction(label=int(label)) for label in classifier.predict(z)]
 
 
 def _compute_features(model: ModelWithHead, encoder: TaskEncoder, examples: Sequence[Example]) -> Floats:
-    items = encoder.encode(examples, training=False)
-    return compute_logits(MeanFeatures(model), items, per_token=False, tokens=BATCH_TOKENS)
+    pooled = PooledFeatures(model, partial(pool_states, mode="mean"))
+    return compute_logits(pooled, encoder.encode(examples, training=False), per_token=False, tokens=BATCH_TOKENS)
+
+
+def fit_head(model: ModelWithHead, items: Items, *, seed: int, precision: torch.dtype | None = None) -> Floats | None:
+    """Fit the head in place by logistic regression on its features of the training examples.
+
+    The penalty is selected by cross-validation. Classes without examples keep their weights. Returns the mean of the
+    features, for `center_dropout`; None if there is only one class.
+    """
+    head, y = model.head, items.sequences.labels
+    is_linear = isinstance(head, SequenceHead) and not head.dense and head.out.bias is not None
+    if not isinstance(head, SequenceHead) or not is_linear or not isinstance(model.spec, Classification) or y is None:
+        raise UsageError(
+            f"tune.head 'probe' needs a linear classification head with a bias, got the head "
+            f'\'{config.get_kind(model.spec)}\'; set tune.pooling={{"mode": "mean"}}, or tune.head=random'
+        )
+    if len(np.unique(y)) < 2:
+        return None
+    device = head.out.weight.device
+    pooled = PooledFeatures(model, head.pool)
+    x = compute_logits(pooled, items, per_token=False, tokens=BATCH_TOKENS, precision=precision)
+    probe = fit_probe(x, y, HEAD_PENALTIES, seed=seed, device=device)
+    weight: Any = probe.weight
+    bias: Any = probe.bias
+    if len(weight) == 1:  # binary: the difference of two classes
+        weight, bias = np.stack([-weight[0], weight[0]]) / 2, np.stack([-bias[0], bias[0]]) / 2
+    with torch.no_grad():
+        rows = torch.from_numpy(probe.classes).to(device)
+        head.out.weight[rows] = torch.from_numpy(weight).to(head.out.weight)
+        head.out.bias[rows] = torch.from_numpy(bias).to(head.out.bias)
+    mean: Floats = x.mean(0)
+    return mean
+
+
+def center_dropout(model: ModelWithHead, mean: Floats | None) -> None:
+    """Make dropout insert the mean for dropped values, as the bias of a fitted head expects."""
+    if mean is not None and model.head is not None:
+        weight = model.head.get_parameter("out.weight")
+        model.head.center = torch.from_numpy(mean).to(weight)

@@ -1,22 +1,25 @@
-"""Results of a fine-tuning run: scores with intervals and baselines, predictions, model card, cost."""
+"""Results of a fine-tuning run: baselines, comparisons, learning curve, scores, cost; lines of predictions.jsonl.
+
+    {"split": "test", "id": "7", "label": "bad", "probabilities": {…}, "gold": "good", "input": "a quiet joy"}
+
+The gold answer is a label, number, tags, accepted answers or text, by the kind of the task. Long texts are truncated.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from pretune.core import io, log
+from pretune.core.run_dir import RunDir
 from pretune.evaluation.baselines.run import COSINE, NAMES_BY_KIND, BaselineResult, is_similarity, run_baselines
 from pretune.metrics.classification import GROUP_METRICS, group_values
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap, paired_bootstrap_of_means
 from pretune.runs.finetune.config import FinetuneConfig
-from pretune.runs.finetune.finetuned_run import SCORES_FILE, FinetunedRun
-from pretune.runs.finetune.model_card import build_card
-from pretune.runs.finetune.plots import draw_plots
-from pretune.runs.finetune.sweep_plan import SweepPlan
+from pretune.runs.finetune.finetuned_run import FinetunedRun
+from pretune.runs.finetune.model_card import build_card, draw_plots
+from pretune.runs.finetune.plan import SweepPlan
 from pretune.runs.finetune.task_data import TaskData, compute_scores, index_by_member
-from pretune.runs.run_dir import COST_FILE
 from pretune.tasks.decode import Prediction, score
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
@@ -32,7 +35,7 @@ SUMMED_COSTS = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
 
 
 def write_results(
-    run_dir: Path,
+    run_dir: RunDir,
     tuning: FinetuneConfig,
     plan: SweepPlan,
     task_data: TaskData,
@@ -68,12 +71,12 @@ def write_results(
         "forgetting": selection[0].get("forgetting"),
         "trials": [{name: value for name, value in facts.items() if name != "predictions"} for facts in trials],
     }
-    io.write_json(run_dir / SCORES_FILE, scores)
-    draw_plots(run_dir, scores)
+    io.write_json(run_dir.scores, scores)
+    draw_plots(run_dir.path, scores)
     cost = sum_costs([facts["summary"]["cost"] for facts in trials])
-    io.atomic_write(run_dir / "README.md", build_card(run_dir.name, tuning, scores, cost).encode())
-    io.write_json(run_dir / COST_FILE, {**cost, "run": {"trials": len(trials)}})
-    return FinetunedRun.open(run_dir)
+    io.atomic_write(run_dir.card, build_card(run_dir.name, tuning, scores, cost).encode())
+    run_dir.write_cost({"trials": len(trials), "cost": cost})
+    return FinetunedRun.open(run_dir.path)
 
 
 def get_dev_score(trial: Facts) -> float:
@@ -272,3 +275,34 @@ def sum_costs(costs: Sequence[Mapping[str, Any]]) -> Facts:
             entry["joules"] += part["joules"]
     total["energy"] = [*parts.values()]
     return total
+
+
+MAX_CHARACTERS = 600
+"""Maximum number of characters of a text."""
+
+
+def build_row(split: str, name: str, task: Task, example: Example, prediction: Prediction) -> dict[str, Any]:
+    """Return the record of one example."""
+    row: dict[str, Any] = {"split": split, "id": name, **prediction.to_dict(task), "gold": format_gold(task, example)}
+    if task.kind == "tagging":
+        return {**row, "words": list(example.words)}
+    row["input"] = _truncate(example.text)
+    return row if example.pair is None else {**row, "pair": _truncate(example.pair)}
+
+
+def format_gold(task: Task, example: Example) -> Any:
+    """Return the gold answer in the format of predictions; None if unknown."""
+    if task.kind == "tagging":
+        return list(example.tags) or None
+    if task.kind == "span":
+        return list(example.answers)
+    if task.kind == "generation":
+        return example.target
+    if example.label is None or task.kind == "regression":
+        return example.label
+    place = int(example.label)
+    return task.labels[place] if 0 <= place < len(task.labels) else place
+
+
+def _truncate(text: str) -> str:
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"

@@ -4,14 +4,12 @@ Under `torchrun` every rank holds the model and trains on its share of each step
 dev, too, and gathers the others' predictions, so that all ranks make the same selection. Rank 0 alone writes files.
 """
 
-import contextlib
 import gc
 import hashlib
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,39 +20,33 @@ from pretune.adaptation.peft.base import sample_weight
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DivergedError, NonFiniteError
 from pretune.core.migration import migrate_trial
+from pretune.core.run_dir import RunDir
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.adapted_model import build_adapted_model, load_base_model
 from pretune.runs.finetune.build_config import FULL_METHODS
 from pretune.runs.finetune.config import FinetuneConfig
-from pretune.runs.finetune.default_steps import compute_eval_interval, count_steps
-from pretune.runs.finetune.early_stopping import EarlyStopping, skip_when_stopping
 from pretune.runs.finetune.forgetting import ForgettingMeter
-from pretune.runs.finetune.prediction_rows import build_row
-from pretune.runs.finetune.probe_init import center_dropout, fit_head
+from pretune.runs.finetune.linear_probe import center_dropout, fit_head
+from pretune.runs.finetune.plan import RemainingWork, TrialOutlook, compute_eval_interval, count_steps
+from pretune.runs.finetune.results import build_row
 from pretune.runs.finetune.task_data import TaskData, compute_scores, count_labels, find_tasks
 from pretune.runs.finetune.task_encoders import TaskEncoders, sum_counts
-from pretune.runs.finetune.time_estimate import RemainingWork, TrialOutlook
 from pretune.runs.initial_model import resolve_precision
-from pretune.runs.micro_batch import build_cuda_graph, count_micro_batches
-from pretune.runs.pretrain_run import CHECKPOINTS_DIR
 from pretune.tasks.decode import Prediction, answer_perplexity, apply_threshold, find_no_answer_threshold
 from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
-from pretune.training.checkpointing import CheckpointHook, collect_weights, restore_checkpoint
-from pretune.training.checkpoints import Checkpoint, CheckpointManager, RunLock
-from pretune.training.dataloader import DataLoader
+from pretune.training.checkpointing import collect_weights
+from pretune.training.checkpoints import RunLock
+from pretune.training.clock import TrainingClock
 from pretune.training.distributed import Ranks, run_on_rank_zero
-from pretune.training.guards import DivergenceGuard, GracefulShutdown
-from pretune.training.loop import Hook, Loop
+from pretune.training.guards import GracefulShutdown
 from pretune.training.records import TrialFile
-from pretune.training.run_logger import RunLogger
-from pretune.training.step import ModelWithLoss, TrainState
-from pretune.training.validation import ValidationHook, warn_of_few_evaluations
+from pretune.training.step import TrainState
+from pretune.training.trainer import Trainer, TrainingPhase
+from pretune.training.validation import EarlyStopping, Evaluation
 
 Facts = dict[str, Any]
-TRIAL_FILE = "trial.json"
-PREDICTIONS_FILE = "predictions.jsonl"
 EVAL_EXAMPLES, GENERATION_EVAL_EXAMPLES = 2000, 200
 """Number of dev examples for model selection; fewer where answers are generated, which is slow."""
 
@@ -66,7 +58,7 @@ class FinetuneTrial:
         self,
         tuning: FinetuneConfig,
         task_data: TaskData,
-        run_dir: Path,
+        run_dir: RunDir,
         ranks: Ranks,
         shutdown: GracefulShutdown,
         *,
@@ -75,12 +67,8 @@ class FinetuneTrial:
         remaining_work: RemainingWork = RemainingWork(),  # noqa: B008 (a frozen value)
     ) -> None:
         self.tuning, self.task_data, self.run_dir, self.ranks, self.shutdown = (
-            tuning,
-            task_data,
-            run_dir,
-            ranks,
-            shutdown,
-        )
+            tuning, task_data, run_dir, ranks, shutdown
+        )  # fmt: skip
         self.task, fit = task_data.task, tuning.train
         self.train_examples = task_data.select_train(tuning.task.train_examples, tuning.task.split_seed)
         self.precision = resolve_precision(fit.to_train_config(), ranks)
@@ -144,146 +132,45 @@ class FinetuneTrial:
             self.fingerprints["base"] = hash_frozen_weights(self.model, trainable_names)
 
     def run(self, lock: RunLock | None, *, resume: bool) -> Facts:
-        """Train from the start, or from the newest valid checkpoint; returns the same facts on all ranks.
-
-        `lock` is the lock of the directory, if rank 0 holds it already.
+        """Train from the start, or from the newest valid checkpoint if there is one; returns the same facts on all
+        ranks. `lock` is the lock of the run, held by rank 0.
         """
-        with contextlib.ExitStack() as stack:
-            store = None
-            if self.ranks.is_first:
-                run_lock = lock or stack.enter_context(RunLock(self.run_dir, on_warning=log.warn))
-                if self.tuning.train.max_checkpoints:
-                    store = CheckpointManager(
-                        self.run_dir / CHECKPOINTS_DIR,
-                        max_checkpoints=self.tuning.train.max_checkpoints,
-                        on_warning=log.warn,
-                    )
-                    store.remove_unfinished(run_lock)
-            facts: Facts = self.ranks.broadcast_object(self._train(stack, store, resume))
-            return facts
-
-    def _train(self, stack: contextlib.ExitStack, store: CheckpointManager | None, resume: bool) -> Facts:
-        fit = self.tuning.train
-        loss_module = ModelWithLoss(self.model, self.model.spec).train()
-        optimizer = fit.optimizer.build(self.adapted_model.groups)
+        fit, unfreezing = self.tuning.train, self.adapted_model.unfreezing
         early_stopping = EarlyStopping(
-            parameters=self.adapted_model.trainable_parameters,
-            unfreezing=self.adapted_model.unfreezing,
-            patience=fit.patience,
+            parameters=self.adapted_model.trainable_parameters, patience=fit.patience, hooks=unfreezing
         )
-        latest: Checkpoint | None = self.ranks.broadcast_object(
-            store.find_latest(self.fingerprints) if resume and store else None
-        )
-        state = (
-            TrainState() if latest is None else restore_checkpoint(latest, self.model, optimizer, self.trained_names)
-        )
-        if latest is not None:
-            early_stopping.restore(latest)
-        if fit.compile:
-            self.model.compile(dynamic=False)
-        loop = Loop(
-            module=loss_module,
-            optimizer=optimizer,
-            batches=DataLoader(self.stream, stop=0),
-            state=state,
+        with Trainer(
+            model=self.model,
+            objective=self.model.spec,
+            phases=[TrainingPhase(batches=self.stream, shape=self.stream.shape)],
+            clock=TrainingClock(schedule=fit.schedule, steps=self.steps),
+            config=fit,
+            run_dir=self.run_dir,
             ranks=self.ranks,
-            lr_factor=lambda state: fit.schedule.compute_factor(state.step, self.steps),
-            should_stop=lambda state: state.step >= self.steps or early_stopping.should_stop(),
-            seed=fit.seed,
-            clip=fit.clip,
-            precision=self.precision,
-            start_time=time.monotonic() - state.elapsed_seconds,
-        )
-        logger = stack.enter_context(self._build_logger(loop, is_resumed=latest is not None))
-        saver = CheckpointHook(
-            store,
-            self.fingerprints,
-            every=fit.checkpoint_every,
-            on_save=logger.flush,
-            extra_groups=early_stopping.state_dict,
-            tensor_names=self.trained_names,
-        )
-
-        def record_evaluation(loop: Loop, metrics: dict[str, float]) -> None:
-            early_stopping.record(loop, metrics)
-            logger.log_evaluation(loop, metrics)
-            logger.observe(loop, -early_stopping.scores[-1][1])
-
-        every = self.eval_every
-        evaluate = ValidationHook(
-            skip_when_stopping(self._evaluate), every, record_evaluation, on_abort=self.shutdown.stop
-        )
-        warn_of_few_evaluations(fit.optimizer, -(-self.steps // every), logger.warn)
-        watch = DivergenceGuard(logger.warn)
-        loop.hooks = [
-            watch,
-            logger,
-            _DelayedEvaluation(evaluate),
-            *self.adapted_model.unfreezing,
-            saver,
-            self.shutdown,
-        ]
-        self.shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
-        if latest is not None:
-            saver.last_step, saver.last_time = state.step, state.elapsed_seconds
-            undone: list[Hook] = [
-                _DelayedEvaluation(evaluate),
-                *self.adapted_model.unfreezing,
-            ]  # skipped when the run was stopped
-            for hook in undone:
-                hook(loop, [])
-        saver.save(loop)
-        self._run_steps(loop)
-        evaluate.run(loop)
-        saver.save(loop, wait=True)
-        loop.stop_signal = self.ranks.max(loop.stop_signal)
-        self.shutdown.disarm()
-        state.elapsed_seconds = time.monotonic() - loop.start_time
-        early_stopping.restore_best_weights()
-        loop.hooks, loop.graph_runner = (
-            (),
-            None,
-        )  # reference cycles that keep device memory
-        return self._finish(loop, logger, early_stopping)
-
-    def _run_steps(self, loop: Loop) -> None:
-        fit = self.tuning.train
-        running, state, shape, spec = fit.to_train_config(), loop.state, self.stream.shape, self.model.model.spec
-        state.micro = count_micro_batches(
-            shape, spec, running, self.ranks, self.precision, min_micro_batches=state.min_micro
-        )
-        loop.graph_runner = build_cuda_graph(shape, spec, running, self.ranks, loop.module, micro=state.micro)
-        feed = DataLoader(
-            self.stream,
-            start=state.step,
-            stop=self.steps,
-            micro=state.micro,
-            rank=self.ranks.rank,
-            world=self.ranks.world,
-            workers=fit.workers or 0,  # NOTE: worker startup takes longer than many runs
-            device=self.ranks.device,
-        )
-        with feed:
-            loop.batches = feed
-            loop.run()
-            state.data_wait += feed.wait_seconds
-
-    def _build_logger(self, loop: Loop, *, is_resumed: bool) -> RunLogger:
-        fit = self.tuning.train
-        return RunLogger(
-            self.run_dir,
-            title=self.run_dir.name,
-            models=FlopsCounter(self.model, lambda: sum(hook.num_unfrozen for hook in self.adapted_model.unfreezing)),
-            loop=loop,
-            is_resumed=is_resumed,
-            total=self.steps,
-            budget=None,
-            every=fit.log_every,
-            trackers=fit.trackers,
-            cost_rates=fit.cost_rates,
+            shutdown=self.shutdown,
+            fingerprints=self.fingerprints,
             settings=self.tuning.to_dict(),
+            spec=self.model.model.spec,
+            flops=FlopsCounter(self.model, lambda: sum(hook.num_unfrozen for hook in unfreezing)),
+            precision=self.precision,
+            groups=self.adapted_model.groups,
+            workers=fit.workers or 0,  # NOTE: worker startup takes longer than many runs
+            lock=lock,
+            requires_checkpoint=False,
+            evaluation=Evaluation(
+                evaluate=lambda loop: self._evaluate(),
+                every=self.eval_every,
+                compute_loss=lambda metrics: -next(iter(metrics.values())),
+                at_start=False,  # a random head gives no information
+            ),
+            early_stopping=early_stopping,
+            hooks=unfreezing,
+            tensor_names=self.trained_names,
             overhead=self.outlook,
-        )
+        ) as trainer:
+            state = trainer.fit(resume=resume)
+            facts: Facts = self.ranks.broadcast_object(self._finish(state, trainer.summarize(), early_stopping))
+            return facts
 
     def _limit_eval_examples(self) -> int:
         """Return the maximum number of dev examples for model selection."""
@@ -313,9 +200,9 @@ class FinetuneTrial:
         self.outlook.add_predictions(len(examples), time.monotonic() - start)
         return [rank_predictions[place % world][place // world] for place in range(len(examples))]
 
-    def _finish(self, loop: Loop, logger: RunLogger, early_stopping: EarlyStopping) -> Facts:
+    def _finish(self, state: TrainState, summary: Facts, early_stopping: EarlyStopping) -> Facts:
         """Evaluate the best weights on all of dev and test, and write the predictions."""
-        parts, summary = self.task_data.parts, logger.summarize(loop)
+        parts = self.task_data.parts
         predictions = {"dev": self._predict(parts.dev)}
         if self.task_data.headline_split == "test":
             predictions["test"] = self._predict(parts.test)
@@ -332,7 +219,7 @@ class FinetuneTrial:
             "lr": self.tuning.train.lr,
             "seed": self.tuning.train.seed,
             "labels": len(self.train_examples),
-            "steps": loop.state.step,
+            "steps": state.step,
             "epoch": self.steps_per_epoch,
             "best_step": early_stopping.best_step,
             "course": [{"step": step, "dev": value} for step, value in early_stopping.scores],
@@ -369,23 +256,12 @@ class FinetuneTrial:
                 name = {"task": task.name} if self.task_data.members else {}
                 lines.append({**build_row(split, example.id or str(number), task, example, prediction), **name})
         text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
-        io.atomic_write(self.run_dir / PREDICTIONS_FILE, text)
+        io.atomic_write(self.run_dir.predictions, text)
 
 
-class _DelayedEvaluation:
-    """Evaluation after steps but not before the first, when a random head gives no information."""
-
-    def __init__(self, evaluate: ValidationHook) -> None:
-        self.evaluate = evaluate
-
-    def __call__(self, loop: Loop, metrics: Sequence[Any]) -> None:
-        if loop.state.step:
-            self.evaluate(loop, metrics)
-
-
-def read_finished_trial(run_dir: Path) -> dict[str, Any] | None:
+def read_finished_trial(run_dir: RunDir) -> dict[str, Any] | None:
     """Return the facts of a finished trial, or None."""
-    file = run_dir / TRIAL_FILE
+    file = run_dir.trial
     if not file.is_file():
         return None
     facts = migrate_trial(io.read_json(file, CheckpointError))

@@ -12,6 +12,7 @@ from torch import Tensor
 from pretune.core import io
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.format import format_count
+from pretune.core.run_dir import RunDir
 from pretune.training.checkpoints.checkpoint import (
     OLD_SUFFIX,
     Checkpoint,
@@ -112,7 +113,7 @@ class CheckpointManager:
 
     def remove_unfinished(self, lock: RunLock) -> None:
         """Remove files of killed writers at the start of a run; requires the lock, so no other process is writing."""
-        if not lock.is_held or self.directory.resolve().parent != lock.directory.resolve():
+        if not lock.is_held or lock.directory.resolve() not in self.directory.resolve().parents:
             raise ValueError(f"{self.directory}: removing unfinished files needs the lock of the run")
         self.wait()
         if count := io.sweep(self.directory):
@@ -190,10 +191,6 @@ def sort_by_score(folders: list[Path]) -> list[Path]:
     return [folder for score, folder in sorted(scores, key=lambda entry: entry[0]) if score < math.inf]
 
 
-CHECKPOINT_DIR = "checkpoints"
-"""Directory of the checkpoints in a run."""
-
-
 def verify_checkpoints(directory: Path) -> list[str]:
     """Verify every checkpoint of a run, or a single one; returns a line for each.
 
@@ -202,13 +199,8 @@ def verify_checkpoints(directory: Path) -> list[str]:
     valid: list[Checkpoint] = []
     errors: list[str] = []
     is_checkpoint = parse_step(directory.absolute()) is not None
-    for folder in (
-        [directory]
-        if is_checkpoint
-        else list_checkpoints(directory / CHECKPOINT_DIR)
-        if (directory / CHECKPOINT_DIR).is_dir()
-        else []
-    ):
+    checkpoints = RunDir(directory).checkpoints
+    for folder in [directory] if is_checkpoint else list_checkpoints(checkpoints) if checkpoints.is_dir() else []:
         try:
             valid.append(open_checkpoint(folder))
         except CheckpointError as error:
@@ -223,7 +215,7 @@ def verify_checkpoints(directory: Path) -> list[str]:
 
 def _format_line(checkpoint: Checkpoint, best_score: float | None) -> str:
     files = format_count(len(checkpoint.groups) + 1, "files")
-    line = f"{CHECKPOINT_DIR}/{checkpoint.folder.name}: {files}, sizes and SHA-256 match"
+    line = f"{RunDir(checkpoint.folder).checkpoints.name}/{checkpoint.folder.name}: {files}, sizes and SHA-256 match"
     if checkpoint.score is None:
         return line
     return (

@@ -1,0 +1,306 @@
+"""Trainer of every kind of run: pre-training, fine-tuning and embedding training build its parts and write its results.
+
+    with Trainer(model=model, objective=objective, phases=[TrainingPhase(batches=stream)], …) as trainer:
+        state = trainer.fit(resume=resume)
+        summary = trainer.summarize()
+        …                                        # results, written while the run is still locked
+
+The trainer locks the directory, restores the newest valid checkpoint, trains phase by phase, evaluates, saves, logs,
+and stops on signals. The arguments are what it trains and how that is evaluated.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from pretune.core import io, log
+from pretune.core.errors import CheckpointError
+from pretune.core.run_dir import RunDir
+from pretune.data.batch_shape import BatchShape
+from pretune.models.spec import Model
+from pretune.training.checkpointing import CheckpointHook, restore_checkpoint
+from pretune.training.checkpoints import Checkpoint, CheckpointManager, RunLock
+from pretune.training.clock import TrainingClock, estimate_reserve
+from pretune.training.cuda_graph import build_cuda_graph
+from pretune.training.data_worker import BatchSource
+from pretune.training.dataloader import DataLoader
+from pretune.training.distributed import Parallel, Ranks, run_on_rank_zero
+from pretune.training.flops import BatchStats
+from pretune.training.guards import DivergenceGuard, GracefulShutdown
+from pretune.training.loop import Hook, Loop
+from pretune.training.optim import ParameterGroup, build_parameter_groups, use_averages
+from pretune.training.progress import OverheadEstimator
+from pretune.training.run_logger import RunLogger
+from pretune.training.step import ModelWithLoss, TrainState, count_micro_batches
+from pretune.training.validation import EarlyStopping, Evaluation, ValidationHook, warn_of_few_evaluations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPhase:
+    """Part of a run with its own batches."""
+
+    batches: BatchSource  # by step of the phase
+    shape: BatchShape | None = None  # of every batch; None: batches are not split into micro-batches
+    length: int = 0  # of sequences, for the log
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """One rank's part of a training run."""
+
+    model: nn.Module
+    objective: Any  # a TrainingObjective
+    phases: Sequence[TrainingPhase]
+    clock: TrainingClock  # length of the run and of its phases, and the learning rate
+    config: Any  # a TrainConfig
+    run_dir: RunDir
+    ranks: Ranks
+    shutdown: GracefulShutdown
+    fingerprints: Mapping[str, str]  # of settings and data; a checkpoint with others is not restored
+    settings: Mapping[str, Any]  # plain form of all settings, for trackers
+    spec: Model  # of the model, for the memory of micro-batches
+    flops: Sequence[Model] | Callable[[BatchStats], float]  # trained models, or a function that counts FLOPs
+    precision: torch.dtype | None = None  # of autocast
+    groups: Sequence[ParameterGroup] | None = None  # None: those of the model
+    parallel: Parallel | None = None  # wrapper of several ranks; None: gradients are averaged after the backward pass
+    workers: int = 0
+    state: TrainState = field(default_factory=TrainState)  # at the start of a new run
+    start_time: float = field(default_factory=time.monotonic)
+    lock: RunLock | None = None  # of the caller, if rank 0 holds one already
+    requires_checkpoint: bool = True  # to resume; False: start again if there is none
+    evaluation: Evaluation | None = None
+    early_stopping: EarlyStopping | None = None
+    hooks: Sequence[Hook] = ()  # called after evaluation
+    build_sample_hook: Callable[["Trainer"], Hook] | None = None
+    find_samples: Callable[[TrainState, int], Sequence[int]] | None = None  # sample ids of a step, for warnings
+    on_start: Callable[[], None] = lambda: None  # called on rank 0 before the first step of a new run
+    tensor_names: frozenset[str] | None = None  # weights in checkpoints; None: all
+    overhead: OverheadEstimator | None = None  # of time besides training steps
+    loop: Loop = field(init=False)
+    logger: RunLogger = field(init=False)
+    _store: CheckpointManager | None = field(init=False, default=None)  # on rank 0
+    _exit_stack: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._exit_stack.close()
+
+    def fit(self, *, resume: bool) -> TrainState:
+        """Train from the start, or from the newest valid checkpoint, and save the last one.
+
+        The model then has its best weights if the run stops early, the averaged ones if the optimizer averages, else
+        those of the last step. The directory stays locked until the trainer is closed.
+        """
+        if self.ranks.is_first:
+            self._open_directory(resume)
+        checkpoint = self._find_checkpoint() if resume else None
+        saver, validation = self._build(checkpoint)
+        loop, state = self.loop, self.state
+        self.shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
+        self._start(saver, validation, is_new=checkpoint is None)
+        for number in range(len(state.phases) - 1, len(self.phases)):
+            self._run_phase(number)
+            if number + 1 < len(self.phases):
+                state.phases.append(state.step)
+                previous, length = self.phases[number].length, self.phases[number + 1].length
+                text = f"sequence length {length:,} from here on, {previous:,} until now"
+                self.logger.log_event(state.step, "length", text, length=length)
+        if validation is not None:
+            validation.run(loop)
+        saver.save(loop, wait=True)
+        loop.stop_signal = self.ranks.max(loop.stop_signal)
+        self.shutdown.disarm()
+        state.elapsed_seconds = time.monotonic() - loop.start_time
+        if self.early_stopping is not None:
+            self.early_stopping.restore_best_weights()
+        else:
+            self._exit_stack.enter_context(use_averages(loop.optimizer))
+        loop.hooks, loop.graph_runner = (), None  # reference cycles that keep device memory
+        return state
+
+    def summarize(self) -> dict[str, Any]:
+        """Show and return the summary of the run."""
+        return self.logger.summarize(self.loop)
+
+    def _open_directory(self, resume: bool) -> None:
+        """Lock the directory, and remove what a killed process left there."""
+        lock, path = self.lock, self.run_dir.path
+        if lock is None:
+            lock = self._exit_stack.enter_context(RunLock(path, on_warning=log.warn))
+            io.sweep(path)
+            if not resume:
+                self.run_dir.check_free()
+        with io.translate_write_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+        if self.config.max_checkpoints:
+            self._store = CheckpointManager(
+                self.run_dir.checkpoints, max_checkpoints=self.config.max_checkpoints, on_warning=log.warn
+            )
+            self._store.remove_unfinished(lock)
+
+    def _find_checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint to resume from, the same on all ranks."""
+        store = self._store
+        checkpoint: Checkpoint | None = self.ranks.broadcast_object(
+            run_on_rank_zero(self.ranks, lambda: store.find_latest(self.fingerprints) if store else None)
+        )
+        if checkpoint is None and self.requires_checkpoint:
+            raise CheckpointError(f"{self.run_dir.checkpoints}: no checkpoint yet; start again without --resume")
+        return checkpoint
+
+    def _build(self, checkpoint: Checkpoint | None) -> tuple[CheckpointHook, ValidationHook | None]:
+        """Build optimizer, loop, logger and hooks, in the state of a checkpoint if there is one."""
+        config, ranks = self.config, self.ranks
+        module = ModelWithLoss(self.model, self.objective).train()
+        parallel_module = None if self.parallel is None else ranks.wrap(module, self.parallel)
+        optimizer = config.optimizer.build(self.groups or build_parameter_groups(self.model))
+        if checkpoint is not None:
+            self.state = restore_checkpoint(checkpoint, self.model, optimizer, self.tensor_names)
+            if self.early_stopping is not None:
+                self.early_stopping.restore(checkpoint)
+        if ranks.device.type == "cuda" if config.compile is None else config.compile:
+            self.model.compile(dynamic=False)
+        self.loop = loop = Loop(
+            module=module,
+            parallel_module=parallel_module,
+            optimizer=optimizer,
+            state=self.state,
+            ranks=ranks,
+            lr_factor=self.clock.compute_lr_factor,
+            seed=config.seed,
+            clip=config.clip,
+            precision=self.precision,
+            start_time=self.start_time - self.state.elapsed_seconds,
+        )
+        planned_ends = self.state.planned_ends
+        self.logger = logger = self._exit_stack.enter_context(
+            RunLogger(
+                self.run_dir.path,
+                title=self.run_dir.name,
+                models=self.flops,
+                loop=loop,
+                is_resumed=checkpoint is not None,
+                total=planned_ends[-1] if planned_ends else self.clock.steps,
+                budget=None if planned_ends else self.clock.budget,
+                every=config.log_every,
+                trackers=config.trackers,
+                cost_rates=config.cost_rates,
+                settings=self.settings,
+                overhead=self.overhead,
+            )
+        )
+        saver = CheckpointHook(
+            self._store,
+            self.fingerprints,
+            every=config.checkpoint_every,
+            on_save=logger.flush,
+            extra_groups=dict if self.early_stopping is None else self.early_stopping.state_dict,
+            tensor_names=self.tensor_names,
+        )
+        validation = self._build_validation(saver)
+        state, find_samples = self.state, self.find_samples
+        samples = None if find_samples is None else lambda step: find_samples(state, step)
+        loop.hooks = [
+            self.clock,
+            DivergenceGuard(logger.warn, samples),
+            logger,
+            *([] if self.build_sample_hook is None else [self.build_sample_hook(self)]),
+            *([] if validation is None else [validation]),
+            *self.hooks,
+            saver,
+            self.shutdown,
+        ]
+        return saver, validation
+
+    def _build_validation(self, saver: CheckpointHook) -> ValidationHook | None:
+        evaluation, logger, early_stopping = self.evaluation, self.logger, self.early_stopping
+        if evaluation is None:
+            return None
+        if self.clock.steps is not None or not evaluation.every:  # otherwise the budget decides
+            times = math.ceil((self.clock.steps or 0) / evaluation.every) if evaluation.every else 1
+            warn_of_few_evaluations(self.config.optimizer, times + evaluation.at_start, logger.warn)
+
+        def record_evaluation(loop: Loop, metrics: dict[str, float]) -> None:
+            loss = evaluation.compute_loss(metrics)
+            if loss < (math.inf if loop.state.best is None else loop.state.best):
+                loop.state.best, loop.state.best_step = loss, loop.state.step
+            if early_stopping is None:
+                saver.set_score(loop.state.step, loss)
+            else:
+                early_stopping.record(loop.state.step, -loss)
+            logger.log_evaluation(loop, metrics)
+            logger.observe(loop, loss)
+
+        return ValidationHook(evaluation, record_evaluation, on_abort=self.shutdown.stop)
+
+    def _start(self, saver: CheckpointHook, validation: ValidationHook | None, *, is_new: bool) -> None:
+        """Do what is due before the first step, or was not done when the run was stopped: evaluate and save."""
+        loop, state, clock = self.loop, self.state, self.clock
+        state.micro = self._count_micro_batches(self.phases[len(state.phases) - 1])
+        if is_new and self.ranks.is_first:
+            self.on_start()
+        if not is_new:
+            saver.last_step, saver.last_time = state.step, state.elapsed_seconds
+        for hook in (*([] if validation is None else [validation]), *self.hooks):
+            hook(loop, [])
+        save_start, has_budget = time.monotonic(), clock.budget is not None and not state.planned_ends
+        saver.save(loop, wait=has_budget)
+        if has_budget:
+            reserve = estimate_reserve(
+                parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+                startup_seconds=time.monotonic() - self.start_time,
+                save_seconds=time.monotonic() - save_start,
+                eval_seconds=0.0 if validation is None else validation.estimate_seconds(state),
+            )
+            clock.reserve = self.ranks.broadcast_object(reserve)  # all ranks end at the same step
+
+    def _run_phase(self, number: int) -> None:
+        """Train until the end of a phase, or until the run stops early."""
+        loop, state, phase, clock = self.loop, self.state, self.phases[number], self.clock
+        state.micro = self._count_micro_batches(phase)
+        loop.graph_runner = (
+            build_cuda_graph(phase.shape, self.spec, self.config, self.ranks, loop.module)
+            if phase.shape is not None and state.micro == 1 and self.parallel != "fsdp"
+            else None
+        )
+        loader = DataLoader(
+            phase.batches,
+            offset=state.phases[number],
+            start=state.step,
+            stop=None if clock.steps is None else clock.find_end_step(number),
+            micro=state.micro,
+            rank=self.ranks.rank,
+            world=self.ranks.world,
+            workers=self.workers,
+            device=self.ranks.device,
+        )
+        early_stopping = self.early_stopping
+        with loader:
+            clock.start_phase(state)
+            loop.run(
+                loader,
+                lambda state: (
+                    clock.is_phase_over(state, number) or (early_stopping is not None and early_stopping.should_stop())
+                ),
+            )
+            state.data_wait += loader.wait_seconds
+
+    def _count_micro_batches(self, phase: TrainingPhase) -> int:
+        if phase.shape is None:
+            return 1
+        return count_micro_batches(
+            phase.shape,
+            self.spec,
+            self.ranks,
+            self.precision,
+            micro_tokens=self.config.micro_tokens,
+            min_micro_batches=self.state.min_micro,
+        )
