@@ -14,7 +14,7 @@ from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.methods import METHODS, apply_method
 from pretune.models.catalog import resolve
 from pretune.models.model import build
-from pretune.training.flops import BatchStats
+from pretune.training.batch_transfer import BatchStats
 from tests.contracts.tiny import lay, text
 
 SMALL = {"width": 64, "depth": 4, "heads": 2, "hidden": 256, "vocab": 120}

@@ -32,7 +32,7 @@ from pretune.data.layout import lay_out
 from pretune.data.virtual_tokens import reserve
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build
-from pretune.training.optim.groups import build_parameter_groups
+from pretune.training.optim.base import build_parameter_groups
 from pretune.training.step import ModelWithLoss
 from tests.contracts.test_heads import ROWS, SETTINGS, answers, build_encoder_decoder_inputs, sequences
 from tests.contracts.tiny import rough, tiny

@@ -21,7 +21,8 @@ from torch import Tensor
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, PretuneError, ResourceError, UsageError
 from pretune.core.io import MANIFEST
-from pretune.training.checkpoints import Checkpoint, CheckpointManager, RunLock
+from pretune.core.run_dir import RunLock
+from pretune.training.checkpoints import Checkpoint, CheckpointManager
 from pretune.training.checkpoints.checkpoint import list_checkpoints, open_checkpoint
 from tests.faults.deaths import Dead, die, ended, fail, forked, seem_dead, watched
 from tests.selection import keep_quick

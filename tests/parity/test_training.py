@@ -14,8 +14,8 @@ from torch import nn
 
 import pretune as pt
 from pretune.core.types import Batch
+from pretune.training.batch_transfer import BatchStats
 from pretune.training.distributed import Ranks
-from pretune.training.flops import BatchStats
 from pretune.training.loop import Loop
 from pretune.training.optim import AdamW, build_parameter_groups
 from pretune.training.schedules import LinearSchedule

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.io import MANIFEST, read_json, write_json, write_manifest
+from pretune.core.run_dir import RunLock
 from pretune.models import catalog
 from pretune.models.hf import checkpoint
-from pretune.training.checkpoints import CheckpointManager, RunLock, manager, verify_checkpoints
+from pretune.training.checkpoints import CheckpointManager, manager, verify_checkpoints
 from pretune.training.checkpoints.checkpoint import (
     MAX_BYTES,
     format_folder_name,

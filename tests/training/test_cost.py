@@ -19,16 +19,17 @@ from pretune.data.layout import batch
 from pretune.models.catalog import resolve
 from pretune.models.cost import flops_per_token
 from pretune.training import cost, energy
+from pretune.training.batch_transfer import BatchStats
 from pretune.training.cost import (
     CostMeter,
     CostRates,
     Energy,
     Totals,
+    build_flops_counter,
     compute_cost,
     find_peak_flops,
 )
 from pretune.training.energy import AssumedPower, Board, Rapl, find_device
-from pretune.training.flops import BatchStats, build_flops_counter
 
 CPU = torch.device("cpu")
 

@@ -20,9 +20,8 @@ from pretune.core.errors import DataError, ResourceError, UsageError
 from pretune.core.types import Batch, Targets
 from pretune.data.stream import BatchStream
 from pretune.training import batch_transfer
-from pretune.training.batch_transfer import PackedBatches
+from pretune.training.batch_transfer import BatchStats, PackedBatches
 from pretune.training.dataloader import DataLoader
-from pretune.training.flops import BatchStats
 from tests.selection import keep_quick
 from tests.training.counting import Counting
 from tests.training.streams import Halves, Masking, stream

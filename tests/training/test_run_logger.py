@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pretune.training.flops import BatchStats
+from pretune.training.batch_transfer import BatchStats
 from pretune.training.metrics_log import read_metrics
 from pretune.training.run_logger import RunLogger
 from tests.contracts.tiny import tiny

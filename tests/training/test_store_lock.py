@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretune.core.errors import UsageError
-from pretune.training.checkpoints import RunLock
-from pretune.training.checkpoints.lock import LOCK_FILE
+from pretune.core.run_dir import LOCK_FILE, RunLock
 from tests.faults.deaths import ended, forked
 
 

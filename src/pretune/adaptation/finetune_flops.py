@@ -13,9 +13,10 @@ from torch import nn
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.scalar_mix import ScalarMixHead
 from pretune.models.spec import Model
-from pretune.training.flops import BatchStats, build_flops_counter
+from pretune.training.batch_transfer import BatchStats
+from pretune.training.cost import build_flops_counter
 from pretune.training.optim import split_parts
-from pretune.training.optim.groups import HEADS
+from pretune.training.optim.base import HEADS
 
 FLOPS_PER_WEIGHT = 6
 """FLOPs per trained weight and token: two forward, four backward."""

@@ -1,6 +1,6 @@
 """Freezing strategies: full fine-tuning, frozen body, first k layers frozen, last layers only.
 
-A strategy selects parts of a model, ordered bottom up as `training.optim.groups.split_parts` returns them: embeddings,
+A strategy selects parts of a model, ordered bottom up as `training.optim.split_parts` returns them: embeddings,
 blocks, heads. Learning rates per part are the `lr_factor` argument of `build_parameter_groups`. Strategies, rates and
 methods can be combined:
 
@@ -18,7 +18,7 @@ from torch import nn
 
 from pretune.core.config import Gt, Le, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
-from pretune.training.optim.groups import EMBEDDINGS, HEADS, split_parts
+from pretune.training.optim.base import EMBEDDINGS, HEADS, split_parts
 
 
 class FreezeStrategy(Protocol):

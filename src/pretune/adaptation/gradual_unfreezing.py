@@ -12,7 +12,7 @@ from torch import nn
 from pretune.core.config import Positive, spec
 from pretune.core.errors import UsageError
 from pretune.training.loop import Loop
-from pretune.training.optim.groups import split_parts
+from pretune.training.optim.base import split_parts
 from pretune.training.step import StepMetrics
 
 

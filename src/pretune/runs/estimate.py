@@ -15,8 +15,9 @@ from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import explain_rate
 from pretune.runs.duration import estimate_steps
 from pretune.text.tokenizer import Tokenizer
+from pretune.training.batch_transfer import BatchStats
+from pretune.training.cost import build_flops_counter
 from pretune.training.energy import CORE_WATTS, UNKNOWN_WATTS, find_device
-from pretune.training.flops import BatchStats, build_flops_counter
 
 _SEQUENCES = 1000
 """Batch size that is large enough for exact shares."""

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from pretune.core.errors import RemoteError, ResourceError, UsageError
 from pretune.core.types import Batch
-from pretune.training.batch_transfer import BufferLayout, PackedBatches
-from pretune.training.flops import BatchStats
+from pretune.training.batch_transfer import BatchStats, BufferLayout, PackedBatches
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals handled by the parent."""

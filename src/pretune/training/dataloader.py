@@ -18,9 +18,8 @@ import torch
 
 from pretune.core.errors import RemoteError, UsageError
 from pretune.core.types import Batch
-from pretune.training.batch_transfer import Transfer, build_prefetcher
+from pretune.training.batch_transfer import BatchStats, Transfer, build_prefetcher
 from pretune.training.data_worker import BatchRequest, BatchSource, Worker, WorkerStep, stop_workers
-from pretune.training.flops import BatchStats
 
 _WORKER_NAME = "pretune-data-{}"
 

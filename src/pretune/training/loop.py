@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from pretune.core.errors import ResourceError
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
+from pretune.training.batch_transfer import BatchStats
 from pretune.training.cuda_graph import CudaGraphRunner
 from pretune.training.distributed import Ranks
-from pretune.training.flops import BatchStats
 from pretune.training.optim import clip_gradients, set_rates, step_if
 from pretune.training.step import (
     REDUCED_METRICS,

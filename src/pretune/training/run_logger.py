@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from pretune.core import config, log
 from pretune.models.spec import Model
-from pretune.training.cost import CostMeter, CostRates, Totals, compute_cost, find_peak_flops
-from pretune.training.flops import BatchStats, build_flops_counter
+from pretune.training.batch_transfer import BatchStats
+from pretune.training.cost import CostMeter, CostRates, Totals, build_flops_counter, compute_cost, find_peak_flops
 from pretune.training.loop import Loop
 from pretune.training.metrics_log import MetricsLog, Trackers
 from pretune.training.optim import AveragedDescent

@@ -21,17 +21,17 @@ from torch import nn
 
 from pretune.core import io, log
 from pretune.core.errors import CheckpointError
-from pretune.core.run_dir import RunDir
+from pretune.core.run_dir import RunDir, RunLock
 from pretune.data.batch_shape import BatchShape
 from pretune.models.spec import Model
+from pretune.training.batch_transfer import BatchStats
 from pretune.training.checkpointing import CheckpointHook, restore_checkpoint
-from pretune.training.checkpoints import Checkpoint, CheckpointManager, RunLock
+from pretune.training.checkpoints import Checkpoint, CheckpointManager
 from pretune.training.clock import TrainingClock, estimate_reserve
 from pretune.training.cuda_graph import build_cuda_graph
 from pretune.training.data_worker import BatchSource
 from pretune.training.dataloader import DataLoader
 from pretune.training.distributed import Parallel, Ranks, run_on_rank_zero
-from pretune.training.flops import BatchStats
 from pretune.training.guards import DivergenceGuard, GracefulShutdown
 from pretune.training.loop import Hook, Loop
 from pretune.training.optim import ParameterGroup, build_parameter_groups, use_averages

@@ -21,8 +21,8 @@ from pretune.evaluation.baselines.base import Label, Predictor, Text, encode_lab
 from pretune.evaluation.baselines.majority import Majority
 from pretune.inference.word_vectors import WordVectors, split_words
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
+from pretune.training.batch_transfer import BatchStats
 from pretune.training.distributed import Ranks
-from pretune.training.flops import BatchStats
 from pretune.training.loop import Loop
 from pretune.training.optim import AdamW, build_parameter_groups
 from pretune.training.step import ModelWithLoss, TrainState

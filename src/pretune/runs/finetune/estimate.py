@@ -18,8 +18,9 @@ from pretune.runs.finetune.task_encoders import TaskEncoders, sum_counts
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
 from pretune.tasks.task import get_task_type
+from pretune.training.batch_transfer import BatchStats
+from pretune.training.cost import build_flops_counter
 from pretune.training.distributed import Ranks
-from pretune.training.flops import BatchStats, build_flops_counter
 
 SAMPLE_EXAMPLES = 20_000
 """Number of examples on which lengths are measured."""

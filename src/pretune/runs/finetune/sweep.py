@@ -13,7 +13,7 @@ from pretune.adaptation import methods
 from pretune.core import config, io, log
 from pretune.core.errors import PretuneError
 from pretune.core.format import join_names
-from pretune.core.run_dir import RunDir
+from pretune.core.run_dir import RunDir, RunLock
 from pretune.evaluation.baselines.run import COSINE, PROBE, RANDOM, BaselineResult
 from pretune.evaluation.baselines.table import MAX_TRAIN_EXAMPLES
 from pretune.evaluation.similarity import compute_cosines
@@ -33,7 +33,6 @@ from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
 from pretune.tasks.task import get_task_type
 from pretune.tasks.user_table import get_columns
-from pretune.training.checkpoints import RunLock
 from pretune.training.distributed import Ranks, run_on_rank_zero
 from pretune.training.guards import GracefulShutdown
 

@@ -20,7 +20,7 @@ from pretune.adaptation.peft.base import sample_weight
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DivergedError, NonFiniteError
 from pretune.core.migration import migrate_trial
-from pretune.core.run_dir import RunDir
+from pretune.core.run_dir import RunDir, RunLock
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.adapted_model import build_adapted_model, load_base_model
 from pretune.runs.finetune.build_config import FULL_METHODS
@@ -37,7 +37,6 @@ from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
 from pretune.training.checkpointing import collect_weights
-from pretune.training.checkpoints import RunLock
 from pretune.training.clock import TrainingClock
 from pretune.training.distributed import Ranks, run_on_rank_zero
 from pretune.training.guards import GracefulShutdown

@@ -19,7 +19,6 @@ before `save` (which is the barrier), and all may read the checkpoint that `find
 """
 
 from pretune.training.checkpoints.checkpoint import Checkpoint, list_checkpoints
-from pretune.training.checkpoints.lock import RunLock
 from pretune.training.checkpoints.manager import CheckpointManager, verify_checkpoints
 
-__all__ = ["Checkpoint", "RunLock", "CheckpointManager", "list_checkpoints", "verify_checkpoints"]
+__all__ = ["Checkpoint", "CheckpointManager", "list_checkpoints", "verify_checkpoints"]

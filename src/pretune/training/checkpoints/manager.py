@@ -12,7 +12,7 @@ from torch import Tensor
 from pretune.core import io
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.format import format_count
-from pretune.core.run_dir import RunDir
+from pretune.core.run_dir import RunDir, RunLock
 from pretune.training.checkpoints.checkpoint import (
     OLD_SUFFIX,
     Checkpoint,
@@ -26,7 +26,6 @@ from pretune.training.checkpoints.checkpoint import (
     read_score,
     write_checkpoint,
 )
-from pretune.training.checkpoints.lock import RunLock
 
 
 class CheckpointManager:

@@ -11,11 +11,20 @@ All state is allocated at construction, held in tensors and keyed by parameter n
 
 from pretune.training.optim.adafactor import Adafactor
 from pretune.training.optim.adamw import AdamW
-from pretune.training.optim.base import clip_gradients, get_state_tensors, load_state, set_rates, step_if
-from pretune.training.optim.groups import ParameterGroup, build_parameter_groups, split_parts
+from pretune.training.optim.base import (
+    ParameterGroup,
+    build_parameter_groups,
+    clip_gradients,
+    get_state_tensors,
+    load_state,
+    set_rates,
+    split_parts,
+    step_if,
+    use_averages,
+)
 from pretune.training.optim.lamb import Lamb
 from pretune.training.optim.muon import Muon
-from pretune.training.optim.sgd import ASGD, SGD, AveragedDescent, use_averages
+from pretune.training.optim.sgd import ASGD, SGD, AveragedDescent
 
 Optim = AdamW | Adafactor | Lamb | Muon | SGD | ASGD
 

@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 
 from pretune.core.config import NonNegative, Positive, spec
 from pretune.training.optim.base import (
+    ParameterGroup,
     create_counter,
     get_gradients,
     get_step_condition,
     iter_chunks,
     write_if,
 )
-from pretune.training.optim.groups import ParameterGroup
 
 
 @spec

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from pretune.core.config import NonNegative, spec
-from pretune.training.optim.base import Beta, create_counter
-from pretune.training.optim.groups import ParameterGroup
+from pretune.training.optim.base import Beta, ParameterGroup, create_counter
 
 
 @spec

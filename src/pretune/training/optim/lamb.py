@@ -9,13 +9,13 @@ from torch.optim import Optimizer
 from pretune.core.config import NonNegative, spec
 from pretune.training.optim.base import (
     Beta,
+    ParameterGroup,
     create_counter,
     get_gradients,
     get_step_condition,
     iter_chunks,
     write_if,
 )
-from pretune.training.optim.groups import ParameterGroup
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 

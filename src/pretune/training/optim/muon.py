@@ -14,13 +14,13 @@ from pretune.core.errors import UsageError
 from pretune.training.optim.adamw import AdamW
 from pretune.training.optim.base import (
     Beta,
+    ParameterGroup,
     get_gradients,
     get_step_condition,
     iter_chunks,
     step_if,
     write_if,
 )
-from pretune.training.optim.groups import ParameterGroup
 
 QUINTIC_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Jordan's polynomial: steepest at zero, at the price of singular values between about 0.7 and 1.2 instead of 1."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 from pretune.core.config import NonNegative, spec
 from pretune.training.optim.base import (
     Beta,
+    ParameterGroup,
     create_counter,
     get_gradients,
     get_step_condition,
     iter_chunks,
     write_if,
 )
-from pretune.training.optim.groups import ParameterGroup
 
 
 @spec
@@ -170,8 +170,3 @@ class AveragedDescent(Optimizer):
             weight_copy = weight.detach().clone()
             weight.copy_(state["average"])
             state["average"].copy_(weight_copy)
-
-
-def use_averages(optimizer: Optimizer) -> AbstractContextManager[None]:
-    """Return a context in which the model has the weights to evaluate and save: the averages if there are any."""
-    return optimizer.use_averages() if isinstance(optimizer, AveragedDescent) else nullcontext()
