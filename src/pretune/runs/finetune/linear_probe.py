@@ -70,7 +70,7 @@ def fit_probe(
 def predict_with_probe(
     tuning: FinetuneConfig, task: Task, train: Sequence[Example], test: Sequence[Example], device: torch.device
 ) -> list[Prediction]:
-    """Fit a linear model on the base's mean-pooled features of `train` and predict `test`."""
+    """Fit a linear model on the base's mean-extractor features of `train` and predict `test`."""
     body = load_base_model(tuning.base, seed=tuning.train.seed)
     head = build_task_head(task, body, body.tokenizer, AdaptationConfig(text_to_text=False))
     model = adapt(body, head).eval().to(device)
@@ -89,8 +89,8 @@ def predict_with_probe(
 
 
 def _compute_features(model: ModelWithHead, encoder: TaskEncoder, examples: Sequence[Example]) -> Floats:
-    pooled = PooledFeatures(model, partial(pool_states, mode="mean"))
-    return compute_logits(pooled, encoder.encode(examples, training=False), per_token=False, tokens=BATCH_TOKENS)
+    extractor = PooledFeatures(model, partial(pool_states, mode="mean"))
+    return compute_logits(extractor, encoder.encode(examples, training=False), per_token=False, tokens=BATCH_TOKENS)
 
 
 def fit_head(model: ModelWithHead, items: Items, *, seed: int, precision: torch.dtype | None = None) -> Floats | None:
@@ -109,8 +109,8 @@ def fit_head(model: ModelWithHead, items: Items, *, seed: int, precision: torch.
     if len(np.unique(y)) < 2:
         return None
     device = head.out.weight.device
-    pooled = PooledFeatures(model, head.pool)
-    x = compute_logits(pooled, items, per_token=False, tokens=BATCH_TOKENS, precision=precision)
+    extractor = PooledFeatures(model, head.pool)
+    x = compute_logits(extractor, items, per_token=False, tokens=BATCH_TOKENS, precision=precision)
     probe = fit_probe(x, y, HEAD_PENALTIES, seed=seed, device=device)
     weight: Any = probe.weight
     bias: Any = probe.bias
