@@ -8,14 +8,13 @@ reference without dropout. Prints milliseconds per pass, the best of three round
 not support a case (a mask, a learned bias) reports its error instead.
 """
 
-import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import common
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -58,34 +57,36 @@ class AttentionBenchmark:
     def __init__(self, case: Case) -> None:
         torch.manual_seed(0)
         self.case = case
-        made = [torch.randn(case.rows * n, HEADS, WIDTH) for n in (case.queries, case.keys, case.keys, case.queries)]
-        *inputs, self.slope = (one.to("cuda", torch.bfloat16) for one in made)
+        lengths = (case.queries, case.keys, case.keys, case.queries)
+        tensors = [torch.randn(case.rows * length, HEADS, WIDTH) for length in lengths]
+        *inputs, self.output_grad = (tensor.to("cuda", torch.bfloat16) for tensor in tensors)
         if case.bias:
             inputs.append(torch.randn(HEADS, case.queries, case.keys).to("cuda", torch.bfloat16))
-        self.inputs = [one.requires_grad_() for one in inputs]
+        self.inputs = [tensor.requires_grad_() for tensor in inputs]
         columns = torch.arange(max(case.queries, case.keys), device="cuda")
         sequence = columns // case.sequence_length if case.sequence_length else torch.zeros_like(columns)
-        self.mine, self.theirs = sequence[: case.queries], sequence[: case.keys]
-        seen = self.mine[:, None] == self.theirs
-        self.seen = seen & (columns[: case.keys] <= columns[: case.queries, None]) if case.causal else seen
+        self.query_sequence, self.key_sequence = sequence[: case.queries], sequence[: case.keys]
+        self.mask = self.query_sequence[:, None] == self.key_sequence
+        if case.causal:
+            self.mask = self.mask & (columns[: case.keys] <= columns[: case.queries, None])
 
     def build_tiles(self, dropout: float) -> Callable[[], Tensor]:
         """Return a forward pass with the kernels of pretune."""
         from pretune.nn.tiles import attend_tiles, build_layout
 
         case, (q, k, v, *bias) = self.case, self.inputs
-        theirs = None if case.queries == case.keys else self.theirs.repeat(case.rows)
-        where = build_layout(self.mine.repeat(case.rows), theirs, case.rows)
-        return lambda: attend_tiles(q, k, v, where, *bias, causal=case.causal, scale=SCALE, dropout=dropout)
+        keys = None if case.queries == case.keys else self.key_sequence.repeat(case.rows)
+        layout = build_layout(self.query_sequence.repeat(case.rows), keys, case.rows)
+        return lambda: attend_tiles(q, k, v, layout, *bias, causal=case.causal, scale=SCALE, dropout=dropout)
 
     def build_torch(self, kind: SDPBackend, dropout: float) -> Callable[[], Tensor]:
         """Return a forward pass with a kernel of torch."""
         case, (q, k, v, *bias) = self.case, self.inputs
 
         def run() -> Tensor:
-            mask: Tensor | None = self.seen if case.sequence_length else None
+            mask: Tensor | None = self.mask if case.sequence_length else None
             if bias:
-                mask = bias[0].masked_fill(~self.seen, float("-inf"))[None]
+                mask = bias[0].masked_fill(~self.mask, float("-inf"))[None]
             causal = case.causal and mask is None
             rows = [x.view(case.rows, -1, HEADS, WIDTH).transpose(1, 2) for x in (q, k, v)]
             with sdpa_kernel(kind):
@@ -98,61 +99,53 @@ class AttentionBenchmark:
 
     def compute_reference(self) -> Tensor:
         """Compute attention in fp32 with plain matrix products."""
-        q, k, v, *bias = (one.detach().float() for one in self.inputs)
+        q, k, v, *bias = (tensor.detach().float() for tensor in self.inputs)
         q, k, v = (x.view(self.case.rows, -1, HEADS, WIDTH).transpose(1, 2) for x in (q, k, v))
         scores = q @ k.transpose(-1, -2) * SCALE + (bias[0] if bias else 0)
-        return (scores.masked_fill(~self.seen, float("-inf")).softmax(-1) @ v).transpose(1, 2).flatten(0, 1)
+        return (scores.masked_fill(~self.mask, float("-inf")).softmax(-1) @ v).transpose(1, 2).flatten(0, 1)
 
     def measure_times(self, run: Callable[[], Tensor]) -> dict[str, float]:
         """Return the milliseconds of the forward and of the backward pass."""
         with torch.no_grad():
             forward = measure_best_time(run)
-        both = measure_best_time(lambda: torch.autograd.grad(run(), self.inputs, self.slope))
-        return {"forward": forward, "backward": round(both - forward, 4)}
+        total = measure_best_time(lambda: torch.autograd.grad(run(), self.inputs, self.output_grad))
+        return {"forward": forward, "backward": round(total - forward, 4)}
 
 
 def measure_best_time(work: Callable[[], Any], rounds: int = 3, count: int = 12) -> float:
     """Return the milliseconds of one call, the best of the rounds."""
     for _ in range(3):
         work()
-    found = []
-    for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(count):
-            work()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(start.elapsed_time(end) / count)
-    return round(min(found), 4)
+    seconds = [common.measure_seconds(work, count=count, clock=common.wall_clock, device="cuda") for _ in range(rounds)]
+    return round(1e3 * min(seconds), 4)
 
 
 def main() -> None:
     """Measure sequence_length case with sequence_length kernel."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__)
     parser.add_argument("--only", default="", help="comma-separated parts of case names")
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("these kernels need a CUDA GPU")
     results: dict[str, Any] = {}
     for name, case in CASES.items():
-        if not any(part in name for part in args.only.split(",")):
+        if not any(part in name for part in options.only.split(",")):
             continue
-        work, found = AttentionBenchmark(case), {}
-        ways = {"pretune": work.build_tiles, **{way: partial(work.build_torch, kind) for way, kind in TORCH.items()}}
-        for way, make in ways.items():
+        inputs, times = AttentionBenchmark(case), {}
+        kernels = {"pretune": inputs.build_tiles}
+        kernels |= {kernel: partial(inputs.build_torch, backend) for kernel, backend in TORCH.items()}
+        reference = inputs.compute_reference()
+        for kernel, build in kernels.items():
             try:
-                off = (make(0.0)().float() - work.compute_reference()).norm() / work.compute_reference().norm()
-                assert off < 0.01, f"{name}, {way}: off by {off:.3f}"
-                found[way] = work.measure_times(make(args.dropout))
+                difference = (build(0.0)().float() - reference).norm() / reference.norm()
+                assert difference < 0.01, f"{name}, {kernel}: differs by {difference:.3f}"
+                times[kernel] = inputs.measure_times(build(options.dropout))
             except RuntimeError as error:
-                found[way] = {"cannot": str(error).splitlines()[0][:80]}
-        results[name] = found
-        print(name, json.dumps(found), flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+                times[kernel] = {"unsupported": str(error).splitlines()[0][:80]}
+        results[name] = times
+        print(name, json.dumps(times), flush=True)
+    common.write_result(results, options.out)
 
 
 if __name__ == "__main__":

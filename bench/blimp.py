@@ -9,13 +9,12 @@ same inputs as tensors, sorted by length, padded in batches of 512, after one wa
 pairs per second and the ratio.
 """
 
-import argparse
 import json
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
+import common
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -42,15 +41,14 @@ def score_unbatched(model: torch.nn.Module, text: str) -> float:
     """Return the log-probability of a text, one sequence at a time, with an fp64 softmax."""
     tokenizer = model.tokenizer
     total = 0.0
-    for part in build_scoring_method(model, tokenizer).build_queries(encode_passages(tokenizer, [text])):
-        asked = part.sequences
-        for at in range(len(asked)):
-            one = asked.take(torch.tensor([at]).numpy())
-            labels = one.targets.tolist()
-            segments = None if one.segments is None else [one.segments.tolist()]
-            sides = {} if one.source is None else {"source": [one.source.tokens.tolist()]}
-            first = {"target" if sides else "sequences": [one.tokens.tolist()]}
-            batch = pt.batch(**first, **sides, labels=[labels], segments=segments)
+    for query in build_scoring_method(model, tokenizer).build_queries(encode_passages(tokenizer, [text])):
+        for number in range(len(query.sequences)):
+            sequence = query.sequences.take(np.array([number]))
+            labels = sequence.targets.tolist()
+            segments = None if sequence.segments is None else [sequence.segments.tolist()]
+            source = {} if sequence.source is None else {"source": [sequence.source.tokens.tolist()]}
+            target = {"target" if source else "sequences": [sequence.tokens.tolist()]}
+            batch = pt.batch(**target, **source, labels=[labels], segments=segments)
             with torch.no_grad():
                 rows = model(batch.to(model.tokens.weight.device)).logits.double().log_softmax(-1)
             total += sum(float(row[label]) for row, label in zip(rows, [x for x in labels if x >= 0], strict=True))
@@ -67,32 +65,32 @@ def score_with_transformers(model: torch.nn.Module, texts: list[str], precision:
         pt.save(model, Path(folder) / "model")
         theirs = getattr(transformers, kind).from_pretrained(Path(folder) / "model").to(device).eval()
     tokens, labels = [], []
-    for part in build_scoring_method(model, model.tokenizer).build_queries(encode_passages(model.tokenizer, texts)):
-        cuts = part.sequences.offsets[1:-1]
-        tokens += [torch.from_numpy(one) for one in np.split(part.sequences.tokens, cuts)]
-        labels += [torch.from_numpy(one) for one in np.split(part.sequences.targets, cuts)]
-    order = sorted(range(len(tokens)), key=lambda one: len(tokens[one]))
-    tokens, labels = [tokens[one] for one in order], [labels[one] for one in order]
+    for query in build_scoring_method(model, model.tokenizer).build_queries(encode_passages(model.tokenizer, texts)):
+        cuts = query.sequences.offsets[1:-1]
+        tokens += [torch.from_numpy(row) for row in np.split(query.sequences.tokens, cuts)]
+        labels += [torch.from_numpy(row) for row in np.split(query.sequences.targets, cuts)]
+    order = sorted(range(len(tokens)), key=lambda number: len(tokens[number]))
+    tokens, labels = [tokens[number] for number in order], [labels[number] for number in order]
 
-    def scored() -> float:
+    def score() -> float:
         total = torch.zeros((), device=device, dtype=torch.float64)
         for low in range(0, len(tokens), 512):
             ids = pad_sequence(tokens[low : low + 512], batch_first=True)
-            mask = pad_sequence([torch.ones_like(one) for one in tokens[low : low + 512]], batch_first=True)
-            wanted = pad_sequence(labels[low : low + 512], batch_first=True, padding_value=-100).to(device)
+            mask = pad_sequence([torch.ones_like(row) for row in tokens[low : low + 512]], batch_first=True)
+            targets = pad_sequence(labels[low : low + 512], batch_first=True, padding_value=-100).to(device)
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 logits = theirs(ids.to(device), attention_mask=mask.to(device)).logits
-            rows = logits[wanted >= 0].float().log_softmax(-1)
-            total += rows.gather(1, wanted[wanted >= 0][:, None]).double().sum()
+            rows = logits[targets >= 0].float().log_softmax(-1)
+            total += rows.gather(1, targets[targets >= 0][:, None]).double().sum()
         return float(total)
 
-    scored()
-    begun = time.perf_counter()
-    return scored(), time.perf_counter() - begun
+    score()
+    seconds, total = common.time_call(score, clock=common.wall_clock)
+    return total, seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = common.build_parser(__doc__)
     parser.add_argument("--tokenizer", help="folder with a tokenizer.json")
     parser.add_argument("--data", required=True, help="folder with BLiMP's files, or a folder above it")
     parser.add_argument("--model", default="bert-base")
@@ -101,59 +99,59 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="tokens per batch")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--peer", type=int, default=0, help="also score this many pairs with transformers")
-    given = parser.parse_args()
+    options = parser.parse_args()
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    given.precision = given.precision or ("bfloat16" if device == "cuda" else "float32")
-    spec = resolve(given.model)
-    pairs = list(TASKS.get("blimp").read("test", Path(given.data)))
-    if given.tokenizer:
-        tokenizer = Tokenizer.load(given.tokenizer)
+    device = common.find_device()
+    options.precision = options.precision or ("bfloat16" if device == "cuda" else "float32")
+    spec = resolve(options.model)
+    pairs = list(TASKS.get("blimp").read("test", Path(options.data)))
+    if options.tokenizer:
+        tokenizer = Tokenizer.load(options.tokenizer)
     else:
         kind, style = KINDS[spec.shape]
         tokenizer = train(kind, [pair.text for pair in pairs[::5]], vocab=8000, style=style)
     model = build(replace(spec, vocab=max(tokenizer.vocab, spec.vocab)), device=device).eval()
     model.assets.tokenizer = tokenizer
-    pairs = subsample(pairs, given.limit)
-    asking = ScoringConfig(precision=given.precision, tokens=given.tokens)
+    pairs = subsample(pairs, options.limit)
+    config = ScoringConfig(precision=options.precision, tokens=options.tokens)
 
     texts = [text for pair in pairs[:: max(1, len(pairs) // 8)][:8] for text in (pair.text, pair.pair)]
-    fast = compute_token_logprobs(model, encode_passages(tokenizer, texts), asking).sums
-    right = [score_unbatched(model, text) for text in texts]
-    apart = max(abs(one - two) / abs(two) for one, two in zip(fast, right, strict=True))
-    assert apart < (0.02 if given.precision == "bfloat16" else 1e-4), f"scores differ by {apart:.2%} from the reference"
-    if given.compile:
+    scores = compute_token_logprobs(model, encode_passages(tokenizer, texts), config).sums
+    reference = [score_unbatched(model, text) for text in texts]
+    difference = max(abs(a - b) / abs(b) for a, b in zip(scores, reference, strict=True))
+    assert difference < (0.02 if options.precision == "bfloat16" else 1e-4), (
+        f"scores differ by {difference:.2%} from the reference"
+    )
+    if options.compile:
         model.compile()
 
-    begun = time.perf_counter()
-    found = evaluate_minimal_pairs(model, pairs, asking)
-    seconds = time.perf_counter() - begun
-    beside = {}
-    if given.peer:
-        texts = [text for pair in subsample(pairs, given.peer) for text in (pair.text, pair.pair)]
-        total, theirs = score_with_transformers(model, texts, given.precision)
-        ours = float(compute_token_logprobs(model, encode_passages(tokenizer, texts), asking).sums.sum())
-        assert abs(ours - total) < 0.01 * abs(total), f"scores differ: {ours} and {total} (transformers)"
-        each = theirs / (len(texts) / 2)
-        beside = {"transformers_pairs_per_second": round(1 / each, 1), "ratio": round(each / (seconds / len(pairs)), 2)}
-    print(
-        json.dumps(
-            {
-                "model": given.model,
-                "parameters": sum(p.numel() for p in model.parameters()),
-                "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-                "precision": given.precision,
-                "compiled": given.compile,
-                "pairs": len(pairs),
-                "seconds": round(seconds, 2),
-                "pairs_per_second": round(len(pairs) / seconds, 1),
-                "accuracy": round(found.scores["accuracy"], 4),
-                "ties": found.counts["ties"],
-                "largest_relative_difference_to_reference": apart,
-                **beside,
-            }
-        )
+    seconds, evaluation = common.time_call(
+        lambda: evaluate_minimal_pairs(model, pairs, config), clock=common.wall_clock
     )
+    comparison = {}
+    if options.peer:
+        texts = [text for pair in subsample(pairs, options.peer) for text in (pair.text, pair.pair)]
+        total, theirs = score_with_transformers(model, texts, options.precision)
+        ours = float(compute_token_logprobs(model, encode_passages(tokenizer, texts), config).sums.sum())
+        assert abs(ours - total) < 0.01 * abs(total), f"scores differ: {ours} and {total} (transformers)"
+        rate = len(texts) / 2 / theirs
+        comparison = {"transformers_pairs_per_second": round(rate, 1), "ratio": round(len(pairs) / seconds / rate, 2)}
+    result = {
+        "model": options.model,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "device": common.describe_device(device),
+        "precision": options.precision,
+        "compiled": options.compile,
+        "pairs": len(pairs),
+        "seconds": round(seconds, 2),
+        "pairs_per_second": round(len(pairs) / seconds, 1),
+        "accuracy": round(evaluation.scores["accuracy"], 4),
+        "ties": evaluation.counts["ties"],
+        "largest_relative_difference_to_reference": difference,
+        **comparison,
+    }
+    print(json.dumps(result))
+    common.write_result(result, options.out)
 
 
 if __name__ == "__main__":

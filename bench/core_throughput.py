@@ -21,28 +21,25 @@ the median round of alternated rounds, and the ratio of ours to each variant.
 
 import argparse
 import copy
+import itertools
 import json
-import platform
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 import torch
 import transformers
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import pretune as pt
 from pretune.core.types import Batch, Targets
 from pretune.models.cost import flops_per_token
 from pretune.training.cuda_graph import CudaGraphRunner
 
-PEAK = 989e12  # datasheet bf16 rate of an H100 or H200
+PEAK = 989e12  # FLOP/s: datasheet bf16 rate of an H100 or H200
 PEERS = {
     "compiled": "transformers + compile",
     "best": "transformers + compile, no mask",
@@ -67,17 +64,8 @@ class Workload:
         return self.rows * (self.length + self.target)
 
 
-def bert(dropout: float, **options: Any) -> Any:
-    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    return transformers.BertForMaskedLM(transformers.BertConfig(**rates, **options))
-
-
-def gpt2(dropout: float, **options: Any) -> Any:
-    rates = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**rates, **options))
-
-
-def t5(dropout: float, **options: Any) -> Any:
+def build_t5(dropout: float, **options: Any) -> Any:
+    """Build T5ForConditionalGeneration with random weights; without options it has the size of T5-base."""
     base = {"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_layers": 12, "num_heads": 12, "vocab_size": 32128}
     return transformers.T5ForConditionalGeneration(
         transformers.T5Config(dropout_rate=dropout, decoder_start_token_id=0, **(base | options))
@@ -85,16 +73,17 @@ def t5(dropout: float, **options: Any) -> Any:
 
 
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+TINY_T5 = {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 2}
 GPU = (
-    Workload("bert-base 128 x 512", 128, 512, True, bert),
-    Workload("bert-base 512 x 128", 512, 128, True, bert),
-    Workload("gpt2-small 64 x 1024", 64, 1024, False, gpt2),
-    Workload("t5-base 128 x 512/114", 128, 512, False, t5, 114),
+    Workload("bert-base 128 x 512", 128, 512, True, common.build_bert),
+    Workload("bert-base 512 x 128", 512, 128, True, common.build_bert),
+    Workload("gpt2-small 64 x 1024", 64, 1024, False, common.build_gpt2),
+    Workload("t5-base 128 x 512/114", 128, 512, False, build_t5, 114),
 )
 CPU = (
-    Workload("bert-tiny 16 x 128", 16, 128, True, partial(bert, **TINY)),
-    Workload("gpt2 2/128 8 x 128", 8, 128, False, partial(gpt2, n_embd=128, n_layer=2, n_head=2)),
-    Workload("t5 2/128 8 x 128/28", 8, 128, False, partial(t5, d_model=128, d_ff=512, num_layers=2, num_heads=2), 28),
+    Workload("bert-tiny 16 x 128", 16, 128, True, partial(common.build_bert, **TINY)),
+    Workload("gpt2 2/128 8 x 128", 8, 128, False, partial(common.build_gpt2, n_embd=128, n_layer=2, n_head=2)),
+    Workload("t5 2/128 8 x 128/28", 8, 128, False, partial(build_t5, **TINY_T5), 28),
 )
 
 
@@ -104,10 +93,10 @@ class Side:
     def __init__(self, name: str, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor], device: str) -> None:
         self.name, self.model, self.loss, self.device = name, model.train(), loss, device
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-        self.seconds: list[float] = []
-        self.first = 0.0
+        self.first_step_seconds = 0.0
 
     def step(self, batch: Any) -> None:
+        """Train on a batch."""
         with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
             loss = self.loss(batch)
         loss.backward()
@@ -115,12 +104,11 @@ class Side:
         self.optimizer.zero_grad(set_to_none=True)
 
     def run(self, batches: list[Any], steps: int) -> float:
-        sync(self.device)
-        start = time.perf_counter()
-        for i in range(steps):
-            self.step(batches[i % len(batches)])
-        sync(self.device)
-        return (time.perf_counter() - start) / steps
+        """Train for some steps; return the seconds per step."""
+        cycle = itertools.cycle(batches)
+        return common.measure_seconds(
+            lambda: self.step(next(cycle)), count=steps, clock=common.wall_clock, device=self.device
+        )
 
 
 class CudaGraphSide(Side):
@@ -128,15 +116,17 @@ class CudaGraphSide(Side):
 
     def __init__(self, name: str, model: Any, device: str) -> None:
         super().__init__(name, model, build_loss(model), device)
-        self.replay = CudaGraphRunner(model)
+        self.runner = CudaGraphRunner(model)
 
     def step(self, batch: Batch) -> None:
         assert batch.targets is not None
-        self.replay(self._pass, batch, {"loss": torch.full((), len(batch.targets.labels), device=self.device)})
+        self.runner(
+            self._run_forward_backward, batch, {"loss": torch.full((), len(batch.targets.labels), device=self.device)}
+        )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _pass(self, batch: Batch, counts: Any) -> Any:
+    def _run_forward_backward(self, batch: Batch, counts: Any) -> Any:
         with torch.autocast(self.device, torch.bfloat16):
             loss = self.model.loss(self.model.states(batch), batch)  # type: ignore[operator]
         loss.normalize(counts).backward()
@@ -164,11 +154,6 @@ class MasterWeightsSide(Side):
         torch._foreach_copy_(self.weights, self.masters)
 
 
-def sync(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def make_batches(
     work: Workload, vocab: int, device: str, count: int = 4
 ) -> tuple[list[Batch], list[dict[str, torch.Tensor]]]:
@@ -177,9 +162,9 @@ def make_batches(
     for seed in range(count):
         rng = np.random.default_rng(seed)
         if work.target:
-            made, given = make_encoder_decoder_batch(work, vocab, rng)
-            ours.append(made.to(device))
-            theirs.append({name: value.to(device) for name, value in given.items()})
+            batch, inputs = make_encoder_decoder_batch(work, vocab, rng)
+            ours.append(batch.to(device))
+            theirs.append({name: value.to(device) for name, value in inputs.items()})
             continue
         tokens = torch.from_numpy(rng.integers(5, vocab, (work.rows, work.length)))
         labels = torch.full_like(tokens, -100)
@@ -190,17 +175,17 @@ def make_batches(
             tokens.view(-1)[index] = 103
         else:
             labels = tokens.clone()
-        made = pt.batch(tokens.numpy())
+        batch = pt.batch(tokens.numpy())
         if work.masked:
             targets = Targets(index=index, labels=labels.view(-1)[index])
         else:
             keep = torch.arange(tokens.numel()).view(tokens.shape)[:, :-1].reshape(-1)
             targets = Targets(index=keep, labels=tokens[:, 1:].reshape(-1))
-        ours.append(replace(made, targets=targets).to(device))
-        given = {"input_ids": tokens, "labels": labels}
+        ours.append(replace(batch, targets=targets).to(device))
+        inputs = {"input_ids": tokens, "labels": labels}
         if work.masked:  # as its collator does; compiled, it selects a faster kernel with a mask than without
-            given["attention_mask"] = torch.ones_like(tokens)
-        theirs.append({name: value.to(device) for name, value in given.items()})
+            inputs["attention_mask"] = torch.ones_like(tokens)
+        theirs.append({name: value.to(device) for name, value in inputs.items()})
     return ours, theirs
 
 
@@ -209,66 +194,62 @@ def make_encoder_decoder_batch(
 ) -> tuple[Batch, dict[str, torch.Tensor]]:
     """Create random sources and targets; the decoder input is the targets shifted right, after start token 0."""
     source, target = (rng.integers(5, vocab, (work.rows, n)) for n in (work.length, work.target))
-    late = np.concatenate((np.zeros_like(target[:, :1]), target[:, :-1]), 1)
+    decoder_input = np.concatenate((np.zeros_like(target[:, :1]), target[:, :-1]), 1)
     labels = torch.from_numpy(target)
-    made = pt.batch(source=source, target=late)
+    batch = pt.batch(source=source, target=decoder_input)
     targets = Targets(index=torch.arange(labels.numel()), labels=labels.view(-1))
-    return replace(made, targets=targets), {"input_ids": torch.from_numpy(source), "labels": labels}
+    return replace(batch, targets=targets), {"input_ids": torch.from_numpy(source), "labels": labels}
 
 
-def measure(work: Workload, device: str, given: argparse.Namespace) -> dict[str, Any]:
+def measure(work: Workload, device: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Build all sides of a workload, check that their losses agree, and measure them."""
     torch.manual_seed(0)
     with torch.device(device):
-        reference = work.reference(given.dropout)
+        reference = work.reference(options.dropout)
     with tempfile.TemporaryDirectory() as folder:
         reference.save_pretrained(folder)
-        mine = pt.load(folder).to(device)
-        wide = pt.load(folder).to(device) if not given.narrow else mine
-    mine_batches, their_batches = make_batches(work, mine.spec.vocab, device)
-    check_same_loss(mine, reference, mine_batches[0], their_batches[0], device)
+        model = pt.load(folder).to(device)
+        fp32_residual = pt.load(folder).to(device) if not options.narrow else model
+    our_batches, their_batches = make_batches(work, model.spec.vocab, device)
+    check_same_loss(model, reference, our_batches[0], their_batches[0], device)
 
-    runs = [Side("pretune", mine, build_loss(mine), device)]
+    sides = [Side("pretune", model, build_loss(model), device)]
     if device == "cuda":
-        use_bf16_residual(mine).compile(dynamic=False)
-        runs = [CudaGraphSide("pretune", mine, device)]
-        if not given.narrow:
-            wide.compile(dynamic=False)
-            runs.append(CudaGraphSide("pretune, fp32 residual", wide, device))
-    if not given.ours:
-        runs += build_peers(work, reference, their_batches[0], given, device)
-    data = {side.name: mine_batches if side.name.startswith("pretune") else their_batches for side in runs}
-    for side in runs:
-        start = time.perf_counter()
-        side.run(data[side.name], 1)
-        side.first = time.perf_counter() - start
+        use_bf16_residual(model).compile(dynamic=False)
+        sides = [CudaGraphSide("pretune", model, device)]
+        if not options.narrow:
+            fp32_residual.compile(dynamic=False)
+            sides.append(CudaGraphSide("pretune, fp32 residual", fp32_residual, device))
+    if not options.ours:
+        sides += build_peers(work, reference, their_batches[0], options, device)
+    data = {side.name: our_batches if side.name.startswith("pretune") else their_batches for side in sides}
+    for side in sides:
+        side.first_step_seconds = side.run(data[side.name], 1)
         side.run(data[side.name], 4)
-    for _ in range(given.rounds):
-        for side in runs:
-            side.seconds.append(side.run(data[side.name], given.steps))
-    return report(work, mine, runs, device)
+    rounds = {side.name: partial(side.run, data[side.name], options.steps) for side in sides}
+    return build_row(work, model, sides, common.alternate(rounds, options.rounds, warmup=0), device)
 
 
 def build_peers(
-    work: Workload, reference: Any, batch: dict[str, torch.Tensor], given: argparse.Namespace, device: str
+    work: Workload, reference: Any, batch: dict[str, torch.Tensor], options: argparse.Namespace, device: str
 ) -> list[Side]:
     """Build the requested variants of the peer, and check that each has the same loss on one batch."""
-    wanted = given.peers.split(",") if given.peers else list(PEERS) if device == "cuda" else ["eager"]
+    variants = options.peers.split(",") if options.peers else list(PEERS) if device == "cuda" else ["eager"]
     sides = []
-    for name in wanted:
+    for name in variants:
         if name == "best" and work.target:
             continue
         model, run = reference, reference
         if name in ("best", "narrow"):
-            transformers.AttentionInterface.register("unmasked", sdpa_attention_forward)
             model = copy.deepcopy(reference)
-            model.set_attn_implementation("unmasked")
-            if given.multiple > 1:
-                model.resize_token_embeddings(pad_to_multiple_of=given.multiple, mean_resizing=False)
+            common.disable_attention_mask(model)
+            if options.multiple > 1:
+                model.resize_token_embeddings(pad_to_multiple_of=options.multiple, mean_resizing=False)
         if name != "eager":
-            run = torch.compile(model, mode=None if name == "compiled" else given.mode)
+            run = torch.compile(model, mode=None if name == "compiled" else options.mode)
         kind = MasterWeightsSide if name == "narrow" else Side
         side = kind(PEERS[name], model, lambda batch, run=run: run(**batch).loss, device)
-        losses = [compute_peer_loss(one, batch, device) for one in (reference, model)]
+        losses = [compute_peer_loss(variant, batch, device) for variant in (reference, model)]
         assert abs(losses[0] - losses[1]) < 0.02, f"losses of {side.name} differ: {losses}"
         model.train()
         sides.append(side)
@@ -281,16 +262,16 @@ def profile(work: Workload, device: str, dropout: float) -> None:
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         work.reference(dropout).save_pretrained(folder)
-        mine = pt.load(folder).to(device)
+        model = pt.load(folder).to(device)
     if device == "cuda":
-        use_bf16_residual(mine).compile(dynamic=False)
-    side = Side("pretune", mine, build_loss(mine), device)
-    given, _ = make_batches(work, mine.spec.vocab, device)
-    side.run(given, 4)
+        use_bf16_residual(model).compile(dynamic=False)
+    side = Side("pretune", model, build_loss(model), device)
+    batches, _ = make_batches(work, model.spec.vocab, device)
+    side.run(batches, 4)
     kinds = [torch.profiler.ProfilerActivity.CUDA if device == "cuda" else torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=kinds) as found:
-        side.run(given, 4)
-    table = found.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=32, max_name_column_width=90)
+    with torch.profiler.profile(activities=kinds) as profiler:
+        side.run(batches, 4)
+    table = profiler.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=32, max_name_column_width=90)
     columns = [line[:92] + line[-110:] if len(line) > 210 else line for line in table.splitlines()]
     print(work.name, *columns, sep="\n")
 
@@ -304,15 +285,16 @@ def use_bf16_residual(model: Any) -> Any:
 
 
 def build_loss(model: Any) -> Callable[[Batch], torch.Tensor]:
+    """Build the mean loss of a batch as a function."""
     return lambda batch: model.loss(model.states(batch), batch).mean()
 
 
-def check_same_loss(mine: Any, reference: Any, batch: Batch, theirs: dict[str, torch.Tensor], device: str) -> None:
+def check_same_loss(model: Any, reference: Any, batch: Batch, theirs: dict[str, torch.Tensor], device: str) -> None:
     """Raise AssertionError unless both sides have the same loss without dropout."""
     with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        ours = mine.loss(mine.eval().states(batch), batch).mean().item()
-    other = compute_peer_loss(reference, theirs, device)
-    assert abs(ours - other) < (0.02 if device == "cuda" else 1e-4), f"losses differ: {ours} and {other}"
+        ours = model.loss(model.eval().states(batch), batch).mean().item()
+    peer = compute_peer_loss(reference, theirs, device)
+    assert abs(ours - peer) < (0.02 if device == "cuda" else 1e-4), f"losses differ: {ours} and {peer}"
 
 
 def compute_peer_loss(model: Any, batch: dict[str, torch.Tensor], device: str) -> float:
@@ -321,21 +303,22 @@ def compute_peer_loss(model: Any, batch: dict[str, torch.Tensor], device: str) -
         return float(model.eval()(**batch).loss)
 
 
-def report(work: Workload, mine: Any, runs: list[Side], device: str) -> dict[str, Any]:
+def build_row(
+    work: Workload, model: Any, sides: list[Side], seconds: dict[str, list[float]], device: str
+) -> dict[str, Any]:
+    """Return tokens per second, MFU and ratios of a workload."""
     tokens = work.tokens
-    flops = compute_flops_per_token(work, mine.spec)
+    flops = compute_flops_per_token(work, model.spec)
     row: dict[str, Any] = {"work": work.name}
-    for side in runs:
-        rate = tokens / statistics.median(side.seconds)
+    rates = {name: tokens / value for name, value in common.compute_medians(seconds).items()}
+    for side in sides:
         row[side.name] = {
-            "tokens_per_second": round(rate),
-            "rounds": [round(tokens / seconds) for seconds in side.seconds],
-            "first_step_seconds": round(side.first, 2),
-            **({"mfu": round(rate * flops / PEAK, 4)} if device == "cuda" else {}),
+            "tokens_per_second": round(rates[side.name]),
+            "rounds": [round(tokens / value) for value in seconds[side.name]],
+            "first_step_seconds": round(side.first_step_seconds, 2),
+            **({"mfu": round(rates[side.name] * flops / PEAK, 4)} if device == "cuda" else {}),
         }
-    ours = row["pretune"]["tokens_per_second"]
-    row["ratio"] = {name: round(ours / row[name]["tokens_per_second"], 3) for name in row if name.startswith("transf")}
-    return row
+    return {**row, "ratio": common.compute_ratios(rates, digits=3)}
 
 
 def compute_flops_per_token(work: Workload, spec: Any) -> float:
@@ -346,8 +329,7 @@ def compute_flops_per_token(work: Workload, spec: Any) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    parser = common.build_parser(__doc__)
     parser.add_argument("--only", default="", help="comma-separated parts of workload names")
     parser.add_argument("--dropout", type=float, default=0.1, help="dropout rate on both sides, attention included")
     parser.add_argument("--rounds", type=int, default=5, help="alternated rounds; the median counts")
@@ -360,32 +342,29 @@ def main() -> None:
     )
     parser.add_argument("--ours", action="store_true", help="measure only our side")
     parser.add_argument("--profile", action="store_true", help="print a profile of our kernels instead of timing")
-    given = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    options = parser.parse_args()
+    device = common.find_device()
     torch.set_float32_matmul_precision("high")
     rows = []
     for work in GPU if device == "cuda" else CPU:
-        if given.only and not any(part in work.name for part in given.only.split(",")):
+        if options.only and not any(part in work.name for part in options.only.split(",")):
             continue
-        if given.profile:
-            profile(work, device, given.dropout)
+        if options.profile:
+            profile(work, device, options.dropout)
             continue
-        rows.append(measure(work, device, given))
+        rows.append(measure(work, device, options))
         print(json.dumps(rows[-1], indent=1), flush=True)
         torch._dynamo.reset()
         if device == "cuda":
             torch.cuda.empty_cache()
-    machine = (
-        torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
-    )
     versions = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "machine": machine,
-        "dropout": given.dropout,
+        "machine": common.describe_device(device),
+        "threads": torch.get_num_threads(),
+        "dropout": options.dropout,
     }
-    if given.out:
-        given.out.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
+    common.write_result({"versions": versions, "rows": rows}, options.out)
     for row in rows:
         print(row["work"], row["pretune"]["tokens_per_second"], "tok/s;", row["ratio"])
 

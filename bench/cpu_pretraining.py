@@ -13,16 +13,13 @@ shapes (ours is not compiled on a CPU). Prints JSON: useful tokens per second of
 after one warm-up round, and the ratios.
 """
 
-import argparse
 import json
-import os
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import common
 import numpy as np
 import torch
 
@@ -39,12 +36,10 @@ from pretune.training.optim import AdamW, build_parameter_groups, clip_gradients
 
 LENGTH, TOKENS, STEPS = 128, 2048, 2
 TUNED_PEER = "transformers, tuned"
-Step = Callable[[], int]
-"""Trains on one batch and returns its number of useful tokens."""
 
 
-def run_ours(model: Any, stream: Any, objective: Any) -> Iterator[int]:
-    """Train on batches of our stream; yield the useful tokens of each step."""
+def train_ours(model: Any, stream: Any, objective: Any) -> Iterator[int]:
+    """Train our model on the batches of a stream; yield the useful tokens of each step."""
     optimizer = AdamW(lr=1e-4).build(build_parameter_groups(model))
     for batch in stream.iter_batches():
         totals = objective.counts(batch)
@@ -55,10 +50,10 @@ def run_ours(model: Any, stream: Any, objective: Any) -> Iterator[int]:
         yield int((batch.sequence >= 0).sum())
 
 
-def group_sequences(sequences: list[list[int]], *, best: bool) -> list[list[int]]:
-    """Return the sequence numbers of each batch: 32 in random order, or (best) grouped by length up to `TOKENS`."""
+def group_sequences(sequences: list[list[int]], *, tuned: bool) -> list[list[int]]:
+    """Return the sequence numbers of each batch: 32 in random order, or (tuned) grouped by length up to `TOKENS`."""
     order = np.random.default_rng(0).permutation(len(sequences)).tolist()
-    if not best:
+    if not tuned:
         return [order[i : i + 32] for i in range(0, len(order), 32)]
     batches: list[list[int]] = [[]]
     for number in sorted(order, key=lambda number: len(sequences[number])):
@@ -68,90 +63,95 @@ def group_sequences(sequences: list[list[int]], *, best: bool) -> list[list[int]
     return [batches[i] for i in np.random.default_rng(0).permutation(len(batches)).tolist()]
 
 
-def run_theirs(
-    model: Any, sequences: list[list[int]], tokenizer: Any, *, best: bool, masked: bool = True, compiled: bool = False
+def train_transformers(
+    model: Any, sequences: list[list[int]], tokenizer: Any, *, tuned: bool, masked: bool = True, compiled: bool = False
 ) -> Iterator[int]:
     """Train transformers on padded batches; yield the useful tokens of each step."""
     from transformers import DataCollatorForLanguageModeling
 
     run = torch.compile(model, dynamic=True) if compiled else model
     collate = DataCollatorForLanguageModeling(tokenizer, mlm=masked)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=best)
-    batches = group_sequences(sequences, best=best)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=tuned)
+    batches = group_sequences(sequences, tuned=tuned)
     while True:
         for numbers in batches:
-            given = collate([{"input_ids": sequences[number]} for number in numbers])
-            run(**given).loss.backward()
+            batch = collate([{"input_ids": sequences[number]} for number in numbers])
+            run(**batch).loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             yield sum(len(sequences[number]) for number in numbers)
 
 
-def measure_rate(steps: Iterator[int]) -> float:
-    """Return the useful tokens per second of CPU time, over `STEPS` steps."""
-    begun, read = time.process_time(), 0
-    for _ in range(STEPS):
-        read += next(steps)
-    return read / (time.process_time() - begun)
+def run_steps(steps: Iterator[int], count: int) -> int:
+    """Train for some steps; return the useful tokens."""
+    return sum(next(steps) for _ in range(count))
+
+
+def build_peer(spec: Any) -> Any:
+    """Build the BERT of transformers with the size of a spec."""
+    stack = spec.encoder
+    return common.build_bert(
+        vocab_size=spec.vocab,
+        hidden_size=spec.width,
+        num_hidden_layers=stack.depth,
+        num_attention_heads=stack.blocks[0].attention.heads,
+        intermediate_size=4 * spec.width,
+    ).train()
 
 
 def main() -> None:
     """Prepare the data, measure all sizes and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = common.build_parser(__doc__)
     parser.add_argument("--sizes", default="tiny,mini,small")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--text", choices=["sentences", "documents"], default="sentences")
     parser.add_argument("--compile", action="store_true", help="also measure the compiled peer; needs a C++ compiler")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    from transformers import AutoTokenizer
 
-    data = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
-    corpus = data / "corpora/wikipedia-en/valid.txt.xz"
+    corpus = common.find_data("corpora/wikipedia-en/valid.txt.xz")
     if not corpus.exists():
         print(f"skipped: needs {corpus} (set PRETUNE_DATA)")
         return
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         tok = pt.train_tokenizer("wordpiece", [str(corpus)], vocab=30_522)
         tok.save(f"{folder}/tok")
-        made = pt.prepare([str(corpus)], tokenizer=tok, out=f"{folder}/data", holdout="0%")
-        tokenizer, shards = Tokenizer.load(f"{folder}/tok"), Shards.open(made.path, "train")
-        kind = Sentences(limit=LENGTH) if given.text == "sentences" else Documents(limit=LENGTH)
+        data = pt.prepare([str(corpus)], tokenizer=tok, out=f"{folder}/data", holdout="0%")
+        tokenizer, shards = Tokenizer.load(f"{folder}/tok"), Shards.open(data.path, "train")
+        kind = Sentences(limit=LENGTH) if options.text == "sentences" else Documents(limit=LENGTH)
         samples = kind.open(shards, tokenizer.template)
-        lesson = pt.objective("masked").bind(Vocabulary.from_tokenizer(tokenizer), "encoder")
-        stream = BatchStream(samples, BatchShape(rows=TOKENS // LENGTH, length=LENGTH), seed=0, corruption=lesson)
-        plain = BatchStream(samples, BatchShape(rows=64, length=LENGTH), seed=0)
-        sequences = [part.tolist() for batch in plain.iter_batches(0, 40) for part in batch.split(batch.tokens)]
+        corruption = pt.objective("masked").bind(Vocabulary.from_tokenizer(tokenizer), "encoder")
+        stream = BatchStream(samples, BatchShape(rows=TOKENS // LENGTH, length=LENGTH), seed=0, corruption=corruption)
+        plain_stream = BatchStream(samples, BatchShape(rows=64, length=LENGTH), seed=0)
+        sequences = [part.tolist() for batch in plain_stream.iter_batches(0, 40) for part in batch.split(batch.tokens)]
         reference = AutoTokenizer.from_pretrained(f"{folder}/tok")
-        for size in given.sizes.split(","):
+        for size in options.sizes.split(","):
             spec = replace_heads(resolve(f"bert-{size}", {"vocab": tokenizer.vocab}), pt.objective("masked"))
-            stack = spec.encoder
-            assert stack is not None
-            shape = BertConfig(
-                vocab_size=spec.vocab,
-                hidden_size=spec.width,
-                num_hidden_layers=stack.depth,
-                num_attention_heads=stack.blocks[0].attention.heads,
-                intermediate_size=4 * spec.width,
-            )
             sides = {
-                "ours": run_ours(pt.build(spec, seed=0).train(), stream, pt.objective("masked")),
-                "transformers": run_theirs(BertForMaskedLM(shape).train(), sequences, reference, best=False),
-                TUNED_PEER: run_theirs(BertForMaskedLM(shape).train(), sequences, reference, best=True),
+                "pretune": train_ours(pt.build(spec, seed=0).train(), stream, pt.objective("masked")),
+                "transformers": train_transformers(build_peer(spec), sequences, reference, tuned=False),
+                TUNED_PEER: train_transformers(build_peer(spec), sequences, reference, tuned=True),
             }
-            if given.compile:
-                model = BertForMaskedLM(shape).train()
-                sides[f"{TUNED_PEER}, compiled"] = run_theirs(model, sequences, reference, best=True, compiled=True)
-            rounds: dict[str, list[float]] = {name: [] for name in sides}
-            for _ in range(given.repeats + 1):
-                for name, steps in sides.items():
-                    rounds[name].append(measure_rate(steps))
-            found = {name: statistics.median(values[1:]) for name, values in rounds.items()}
-            ratios = {name: round(found["ours"] / value, 2) for name, value in found.items() if name != "ours"}
-            line = {"size": size, "text": given.text, "threads": given.threads, "ratio": ratios}
-            print(json.dumps({**line, "tokens_per_second": {name: round(value) for name, value in found.items()}}))
+            if options.compile:
+                peer = train_transformers(build_peer(spec), sequences, reference, tuned=True, compiled=True)
+                sides[f"{TUNED_PEER}, compiled"] = peer
+            measurements = {
+                name: partial(common.measure_rate, partial(run_steps, steps, STEPS)) for name, steps in sides.items()
+            }
+            rates = common.compute_medians(common.alternate(measurements, options.repeats))
+            result = {
+                "size": size,
+                "text": options.text,
+                "threads": options.threads,
+                "ratio": common.compute_ratios(rates),
+            }
+            results[size] = {**result, "tokens_per_second": {name: round(rate) for name, rate in rates.items()}}
+            print(json.dumps(results[size]), flush=True)
+    common.write_result(results, options.out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ JSON: the SHA-256 of each `model.safetensors` and whether all weights and all lo
 they are not. On a GPU the runs are concurrent, on a CPU sequential.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -25,14 +24,16 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import common
+
 TIMEOUT_SECONDS = 300.0
 """Limit for a run to reach the step at which it is killed."""
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m")
 
 
-def start(*words: str, ranks: bool = False) -> "subprocess.Popen[str]":
+def start(*arguments: str, ranks: bool = False) -> "subprocess.Popen[str]":
     """Start `pretune pretrain` in a process group of its own."""
-    command = [sys.executable, "-m", *(TORCHRUN if ranks else ()), "pretune", "--quiet", "pretrain", *words]
+    command = [sys.executable, "-m", *(TORCHRUN if ranks else ()), "pretune", "--quiet", "pretrain", *arguments]
     return subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -40,9 +41,9 @@ def start(*words: str, ranks: bool = False) -> "subprocess.Popen[str]":
 
 def finish(process: "subprocess.Popen[str]") -> None:
     """Wait for a process; exit with its error output if it failed."""
-    _, said = process.communicate()
+    _, errors = process.communicate()
     if process.returncode:
-        raise SystemExit(f"{' '.join(process.args)} failed with exit code {process.returncode}:\n{said[-3000:]}")  # type: ignore[arg-type]
+        raise SystemExit(f"{' '.join(process.args)} failed with exit code {process.returncode}:\n{errors[-3000:]}")  # type: ignore[arg-type]
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
@@ -54,21 +55,21 @@ def read_metrics(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def run_uninterrupted(run: Path, words: list[str], ranks: bool = False) -> None:
+def run_uninterrupted(run: Path, arguments: list[str], ranks: bool = False) -> None:
     """Train without interruption."""
-    finish(start(*words, "--out", str(run), ranks=ranks))
+    finish(start(*arguments, "--out", str(run), ranks=ranks))
 
 
-def run_killed_and_resumed(run: Path, words: list[str], after: int) -> None:
+def run_killed_and_resumed(run: Path, arguments: list[str], kill_step: int) -> None:
     """Kill a run after a step, and resume it from the last checkpoint."""
-    process, begun = start(*words, "--out", str(run)), time.monotonic()
-    while not any(row.get("step", 0) >= after for row in read_metrics(run)):
+    process, start_time = start(*arguments, "--out", str(run)), time.monotonic()
+    while not any(row.get("step", 0) >= kill_step for row in read_metrics(run)):
         if process.poll() is not None:
             finish(process)
-            raise SystemExit(f"the run ended before it could be killed after step {after}; increase --steps")
-        if time.monotonic() - begun > TIMEOUT_SECONDS:
+            raise SystemExit(f"the run ended before it could be killed after step {kill_step}; increase --steps")
+        if time.monotonic() - start_time > TIMEOUT_SECONDS:
             process.kill()
-            raise SystemExit(f"no step {after} within {TIMEOUT_SECONDS:.0f} s")
+            raise SystemExit(f"no step {kill_step} within {TIMEOUT_SECONDS:.0f} s")
         time.sleep(0.02)
     process.kill()
     process.communicate()
@@ -81,34 +82,33 @@ def run_killed_and_resumed(run: Path, words: list[str], after: int) -> None:
 
 def main() -> int:
     """Run all variants, compare them and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="output of `pretune prepare`")
     parser.add_argument("--model", default="bert-tiny")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--kill-after", type=int, default=35, help="step after which the second run is killed")
     parser.add_argument("--batch-tokens", type=int, default=8192, help="tokens per step")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if available")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     import torch
 
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = options.device or common.find_device()
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torchrun processes select their device themselves
-    sets = {"batch_tokens": options.batch_tokens, "deterministic": "true", "checkpoint_every": 10, "log_every": 1}
-    words = [options.model, "--data", str(options.data), "--steps", str(options.steps)]
-    words += [f"--set=train.{name}={value}" for name, value in sets.items()]
+    settings = {"batch_tokens": options.batch_tokens, "deterministic": "true", "checkpoint_every": 10, "log_every": 1}
+    arguments = [options.model, "--data", str(options.data), "--steps", str(options.steps)]
+    arguments += [f"--set=train.{name}={value}" for name, value in settings.items()]
     variants: dict[str, Callable[[Path], None]] = {
-        "straight": partial(run_uninterrupted, words=words),
+        "uninterrupted": partial(run_uninterrupted, arguments=arguments),
         f"killed after step {options.kill_after} and resumed": partial(
-            run_killed_and_resumed, words=words, after=options.kill_after
+            run_killed_and_resumed, arguments=arguments, kill_step=options.kill_after
         ),
-        "torchrun, one process": partial(run_uninterrupted, words=words, ranks=True),
+        "torchrun, one process": partial(run_uninterrupted, arguments=arguments, ranks=True),
         "torchrun, one process, fsdp": partial(
-            run_uninterrupted, words=[*words, "--set=train.parallel=fsdp"], ranks=True
+            run_uninterrupted, arguments=[*arguments, "--set=train.parallel=fsdp"], ranks=True
         ),
     }
-    begun = time.monotonic()
+    start_time = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         runs = {variant: Path(name) / str(number) for number, variant in enumerate(variants)}
         with ThreadPoolExecutor(len(variants) if device == "cuda" else 1) as pool:
@@ -118,21 +118,18 @@ def main() -> int:
             for variant, run in runs.items()
         }
         losses = [[row["loss"] for row in read_metrics(run) if "loss" in row] for run in runs.values()]
-    found = {
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+    result = {
+        "device": common.describe_device(device),
         "torch": torch.__version__,
-        "command": f"pretune pretrain {' '.join(words)}",
-        "seconds": round(time.monotonic() - begun, 1),
+        "command": f"pretune pretrain {' '.join(arguments)}",
+        "seconds": round(time.monotonic() - start_time, 1),
         "sha256": hashes,
         "losses": [losses[0][0], losses[0][-1]],
-        "losses_equal": all(one == losses[0] for one in losses),
+        "losses_equal": all(curve == losses[0] for curve in losses),
         "equal": len({*hashes.values()}) == 1,
     }
-    text = json.dumps(found, indent=2)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
-    return 0 if found["equal"] and found["losses_equal"] else 1
+    common.print_result(result, options.out)
+    return 0 if result["equal"] and result["losses_equal"] else 1
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import common
 import torch
 from safetensors.torch import load_file
 
@@ -40,14 +41,14 @@ MAX_FILE_BYTES = 50_000
 
 
 def train_with_trainer(
-    out: Path, data: Path, *, resume: bool, fault: str, step: int, micro: int, workers: int, still: bool
+    out: Path, data: Path, *, resume: bool, fault: str, step: int, micro: int, workers: int, static_masks: bool
 ) -> None:
     """Train with the transformers Trainer and inject a fault at the end of a step."""
     import transformers as tf
 
     tokenizer = tf.AutoTokenizer.from_pretrained(data.parent / "tokenizer")
     texts = (data.parent / "stories.txt").read_text().split("\n\n")
-    encoded = [dict(tokenizer(text, truncation=True, max_length=32)) for text in texts]
+    examples = [dict(tokenizer(text, truncation=True, max_length=32)) for text in texts]
     config = tf.BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -55,11 +56,11 @@ def train_with_trainer(
         num_attention_heads=2,
         intermediate_size=48,
         max_position_embeddings=64,
-        **({"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0} if still else {}),
+        **({"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0} if static_masks else {}),
     )
     torch.manual_seed(0)
     model = tf.BertForMaskedLM(config)
-    wishes = tf.TrainingArguments(
+    training_arguments = tf.TrainingArguments(
         output_dir=str(out),
         max_steps=STEPS,
         per_device_train_batch_size=8 // micro,
@@ -75,20 +76,20 @@ def train_with_trainer(
         disable_tqdm=True,
         dataloader_num_workers=workers,
     )
-    masked = tf.DataCollatorForLanguageModeling(tokenizer)
-    collate: Any = masked
-    if still:  # static masking, so that only the batches differ
+    collator = tf.DataCollatorForLanguageModeling(tokenizer)
+    collate: Any = collator
+    if static_masks:  # static masking, so that only the batches differ
         torch.manual_seed(1)
-        encoded = [{name: row[0] for name, row in masked([one]).items()} for one in encoded]
+        examples = [{name: row[0] for name, row in collator([example]).items()} for example in examples]
         collate = functools.partial(_pad_batch, pad=tokenizer.pad_token_id)
-    one = tf.Trainer(model, wishes, train_dataset=encoded, data_collator=collate)
+    trainer = tf.Trainer(model, training_arguments, train_dataset=examples, data_collator=collate)
     if fault == "nan":
-        _poison(model, step * micro)
+        _inject_nan(model, step * micro)
     elif fault:
-        one.add_callback(_build_callback(tf.TrainerCallback, fault, step))
-    one.train(resume_from_checkpoint=True if resume else None)
-    one.save_model(str(out / "final"))
-    (out / "log.json").write_text(json.dumps(one.state.log_history))
+        trainer.add_callback(_build_callback(tf.TrainerCallback, fault, step))
+    trainer.train(resume_from_checkpoint=True if resume else None)
+    trainer.save_model(str(out / "final"))
+    (out / "log.json").write_text(json.dumps(trainer.state.log_history))
 
 
 def _pad_batch(rows: list[dict[str, Any]], pad: int) -> dict[str, Any]:
@@ -98,18 +99,19 @@ def _pad_batch(rows: list[dict[str, Any]], pad: int) -> dict[str, Any]:
     }
 
 
-def _poison(model: Any, call: int) -> None:
+def _inject_nan(model: Any, call: int) -> None:
+    """Make the loss of one forward call NaN."""
     forward, calls = model.forward, 0
 
     @functools.wraps(forward)
-    def poisoned(*given: Any, **named: Any) -> Any:
+    def forward_with_nan(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
-        found, calls = forward(*given, **named), calls + 1
-        if calls == call and found.loss is not None:
-            found.loss = found.loss * math.nan
-        return found
+        output, calls = forward(*args, **kwargs), calls + 1
+        if calls == call and output.loss is not None:
+            output.loss = output.loss * math.nan
+        return output
 
-    model.forward = poisoned
+    model.forward = forward_with_nan
 
 
 def _build_callback(base: type, fault: str, step: int) -> Any:
@@ -127,25 +129,25 @@ class Trainer:
 
     name = "transformers Trainer"
     files = ("model.safetensors", "optimizer.pt", "rng_state.pth")
-    usual = ("%|", "mtime may not", "missing keys")
+    ignored_messages = ("%|", "mtime may not", "missing keys")
     """Parts of messages that every run prints, or every resumed run (tied weights)."""
 
     def __init__(self, folder: Path, data: Path) -> None:
         self.folder, self.data = folder, data
-        self.error, self.said = "", [""]
+        self.error, self.messages = "", [""]
 
     def run(self, out: Path, *more: str, data: Path | None = None) -> int:
         """Run and return the exit code; `error` becomes the last line on stderr."""
         command = [sys.executable, __file__, "--child", str(out), "--data", str(data or self.data), *more]
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=300, check=False, env=_build_environment()
         )
-        said = [line.strip() for line in done.stderr.replace("\r", "\n").splitlines()]
-        said = [line for line in said if line and not any(word in line for word in self.usual)]
-        self.said, self.error = said, (said or [""])[-1]
-        return done.returncode
+        lines = [line.strip() for line in process.stderr.replace("\r", "\n").splitlines()]
+        lines = [line for line in lines if line and not any(word in line for word in self.ignored_messages)]
+        self.messages, self.error = lines, (lines or [""])[-1]
+        return process.returncode
 
-    def begun(self, out: Path) -> Path:
+    def run_until_kill(self, out: Path) -> Path:
         """Run until a kill in step 7, and return the output directory."""
         assert self.run(out, "--fault", "SIGKILL", "--step", "7") == -signal.SIGKILL, self.error
         return out
@@ -157,8 +159,8 @@ class Trainer:
         return self.run(out, "--fault", name, "--step", str(step))
 
     def newest(self, out: Path) -> Path | None:
-        found = sorted(out.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-        return found[-1] if found else None
+        checkpoints = sorted(out.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        return checkpoints[-1] if checkpoints else None
 
     def step(self, out: Path) -> int:
         newest = self.newest(out)
@@ -171,12 +173,12 @@ class Trainer:
         return float(json.loads((out / "log.json").read_text())[0]["loss"])
 
     def micro(self, out: Path, count: int) -> int:
-        return self.run(out, "--still", "--micro", str(count))
+        return self.run(out, "--static-masks", "--micro", str(count))
 
     def workers(self, out: Path, count: int) -> int:
         return self.run(out, "--workers", str(count))
 
-    def second(self, out: Path) -> tuple[int, str]:
+    def start_second(self, out: Path) -> tuple[int, str]:
         """Start a second run in the directory of a running one; return its exit code and error."""
         command = [sys.executable, __file__, "--child", str(out), "--data", str(self.data)]
         first = subprocess.Popen(
@@ -203,19 +205,19 @@ class Pretune:
 
     def __init__(self, runs: Nursery, data: Path) -> None:
         self.runs, self.data = runs, data
-        self.error, self.said = "", [""]
+        self.error, self.messages = "", [""]
 
     def run(self, command: list[str], hook: list[Any] | None = None) -> int:
         child = self.runs.start(command, hook or [])
         code = child.wait()
-        self.said = child.errors().splitlines()
-        self.error = (self.said or [""])[-1]
+        self.messages = child.errors().splitlines()
+        self.error = (self.messages or [""])[-1]
         return code
 
-    def straight(self, out: Path, **settings: Any) -> int:
+    def run_uninterrupted(self, out: Path, **settings: Any) -> int:
         return self.run(arguments(self.data, out, *ALONE, **settings))
 
-    def begun(self, out: Path) -> Path:
+    def run_until_kill(self, out: Path) -> Path:
         assert self.fault(out, "SIGKILL", 7) == -signal.SIGKILL, self.error
         return out
 
@@ -227,8 +229,8 @@ class Pretune:
         return self.run(arguments(self.data, out, *ALONE), hook)
 
     def newest(self, out: Path) -> Path | None:
-        found = steps_of(out)
-        return out / "checkpoints" / found[-1] if found else None
+        steps = steps_of(out)
+        return out / "checkpoints" / steps[-1] if steps else None
 
     def step(self, out: Path) -> int:
         newest = self.newest(out)
@@ -241,16 +243,16 @@ class Pretune:
         return float(next(line["loss"] for line in metrics(out) if "loss" in line))
 
     def micro(self, out: Path, count: int) -> int:
-        return self.straight(out, model__dropout=0, train__micro_tokens=256 // count)
+        return self.run_uninterrupted(out, model__dropout=0, train__micro_tokens=256 // count)
 
     def workers(self, out: Path, count: int) -> int:
-        return self.straight(out, train__workers=count)
+        return self.run_uninterrupted(out, train__workers=count)
 
-    def second(self, out: Path) -> tuple[int, str]:
+    def start_second(self, out: Path) -> tuple[int, str]:
         first = self.runs.start(arguments(self.data, out, *ALONE), ["stops_at", 2])
         while not first.done(0.02) and Path(f"/proc/{first.pid}/stat").read_text().rpartition(") ")[2][0] != "T":
             pass
-        code = self.straight(out)
+        code = self.run_uninterrupted(out)
         first.kill(signal.SIGCONT)
         first.wait()
         return code, self.error
@@ -259,14 +261,14 @@ class Pretune:
 # --- The faults.
 
 
-def describe_outcome(side: Any, code: int, out: Path, straight: Path) -> str:
+def describe_outcome(side: Any, code: int, out: Path, reference_run: Path) -> str:
     """Describe the outcome of a resumed run, compared with an uninterrupted one."""
     if code:
         return f"does not resume: exit {code}, `{strip_paths(side.error)}`"
-    mine, wanted = side.weights(out), side.weights(straight)
-    if all(torch.equal(mine[name], value) for name, value in wanted.items()):
+    weights, reference = side.weights(out), side.weights(reference_run)
+    if all(torch.equal(weights[name], value) for name, value in reference.items()):
         return "same weights, bit for bit"
-    largest = max(float((mine[name] - value).abs().max()) for name, value in wanted.items())
+    largest = max(float((weights[name] - value).abs().max()) for name, value in reference.items())
     return f"different weights (by up to {largest:.0e}), {describe_warning(side)}"
 
 
@@ -282,30 +284,32 @@ def describe_warning(side: Any) -> str:
 def strip_paths(text: str) -> str:
     """Shorten a message: paths become file names."""
     words = [Path(word).name if word.startswith(("/", "'/")) else word for word in text.split()]
-    found = " ".join(words)
-    return found if len(found) < 110 else found[:107] + "…"
+    message = " ".join(words)
+    return message if len(message) < 110 else message[:107] + "…"
 
 
 def truncate_file(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
-def resume_from_damaged(side: Any, folder: Path, straight: Path, number: int, how: Callable[[Path], None]) -> str:
-    out = side.begun(folder / f"damaged-{number}-{how.__name__}")
+def resume_from_damaged(
+    side: Any, folder: Path, reference_run: Path, number: int, damage: Callable[[Path], None]
+) -> str:
+    out = side.run_until_kill(folder / f"damaged-{number}-{damage.__name__}")
     file = side.newest(out) / side.files[number]
-    how(file)
-    found = describe_outcome(side, side.resume(out), out, straight)
-    told = [line for line in side.said if file.name in line and file.parent.name in line and line != side.error]
-    return found + (f"; printed `{strip_paths(told[0])}`" if told else "")
+    damage(file)
+    outcome = describe_outcome(side, side.resume(out), out, reference_run)
+    messages = [line for line in side.messages if file.name in line and file.parent.name in line and line != side.error]
+    return outcome + (f"; printed `{strip_paths(messages[0])}`" if messages else "")
 
 
-def repeat_run(side: Any, folder: Path, straight: Path) -> str:
-    return describe_outcome(side, side.workers(folder / "again", 0), folder / "again", straight)
+def repeat_run(side: Any, folder: Path, reference_run: Path) -> str:
+    return describe_outcome(side, side.workers(folder / "again", 0), folder / "again", reference_run)
 
 
-def resume_after_kill(side: Any, folder: Path, straight: Path) -> str:
-    out = side.begun(folder / "killed")
-    return describe_outcome(side, side.resume(out), out, straight)
+def resume_after_kill(side: Any, folder: Path, reference_run: Path) -> str:
+    out = side.run_until_kill(folder / "killed")
+    return describe_outcome(side, side.resume(out), out, reference_run)
 
 
 def train_with_nan(side: Any, folder: Path) -> str:
@@ -318,37 +322,37 @@ def train_with_nan(side: Any, folder: Path) -> str:
     return f"{state}; exit {code}"
 
 
-def resume_after_signal(side: Any, folder: Path, straight: Path, name: str) -> str:
+def resume_after_signal(side: Any, folder: Path, reference_run: Path, name: str) -> str:
     out = folder / name
     code = side.fault(out, name, 7)
     lost = 7 - side.step(out)
-    told = f"exit {code}, " + (
+    outcome = f"exit {code}, " + (
         "saved after the step" if lost <= 0 else f"steps after the checkpoint of step {7 - lost} are lost"
     )
-    return f"{told}; resumed: {describe_outcome(side, side.resume(out), out, straight)}"
+    return f"{outcome}; resumed: {describe_outcome(side, side.resume(out), out, reference_run)}"
 
 
-def run_on_full_disk(side: Any, folder: Path, straight: Path) -> str:
+def run_on_full_disk(side: Any, folder: Path, reference_run: Path) -> str:
     out = folder / "full"
     code = side.fault(out, "full", 5)
-    return f"exit {code}; with free space again: {describe_outcome(side, side.resume(out), out, straight)}"
+    return f"exit {code}; with free space again: {describe_outcome(side, side.resume(out), out, reference_run)}"
 
 
 def compare_accumulation(side: Any, folder: Path) -> str:
     for count in (1, 8):
         assert side.micro(folder / f"micro-{count}", count) == 0, side.error
-    once, often = (side.weights(folder / f"micro-{count}") for count in (1, 8))
-    apart = max(float((once[name] - value).abs().max()) for name, value in often.items())
+    single, eightfold = (side.weights(folder / f"micro-{count}") for count in (1, 8))
+    difference = max(float((single[name] - value).abs().max()) for name, value in eightfold.items())
     losses = " and ".join(f"{side.first_loss(folder / f'micro-{count}'):.4f}" for count in (1, 8))
-    return f"first loss {losses}; weights after {STEPS} steps differ by up to {apart:.0e}"
+    return f"first loss {losses}; weights after {STEPS} steps differ by up to {difference:.0e}"
 
 
-def run_with_workers(side: Any, folder: Path, straight: Path) -> str:
-    return describe_outcome(side, side.workers(folder / "workers", 2), folder / "workers", straight)
+def run_with_workers(side: Any, folder: Path, reference_run: Path) -> str:
+    return describe_outcome(side, side.workers(folder / "workers", 2), folder / "workers", reference_run)
 
 
-def resume_with_other_text(side: Any, folder: Path, straight: Path, other: Path) -> str:
-    out = side.begun(folder / "other")
+def resume_with_other_text(side: Any, folder: Path, reference_run: Path, other: Path) -> str:
+    out = side.run_until_kill(folder / "other")
     code = side.resume(out, data=other)
     return (
         f"refused, exit {code}: `{strip_paths(side.error)}`"
@@ -358,7 +362,7 @@ def resume_with_other_text(side: Any, folder: Path, straight: Path, other: Path)
 
 
 def start_two_runs(side: Any, folder: Path) -> str:
-    code, error = side.second(folder / "two")
+    code, error = side.start_second(folder / "two")
     if not code:
         return f"both runs write, {describe_warning(side)}"
     return f"{'refused' if isinstance(side, Pretune) else 'the second run fails'}, exit {code}: `{strip_paths(error)}`"
@@ -366,9 +370,13 @@ def start_two_runs(side: Any, folder: Path) -> str:
 
 def build_table(sides: list[Any], folder: Path, other: Path) -> list[str]:
     """Inject every fault on every side; return the table as lines."""
-    straight = {side.name: folder / side.name / "straight" for side in sides}
+    reference_run = {side.name: folder / side.name / "uninterrupted" for side in sides}
     for side in sides:
-        code = side.run(straight[side.name]) if isinstance(side, Trainer) else side.straight(straight[side.name])
+        code = (
+            side.run(reference_run[side.name])
+            if isinstance(side, Trainer)
+            else side.run_uninterrupted(reference_run[side.name])
+        )
         assert code == 0, side.error
     faults: dict[str, Callable[[Any, Path, Path], str]] = {
         "none: the same run again": repeat_run,
@@ -393,7 +401,7 @@ def build_table(sides: list[Any], folder: Path, other: Path) -> list[str]:
     for fault, work in faults.items():
         cells = []
         for side in sides:
-            cells.append(work(side, folder / side.name, straight[side.name]))
+            cells.append(work(side, folder / side.name, reference_run[side.name]))
             print(f"{fault} · {side.name}: {cells[-1]}", file=sys.stderr, flush=True)
         lines.append(f"| {fault} | {' | '.join(cells)} |")
     return lines
@@ -401,22 +409,22 @@ def build_table(sides: list[Any], folder: Path, other: Path) -> list[str]:
 
 def main() -> None:
     """Print the table, or run the Trainer as a child process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__, out=False)
     parser.add_argument("--out", type=Path, help="also write the table to this file")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--fault", default="", help=argparse.SUPPRESS)
     for name in ("--step", "--micro", "--workers"):
         parser.add_argument(name, type=int, default=int(name == "--micro"), help=argparse.SUPPRESS)
-    for name in ("--resume", "--still"):
+    for name in ("--resume", "--static-masks"):
         parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
-    given = vars(parser.parse_args())
-    out, place = given.pop("out"), given.pop("child")
-    if place is not None:
-        train_with_trainer(place, **given)
+    options = vars(parser.parse_args())
+    out, child = options.pop("out"), options.pop("child")
+    if child is not None:
+        train_with_trainer(child, **options)
         return
-    with tempfile.TemporaryDirectory() as made, contextlib.ExitStack() as stack:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
         data, other = made_data(folder / "data"), _write_other_text(folder)
         runs = stack.enter_context(nursery(folder))
         text = "\n".join(build_table([Trainer(folder, data), Pretune(runs, data)], folder, other))
@@ -428,9 +436,9 @@ def main() -> None:
 def _write_other_text(folder: Path) -> Path:
     """Prepare other stories with the same tokenizer."""
     shutil.copytree(folder / "data/tokenizer", folder / "other/tokenizer")
-    found = made_data(folder / "other", first=500, tokenizer=False)
+    data = made_data(folder / "other", first=500, tokenizer=False)
     assert (folder / "other/stories.txt").read_text().split("\n\n")[0] == stories(1, 500)[0]
-    return found
+    return data
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+import common
 
 WARMUP = 0.1
 
@@ -29,7 +30,7 @@ def run_ours(base: Path, args: argparse.Namespace) -> dict[str, Any]:
     from pretune.runs.finetune.entry import finetune
 
     log.set_quiet(True)
-    changes: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         "task.train_examples": args.examples,
         "task.max_eval_examples": args.dev,
         "data.max_length": args.length,
@@ -40,23 +41,25 @@ def run_ours(base: Path, args: argparse.Namespace) -> dict[str, Any]:
         "train.seed": args.seed,
     }
     with tempfile.TemporaryDirectory() as folder:
-        begun = time.perf_counter()
-        found = finetune(
-            base, task=args.task, data=args.data, out=Path(folder) / "run", lr=args.lr, steps=args.steps,
-            baselines="none", overrides=changes,
-        )  # fmt: skip
-        whole = time.perf_counter() - begun
-        lines = [json.loads(line) for line in (found.path / "metrics.jsonl").read_text().splitlines()]
-        marks = [(line["step"], line["seconds"]) for line in lines if "loss" in line]
-    late = [mark for mark in marks if mark[0] >= args.steps // 5]
-    (first, begin), (last, end) = late[0], late[-1]
+        arguments: dict[str, Any] = {"task": args.task, "data": args.data, "lr": args.lr, "steps": args.steps}
+        arguments |= {"out": Path(folder) / "run", "baselines": "none", "overrides": overrides}
+        seconds, run = common.time_call(lambda: finetune(base, **arguments), clock=common.wall_clock)
+        metrics = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in metrics if "loss" in row]
+    times = [(row["step"], row["seconds"]) for row in steps if row["step"] >= args.steps // 5]
     return {
-        "examples_per_second": args.batch * (last - first) / (end - begin),
-        "dev": next(iter(found.scores["model"]["scores"]["dev"].values())),
-        "losses": [round(line["loss"], 4) for line in lines if "loss" in line][:: max(len(marks) // 10, 1)],
-        "whole_seconds": round(whole, 1),
-        "memory": found.scores["model"]["memory"],
+        "examples_per_second": compute_rate(times, args.batch),
+        "dev": next(iter(run.scores["model"]["scores"]["dev"].values())),
+        "losses": [round(row["loss"], 4) for row in steps][:: max(len(steps) // 10, 1)],
+        "whole_seconds": round(seconds, 1),
+        "memory": run.scores["model"]["memory"],
     }
+
+
+def compute_rate(times: list[tuple[int, float]], batch: int) -> float:
+    """Return the examples per second between the first and the last pair of (step, seconds)."""
+    (first_step, start), (last_step, end) = times[0], times[-1]
+    return batch * (last_step - first_step) / (end - start)
 
 
 def run_trainer(base: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -79,57 +82,54 @@ def run_trainer(base: Path, args: argparse.Namespace) -> dict[str, Any]:
 
     transformers.logging.set_verbosity_error()
     transformers.set_seed(args.seed)
-    opened = open_task(
+    device = common.find_device()
+    data = open_task(
         TaskConfig(name=args.task, data=str(args.data), train_examples=args.examples, max_eval_examples=args.dev)
     )
     tokenizer = AutoTokenizer.from_pretrained(base)
     limit = args.length or 128
 
-    def rows(examples: list[Any]) -> list[dict[str, Any]]:
-        read = [(one.text,) if one.pair is None else (one.text, one.pair) for one in examples]
-        made = [tokenizer(*texts, truncation=True, max_length=limit) for texts in read]
-        return [{**found, "labels": int(one.label)} for found, one in zip(made, examples, strict=True)]
+    def encode(examples: list[Any]) -> list[dict[str, Any]]:
+        texts = [(row.text,) if row.pair is None else (row.text, row.pair) for row in examples]
+        inputs = [tokenizer(*text, truncation=True, max_length=limit) for text in texts]
+        return [{**row, "labels": int(example.label)} for row, example in zip(inputs, examples, strict=True)]
 
-    train, dev = rows(opened.select_train(args.examples, 0)), rows(opened.parts.dev)
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=len(opened.task.labels))
-    marks: list[tuple[int, float]] = []
+    train, dev = encode(data.select_train(args.examples, 0)), encode(data.parts.dev)
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=len(data.task.labels))
+    times: list[tuple[int, float]] = []
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         """Records the time at the first fifth and at the end."""
 
-        def on_step_end(self, given: Any, state: Any, control: Any, **more: Any) -> None:
+        def on_step_end(self, args_: Any, state: Any, control: Any, **more: Any) -> None:
             if state.global_step in (max(args.steps // 5, 1), args.steps):
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-                marks.append((state.global_step, time.perf_counter()))
+                common.synchronize(device)
+                times.append((state.global_step, common.wall_clock()))
 
-    best = {"train_sampling_strategy": "group_by_length", "dataloader_persistent_workers": True}
-    best |= {"dataloader_prefetch_factor": 8, "logging_nan_inf_filter": False}
+    tuned_settings = {"train_sampling_strategy": "group_by_length", "dataloader_persistent_workers": True}
+    tuned_settings |= {"dataloader_prefetch_factor": 8, "logging_nan_inf_filter": False}
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
             output_dir=folder, per_device_train_batch_size=args.batch, per_device_eval_batch_size=256,
             learning_rate=args.lr, max_steps=args.steps, warmup_steps=round(WARMUP * args.steps), weight_decay=0.01,
-            bf16=torch.cuda.is_available(), use_cpu=not torch.cuda.is_available(), logging_strategy="no",
+            bf16=device == "cuda", use_cpu=device == "cpu", logging_strategy="no",
             save_strategy="no", eval_strategy="no", report_to=[], seed=args.seed, dataloader_num_workers=2,
-            torch_compile=args.their_compile, disable_tqdm=True, **(best if args.their_best else {}),
+            torch_compile=args.their_compile, disable_tqdm=True, **(tuned_settings if args.their_best else {}),
         )  # fmt: skip
         trainer = Trainer(
             model=model, args=settings, train_dataset=train, data_collator=DataCollatorWithPadding(tokenizer),
             callbacks=[Clock()],
         )  # fmt: skip
-        if torch.cuda.is_available():
+        if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        begun = time.perf_counter()
-        trainer.train()
-        whole = time.perf_counter() - begun
-        said = np.argmax(trainer.predict(dev).predictions, -1).tolist()
-    (first, begin), (last, end) = marks[0], marks[-1]
-    score = METRICS.get(opened.task.metrics[0])([row["labels"] for row in dev], said)
+        seconds, _ = common.time_call(trainer.train, clock=common.wall_clock)
+        predictions = np.argmax(trainer.predict(dev).predictions, -1).tolist()
+    score = METRICS.get(data.task.metrics[0])([row["labels"] for row in dev], predictions)
     return {
-        "examples_per_second": args.batch * (last - first) / (end - begin),
+        "examples_per_second": compute_rate(times, args.batch),
         "dev": get_headline(score),
-        "whole_seconds": round(whole, 1),
-        "memory": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        "whole_seconds": round(seconds, 1),
+        "memory": torch.cuda.max_memory_allocated() if device == "cuda" else None,
     }
 
 
@@ -147,7 +147,7 @@ def build_base(size: str, base: Path, folder: Path) -> Path:
 
 def main() -> None:
     """Measure both sides and print the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__)
     parser.add_argument("--base", type=Path, required=True, help="model directory")
     parser.add_argument("--build", default=None, help="use random weights of this model size instead")
     parser.add_argument("--data", type=Path, required=True, help="folder with the data of the tasks")
@@ -166,12 +166,12 @@ def main() -> None:
     args.steps = args.steps or args.examples // args.batch
     with tempfile.TemporaryDirectory() as folder:
         base = build_base(args.build, args.base, Path(folder)) if args.build else args.base
-        mine = run_ours(base, args)
-        print(f"ours: {mine}", file=sys.stderr, flush=True)
-        other = run_trainer(base, args)
-    ratio = mine["examples_per_second"] / other["examples_per_second"]
-    about = {"task": args.task, "model": args.build or args.base.name, "batch": args.batch, "steps": args.steps}
-    print(json.dumps({**about, "pretune": mine, "trainer": other, "ratio": round(ratio, 2)}, indent=1))
+        ours = run_ours(base, args)
+        print(f"ours: {ours}", file=sys.stderr, flush=True)
+        peer = run_trainer(base, args)
+    ratio = ours["examples_per_second"] / peer["examples_per_second"]
+    settings = {"task": args.task, "model": args.build or args.base.name, "batch": args.batch, "steps": args.steps}
+    common.print_result({**settings, "pretune": ours, "trainer": peer, "ratio": round(ratio, 2)}, args.out)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,13 @@ per second of each variant and the ratios.
 """
 
 import argparse
-import json
-import platform
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
+from statistics import median
 from typing import Any
 
+import common
 import torch
 import transformers
 
@@ -35,14 +33,13 @@ SMALL = {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 1000}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = common.build_parser(__doc__)
+    common.add_device_option(parser)
     parser.add_argument("--batches", default="1,64", help="comma-separated batch sizes")
     parser.add_argument("--new", type=int, default=128, help="tokens to generate")
     parser.add_argument("--rounds", type=int, default=3, help="timed calls; the median counts")
     parser.add_argument("--dtype", default=None, help="float32 or bfloat16; default: bfloat16 on a GPU, else float32")
     parser.add_argument("--no-compile", action="store_true", help="skip the compiled variants of both sides")
-    parser.add_argument("--out", default=None, help="write the result as JSON")
     options = parser.parse_args()
     gpu = options.device == "cuda"
     dtype = getattr(torch, options.dtype or ("bfloat16" if gpu else "float32"))
@@ -54,8 +51,8 @@ def main() -> None:
         worst, same = check(ours, reference, options.device, min(options.new, 64))
         reference.to(dtype)
         ours = pt.load(folder, device=options.device, dtype=dtype)
-    found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if gpu else platform.processor() or "cpu",
+    result: dict[str, Any] = {
+        "device": common.describe_device(options.device),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "dtype": str(dtype).removeprefix("torch."),
@@ -65,11 +62,8 @@ def main() -> None:
         "rows": [],
     }
     for size in map(int, options.batches.split(",")):
-        found["rows"].append(measure_row(ours, reference, size, options, compiles=gpu and not options.no_compile))
-    text = json.dumps(found, indent=2)
-    print(text)
-    if options.out:
-        Path(options.out).write_text(text + "\n")
+        result["rows"].append(measure_row(ours, reference, size, options, compiles=gpu and not options.no_compile))
+    common.print_result(result, options.out)
     assert worst < 1e-3, f"a token is {worst} below the reference's maximum logit"
 
 
@@ -83,22 +77,25 @@ def build(options: dict[str, int]) -> Any:
 
 
 def make_prompts(size: int, vocab: int) -> list[list[int]]:
+    """Create random prompts of `PROMPT` tokens."""
     generator = torch.Generator().manual_seed(size)
     return torch.randint(1, vocab, (size, PROMPT), generator=generator).tolist()
 
 
-def generate(model: Any, given: list[list[int]], new: int, *, compiled: bool = False) -> list[list[int]]:
-    how = GenerationConfig(max_new_tokens=new)
+def generate(model: Any, prompts: list[list[int]], new: int, *, compiled: bool = False) -> list[list[int]]:
+    """Generate `new` tokens per prompt with pretune."""
+    config = GenerationConfig(max_new_tokens=new)
     return [
-        one[0].tokens
-        for one in generate_tokens(
-            model, given, how, batch=len(given), generation_tokens=GenerationTokens(), torch_compile=compiled
+        texts[0].tokens
+        for texts in generate_tokens(
+            model, prompts, config, batch=len(prompts), generation_tokens=GenerationTokens(), torch_compile=compiled
         )
     ]
 
 
-def generate_with_transformers(model: Any, given: list[list[int]], new: int, **options: Any) -> Any:
-    ids = torch.tensor(given, device=model.device)
+def generate_with_transformers(model: Any, prompts: list[list[int]], new: int, **options: Any) -> Any:
+    """Generate `new` tokens per prompt with transformers."""
+    ids = torch.tensor(prompts, device=model.device)
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **options)
     return out[:, PROMPT:].tolist()
 
@@ -106,57 +103,47 @@ def generate_with_transformers(model: Any, given: list[list[int]], new: int, **o
 @torch.no_grad()
 def check(ours: Any, reference: Any, device: str, new: int) -> tuple[float, float]:
     """Return the largest gap of our tokens to the reference's maximum logit, and the share of equal texts."""
-    given = make_prompts(8, ours.spec.vocab)
-    mine, theirs = generate(ours, given, new), generate_with_transformers(reference, given, new)
-    whole = torch.tensor([a + b for a, b in zip(given, mine, strict=True)], device=device)
-    logits = reference(whole).logits[:, PROMPT - 1 : -1].float()
-    chosen = logits.gather(2, whole[:, PROMPT:, None])[..., 0]
-    same = sum(a == b for a, b in zip(mine, theirs, strict=True)) / len(mine)
-    return float((logits.amax(-1) - chosen).max()), same
+    prompts = make_prompts(8, ours.spec.vocab)
+    our_texts, peer_texts = generate(ours, prompts, new), generate_with_transformers(reference, prompts, new)
+    sequences = torch.tensor([a + b for a, b in zip(prompts, our_texts, strict=True)], device=device)
+    logits = reference(sequences).logits[:, PROMPT - 1 : -1].float()
+    logit_of_token = logits.gather(2, sequences[:, PROMPT:, None])[..., 0]
+    same = sum(a == b for a, b in zip(our_texts, peer_texts, strict=True)) / len(our_texts)
+    return float((logits.amax(-1) - logit_of_token).max()), same
 
 
-def measure_row(ours: Any, reference: Any, size: int, options: Any, *, compiles: bool) -> dict[str, Any]:
+def measure_row(ours: Any, reference: Any, size: int, options: argparse.Namespace, *, compiles: bool) -> dict[str, Any]:
     """Return the tokens per second of every variant, and the ratios."""
-    given, new = make_prompts(size, ours.spec.vocab), options.new
+    prompts, new = make_prompts(size, ours.spec.vocab), options.new
     variants: dict[str, Callable[[], Any]] = {
-        "theirs": lambda: generate_with_transformers(reference, given, new),
-        "ours": lambda: generate(ours, given, new),
+        "theirs": lambda: generate_with_transformers(reference, prompts, new),
+        "ours": lambda: generate(ours, prompts, new),
     }
     if compiles:
         variants["theirs_static"] = lambda: generate_with_transformers(
-            reference, given, new, cache_implementation="static"
+            reference, prompts, new, cache_implementation="static"
         )
-        variants["ours_compiled"] = lambda: generate(ours, given, new, compiled=True)
+        variants["ours_compiled"] = lambda: generate(ours, prompts, new, compiled=True)
     rates: dict[str, float] = {}
-    warm: dict[str, float] = {}
+    first_calls: dict[str, float] = {}
     for (
         name,
         variant,
     ) in variants.items():  # NOTE: not alternated, because only one captured CUDA graph is kept at a time
-        warm[name] = measure_seconds(variant, options.device)
-        measure_seconds(variant, options.device)
-        seconds = [measure_seconds(variant, options.device) for _ in range(options.rounds)]
-        rates[name] = size * new / statistics.median(seconds)
+        measure = partial(common.measure_seconds, variant, clock=common.wall_clock, device=options.device)
+        first_calls[name] = measure()
+        measure()
+        rates[name] = size * new / median(measure() for _ in range(options.rounds))
     best = max(rate for name, rate in rates.items() if name.startswith("ours"))
     return {
         "batch": size,
         "tokens_per_second": {name: round(rate, 1) for name, rate in rates.items()},
-        "first_call_seconds": {name: round(value, 2) for name, value in warm.items()},
+        "first_call_seconds": {name: round(value, 2) for name, value in first_calls.items()},
         "ours_over_theirs": round(rates["ours"] / rates["theirs"], 2),
         "best_over_theirs": round(best / rates["theirs"], 2),
         "best_over_theirs_static": round(best / rates["theirs_static"], 2) if "theirs_static" in rates else None,
         "goal": GOALS.get(size),
     }
-
-
-def measure_seconds(variant: Callable[[], Any], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    variant()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
 
 
 if __name__ == "__main__":

@@ -10,26 +10,24 @@ failures and points beyond the time limit are reported. Points that growth.json 
 Writes growth.json and growth.svg.
 """
 
-import argparse
 import gc
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 import torch
-import transformers
 from core_throughput import CudaGraphSide, Side, build_loss, use_bf16_residual
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import pretune as pt
 from pretune.core.types import Targets
 
-OURS, PEER, BEST = "pretune", "transformers", "transformers + compile"
+OURS, PEER, COMPILED_PEER = "pretune", "transformers", "transformers + compile"
 
 
 @dataclass(frozen=True)
@@ -65,20 +63,12 @@ def iterate_points(base: Point, axes: dict[str, tuple[int, ...]]) -> Iterator[tu
             )
 
 
-def build_steps(point: Point, device: str, wanted: set[str], mode: str | None) -> dict[str, Callable[[], None]]:
+def build_steps(point: Point, device: str, sides_to_run: set[str], mode: str | None) -> dict[str, Callable[[], None]]:
     """Build a training step of each requested side, on the same tokens."""
     heads = max(point.width // 64, 1)
-    config = transformers.GPT2Config(
-        vocab_size=point.vocab,
-        n_positions=point.length,
-        n_embd=point.width,
-        n_layer=point.depth,
-        n_head=heads,
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-    )
     ids = np.random.default_rng(0).integers(5, point.vocab, (max(point.tokens // point.length, 1), point.length))
     sides: dict[str, Callable[[], None]] = {}
-    if OURS in wanted:
+    if OURS in sides_to_run:
         ours = pt.build(
             "gpt2",
             device=device,
@@ -99,59 +89,55 @@ def build_steps(point: Point, device: str, wanted: set[str], mode: str | None) -
         else:
             mine = Side(OURS, ours, build_loss(ours), device)
         sides[OURS] = lambda: mine.step(batch)
-    if wanted & {PEER, BEST}:
+    if sides_to_run & {PEER, COMPILED_PEER}:
         with torch.device(device):
-            theirs = transformers.GPT2LMHeadModel(config).train()
-        transformers.AttentionInterface.register("unmasked", sdpa_attention_forward)
-        theirs.set_attn_implementation(
-            "unmasked"
-        )  # otherwise it materializes a mask when compiled (see core_throughput)
+            theirs = common.build_gpt2(
+                dropout=0.0,
+                vocab_size=point.vocab,
+                n_positions=point.length,
+                n_embd=point.width,
+                n_layer=point.depth,
+                n_head=heads,
+            ).train()
+        common.disable_attention_mask(theirs)
         tokens = torch.from_numpy(ids).to(device)
-    if PEER in wanted:
-        peer = Side(PEER, theirs, lambda given: theirs(input_ids=given, labels=given).loss, device)
+    if PEER in sides_to_run:
+        peer = Side(PEER, theirs, lambda ids: theirs(input_ids=ids, labels=ids).loss, device)
         sides[PEER] = lambda: peer.step(tokens)
-    if BEST in wanted:
+    if COMPILED_PEER in sides_to_run:
         run = torch.compile(theirs, mode=mode)
-        best = Side(BEST, theirs, lambda given: run(input_ids=given, labels=given).loss, device)
-        sides[BEST] = lambda: best.step(tokens)
+        compiled_side = Side(COMPILED_PEER, theirs, lambda ids: run(input_ids=ids, labels=ids).loss, device)
+        sides[COMPILED_PEER] = lambda: compiled_side.step(tokens)
     return sides
 
 
-def measure_seconds(once: Callable[[], None], device: str, count: int) -> float:
-    def sync() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    sync()
-    start = time.perf_counter()
-    for _ in range(count):
-        once()
-    sync()
-    return (time.perf_counter() - start) / count
-
-
-def measure(point: Point, device: str, wanted: set[str], mode: str | None) -> dict[str, int]:
+def measure(point: Point, device: str, sides_to_run: set[str], mode: str | None) -> dict[str, int]:
     """Return tokens per second of the sides, alternated; a side that fails is measured again alone."""
-    rates: dict[str, list[float]] = {}
-    sides = build_steps(point, device, wanted, mode)
-    done = max(point.tokens // point.length, 1) * point.length
-    for name, once in list(sides.items()):
+    sides = build_steps(point, device, sides_to_run, mode)
+    tokens = max(point.tokens // point.length, 1) * point.length
+    for name, step in list(sides.items()):
         try:
             for _ in range(5 if name == OURS else 2):  # our CUDA graph is captured in the fourth step
-                once()
+                step()
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            print(f"{point}: {name} beside {len(wanted) - 1}: {str(error).splitlines()[0][:100]}", flush=True)
+            print(
+                f"{point}: {name} with {len(sides_to_run) - 1} others: {str(error).splitlines()[0][:100]}", flush=True
+            )
             del sides[name]
-    for _ in range(3):
-        for name, once in sides.items():
-            rates.setdefault(name, []).append(done / measure_seconds(once, device, 4 if name == OURS else 2))
-    found = {name: round(statistics.median(values)) for name, values in rates.items()}
-    once = None  # type: ignore[assignment]
+    counts = {name: 4 if name == OURS else 2 for name in sides}
+    measurements = {
+        name: partial(common.measure_seconds, step, count=counts[name], clock=common.wall_clock, device=device)
+        for name, step in sides.items()
+    }
+    seconds = common.compute_medians(common.alternate(measurements, 3, warmup=0))
+    rates = {name: round(tokens / value) for name, value in seconds.items()}
+    step = None  # type: ignore[assignment]
     sides.clear()
+    measurements.clear()
     free_memory(device)
-    for name in wanted - found.keys() if len(wanted) > 1 else ():
-        found |= measure(point, device, {name}, mode)
-    return found
+    for name in sides_to_run - rates.keys() if len(sides_to_run) > 1 else ():
+        rates |= measure(point, device, {name}, mode)
+    return rates
 
 
 def free_memory(device: str) -> None:
@@ -171,57 +157,57 @@ def plot(rows: list[dict[str, Any]], out: Path) -> None:
 
     plt.close("all")
     axes = [axis for axis in AXES if any(row["axis"] == axis for row in rows)]
-    figure, places = plt.subplots(1, max(len(axes), 1), figsize=(3.6 * max(len(axes), 1), 3.2), squeeze=False)
-    for axis, place in zip(axes, places[0], strict=False):
-        for name in (OURS, BEST, PEER):
-            found = sorted(
+    figure, panels = plt.subplots(1, max(len(axes), 1), figsize=(3.6 * max(len(axes), 1), 3.2), squeeze=False)
+    for axis, panel in zip(axes, panels[0], strict=False):
+        for name in (OURS, COMPILED_PEER, PEER):
+            points = sorted(
                 (row[axis], row["rates"][name])
                 for row in rows
                 if row["axis"] in (axis, "base") and name in row["rates"]
             )
-            if found:
-                place.plot(*zip(*found, strict=True), marker="o", label=name)
-        place.set(xscale="log", xlabel=LABELS[axis], ylim=(0, None))
+            if points:
+                panel.plot(*zip(*points, strict=True), marker="o", label=name)
+        panel.set(xscale="log", xlabel=LABELS[axis], ylim=(0, None))
         values = sorted({row[axis] for row in rows if row["axis"] in (axis, "base")})
-        place.set_xticks(values, [f"{value:,}" for value in values], fontsize=7)
-        place.minorticks_off()
-        place.yaxis.set_major_formatter(lambda rate, _: f"{rate / 1000:,.0f}k" if rate else "0")
-    places[0][0].set_ylabel("tokens/s")
-    places[0][0].legend(frameon=False)
+        panel.set_xticks(values, [f"{value:,}" for value in values], fontsize=7)
+        panel.minorticks_off()
+        panel.yaxis.set_major_formatter(lambda rate, _: f"{rate / 1000:,.0f}k" if rate else "0")
+    panels[0][0].set_ylabel("tokens/s")
+    panels[0][0].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(out / "growth.svg")
 
 
 def main() -> None:
     """Measure the points and plot them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default=",".join(AXES))
-    parser.add_argument("--minutes", type=float, default=8.0)
+    parser = common.build_parser(__doc__, out=False)
+    parser.add_argument("--out", type=Path, required=True, help="folder for growth.json and growth.svg")
+    parser.add_argument("--only", default=",".join(AXES), help="comma-separated dimensions")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit")
     parser.add_argument(
         "--compiled", action="store_true", help="also measure the compiled peer (half a minute more per point)"
     )
     parser.add_argument("--mode", help="torch.compile mode of the peer")
-    given = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    options = parser.parse_args()
+    device = common.find_device()
     torch.set_float32_matmul_precision("high")
     base, axes = (Point(), AXES) if device == "cuda" else (SMALL, SMALL_AXES)
-    given.out.mkdir(parents=True, exist_ok=True)
-    begun, file = time.monotonic(), given.out / "growth.json"
+    options.out.mkdir(parents=True, exist_ok=True)
+    start, file = time.monotonic(), options.out / "growth.json"
     rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file.is_file() else []
-    wanted = {OURS, PEER, *([BEST] if given.compiled and device == "cuda" else [])}
-    for axis, point in iterate_points(base, {name: axes[name] for name in given.only.split(",")}):
-        asked = {"axis": axis, **asdict(point)}
-        if any(row.items() >= asked.items() and row["rates"].keys() >= wanted for row in rows):
+    sides_to_run = {OURS, PEER, *([COMPILED_PEER] if options.compiled and device == "cuda" else [])}
+    for axis, point in iterate_points(base, {name: axes[name] for name in options.only.split(",")}):
+        settings = {"axis": axis, **asdict(point)}
+        if any(row.items() >= settings.items() and row["rates"].keys() >= sides_to_run for row in rows):
             continue
-        if time.monotonic() - begun > 60 * given.minutes and rows:
+        if time.monotonic() - start > 60 * options.minutes and rows:
             print(f"{axis}: out of time, skipped {point}", flush=True)
             continue
-        rows = [row for row in rows if not row.items() >= asked.items()]
-        rows.append({**asked, "rates": measure(point, device, wanted, given.mode)})
+        rows = [row for row in rows if not row.items() >= settings.items()]
+        rows.append({**settings, "rates": measure(point, device, sides_to_run, options.mode)})
         print(json.dumps(rows[-1]), flush=True)
         file.write_text(json.dumps({"device": device, "rows": rows}, indent=1) + "\n")
-        plot(rows, given.out)
+        plot(rows, options.out)
 
 
 if __name__ == "__main__":

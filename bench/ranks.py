@@ -9,7 +9,7 @@ load is printed. The CPU time per step (a long run minus a short one) gives an u
 machine. The losses of both runs must agree. Prints JSON.
 """
 
-import argparse
+import itertools
 import json
 import os
 import statistics
@@ -18,14 +18,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+import common
+
 GOAL = 1.8
 WARMUP_STEPS = 4
-
-
-def make_text() -> str:
-    """Create documents of 200 words with repeated words."""
-    words = [f"w{number * number % 4_999}" for number in range(200_000)]
-    return "\n\n".join(" ".join(words[start : start + 200]) for start in range(0, len(words), 200))
 
 
 def build_pretrain_command(model: str) -> list[str]:
@@ -54,74 +50,84 @@ def make_table() -> str:
     return "text,label\n" + "".join(f"{text} {'yes' if i % 2 else 'no'},{i % 2}\n" for i, text in enumerate(rows))
 
 
-def run(given: list[str], folder: Path, ranks: int, steps: int, name: str) -> tuple[float, float, float]:
+def run(arguments: list[str], folder: Path, ranks: int, steps: int, name: str) -> tuple[float, float, float]:
     """Run once; return the seconds per step, the CPU seconds of the run, and the last loss."""
     out = folder / name
-    start = [] if ranks == 1 else ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-    command = [sys.executable, "-m", *start, "pretune", "--quiet", *given, "--out", str(out), "--steps", str(steps)]
+    launcher = [] if ranks == 1 else ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    command = [
+        sys.executable,
+        "-m",
+        *launcher,
+        "pretune",
+        "--quiet",
+        *arguments,
+        "--out",
+        str(out),
+        "--steps",
+        str(steps),
+    ]
     command += ["--device", "cpu", "--set", "train.log_every=1"]
-    before = os.times()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    after = os.times()
-    if done.returncode:
-        raise SystemExit(done.stderr[-3000:])
+    cpu_start = os.times()
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    cpu_end = os.times()
+    if process.returncode:
+        raise SystemExit(process.stderr[-3000:])
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "seconds" in row]
     times = [row["seconds"] for row in rows]
-    each = [later - sooner for sooner, later in zip(times[WARMUP_STEPS - 1 :], times[WARMUP_STEPS:], strict=False)]
-    return statistics.median(each or [0.0]), sum(after[2:4]) - sum(before[2:4]), rows[-1]["loss"]
+    seconds = [end - start for start, end in itertools.pairwise(times[WARMUP_STEPS - 1 :])]
+    return statistics.median(seconds or [0.0]), sum(cpu_end[2:4]) - sum(cpu_start[2:4]), rows[-1]["loss"]
 
 
 def main() -> None:
     """Prepare the data, alternate the runs and print the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__)
     parser.add_argument("--verb", choices=("pretrain", "finetune"), default="pretrain")
     parser.add_argument("--model", default="bert-mini")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", PYTHONPATH=str(Path(__file__).parents[1] / "src"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "text.txt").write_text(make_text())
+        (folder / "text.txt").write_text(common.make_documents(200_000, 4_999, 200))
         pretune = [sys.executable, "-m", "pretune", "--quiet"]
         tokenizer = ["tokenizer", "text.txt", "--kind", "wordpiece", "--vocab", "8000", "--out", "tok"]
         for command in (tokenizer, ["prepare", "text.txt", "--tokenizer", "tok", "--out", "data"]):
             subprocess.run([*pretune, *command], cwd=folder, check=True, capture_output=True)
-        given = build_pretrain_command(options.model)
+        arguments = build_pretrain_command(options.model)
         if options.verb == "finetune":
             (folder / "table.csv").write_text(make_table())
-            run(given, folder, 1, 1, "base")
-            given = build_finetune_command()
-        clock: dict[int, list[float]] = {1: [], 2: []}
-        work: dict[int, list[float]] = {1: [], 2: []}
+            run(arguments, folder, 1, 1, "base")
+            arguments = build_finetune_command()
+        step_seconds: dict[int, list[float]] = {1: [], 2: []}
+        cpu_seconds: dict[int, list[float]] = {1: [], 2: []}
         for turn in range(options.repeats):
             losses = {}
             for ranks in (1, 2):
-                _, short, _ = run(given, folder, ranks, 2, f"short-{ranks}-{turn}")
-                each, whole, losses[ranks] = run(given, folder, ranks, options.steps, f"run-{ranks}-{turn}")
-                clock[ranks].append(each)
-                work[ranks].append((whole - short) / (options.steps - 2))
+                _, short, _ = run(arguments, folder, ranks, 2, f"short-{ranks}-{turn}")
+                seconds, total, losses[ranks] = run(arguments, folder, ranks, options.steps, f"run-{ranks}-{turn}")
+                step_seconds[ranks].append(seconds)
+                cpu_seconds[ranks].append((total - short) / (options.steps - 2))
             if abs(losses[1] - losses[2]) > 1e-3 * losses[1]:
                 raise SystemExit(f"losses differ: {losses[1]} with one rank, {losses[2]} with two")
-    seconds = {ranks: statistics.median(values) for ranks, values in clock.items()}
-    needed = {ranks: min(values) for ranks, values in work.items()}
+    median_seconds = {ranks: statistics.median(values) for ranks, values in step_seconds.items()}
+    min_cpu_seconds = {ranks: min(values) for ranks, values in cpu_seconds.items()}
     result = {
         "verb": options.verb,
         "model": options.model,
         "ratio": {
-            "clock": round(seconds[1] / seconds[2], 2),
-            "upper bound by CPU time": round(2 * needed[1] / needed[2], 2),
+            "wall_clock": round(median_seconds[1] / median_seconds[2], 2),
+            "upper bound by CPU time": round(2 * min_cpu_seconds[1] / min_cpu_seconds[2], 2),
         },
         "goal": GOAL,
-        "seconds per step": {f"{ranks} rank{'s' * (ranks > 1)}": round(value, 3) for ranks, value in seconds.items()},
-        "CPU seconds per step": {f"{ranks}": round(value, 3) for ranks, value in needed.items()},
+        "seconds per step": {
+            f"{ranks} rank{'s' * (ranks > 1)}": round(value, 3) for ranks, value in median_seconds.items()
+        },
+        "CPU seconds per step": {f"{ranks}": round(value, 3) for ranks, value in min_cpu_seconds.items()},
         "load": round(os.getloadavg()[0], 1),
     }
-    print(json.dumps(result, indent=2))
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=2))
+    common.print_result(result, options.out)
 
 
 if __name__ == "__main__":

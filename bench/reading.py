@@ -7,24 +7,23 @@ counts no lines and builds no documents. Prints MB per second of CPU time on one
 the ratio, and the peak memory of a process that reads the file with pretune and keeps nothing.
 """
 
-import argparse
 import csv
 import gzip
 import io
 import json
-import lzma
-import os
 import subprocess
 import sys
 import tempfile
-import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+
+import common
 
 from pretune.text.corpora import open_corpus
 
-DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
-MEMORY = """
+PEAK_MEMORY = """
 import sys
 from pretune.text.corpora import open_corpus
 for document in open_corpus([sys.argv[1]], by=sys.argv[2]).read_documents():
@@ -57,65 +56,74 @@ def read_gzip(path: Path) -> Iterable[object]:
         yield from file
 
 
-def measure_seconds(*runs: Callable[[], Iterable[object]]) -> list[float]:
-    """Return the best CPU seconds of three alternated rounds of each iterator."""
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(3):
-        for run, found in zip(runs, times, strict=True):
-            begin = time.process_time()
-            for _ in run():
-                pass
-            found.append(time.process_time() - begin)
-    return [min(found) for found in times]
+CASES: tuple[tuple[str, str, Callable[[Path], Iterable[object]]], ...] = (
+    ("a.txt", "block", read_lines),
+    ("a.txt", "line", read_lines),
+    ("a.txt", "file", read_lines),
+    ("a.jsonl", "auto", read_jsonl),
+    ("a.csv", "auto", read_csv),
+    ("a.txt.gz", "auto", read_gzip),
+)
+
+
+def write_files(folder: Path, texts: list[str]) -> None:
+    """Write the texts in every format."""
+    (folder / "a.txt").write_text("\n\n".join(texts))
+    (folder / "a.jsonl").write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts))
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer).writerows([("id", "text"), *((1, text) for text in texts)])
+    (folder / "a.csv").write_text(buffer.getvalue(), newline="")
+    (folder / "a.txt.gz").write_bytes(gzip.compress("\n\n".join(texts).encode(), 3))
 
 
 def main() -> None:
     """Measure each file format and print a line for it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__)
     parser.add_argument("--megabytes", type=int, default=60)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    source = DATA / "corpora/wikipedia-en/valid.txt.xz"
-    if not source.exists():
-        print(f"skipped: needs {source} (set PRETUNE_DATA)")
+    if not common.find_data("corpora/wikipedia-en/valid.txt.xz").exists():
+        print(f"skipped: needs {common.find_data('corpora/wikipedia-en/valid.txt.xz')} (set PRETUNE_DATA)")
         return
-    with lzma.open(source, "rt", encoding="utf-8") as packed:
-        text = packed.read()
+    text = common.read_corpus("wikipedia-en/valid")
     texts = text.split("\n\n") * max(1, options.megabytes * 10**6 // len(text.encode()))
+    size = len("".join(texts).encode()) / 1e6
+    csv.field_size_limit(2**30)
     result: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        here = Path(folder)
-        (here / "a.txt").write_text("\n\n".join(texts))
-        (here / "a.jsonl").write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts))
-        buffer = io.StringIO(newline="")
-        csv.writer(buffer).writerows([("id", "text"), *((1, text) for text in texts)])
-        (here / "a.csv").write_text(buffer.getvalue(), newline="")
-        (here / "a.txt.gz").write_bytes(gzip.compress("\n\n".join(texts).encode(), 3))
-        csv.field_size_limit(2**30)
-        size = len("".join(texts).encode()) / 1e6
-        cases = [("a.txt", "block", read_lines), ("a.txt", "line", read_lines), ("a.txt", "file", read_lines)]
-        for name, by, other in [
-            *cases,
-            ("a.jsonl", "auto", read_jsonl),
-            ("a.csv", "auto", read_csv),
-            ("a.txt.gz", "auto", read_gzip),
-        ]:
-            path = here / name
-            ours, theirs = measure_seconds(
-                lambda: open_corpus([str(path)], by=by).read_documents(),  # type: ignore[arg-type]  # noqa: B023
-                lambda: other(path),  # noqa: B023
-            )
-            command = [sys.executable, "-c", MEMORY, str(path), by]
+        write_files(Path(folder), texts)
+        for name, by, read in CASES:
+            path = Path(folder) / name
+            seconds = {
+                side: min(times)
+                for side, times in common.alternate(build_measurements(path, by, read), 3, warmup=0).items()
+            }
+            command = [sys.executable, "-c", PEAK_MEMORY, str(path), by]
             memory = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
+            rates = {side: size / value for side, value in seconds.items()}
+            ratio = rates["pretune"] / rates["python"]
             print(
-                f"{name:9} by {by:5} {size / ours:6.0f} MB/s   python {size / theirs:6.0f} MB/s   "
-                f"ratio {theirs / ours:.2f}   {memory:.0f} MiB",
+                f"{name:9} by {by:5} {rates['pretune']:6.0f} MB/s   python {rates['python']:6.0f} MB/s   "
+                f"ratio {ratio:.2f}   {memory:.0f} MiB",
                 flush=True,
             )
-            rates = {"megabytes_per_second": size / ours, "python": size / theirs, "ratio": theirs / ours}
-            result[f"{name} by {by}"] = {**rates, "mebibytes": memory}
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+            result[f"{name} by {by}"] = {
+                "megabytes_per_second": rates["pretune"],
+                "python": rates["python"],
+                "ratio": ratio,
+                "mebibytes": memory,
+            }
+    common.write_result(result, options.out)
+
+
+def build_measurements(path: Path, by: str, read: Callable[[Path], Iterable[object]]) -> dict[str, Callable[[], float]]:
+    """Return functions that read the file with pretune and with Python, and return the CPU seconds."""
+
+    def exhaust(iterate: Callable[[], Iterable[object]]) -> None:
+        deque(iterate(), maxlen=0)
+
+    ours = partial(exhaust, lambda: open_corpus([str(path)], by=by).read_documents())  # type: ignore[arg-type]
+    theirs = partial(exhaust, lambda: read(path))
+    return {"pretune": partial(common.measure_seconds, ours), "python": partial(common.measure_seconds, theirs)}
 
 
 if __name__ == "__main__":

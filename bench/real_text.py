@@ -13,18 +13,17 @@ tokens per second of the median window, the ratios, the share of time spent wait
 seconds from process start to our first step without the time spent on the peers.
 """
 
-import argparse
 import itertools
-import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import common
 import numpy as np
 import torch
 import transformers
@@ -34,41 +33,45 @@ from pretune.runs.data_phases import DataPhases
 from pretune.training.loop import Loop
 from pretune.training.step import StepMetrics
 
-WARM, WINDOW, ROUNDS = 30, 30, 3
-EAGER, COMPILED, ALIKE = "transformers", "transformers + compile", "transformers + compile, grouped by length"
+WARMUP_STEPS, WINDOW, ROUNDS = 30, 30, 3
+EAGER, COMPILED_PEER, GROUPED_PEER = (
+    "transformers",
+    "transformers + compile",
+    "transformers + compile, grouped by length",
+)
 
 
 class Peer:
     """BertForMaskedLM with its own collator."""
 
-    def __init__(self, name: str, sequences: list[np.ndarray], vocab: int, given: Any) -> None:
-        self.name, self.device = name, given.device
-        best, alike = name != EAGER, name == ALIKE
+    def __init__(self, name: str, sequences: list[np.ndarray], vocab: int, options: Any) -> None:
+        self.name, self.device = name, options.device
+        is_compiled, is_grouped = name != EAGER, name == GROUPED_PEER
         torch.manual_seed(0)
-        rates = {"hidden_dropout_prob": given.dropout, "attention_probs_dropout_prob": given.dropout}
-        size = {} if given.width is None else {"hidden_size": given.width, "intermediate_size": 4 * given.width}
-        size |= {} if given.width is None else {"num_hidden_layers": 2, "num_attention_heads": 2}
-        config = transformers.BertConfig(vocab_size=vocab, **rates, **size)
-        self.model = transformers.BertForMaskedLM(config).to(given.device).train()
-        self.run = torch.compile(self.model, dynamic=False) if best and given.device == "cuda" else self.model
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=given.device == "cuda" or None)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(given.tokenizer)
+        size = {} if options.width is None else {"hidden_size": options.width, "intermediate_size": 4 * options.width}
+        size |= {} if options.width is None else {"num_hidden_layers": 2, "num_attention_heads": 2}
+        self.model = common.build_bert(options.dropout, vocab_size=vocab, **size).to(options.device).train()
+        self.run = torch.compile(self.model, dynamic=False) if is_compiled and options.device == "cuda" else self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=options.device == "cuda" or None)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(options.tokenizer)
         collate = transformers.DataCollatorForLanguageModeling(
-            tokenizer, mlm_probability=0.15, pad_to_multiple_of=given.length if best else 8
+            tokenizer, mlm_probability=0.15, pad_to_multiple_of=options.length if is_compiled else 8
         )
         order = torch.utils.data.RandomSampler(sequences)
-        batches = torch.utils.data.BatchSampler(order, given.batch_tokens // given.length, drop_last=True)
+        batches = torch.utils.data.BatchSampler(order, options.batch_tokens // options.length, drop_last=True)
         self.batches = iter(
             torch.utils.data.DataLoader(
-                [{"input_ids": one.tolist()} for one in sequences],
-                batch_sampler=LengthGroupedBatches(sequences, given) if alike else batches,
-                collate_fn=partial(pad_to_bucket, collate, compute_bucket_lengths(given.length)) if alike else collate,
-                num_workers=given.workers,
-                pin_memory=given.device == "cuda",
-                prefetch_factor=4 if given.workers else None,
+                [{"input_ids": sequence.tolist()} for sequence in sequences],
+                batch_sampler=LengthGroupedBatches(sequences, options) if is_grouped else batches,
+                collate_fn=partial(pad_to_bucket, collate, compute_bucket_lengths(options.length))
+                if is_grouped
+                else collate,
+                num_workers=options.workers,
+                pin_memory=options.device == "cuda",
+                prefetch_factor=4 if options.workers else None,
             )
         )
-        self.warm = 5 + (len(compute_bucket_lengths(given.length)) if alike else 0)
+        self.warmup_steps = 5 + (len(compute_bucket_lengths(options.length)) if is_grouped else 0)
 
     def run_steps(self, count: int) -> int:
         """Train for some steps; return the number of non-pad tokens."""
@@ -88,29 +91,32 @@ class Peer:
 
 def compute_bucket_lengths(length: int) -> list[int]:
     """Return the lengths that batches are padded to, from an eighth of the maximum length."""
-    found = {length >> halves for halves in range(4)} | {3 * length >> halves for halves in (2, 3, 4)}
-    return sorted(one for one in found if one >= 8)
+    lengths = {length >> halvings for halvings in range(4)} | {3 * length >> halvings for halvings in (2, 3, 4)}
+    return sorted(bucket for bucket in lengths if bucket >= 8)
 
 
 def pad_to_bucket(collate: Any, lengths: list[int], examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     """Collate a batch, padded to the smallest of the lengths that fits its longest sequence."""
-    longest = max(len(one["input_ids"]) for one in examples)
+    longest = max(len(example["input_ids"]) for example in examples)
     collate.pad_to_multiple_of = next(length for length in lengths if length >= longest)
-    found: dict[str, torch.Tensor] = collate(examples)
-    return found
+    batch: dict[str, torch.Tensor] = collate(examples)
+    return batch
 
 
 class LengthGroupedBatches:
     """Batches grouped by length in random order, of about equal size; starts with one batch of each length."""
 
-    def __init__(self, sequences: list[np.ndarray], given: Any) -> None:
-        rng, sizes = np.random.default_rng(0), np.array([len(one) for one in sequences])
+    def __init__(self, sequences: list[np.ndarray], options: Any) -> None:
+        rng, sizes = np.random.default_rng(0), np.array([len(sequence) for sequence in sequences])
         first, rest = [], []
-        for low, edge in itertools.pairwise([0, *compute_bucket_lengths(given.length)]):
-            rows, here = given.batch_tokens // edge, rng.permutation(np.flatnonzero((sizes > low) & (sizes <= edge)))
-            made = [here[i : i + rows].tolist() for i in range(0, len(here) - rows + 1, rows)]
-            first += made[:1]
-            rest += made[1:]
+        for low, edge in itertools.pairwise([0, *compute_bucket_lengths(options.length)]):
+            rows, bucket = (
+                options.batch_tokens // edge,
+                rng.permutation(np.flatnonzero((sizes > low) & (sizes <= edge))),
+            )
+            batches = [bucket[i : i + rows].tolist() for i in range(0, len(bucket) - rows + 1, rows)]
+            first += batches[:1]
+            rest += batches[1:]
         self.batches = [*first, *(rest[i] for i in rng.permutation(len(rest)))]
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -123,68 +129,64 @@ class Alternate:
     def __init__(self, peers: list[Peer], device: str) -> None:
         self.peers, self.device = peers, device
         self.rates: dict[str, list[float]] = {"pretune": [], **{peer.name: [] for peer in peers}}
-        self.begun = self.tokens = self.waited = 0.0
-        self.done = -1
-        self.waits: list[float] = []
-        self.first = 0.0
+        self.window_start = self.tokens = self.wait_start = 0.0
+        self.last_step = -1
+        self.wait_shares: list[float] = []
+        self.first_step_age = 0.0
 
     def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
         self.tokens += sum(step.tokens for step in metrics)
         step = loop.state.step
-        self.first = self.first or measure_process_age()
-        if step == self.done or step < WARM or (step - WARM) % WINDOW:
+        self.first_step_age = self.first_step_age or measure_process_age()
+        if step == self.last_step or step < WARMUP_STEPS or (step - WARMUP_STEPS) % WINDOW:
             return
-        self.done = step
+        self.last_step = step
         loop.flush()  # reports the pending metrics of this window to this hook before the clock is read
-        self._sync()
-        now = time.perf_counter()
-        if self.begun:
-            self.rates["pretune"].append(self.tokens / (now - self.begun))
-            self.waits.append((loop.batches.wait_seconds - self.waited) / (now - self.begun))
+        common.synchronize(self.device)
+        if self.window_start:
+            seconds = common.wall_clock() - self.window_start
+            self.rates["pretune"].append(self.tokens / seconds)
+            self.wait_shares.append((loop.batches.wait_seconds - self.wait_start) / seconds)
             for peer in self.peers:
-                self.rates[peer.name].append(self._timed(peer))
+                self.rates[peer.name].append(self._measure_peer(peer))
         else:
             for peer in self.peers:
-                peer.run_steps(peer.warm)
-        self._sync()
-        self.tokens, self.waited, self.begun = 0.0, loop.batches.wait_seconds, time.perf_counter()
+                peer.run_steps(peer.warmup_steps)
+        common.synchronize(self.device)
+        self.tokens, self.wait_start, self.window_start = 0.0, loop.batches.wait_seconds, common.wall_clock()
 
-    def _timed(self, peer: Peer) -> float:
+    def _measure_peer(self, peer: Peer) -> float:
+        """Return the non-pad tokens per second of a window of the peer."""
         peer.run_steps(2)
-        self._sync()
-        start = time.perf_counter()
-        tokens = peer.run_steps(WINDOW // 2)
-        self._sync()
-        return tokens / (time.perf_counter() - start)
-
-    def _sync(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+        seconds, tokens = common.time_call(
+            lambda: peer.run_steps(WINDOW // 2), clock=common.wall_clock, device=self.device
+        )
+        return float(tokens / seconds)
 
 
 def measure_process_age() -> float:
     """Return the seconds since this process started."""
-    begun = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - begun
+    start = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start
 
 
-def read_sequences(course: DataPhases, count: int) -> Iterator[np.ndarray]:
+def read_sequences(phases: DataPhases, count: int) -> Iterator[np.ndarray]:
     """Yield the first sequences of the stream before corruption."""
-    stream = course.streams[0]
+    stream = phases.streams[0]
     step = 0
     while count > 0:
-        epoch, at = stream.locate_step(step)
+        epoch, number = stream.locate_step(step)
         draws, plan = stream._get_epoch(epoch)
-        which, _ = plan.get_batch(at, 0, 1)
-        cut = stream.samples.cut(draws.take(which))
+        samples, _ = plan.get_batch(number, 0, 1)
+        cut = stream.samples.cut(draws.take(samples))
         yield from (np.asarray(cut.tokens[a:b]) for a, b in zip(cut.offsets[:-1], cut.offsets[1:], strict=True))
-        count -= len(which)
+        count -= len(samples)
         step += 1
 
 
 def main() -> None:
     """Train with the alternating hook and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__)
     parser.add_argument("--data", required=True)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--samples", default="sentences")
@@ -196,77 +198,72 @@ def main() -> None:
         "--like-lengths", action="store_true", help="also measure the peer with batches grouped by length"
     )
     parser.add_argument("--width", type=int, help="width of a two-layer model, to test the script")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    given.device = "cuda" if torch.cuda.is_available() else "cpu"
+    options = parser.parse_args()
+    options.device = common.find_device()
     torch.set_float32_matmul_precision("high")
-    rounds = Loop.run
+    run_loop, open_phases = Loop.run, DataPhases.open
     hook: list[Alternate] = []
-    opened: list[DataPhases] = []
-    spent: list[float] = []
-    opening = DataPhases.open
+    phases: list[DataPhases] = []
+    peer_seconds: list[float] = []
 
-    def remember(*args: Any, **options: Any) -> DataPhases:
-        opened.append(opening(*args, **options))
-        return opened[-1]
+    def record_phases(*args: Any, **kwargs: Any) -> DataPhases:
+        phases.append(open_phases(*args, **kwargs))
+        return phases[-1]
 
-    def alternated(self: Loop, *arguments: Any) -> Any:
+    def run_with_hook(self: Loop, *arguments: Any) -> Any:
         if not hook:
-            spent.append(-measure_process_age())
-            need = given.batch_tokens // given.length * (WINDOW // 2 + 2) * (ROUNDS + 1) + 4096
-            found = list(read_sequences(opened[-1], (4 if given.like_lengths else 2) * need))
+            peer_seconds.append(-measure_process_age())
+            need = options.batch_tokens // options.length * (WINDOW // 2 + 2) * (ROUNDS + 1) + 4096
+            sequences = list(read_sequences(phases[-1], (4 if options.like_lengths else 2) * need))
             vocab = self.module.model.spec.vocab
             torch._dynamo.config.recompile_limit = 64  # every padded length of the peer is a graph
             peers = [
-                Peer(name, found, vocab, given)
-                for name in (EAGER, COMPILED, *([ALIKE] if given.like_lengths else []))
-                if name != COMPILED or given.device == "cuda"
+                Peer(name, sequences, vocab, options)
+                for name in (EAGER, COMPILED_PEER, *([GROUPED_PEER] if options.like_lengths else []))
+                if name != COMPILED_PEER or options.device == "cuda"
             ]
-            hook.append(Alternate(peers, given.device))
-            lengths = np.array([len(one) for one in found])
-            spent.append(measure_process_age())
-            print(f"{len(found)} sequences, median {np.median(lengths):.0f}, mean {lengths.mean():.1f} tokens")
+            hook.append(Alternate(peers, options.device))
+            lengths = np.array([len(sequence) for sequence in sequences])
+            peer_seconds.append(measure_process_age())
+            print(f"{len(sequences)} sequences, median {np.median(lengths):.0f}, mean {lengths.mean():.1f} tokens")
         self.hooks = [*self.hooks, hook[0]]
-        return rounds(self, *arguments)
+        return run_loop(self, *arguments)
 
-    Loop.run = alternated  # type: ignore[method-assign]
-    DataPhases.open = remember  # type: ignore[method-assign, assignment]
-    changes: dict[str, Any] = {
-        "data.samples": given.samples,
-        "data.max_length": given.length,
+    Loop.run = run_with_hook  # type: ignore[method-assign]
+    DataPhases.open = record_phases  # type: ignore[method-assign, assignment]
+    overrides: dict[str, Any] = {
+        "data.samples": options.samples,
+        "data.max_length": options.length,
         "data.length_schedule": None,
         "train.eval_tokens": 0,
-        "train.batch_tokens": given.batch_tokens,
-        "model.encoder.blocks.0.dropout": given.dropout,
-        "model.encoder.blocks.0.attention.dropout": given.dropout,
-        "model.encoder.embed.dropout": given.dropout,
+        "train.batch_tokens": options.batch_tokens,
+        "model.encoder.blocks.0.dropout": options.dropout,
+        "model.encoder.blocks.0.attention.dropout": options.dropout,
+        "model.encoder.embed.dropout": options.dropout,
     }
-    if given.width:
-        changes |= {"model.width": given.width}
+    if options.width:
+        overrides |= {"model.width": options.width}
     with tempfile.TemporaryDirectory() as folder:
         pt.pretrain(
-            "bert-base" if given.width is None else "bert-tiny",
-            data=given.data,
+            "bert-base" if options.width is None else "bert-tiny",
+            data=options.data,
             objective="masked",
-            steps=WARM + WINDOW * ROUNDS + 1,
+            steps=WARMUP_STEPS + WINDOW * ROUNDS + 1,
             out=f"{folder}/run",
-            overrides=changes,
+            overrides=overrides,
         )
-    found = hook[0]
-    rates = {name: statistics.median(values) for name, values in found.rates.items()}
+    rates = common.compute_medians(hook[0].rates)
     result = {
-        "samples": given.samples,
-        "length": given.length,
-        "dropout": given.dropout,
+        "samples": options.samples,
+        "length": options.length,
+        "dropout": options.dropout,
         "tokens_per_second": {name: round(rate) for name, rate in rates.items()},
-        "rounds": {name: [round(value) for value in values] for name, values in found.rates.items()},
-        "first_step": round(found.first - sum(spent), 1),
-        "waiting": round(statistics.median(found.waits), 4),
-        "ratio": {name: round(rates["pretune"] / rate, 2) for name, rate in rates.items() if name != "pretune"},
+        "rounds": {name: [round(value) for value in values] for name, values in hook[0].rates.items()},
+        "first_step": round(hook[0].first_step_age - sum(peer_seconds), 1),
+        "waiting": round(median(hook[0].wait_shares), 4),
+        "ratio": common.compute_ratios(rates),
     }
-    print(json.dumps(result, indent=1))
-    if given.out:
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    common.print_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,13 @@ paragraphs as lines. A boundary is the start of a sentence other than the first.
 The data comes from $PRETUNE_DATA (default: ../shared/data next to the checkout).
 """
 
-import argparse
 import gzip
-import json
-import lzma
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pretune.text.sentences import SPLITTERS
+import common
 
-DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
+from pretune.text.sentences import SPLITTERS
 
 
 def read_documents(path: Path, paragraphs: bool) -> list[tuple[str, set[int]]]:
@@ -45,60 +40,51 @@ def score_boundaries(
     split: Callable[[str, str], list[int]], documents: list[tuple[str, set[int]]]
 ) -> tuple[float, float, float]:
     """Return precision, recall and F1 of boundaries."""
-    found = [({*split(text, "en")} - {0}, gold) for text, gold in documents]
-    right = sum(len(ours & gold) for ours, gold in found)
-    precision = right / sum(len(ours) for ours, _ in found)
-    recall = right / sum(len(gold) for _, gold in found)
+    boundaries = [({*split(text, "en")} - {0}, gold) for text, gold in documents]
+    correct = sum(len(ours & gold) for ours, gold in boundaries)
+    precision = correct / sum(len(ours) for ours, _ in boundaries)
+    recall = correct / sum(len(gold) for _, gold in boundaries)
     return precision, recall, 2 * precision * recall / (precision + recall)
 
 
 def measure_rate(split: Callable[[str, str], list[int]], documents: list[tuple[str, set[int]]]) -> float:
     """Return megabytes of text per second of CPU time, the best of five rounds."""
-    size, times = sum(len(text.encode()) for text, _ in documents) / 1e6, []
-    for _ in range(5):
-        begin = time.process_time()
-        for text, _ in documents:
-            split(text, "en")
-        times.append(time.process_time() - begin)
-    return size / min(times)
+    size = sum(len(text.encode()) for text, _ in documents) / 1e6
+    return size / min(common.measure_seconds(lambda: [split(text, "en") for text, _ in documents]) for _ in range(5))
 
 
 def read_pages() -> list[tuple[str, set[int]]]:
     """Return pages of Wikipedia, which have no annotated sentences."""
-    path = DATA / "corpora/wikipedia-en/valid.txt.xz"
-    if not path.exists():
+    if not common.find_data("corpora/wikipedia-en/valid.txt.xz").exists():
         return []
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        return [(text, set[int]()) for text in file.read().split("\n\n")]
+    return [(text, set[int]()) for text in common.read_corpus("wikipedia-en/valid").split("\n\n")]
 
 
 def main() -> None:
     """Print scores and speed of both splitters."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__)
     parser.add_argument("--part", choices=["train", "dev", "test"], default="test")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    path = DATA / f"tasks/ud_ewt/en_ewt-ud-{options.part}.conllu.gz"
+    path = common.find_data(f"tasks/ud_ewt/en_ewt-ud-{options.part}.conllu.gz")
     if not path.exists():
         print(f"skipped: needs {path} (set PRETUNE_DATA)")
         return
     result: dict[str, dict[str, float]] = {}
-    for joint, documents in (
+    for layout, documents in (
         ("spaces", read_documents(path, False)),
         ("paragraphs", read_documents(path, True)),
         ("wikipedia", read_pages()),
     ):
         boundaries = sum(len(gold) for _, gold in documents)
-        print(f"{joint}: {len(documents)} documents, {boundaries} boundaries")
+        print(f"{layout}: {len(documents)} documents, {boundaries} boundaries")
         for name in ("naive", "rules") if documents else ():
             split = SPLITTERS.get(name)
-            found = {"megabytes_per_second": measure_rate(split, documents)}
+            values = {"megabytes_per_second": measure_rate(split, documents)}
             if boundaries:
-                found |= zip(("precision", "recall", "F1"), score_boundaries(split, documents), strict=True)
-            result[f"{joint}, {name}"] = found
-            print(f"  {name:6}", *(f"{key} {value:.4f}" for key, value in found.items()), sep="  ")
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+                values |= zip(("precision", "recall", "F1"), score_boundaries(split, documents), strict=True)
+            result[f"{layout}, {name}"] = values
+            print(f"  {name:6}", *(f"{key} {value:.4f}" for key, value in values.items()), sep="  ")
+    common.write_result(result, options.out)
 
 
 if __name__ == "__main__":

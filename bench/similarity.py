@@ -1,17 +1,15 @@
 """Quality of embeddings by pooling without training: STS, and Cranfield compared with BM25 and static vectors.
 
-    python bench/similarity.py MODEL --data DATA [--json FILE]
+    python bench/similarity.py MODEL --data DATA [--out FILE]
 
 All poolings come from one pass over the texts. Prints two Markdown tables: Spearman correlation on the STS tasks, and
 nDCG@10, MRR and recall on Cranfield, x 100.
 """
 
-import argparse
-import json
 import sys
 import time
-from pathlib import Path
 
+import common
 import numpy as np
 
 from pretune.evaluation.retrieval import evaluate_retrieval, map_ids, score_hits
@@ -31,14 +29,14 @@ def normalise(vectors: np.ndarray) -> np.ndarray:
 
 def embed_all(model: str, texts: list[str]) -> dict[str, np.ndarray]:
     """Return the vectors of texts by every pooling."""
-    begun = time.monotonic()
+    start = time.monotonic()
 
     def print_progress(done: int, total: int) -> None:
         if done % 512 < 16:
-            print(f"{done:,} of {total:,}, {done / (time.monotonic() - begun):.0f} texts/s", file=sys.stderr)
+            print(f"{done:,} of {total:,}, {done / (time.monotonic() - start):.0f} texts/s", file=sys.stderr)
 
-    joined = build_embedder(model, pooling="+".join(POOLINGS), normalise=False)(texts, print_progress).vectors
-    parts = dict(zip(POOLINGS, np.split(joined, len(POOLINGS), axis=1), strict=True))
+    concatenation = build_embedder(model, pooling="+".join(POOLINGS), normalise=False)(texts, print_progress).vectors
+    parts = dict(zip(POOLINGS, np.split(concatenation, len(POOLINGS), axis=1), strict=True))
     parts["static"] = build_embedder(model, pooling="static", normalise=False)(texts).vectors
     return {name: normalise(part) for name, part in parts.items()}
 
@@ -68,9 +66,9 @@ def measure_retrieval(model: str, data: str) -> dict[str, dict[str, float]]:
     vectors = embed_all(model, [row.text for row in (*documents, *queries)])
     gains = {query.id: dict.fromkeys(query.answers, 1.0) for query in queries}
     out = {}
-    for pooling, found in vectors.items():
+    for pooling, matrix in vectors.items():
         hits = map_ids(
-            search_exact([found[: len(documents)]], found[len(documents) :], 10), [row.id for row in documents]
+            search_exact([matrix[: len(documents)]], matrix[len(documents) :], 10), [row.id for row in documents]
         )
         out[pooling] = score_hits(gains, [query.id for query in queries], hits, 10)
     out["bm25"] = evaluate_retrieval("bm25", "cranfield", data=data)
@@ -78,22 +76,20 @@ def measure_retrieval(model: str, data: str) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("--data", required=True)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = {
+    tables = {
         "cranfield": measure_retrieval(options.model, options.data),
         "sts": measure_similarity(options.model, options.data),
     }
-    for name, rows in found.items():
+    for name, rows in tables.items():
         columns = list(next(iter(rows.values())))
         print(f"\n| {name} | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
         for row, values in rows.items():
             print(f"| {row} | {' | '.join(f'{100 * values[column]:.2f}' for column in columns)} |")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    common.write_result(tables, options.out)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ imported, until the loop starts, and until the first step has ended; with empty 
 ones. The goal is 40 s.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,6 +22,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import common
 
 FIRST = """
 import os, sys, time
@@ -76,49 +77,43 @@ PHASES = ("imported", "opened", "first")
 
 def run(arguments: list[str], folder: Path) -> tuple[float, float]:
     """Return the wall-clock and CPU seconds until a process prints "first", or ends."""
-    before = os.times()
-    found = measure_phases(arguments, folder)
-    after = os.times()
-    return found.get("first", (found["end"][0], sum(after[2:4]) - sum(before[2:4])))
+    cpu_start = os.times()
+    phases = measure_phases(arguments, folder)
+    cpu_end = os.times()
+    return phases.get("first", (phases["end"][0], sum(cpu_end[2:4]) - sum(cpu_start[2:4])))
 
 
 def measure_phases(arguments: list[str], folder: Path) -> dict[str, tuple[float, float]]:
     """Return the wall-clock and CPU seconds of a process until each of its phases."""
-    begun = time.time()
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    ended = time.time()
-    if done.returncode:
-        raise SystemExit(f"{arguments[-1]}: {done.stderr[-2000:]}")
-    lines = [line.split() for line in done.stdout.splitlines()]
-    said = {line[0]: (float(line[1]) - begun, float(line[2])) for line in lines if len(line) == 3 and line[0] in PHASES}
-    return {**said, "end": (ended - begun, 0.0)}
+    start = time.time()
+    process = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    end = time.time()
+    if process.returncode:
+        raise SystemExit(f"{arguments[-1]}: {process.stderr[-2000:]}")
+    lines = [line.split() for line in process.stdout.splitlines()]
+    rows = [line for line in lines if len(line) == 3 and line[0] in PHASES]
+    return {**{row[0]: (float(row[1]) - start, float(row[2])) for row in rows}, "end": (end - start, 0.0)}
 
 
 def measure_large_model(data: Path, out: Path | None) -> None:
     """Measure BERT-base with empty and with full compiler caches."""
-    found = {}
+    result = {}
     with tempfile.TemporaryDirectory() as name:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{name}/inductor", "TRITON_CACHE_DIR": f"{name}/triton"}
         for turn in ("empty caches", "full caches"):
-            given = ["-c", FIRST, *LARGE, "--data", str(data.resolve()), "--out", f"run {turn}"]
-            found[turn] = {mark: round(clock, 1) for mark, (clock, _) in measure_phases(given, Path(name)).items()}
-            print(turn, json.dumps(found[turn]), flush=True)
-    if out:
-        out.write_text(json.dumps(found, indent=2))
-
-
-def make_text() -> str:
-    """Create documents of 60 words with repeated words."""
-    words = [f"w{number * number % 997}" for number in range(40_000)]
-    return "\n\n".join(" ".join(words[start : start + 60]) for start in range(0, len(words), 60))
+            arguments = ["-c", FIRST, *LARGE, "--data", str(data.resolve()), "--out", f"run {turn}"]
+            result[turn] = {
+                phase: round(seconds, 1) for phase, (seconds, _) in measure_phases(arguments, Path(name)).items()
+            }
+            print(turn, json.dumps(result[turn]), flush=True)
+    common.write_result(result, out)
 
 
 def main() -> None:
     """Prepare the data, alternate the commands and print the times."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--large", type=Path, metavar="DATA", help="measure BERT-base on this data instead")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "src")
@@ -128,35 +123,35 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "text.txt").write_text(make_text())
+        (folder / "text.txt").write_text(common.make_documents(40_000, 997, 60))
         run(
             ["-m", "pretune", "tokenizer", "text.txt", "--kind", "wordpiece", "--vocab", "1000", "--out", "tok"], folder
         )
         run(["-m", "pretune", "prepare", "text.txt", "--tokenizer", "tok", "--out", "data"], folder)
-        found: dict[str, list[tuple[float, float]]] = {}
+        times: dict[str, list[tuple[float, float]]] = {}
         for turn in range(options.repeats):
-            started = ["pretrain", "bert-tiny", "--data", "data", "--objective", "masked", "--steps", "9"]
+            pretrain = ["pretrain", "bert-tiny", "--data", "data", "--objective", "masked", "--steps", "9"]
             commands = {
                 "pretune --help": ["-m", "pretune", "--help"],
-                "first step": ["-c", FIRST, *started, "--out", f"run-{turn}"],
+                "first step": ["-c", FIRST, *pretrain, "--out", f"run-{turn}"],
                 "torch, one step": ["-c", BARE],
                 "transformers, one step": ["-c", PEER, "tok", "text.txt"],
             }
             for command, arguments in commands.items():
-                found.setdefault(command, []).append(run(arguments, folder))
-    least = {command: [round(min(values), 2) for values in zip(*rows, strict=True)] for command, rows in found.items()}
-    line = {
-        "seconds": {command: {"clock": clock, "processor": processor} for command, (clock, processor) in least.items()},
+                times.setdefault(command, []).append(run(arguments, folder))
+    minimum = {
+        command: [round(min(values), 2) for values in zip(*rows, strict=True)] for command, rows in times.items()
+    }
+    result = {
+        "seconds": {command: {"wall_clock": wall, "cpu": cpu} for command, (wall, cpu) in minimum.items()},
         "ratio": {
-            "transformers / ours, CPU time": round(least["transformers, one step"][1] / least["first step"][1], 2),
-            "ours / torch, CPU time": round(least["first step"][1] / least["torch, one step"][1], 2),
+            "transformers / ours, CPU time": round(minimum["transformers, one step"][1] / minimum["first step"][1], 2),
+            "ours / torch, CPU time": round(minimum["first step"][1] / minimum["torch, one step"][1], 2),
         },
         "threads": options.threads,
         "load": round(os.getloadavg()[0], 1),
     }
-    print(json.dumps(line, indent=2))
-    if options.out:
-        options.out.write_text(json.dumps(line, indent=2))
+    common.print_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,14 @@ pseudo-words    each occurrence of 200 words (count 100 to 2,000) is randomly re
                 mean reciprocal rank of one among the 20 nearest neighbors of the other (0 beyond)
 """
 
-import argparse
 import gzip
-import json
 import lzma
-import os
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 import torch
 
@@ -31,7 +28,6 @@ from pretune.adaptation.static.word_ids import WordCorpus
 from pretune.inference.word_vectors import WordVectors, split_words
 
 GOAL = 100_000  # words per second
-DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
 def read_lines(path: Path, limit: int) -> list[list[str]]:
@@ -52,11 +48,10 @@ def make_pseudo_words(lines: list[list[str]]) -> tuple[list[list[str]], list[str
     """Rename 200 words to two pseudo-words each at random; return the lines and those words."""
     rng = np.random.default_rng(0)
     counts = Counter(word for line in lines for word in line)
-    chosen = set(
-        rng.choice(sorted(word for word, n in counts.items() if 100 <= n <= 2000), 200, replace=False).tolist()
-    )
-    named = [[f"{word}_{rng.integers(2)}" if word in chosen else word for word in line] for line in lines]
-    return named, sorted(chosen)
+    candidates = sorted(word for word, count in counts.items() if 100 <= count <= 2000)
+    words = set(rng.choice(candidates, min(200, len(candidates)), replace=False).tolist())
+    renamed_lines = [[f"{word}_{rng.integers(2)}" if word in words else word for word in line] for line in lines]
+    return renamed_lines, sorted(words)
 
 
 def measure_similarity(vectors: WordVectors, path: Path) -> float:
@@ -91,18 +86,19 @@ def train_gensim(lines: list[list[str]], mode: str, rate: float) -> WordVectors:
         "min_count": 5,
         "epochs": 5,
     }
-    made = Peer(lines, sg=int(mode == "skip_gram"), alpha=rate, workers=1, seed=1, **options)
-    return WordVectors(made.wv.index_to_key, made.wv.vectors)
+    model = Peer(lines, sg=int(mode == "skip_gram"), alpha=rate, workers=1, seed=1, **options)
+    return WordVectors(model.wv.index_to_key, model.wv.vectors)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA)
+    parser = common.build_parser(__doc__)
+    parser.add_argument("--data", type=Path, default=common.find_data(), help="folder of the shared data")
     parser.add_argument("--words", type=int, default=600_000)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    lines, chosen = make_pseudo_words(read_lines(given.data / "corpora/wikinews-en/train.txt.xz", given.words))
+    lines, pseudo_words = make_pseudo_words(
+        read_lines(options.data / "corpora/wikinews-en/train.txt.xz", options.words)
+    )
     total = sum(map(len, lines))
     runs: dict[str, tuple[int, Callable[[], WordVectors]]] = {}
     for mode in ("skip_gram", "cbow"):
@@ -114,21 +110,24 @@ def main() -> None:
     result: dict[str, Any] = {"words": total, "known": len(WordCorpus.from_texts(lines)), "runs": {}}
     print(f"{total:,} words, {result['known']:,} distinct with a count of at least 5")
     for name, (epochs, train) in runs.items():
-        begun = time.process_time()
         try:
-            vectors = train()
+            seconds, vectors = common.time_call(train)
         except ImportError:
             print(f"{name:<30} skipped: gensim is not installed")
             continue
-        seconds = time.process_time() - begun
-        close, near = (
-            measure_similarity(vectors, given.data / "tasks/stsb/dev.tsv.gz"),
-            measure_pseudo_words(vectors, chosen),
+        similarity, mrr = (
+            measure_similarity(vectors, options.data / "tasks/stsb/dev.tsv.gz"),
+            measure_pseudo_words(vectors, pseudo_words),
         )
         rate = total * epochs / seconds
-        result["runs"][name] = {"seconds": seconds, "words_per_second": rate, "similarity": close, "pseudo_words": near}
+        result["runs"][name] = {
+            "seconds": seconds,
+            "words_per_second": rate,
+            "similarity": similarity,
+            "pseudo_words": mrr,
+        }
         print(
-            f"{name:<30} {seconds:7.1f} s {rate:>9,.0f} words/s   similarity {close:.3f}   pseudo-words {near:.3f}",
+            f"{name:<30} {seconds:7.1f} s {rate:>9,.0f} words/s   similarity {similarity:.3f}   pseudo-words {mrr:.3f}",
             flush=True,
         )
     slowest = min(
@@ -137,8 +136,7 @@ def main() -> None:
         if name.startswith("ours") and "glove" not in name
     )
     print(f"our slowest word2vec: {slowest:,.0f} words/s (goal {GOAL:,})")
-    if given.out:
-        given.out.write_text(json.dumps(result, indent=2))
+    common.write_result(result, options.out)
 
 
 if __name__ == "__main__":

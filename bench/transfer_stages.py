@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 Facts = dict[str, Any]
-ABOUT = {
+DESCRIPTIONS = {
     "decay": "`full` with layer-wise learning rate decay of 0.9 (`tune.layer_decay=0.9`)",
     "extra-layers": "two new blocks on top of the frozen model, trained with the head",
     "domain": "300 steps of 8,192 tokens of masked pre-training, with a new vocabulary head, on the training texts of "
@@ -49,12 +49,12 @@ class Stages:
     base: Path
     data: Path
     limits: Mapping[str, Mapping[str, Any]]
-    where: Path
+    folder: Path
     batch: int
     epochs: float | None = None
     steps: int | None = None
     set: Mapping[str, Any] = field(default_factory=dict)
-    made: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    cache: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
     def start(self, task: str, method: str, seed: int) -> Start:
         """Return the starting point of a cell; methods without a first stage start from the base."""
@@ -64,42 +64,42 @@ class Stages:
             return Start(self.base, method)
         source = task if method == "domain" else SOURCES.get(task, "mnli")
         key = (method, source, str(seed))
-        if key not in self.made:
-            self.made[key] = getattr(self, method)(source, seed, self.where / "-".join(key))
+        if key not in self.cache:
+            self.cache[key] = getattr(self, f"train_{method}")(source, seed, self.folder / "-".join(key))
             gc.collect()  # frees device memory of the stage before the cell is measured
-        folder, facts = self.made[key]
+        folder, facts = self.cache[key]
         return Start(folder, "full", {}, facts)
 
-    def domain(self, task: str, seed: int, where: Path) -> tuple[Path, Facts]:
+    def train_domain(self, task: str, seed: int, folder: Path) -> tuple[Path, Facts]:
         """Continue pre-training on the texts of a task's training examples, without labels."""
         import pretune as pt
         from pretune.runs.finetune.config import TaskConfig
         from pretune.runs.finetune.task_data import open_task
 
-        begun = time.perf_counter()
+        start = time.perf_counter()
         examples = open_task(TaskConfig(name=task, data=str(self.data))).select_train(
             self.limit(task, "task.train_examples"), 0
         )
-        texts = [text for one in examples for text in (one.text, one.pair, " ".join(one.words)) if text]
-        where.mkdir(parents=True)
-        (where / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        data = pt.prepare([where / "texts.jsonl"], tokenizer=self.base, out=where / "data", holdout="2%", workers=0)
+        texts = [text for example in examples for text in (example.text, example.pair, " ".join(example.words)) if text]
+        folder.mkdir(parents=True)
+        (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        data = pt.prepare([folder / "texts.jsonl"], tokenizer=self.base, out=folder / "data", holdout="2%", workers=0)
         steps = self.steps or DOMAIN_STEPS
-        changes = {**DOMAIN, "train.seed": seed, "train.workers": 0, "train.eval_every": steps}
-        goal: Facts = {"data": data, "objective": "masked", "steps": steps, "out": where / "run"}
-        run = pt.pretrain(init_from=self.base, **goal, overrides=changes)
+        overrides = {**DOMAIN, "train.seed": seed, "train.workers": 0, "train.eval_every": steps}
+        arguments: Facts = {"data": data, "objective": "masked", "steps": steps, "out": folder / "run"}
+        run = pt.pretrain(init_from=self.base, **arguments, overrides=overrides)
         lines = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
         losses = [line["held_out"]["loss"] for line in lines if "held_out" in line]
         facts = {"tokens": data.tokens, "steps": steps, "held_out": [losses[0], losses[-1]]}
-        return run.path, {**facts, "seconds": round(time.perf_counter() - begun, 2)}
+        return run.path, {**facts, "seconds": round(time.perf_counter() - start, 2)}
 
-    def intermediate(self, task: str, seed: int, where: Path) -> tuple[Path, Facts]:
+    def train_intermediate(self, task: str, seed: int, folder: Path) -> tuple[Path, Facts]:
         """Fine-tune on an intermediate task."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         limits = {**self.limits.get(task, {}), "task.max_eval_examples": STAGE_DEV_EXAMPLES, "train.max_checkpoints": 0}
-        fine = self.finetune_full(task, seed, where, limits)
-        found = {"task": task, "score": fine.score, "steps": fine.scores["trials"][0]["steps"]}
-        return fine.path, {**found, "seconds": round(time.perf_counter() - begun, 2)}
+        run = self.finetune_full(task, seed, folder, limits)
+        facts = {"task": task, "score": run.score, "steps": run.scores["trials"][0]["steps"]}
+        return run.path, {**facts, "seconds": round(time.perf_counter() - start, 2)}
 
     def train_multi_task(self, task: str, seed: int) -> Facts:
         """Evaluate a task with the multi-task run of its group, trained on first use."""
@@ -108,27 +108,27 @@ class Stages:
 
         group = next(group for group in GROUPS if task in group)
         key = ("multi", *group, str(seed))
-        if key not in self.made:
-            begun = time.perf_counter()
-            most = max(self.limits.get(name, {}).get("task.train_examples", 0) for name in group)
+        if key not in self.cache:
+            start = time.perf_counter()
+            max_examples = max(self.limits.get(name, {}).get("task.train_examples", 0) for name in group)
             limits = {
-                "task.max_examples_per_task": most,
+                "task.max_examples_per_task": max_examples,
                 "task.max_eval_examples": STAGE_DEV_EXAMPLES,
                 "tune.temperature": 2.0,
             }
-            fine = self.finetune_full(",".join(group), seed, self.where / "-".join(key), limits)
-            self.made[key] = fine, time.perf_counter() - begun
-        fine, seconds = self.made[key]
-        trial = fine.scores["trials"][0]
-        found = evaluate_run(
-            fine.path, task=task, data=self.data, max_examples=self.limit(task, "task.max_eval_examples")
+            run = self.finetune_full(",".join(group), seed, self.folder / "-".join(key), limits)
+            self.cache[key] = run, time.perf_counter() - start
+        run, seconds = self.cache[key]
+        trial = run.scores["trials"][0]
+        evaluation = evaluate_run(
+            run.path, task=task, data=self.data, max_examples=self.limit(task, "task.max_eval_examples")
         )
         return {
             "trial": trial,
             "metric": TASKS.get(task).metrics[0],
-            "split": found["split"],
-            "score": next(iter(found["scores"].values())),
-            "scores": found["scores"],
+            "split": evaluation["split"],
+            "score": next(iter(evaluation["scores"].values())),
+            "scores": evaluation["scores"],
             "dev": trial["scores"]["dev"][task],
             "together": list(group),
             "seconds": round(seconds, 2),  # for all tasks of the group
@@ -136,13 +136,13 @@ class Stages:
 
     def limit(self, task: str, name: str) -> int | None:
         """Return a limit of a task; values from the command line are text."""
-        found = {**self.limits.get(task, {}), **self.set}.get(name)
-        return None if found is None else int(found)
+        value = {**self.limits.get(task, {}), **self.set}.get(name)
+        return None if value is None else int(value)
 
-    def finetune_full(self, task: str, seed: int, where: Path, limits: Mapping[str, Any]) -> Any:
+    def finetune_full(self, task: str, seed: int, folder: Path, limits: Mapping[str, Any]) -> Any:
         """Run full fine-tuning."""
         from pretune.runs.finetune.entry import finetune
 
-        fit = {"train.seed": seed, "train.batch": self.batch}
-        wishes: Facts = {"epochs": self.epochs, "steps": self.steps, "overrides": {**limits, **fit, **self.set}}
-        return finetune(self.base, task=task, data=self.data, out=where, baselines="none", **wishes)
+        settings = {"train.seed": seed, "train.batch": self.batch}
+        arguments: Facts = {"epochs": self.epochs, "steps": self.steps, "overrides": {**limits, **settings, **self.set}}
+        return finetune(self.base, task=task, data=self.data, out=folder, baselines="none", **arguments)

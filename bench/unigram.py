@@ -8,12 +8,10 @@ and the same character coverage. Prints CPU seconds, tokens and tokens per word 
 pieces that SentencePiece also has, and the pieces that join letters with digits or punctuation (there should be none).
 """
 
-import argparse
 import io
-import lzma
-import time
 
-from tokenizer_training import ROOT, read_texts
+import common
+from tokenizer_training import read_texts
 
 COVERAGE = 0.9999
 
@@ -31,37 +29,34 @@ def find_mixed_pieces(pieces: set[str]) -> list[str]:
 def main() -> None:
     from pretune.text.tokenizer import train
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.build_parser(__doc__)
     parser.add_argument("--megabytes", type=float, default=5)
     parser.add_argument("--vocab", type=int, default=8000)
     options = parser.parse_args()
     import sentencepiece
 
     lines = [line for text in read_texts(int(options.megabytes * 1e6)) for line in text.splitlines() if line.strip()]
-    with lzma.open(ROOT / "wikipedia-en" / "valid.txt.xz", "rt", encoding="utf-8") as file:
-        valid = [line for line in file.read().splitlines() if line.strip()]
+    valid = [line for line in common.read_corpus("wikipedia-en/valid").splitlines() if line.strip()]
     words = sum(len(line.split()) for line in valid)
 
-    start = time.process_time()
-    ours = train("unigram", lines, vocab=options.vocab, style="plain")
-    seconds = time.process_time() - start
+    seconds, ours = common.time_call(lambda: train("unigram", lines, vocab=options.vocab, style="plain"))
     special = ours.special_ids
     our_pieces = {ours.get_token(i) for i in range(ours.vocab) if i not in special}
 
-    start, model = time.process_time(), io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        model_type="unigram",
-        vocab_size=options.vocab,
-        byte_fallback=True,
-        character_coverage=COVERAGE,
-        pad_id=3,
-        max_sentence_length=10**6,
-        minloglevel=2,
-        num_threads=1,
-    )
-    their_seconds = time.process_time() - start
+    model = io.BytesIO()
+    arguments = {
+        "sentence_iterator": iter(lines),
+        "model_writer": model,
+        "model_type": "unigram",
+        "vocab_size": options.vocab,
+        "byte_fallback": True,
+        "character_coverage": COVERAGE,
+        "pad_id": 3,
+        "max_sentence_length": 10**6,
+        "minloglevel": 2,
+        "num_threads": 1,
+    }
+    their_seconds, _ = common.time_call(lambda: sentencepiece.SentencePieceTrainer.train(**arguments))
     theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     their_pieces = {theirs.id_to_piece(i) for i in range(theirs.vocab_size()) if not theirs.is_control(i)}
 
@@ -69,16 +64,19 @@ def main() -> None:
         ("pretune", seconds, len(ours.encode_batch(valid).ids), our_pieces),
         ("sentencepiece", their_seconds, sum(map(len, theirs.encode(valid))), their_pieces),
     ]
+    result: dict[str, dict[str, float]] = {}
     for name, cost, tokens, pieces in rows:
-        joined = find_mixed_pieces({piece for piece in pieces if not piece.startswith("<")})
+        result[name] = {"cpu_seconds": cost, "tokens": tokens, "tokens_per_word": tokens / words}
+        mixed_pieces = find_mixed_pieces({piece for piece in pieces if not piece.startswith("<")})
         print(
             f"{name:<14} {cost:6.1f} s CPU time, {tokens:,} tokens, {tokens / words:.4f} per word, "
-            f"{len(joined)} pieces join letters with digits or punctuation {sorted(joined)[:5]}"
+            f"{len(mixed_pieces)} pieces join letters with digits or punctuation {sorted(mixed_pieces)[:5]}"
         )
-    shared = len(our_pieces & their_pieces) / len(our_pieces)
-    print(f"{shared:.1%} of our {len(our_pieces):,} pieces are also in SentencePiece's vocabulary")
+    shared_share = len(our_pieces & their_pieces) / len(our_pieces)
+    print(f"{shared_share:.1%} of our {len(our_pieces):,} pieces are also in SentencePiece's vocabulary")
     for title, pieces in (("only ours", our_pieces - their_pieces), ("only theirs", their_pieces - our_pieces)):
         print(f"{title}: {' '.join(sorted(pieces)[:: max(len(pieces) // 20, 1)])}")
+    common.write_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ BENCH = ROOT / "bench"
 
 
 def load(name: str) -> ModuleType:
+    """Load a script of bench/ anew; scripts import each other by name."""
+    if str(BENCH) not in sys.path:
+        sys.path.insert(0, str(BENCH))
     spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

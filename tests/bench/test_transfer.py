@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.test_guard import BENCH, load
+from tests.bench.test_guard import load
 from tests.runs import tasked
 from tests.runs.test_finetune_shapes import two_tasks
 
@@ -19,8 +19,7 @@ FIELDS |= {"parameters", "memory", "examples_per_second", "alone", "seconds", "b
 
 
 @pytest.fixture
-def transfer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCH))
+def transfer() -> ModuleType:
     return load("transfer")
 
 

@@ -18,6 +18,7 @@ from pretune.cli import VERBS, app
 from tests.readme.page import blocks, prose
 
 ROOT = Path(__file__).parents[2]
+COMMON = ROOT / "bench/common.py"
 GLOBAL = {"--debug", "--quiet", "--help"}
 PYTEST = {"-m", "-k", "-s", "-q", "-n", "-x"}
 _SPAN = re.compile(r"`([^`]+)`")
@@ -122,7 +123,12 @@ def _parser(name: str) -> argparse.ArgumentParser:
     known.update(parser=SimpleNamespace(add_argument=lambda *names, **given: _add(parser, names, given)), Path=Path)
     if not (ROOT / name).is_file():
         raise Unknown(f"there is no {name}")
-    for statement in _statements(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+    source = (ROOT / name).read_text(encoding="utf-8")
+    functions = [
+        node for node in ast.parse(COMMON.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)
+    ]
+    shared = [node for node in functions if re.search(rf"common\.{node.name}\((__doc__|parser)\)", source)]
+    for statement in _statements(ast.Module([*ast.parse(source).body, *shared], [])):
         exec(compile(ast.Module([statement], []), name, "exec"), {"__file__": str(ROOT / name)}, known)
     return parser
 
