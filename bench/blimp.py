@@ -27,7 +27,8 @@ from pretune.models.catalog import resolve
 from pretune.models.model import build
 from pretune.runs.evaluation_job import subsample
 from pretune.tasks import TASKS
-from pretune.text.tokenizer import Tokenizer, train
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train
 
 KINDS = {
     "encoder": ("wordpiece", "cls-sep"),

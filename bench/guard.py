@@ -47,7 +47,7 @@ def build_corruption(name: str) -> Pair:
 
 def build_encoding() -> Pair:
     """Build our `encode_batch` with a warm word cache and that of `tokenizers`."""
-    from pretune.text.tokenizer import train
+    from pretune.text.tokenizer.training import train
 
     documents = list(common.make_sentences(2_000, 60))
     tokenizer = train("wordpiece", documents[:600], vocab=4_000)

@@ -57,7 +57,7 @@ def read_texts(size: int) -> list[str]:
 
 def train_once(kind: str, megabytes: float, vocab: int, out: str) -> dict[str, Any]:
     """Train in this process; return time, memory and compression. Reading the text is not timed."""
-    from pretune.text.tokenizer import train
+    from pretune.text.tokenizer.training import train
 
     corpus = read_texts(int(megabytes * 1e6))
     cpu_start = common.cpu_clock()

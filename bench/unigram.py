@@ -27,7 +27,7 @@ def find_mixed_pieces(pieces: set[str]) -> list[str]:
 
 
 def main() -> None:
-    from pretune.text.tokenizer import train
+    from pretune.text.tokenizer.training import train
 
     parser = common.build_parser(__doc__)
     parser.add_argument("--megabytes", type=float, default=5)

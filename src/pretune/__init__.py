@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from pretune.runs.quickstart import quickstart
     from pretune.runs.vectors import train_vectors
     from pretune.runs.verify import verify
-    from pretune.text.tokenizer import Tokenizer, train_tokenizer
+    from pretune.text.tokenizer import Tokenizer
+    from pretune.text.tokenizer.training import train_tokenizer
 
 __version__ = "0.1.0"
 
@@ -114,7 +115,7 @@ _PUBLIC = {
     "load": "pretune.adaptation.io:load",
     "save": "pretune.adaptation.io:save",
     "build": "pretune.models.catalog:build",
-    "train_tokenizer": "pretune.text.tokenizer:train_tokenizer",
+    "train_tokenizer": "pretune.text.tokenizer.training:train_tokenizer",
     "prepare": "pretune.runs.prepare:prepare",
     "objective": "pretune.objectives:build_objective",
     "pretrain": "pretune.runs.pretrain:pretrain",

@@ -10,7 +10,8 @@ from pretune.adaptation.surgery import add_task_tokens, find_missing_task_tokens
 from pretune.core.errors import UsageError
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel, build
-from pretune.text.tokenizer import Tokenizer, train
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train
 from tests.contracts.tiny import rough, tiny
 from tests.runs import tasked
 

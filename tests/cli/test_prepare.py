@@ -7,7 +7,8 @@ import pytest
 
 from pretune.cli import _output, main
 from pretune.core import log
-from pretune.data.prepare import PreparedData, work_units
+from pretune.data.prepare import work_units
+from pretune.data.prepared_data import PreparedData
 from tests.data.texts import MANY, blocks, byte_tokenizer, texts_of, tree
 
 Capture = pytest.CaptureFixture[str]

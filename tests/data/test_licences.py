@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.prepare import merge, prepare
+from pretune.data.prepare.run import merge, prepare
 from pretune.data.prepare.settings import state_licences
 from tests.data.texts import MANY, blocks, tree
 

@@ -17,7 +17,8 @@ from pretune.core.errors import DataError, UsageError
 from pretune.data.mixing import LimitedMixing
 from pretune.data.pairs import SegmentPairs
 from pretune.data.parallel import ParallelPairs, trim_pair
-from pretune.data.prepare import PreparedData, merge, prepare
+from pretune.data.prepare.run import merge, prepare
+from pretune.data.prepared_data import PreparedData
 from pretune.data.samples import Documents
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
 from pretune.text.tokenizer import Tokenizer

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.data.batch_shape import BatchShape
-from pretune.data.prepare import PreparedData, card, dedup_split, prepare, run
+from pretune.data.prepare import card, dedup_split, run
+from pretune.data.prepare.run import prepare
 from pretune.data.prepare.settings import PrepareConfig, parse_share
+from pretune.data.prepared_data import PreparedData
 from pretune.data.samples import Documents
 from pretune.data.stream import BatchStream
 from pretune.text.corpora import is_held_out, open_corpus

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tokenizers
 
-from pretune.data.prepare import PreparedData
+from pretune.data.prepared_data import PreparedData
 
 WORDS = (
     "the",

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import pretune as pt
-from pretune.text.tokenizer import train
+from pretune.text.tokenizer.training import train
 from tests.conftest import ROOT
 from tests.runs import tasked
 from tests.runs.small import VOCAB

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pretune.data.prepare import prepare
-from pretune.text.tokenizer import train
+from pretune.data.prepare.run import prepare
+from pretune.text.tokenizer.training import train
 from tests.conftest import ROOT
 from tests.data.texts import blocks, stories
 

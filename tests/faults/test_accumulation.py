@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pretune.data.prepare import prepare
+from pretune.data.prepare.run import prepare
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import ModelShape
 from pretune.runs.pretrain import pretrain

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 import pretune as pt
 from pretune.core.errors import CheckpointError, DataError
 from pretune.core.io import write_manifest
-from pretune.data.prepare.stage import SLICE_FILE as SLICE
 from pretune.data.prepare.stage import StageReader
+from pretune.data.prepared_data import SLICE_FILE as SLICE
 from pretune.data.shards import Shards
 from pretune.models import tensor_files
 from pretune.models.verify import verify

@@ -19,7 +19,8 @@ import pytest
 
 from pretune.cli import main
 from pretune.core.errors import DataError, ResourceError, UsageError
-from pretune.data.prepare import encoding, merge, prepare, work_units
+from pretune.data.prepare import encoding, work_units
+from pretune.data.prepare.run import merge, prepare
 from pretune.data.shards import Shards
 from pretune.data.shards.npy import NpyWriter
 from pretune.text.tokenizer import Tokenizer

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pretune.core.errors import DataError
-from pretune.data.prepare import prepare, run
+from pretune.data.prepare import run
+from pretune.data.prepare.run import prepare
 from pretune.data.prepare.stage import StageWriter
 from pretune.text.corpora import open_corpus
 from pretune.text.corpora.items import FileSnapshot, stamp_file

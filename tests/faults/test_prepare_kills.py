@@ -10,7 +10,8 @@ import pytest
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import atomic, atomic_directory, remove_abandoned
-from pretune.data.prepare import dedup_split, merge, prepare, run
+from pretune.data.prepare import dedup_split, run
+from pretune.data.prepare.run import merge, prepare
 from pretune.data.prepare.stage import StageWriter
 from pretune.data.shards import ShardWriter
 from pretune.text.corpora import items

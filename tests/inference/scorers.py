@@ -12,7 +12,8 @@ from torch import Tensor
 
 import pretune as pt
 from pretune.models.model import LanguageModel, build
-from pretune.text.tokenizer import Tokenizer, train
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train
 from tests.contracts.tiny import rough, tiny
 from tests.data.texts import stories
 

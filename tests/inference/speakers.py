@@ -6,7 +6,8 @@ from typing import Any
 from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build
 from pretune.runs.defaults import set_special_tokens
-from pretune.text.tokenizer import Tokenizer, train
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train
 from tests.contracts.tiny import rough
 from tests.data.texts import stories
 

@@ -10,7 +10,8 @@ import pretune as pt
 from pretune.models import catalog
 from pretune.models.model import build
 from pretune.runs.defaults import set_special_tokens
-from pretune.text.tokenizer import Tokenizer, train
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train
 from tests.runs.small import VOCAB, shrunk
 
 WORDS = [

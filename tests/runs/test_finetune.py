@@ -13,7 +13,7 @@ import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.run_dir import RunDir
-from pretune.data.prepare import prepare
+from pretune.data.prepare.run import prepare
 from pretune.runs.finetune import linear_probe
 from pretune.runs.finetune.adapted_model import build_adapted_model
 from pretune.runs.finetune.build_config import (

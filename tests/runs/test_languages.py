@@ -7,10 +7,10 @@ import pytest
 
 import pretune as pt
 from pretune.data.mixing import SmoothedMixing
-from pretune.data.prepare import prepare
+from pretune.data.prepare.run import prepare
 from pretune.models.families import FAMILIES
 from pretune.runs.defaults import build_default_config
-from pretune.text.tokenizer import train
+from pretune.text.tokenizer.training import train
 from tests.data.texts import blocks, stories
 from tests.runs.small import FAST, shrunk
 

@@ -31,7 +31,7 @@ from pretune.runs.quickstart import (
     read_reviews,
 )
 from pretune.tasks.example import Example
-from pretune.text.tokenizer import train
+from pretune.text.tokenizer.training import train
 
 Capture = pytest.CaptureFixture[str]
 TINY = QuickstartPlan(

@@ -12,7 +12,7 @@ import torch
 import pretune as pt
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.core.format import COST_SPAN, TRAINING_TIME, format_duration
-from pretune.data.prepare import prepare
+from pretune.data.prepare.run import prepare
 from pretune.reports import report
 from pretune.runs import pretrain_run
 from pretune.runs.data_phases import DataPhases

@@ -20,8 +20,9 @@ from tokenizers import models, pre_tokenizers, trainers
 import pretune as pt
 from pretune.core.errors import DataError, UsageError
 from pretune.text.styles import KINDS, STYLES
-from pretune.text.tokenizer import TokenizerConfig, lattice, sample, train, unigram
+from pretune.text.tokenizer import lattice, sample, unigram
 from pretune.text.tokenizer.sample import BLOCK_CHARACTERS, MAX_WORD_LENGTH, TextSample
+from pretune.text.tokenizer.training import TokenizerConfig, train
 from tests.conftest import ROOT
 from tests.selection import scale_examples
 from tests.text.tokenizers import COMBINATIONS, corpus, trained

@@ -5,7 +5,8 @@ from pydoc_data.topics import topics
 
 from pretune.text.styles import KINDS, STYLES, TokenizerStyle
 from pretune.text.template import TEXT_A, TEXT_B, Layout, TokenTemplate
-from pretune.text.tokenizer import Tokenizer, train
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train
 
 COMBINATIONS = [
     (kind, style)

@@ -25,7 +25,7 @@ from pretune.core.errors import UsageError
 from pretune.core.format import format_count
 
 if TYPE_CHECKING:
-    from pretune.data.prepare import PreparedData
+    from pretune.data.prepared_data import PreparedData
     from pretune.data.shards.index import ShardSplit
 
 _HOLDOUT = "1%"
@@ -90,7 +90,7 @@ def prepare(
 
     Parallel text: pair:train.en,train.de (aligned files), pair:captions.tsv:en,de (columns), task:sst2.
     """
-    from pretune.data.prepare import merge as join
+    from pretune.data.prepare.run import merge as join
     from pretune.runs.prepare import prepare as work
 
     start = time.monotonic()

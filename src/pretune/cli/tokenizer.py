@@ -61,7 +61,7 @@ def tokenizer(
     limit = _parse_bytes(sample)
     style_name = style or get_tokenizer_kind(kind).style
     check_new_folder(out, empty=True)
-    from pretune.text.tokenizer import train_tokenizer
+    from pretune.text.tokenizer.training import train_tokenizer
 
     start = time.monotonic()
     read = 0

@@ -16,7 +16,7 @@ from pretune.core import io
 from pretune.core.config import check_record, read_record, read_records
 from pretune.core.errors import CheckpointError, DataError, UsageError, suggest_file
 from pretune.core.io.strict_json import MAX_BYTES
-from pretune.data.prepare.prepared_data import CardFile
+from pretune.data.prepared_data import CardFile
 from pretune.training.metrics_log import read_metrics
 from pretune.training.records import (
     CostFile,

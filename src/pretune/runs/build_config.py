@@ -13,7 +13,7 @@ from pretune.core.config.read import format_value
 from pretune.core.config.yaml import read_yaml
 from pretune.core.errors import ResourceError, UsageError, suggest
 from pretune.core.migration import FORMAT_KEY, migrate_run, refuse_old_settings, refuse_old_tree
-from pretune.data.prepare import PreparedData
+from pretune.data.prepared_data import PreparedData
 from pretune.runs.config import SECTIONS, PretrainConfig, read_objective, refuse_conflicts
 from pretune.runs.defaults import RUN_FILE, build_default_config, replace_heads
 from pretune.runs.duration import LENGTHS, fit_schedule, parse_duration

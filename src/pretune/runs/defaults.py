@@ -11,7 +11,7 @@ from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.hub import resolve_path
 from pretune.core.migration import migrate_run
-from pretune.data.prepare import PreparedData
+from pretune.data.prepared_data import PreparedData
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
 from pretune.models.family import PaperDefaults

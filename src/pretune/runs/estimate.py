@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pretune.data.prepare import PreparedData
+from pretune.data.prepared_data import PreparedData
 from pretune.models import catalog
 from pretune.models.cost import CO2_KG_PER_KWH, DEVICES
 from pretune.models.devices import DOLLARS_PER_KWH, Device

@@ -16,8 +16,8 @@ from pretune.core import log
 from pretune.core.config import to_dict
 from pretune.core.errors import UsageError
 from pretune.core.io import sha256
-from pretune.data.prepare import PreparedData
-from pretune.data.prepare import prepare as work
+from pretune.data.prepare.run import prepare as work
+from pretune.data.prepared_data import PreparedData
 from pretune.tasks import TASKS
 from pretune.tasks.loading import load_task
 from pretune.tasks.task import Task

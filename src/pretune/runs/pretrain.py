@@ -18,7 +18,7 @@ from pretune.core.arguments import check_arguments
 from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError
 from pretune.core.run_dir import RunDir
-from pretune.data.prepare import PreparedData
+from pretune.data.prepared_data import PreparedData
 from pretune.runs.build_config import build_pretrain_config, read_tree, resolve_device
 from pretune.runs.config import PretrainConfig, TrainConfig
 from pretune.runs.duration import LENGTHS

@@ -51,7 +51,8 @@ from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
 from pretune.tasks.user_table import build_user_task
 from pretune.text.corpora.builtin import Reviews
-from pretune.text.tokenizer import Tokenizer, train_tokenizer
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train_tokenizer
 
 Facts = dict[str, Any]
 Floats = NDArray[np.float64]

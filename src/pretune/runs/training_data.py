@@ -16,7 +16,7 @@ from pretune.data.mixing import SourceMixture as Shares
 from pretune.data.packing import MAX_EXACT_ROW, pack
 from pretune.data.pairs import SegmentPairs
 from pretune.data.parallel import ParallelPairs, ParallelSamples
-from pretune.data.prepare import PreparedData
+from pretune.data.prepared_data import PreparedData
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
 from pretune.data.shards import Shards
 from pretune.data.stream import (

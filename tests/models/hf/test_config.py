@@ -390,7 +390,7 @@ def test_fixed_keys(model_type: str) -> None:
         ({**BERT, "hidden_size": 770}, "'hidden_size', 'num_attention_heads'.*12.*770"),
         ({**LLAMA2, "num_key_value_heads": 5}, "'num_attention_heads', 'num_key_value_heads'.*32"),
         ({**LLAMA2, "head_dim": 63}, "head_width.*63"),
-        ({**BERT, "num_hidden_layers": 10**6}, r"'num_hidden_layers'.*\b10000\b.*\b1000000\b"),
+        ({**BERT, "num_hidden_layers": 10**6}, r"'num_hidden_layers'.*\b10,000\b.*\b1000000\b"),
         ({**BERT, "vocab_size": 10**9, "hidden_size": 12 * 10**6}, "100,000,000,000,000"),
         ({**T5, "num_hidden_layers": 7}, "'num_layers' = 6.*'num_hidden_layers' = 7"),
         ({**T5, "hidden_size": 7}, "'d_model' = 512.*'hidden_size' = 7"),

@@ -20,7 +20,8 @@ from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.task_data import open_task
 from pretune.runs.finetune.trial import FinetuneTrial
 from pretune.tasks.task import Task
-from pretune.text.tokenizer import Tokenizer, train
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train
 from pretune.training.distributed import Ranks
 from pretune.training.guards import GracefulShutdown
 from pretune.training.optim import split_parts

@@ -12,7 +12,8 @@ from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build
 from pretune.tasks.decode import predict, score
 from pretune.tasks.encode import TaskEncoder, TaskStream, build_head
-from pretune.text.tokenizer import Tokenizer, train
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train
 from tests.tasks.encode.small import KINDS, TEXT, examples_of, task_of
 
 SMALL = {

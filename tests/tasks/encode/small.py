@@ -11,7 +11,8 @@ from pretune.tasks.encode import TaskEncoder, build_head
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind, Task
 from pretune.tasks.template import Template
-from pretune.text.tokenizer import Tokenizer, train
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train
 
 SHAPES = ("bert", "gpt2", "t5", "bart")
 KINDS: tuple[Kind, ...] = ("classification", "pair", "regression", "tagging", "span", "choice", "generation")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.prepare.prepared_data import PreparedData
+from pretune.data.prepared_data import PreparedData
 from pretune.inference.word_vectors import split_words
 from pretune.text.tokenizer import Tokenizer
 

@@ -16,11 +16,12 @@ from pretune.core.io import atomic_write, write_json
 from pretune.data.prepare.dedup_split import SplitFacts, SplitResult, describe_shortfall
 from pretune.data.prepare.settings import MAX_VALID_TOKENS, MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, Recipe
 from pretune.data.prepare.stage import StageReader
+from pretune.data.prepared_data import CARD_FILE
 from pretune.data.shards import Shards
 from pretune.text.corpora import CorpusSource
 from pretune.text.tokenizer import Tokenizer
 
-CARD_JSON, CARD_MARKDOWN = "card.json", "card.md"
+CARD_MARKDOWN = "card.md"
 _SAMPLE_COUNT = 3
 _SAMPLE_TOKENS = 64
 _SAMPLE_LENGTH = 300
@@ -45,7 +46,7 @@ def write_card(
 ) -> None:
     """Write card.json and card.md into `folder`, which must already contain data.json and the shards."""
     card = _build_card(folder, stages, result, recipe, tokenizer)
-    write_json(folder / CARD_JSON, card)
+    write_json(folder / CARD_FILE, card)
     atomic_write(folder / CARD_MARKDOWN, render_markdown(card))
 
 

@@ -17,10 +17,10 @@ from pretune.data.prepare.card import describe_sources, write_card
 from pretune.data.prepare.dedup_split import write_splits
 from pretune.data.prepare.encoding import EncoderSetup
 from pretune.data.prepare.pool import map_ordered
-from pretune.data.prepare.prepared_data import PreparedData, publish_directory
 from pretune.data.prepare.settings import PrepareConfig, Recipe, parse_share, state_licences
 from pretune.data.prepare.stage import StageReader, StageWriter
 from pretune.data.prepare.work_units import SplitPart, iter_units, list_parts, select_slice
+from pretune.data.prepared_data import PreparedData, publish_directory
 from pretune.data.shards import DataIndex, ShardSplit, choose_token_dtype, read_index, write_index
 from pretune.data.shards.index import INDEX_FILE as INDEX
 from pretune.text.corpora import Corpus, open_corpus

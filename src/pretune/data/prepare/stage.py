@@ -17,18 +17,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.core.config import Count, read_record
+from pretune.core.config import read_record
 from pretune.core.errors import CheckpointError, DataError
 from pretune.core.io import check_manifest, resolve_inside, translate_write_errors, write_json
 from pretune.data.prepare.encoding import Chunk, Ints
+from pretune.data.prepared_data import SLICE_FILE, SliceFile
 from pretune.data.shards.npy import NpyWriter, open_npy
 
-SLICE_FILE = "slice.json"
 _MAX_FILE_BYTES = 2**28  # bytes after which a new file starts; files are deleted one by one as they are read
 _COLUMNS = {"keys": "<u8", "lengths": "<i8", "sizes": "<i8", "sources": "<u2", "held": "|b1", "signatures": "<u4"}
 _SIDES_COLUMN = "sides"  # optional column: written only if a document has two sides
@@ -161,18 +161,6 @@ class _LongDocument:
             "held": self._first_chunk.is_held_out,
         }
         return {**row, "signatures": self._signature, _SIDES_COLUMN: None}
-
-
-class SliceFile(TypedDict):
-    """The content of slice.json."""
-
-    documents: Count
-    counts: dict[str, Count]
-    languages: dict[str, Count]
-    shard: tuple[Count, Count]
-    units: list[str]
-    sources: NotRequired[list[Any]]
-    opened: NotRequired[dict[str, Any]]
 
 
 class StageReader:

@@ -84,6 +84,13 @@ def find_style_family(style: str) -> str | None:
     return None
 
 
+def find_by_model_type(model_type: str) -> str | None:
+    """Return the first family whose config.json has this `model_type`; imports others only if names differ."""
+    families = sorted(FAMILIES, key=lambda family: family != model_type)  # stable: the family of that name, then all
+    layouts = ((family, FAMILIES.get(family).layout) for family in families)
+    return next((family for family, layout in layouts if layout and layout.model_type == model_type), None)
+
+
 @cache
 def get_model_types() -> Mapping[str, str]:
     """Return `model_type` of a config.json -> the first family with that layout. Imports every family."""

@@ -24,7 +24,7 @@ from pretune.models import tensor_files
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
 from pretune.models.bidirectional_lm import BidirectionalLM
 from pretune.models.catalog import AnyModel
-from pretune.models.families import FAMILIES, get_model_types, make_missing_error
+from pretune.models.families import FAMILIES, find_by_model_type, get_model_types, make_missing_error
 from pretune.models.generator_discriminator import GENERATOR_FOLDER as GENERATOR
 from pretune.models.generator_discriminator import GeneratorDiscriminator
 from pretune.models.hf.config import Layout, is_equivalent, refuse_code
@@ -291,12 +291,13 @@ def _add_path(config: Path) -> Iterator[None]:
 
 def _find_layout(hf_config: Mapping[str, Any]) -> Layout:
     """Return the layout for the model_type of a config."""
-    kind, model_types = hf_config.get("model_type"), get_model_types()
-    if not isinstance(kind, str) or kind not in model_types:
-        hint = suggest(kind, model_types) if isinstance(kind, str) else ""
-        choices = ", ".join(sorted(model_types))
+    kind = hf_config.get("model_type")
+    family = find_by_model_type(kind) if isinstance(kind, str) else None
+    if family is None:
+        hint = suggest(kind, get_model_types()) if isinstance(kind, str) else ""
+        choices = ", ".join(sorted(get_model_types()))
         raise CheckpointError(f"key 'model_type' = {format_value(kind)} is not supported{hint}; known: {choices}")
-    layout = FAMILIES.get(model_types[kind]).layout
+    layout = FAMILIES.get(family).layout
     assert layout is not None
     return layout
 

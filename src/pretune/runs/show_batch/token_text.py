@@ -9,7 +9,8 @@ from itertools import pairwise
 from pretune.core.errors import UsageError
 from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.mixture import Mixture, build_denoisers
-from pretune.text.tokenizer import Tokenizer, train
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train
 
 STYLES: dict[ModelShape, tuple[str, ...]] = {
     "encoder": ("cls-sep",),

@@ -11,6 +11,5 @@ tokens), `training` with `sample` and `unigram` (training). Kinds and styles are
 
 from pretune.text.tokenizer.encode import TokenizedTexts
 from pretune.text.tokenizer.tokenizer import Tokenizer
-from pretune.text.tokenizer.training import TokenizerConfig, train, train_tokenizer
 
-__all__ = ["TokenizedTexts", "TokenizerConfig", "Tokenizer", "train", "train_tokenizer"]
+__all__ = ["TokenizedTexts", "Tokenizer"]

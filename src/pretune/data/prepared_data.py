@@ -11,11 +11,10 @@ from typing import Any, NotRequired, TypedDict
 from pretune.core.config import Count, Number, read_record
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import MANIFEST, atomic_directory, remove_abandoned
-from pretune.data.prepare.card import CARD_JSON
-from pretune.data.prepare.stage import SLICE_FILE as SLICE
-from pretune.data.prepare.stage import SliceFile
 from pretune.data.shards import DataIndex, Shards, read_index
 from pretune.data.shards.index import INDEX_FILE as INDEX
+
+CARD_FILE, SLICE_FILE = "card.json", "slice.json"
 
 
 class CardSplit(TypedDict):
@@ -58,6 +57,18 @@ class CardFile(TypedDict):
     tokenizer: NotRequired[CardTokenizer | None]
     command: NotRequired[str]
     fingerprint: NotRequired[str]
+
+
+class SliceFile(TypedDict):
+    """The content of slice.json."""
+
+    documents: Count
+    counts: dict[str, Count]
+    languages: dict[str, Count]
+    shard: tuple[Count, Count]
+    units: list[str]
+    sources: NotRequired[list[Any]]
+    opened: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +123,14 @@ class PreparedData(os.PathLike[str]):
     @property
     def card(self) -> dict[str, Any]:
         """The content of card.json."""
-        return {**read_record(CardFile, self.path / CARD_JSON, DataError)}
+        return {**read_record(CardFile, self.path / CARD_FILE, DataError)}
 
     @property
     def slice(self) -> str | None:
         """Slice as "i/n", such as "1/4"; None for complete data. A slice has no splits until it is merged."""
-        if not (self.path / SLICE).is_file():
+        if not (self.path / SLICE_FILE).is_file():
             return None
-        return "/".join(str(number) for number in read_record(SliceFile, self.path / SLICE, DataError)["shard"])
+        return "/".join(str(number) for number in read_record(SliceFile, self.path / SLICE_FILE, DataError)["shard"])
 
     def open_shards(self, split: str = "train") -> Shards:
         """Open the shards of a split."""
