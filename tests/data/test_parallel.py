@@ -64,7 +64,7 @@ def test_sides_are_exact(given: list[tuple[int, int]], full: int, limit: int, fr
         draws = every(samples)
         cut = samples.cut(draws)
         assert cut.lengths.tolist() == samples.lengths(draws).tolist() and (cut.lengths <= limit).all()
-        assert [part.tolist() for part in samples.measure_sides(draws)][1] == [
+        assert samples.measure_lengths(draws).second_lengths.tolist() == [
             length - begin if begin else 0 for length, begin in zip(cut.lengths, cut.sides, strict=True)
         ]
         starts = {int(start): pair for start, pair in zip(shards.documents[:-1], given, strict=True)}

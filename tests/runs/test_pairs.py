@@ -91,7 +91,7 @@ def test_a_mixture_reads_pairs_by_one_part_and_documents_by_others(prepared: Pre
         assert [*np.concatenate([half.samples for half in halves])] == [*lesson.samples]
         for number, sample in enumerate(lesson.samples.tolist()):
             one = lesson.take(np.array([number]))
-            pair = bool(made.samples.measure_sides()[1][sample])
+            pair = bool(made.samples.measure_lengths().second_lengths[sample])
             hidden = bool({*one.source.tokens.tolist()} & sentinels)
             assert pair != hidden, "a document has sentinels, a pair has none"
             seen.add(pair)
@@ -235,7 +235,7 @@ def test_pairs_that_are_too_long_are_told_and_rows_may_be_longer_than_positions(
     made = stream(source)
     pairs = len(made.samples)
     assert f"{pairs} of {pairs}" in capsys.readouterr().err
-    assert max(side.max() for side in made.samples.measure_sides()) <= 64
+    assert max(side.max() for side in made.samples.measure_lengths()[:2]) <= 64
     with pytest.raises(UsageError, match=r"\b16\b"):
         stream(
             TrainingData.open(

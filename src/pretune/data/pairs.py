@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.core.seed import mix
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import EpochOrder, Purpose, SampleLengths, derive_keys, to_uniform
-from pretune.data.samples import attach_sample_info, compute_text_room, find_sources, read_pieces
+from pretune.data.samples import Samples, compute_text_room
 from pretune.data.sequences import Ints, Sequences, split_windows
 from pretune.data.shards import Shards
 from pretune.text.template import TokenTemplate
@@ -63,12 +63,10 @@ class _PairTable(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SegmentPairSamples:
+class SegmentPairSamples(Samples):
     """Samples of `SegmentPairs`: two neighbouring segments each, or a single one."""
 
     kind: SegmentPairs
-    shards: Shards
-    template: TokenTemplate
 
     def __post_init__(self) -> None:
         compute_text_room(self.kind.limit, self._room + 1)  # at least one token on each side
@@ -79,12 +77,6 @@ class SegmentPairSamples:
                     f"{self.shards.directory}: next-sentence pairs need at least 2 documents, found 1; "
                     "add documents, or train with --objective masked"
                 )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.kind, self.shards, self.template)
-
-    def __len__(self) -> int:
-        return len(self._table.start)
 
     @property
     def pair_count(self) -> int:
@@ -105,28 +97,12 @@ class SegmentPairSamples:
         first = _find_middle_sentences(self.shards.sentences, start, length)
         return _PairTable(start, first, length - first, document)
 
-    @cached_property
-    def sources(self) -> Ints:
-        """[n] Source of the first segment of each sample."""
-        return find_sources(self.shards, self._table.start)
-
-    def lengths(self, draws: EpochOrder | None = None) -> Ints:
-        """Return the length of each draw, or of each sample; exchanges do not change it."""
-        index = slice(None) if draws is None else draws.samples
-        second = self._table.second_length[index]
-        return (
-            self._table.first_length[index]
-            + second
-            + np.where(second > 0, self.template.pair_special_count, self.template.special_count)
-        )
-
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         """Return the lengths and special tokens of each draw, or of each sample; both segments count as one side."""
-        lengths, second = (
-            self.lengths(draws),
-            self._table.second_length[slice(None) if draws is None else draws.samples],
-        )
+        index = slice(None) if draws is None else draws.samples  # exchanges do not change the lengths
+        second = self._table.second_length[index]
         special = np.where(second > 0, self.template.pair_special_count, self.template.special_count)
+        lengths = self._table.first_length[index] + second + special
         return SampleLengths(lengths, np.zeros_like(lengths), special)
 
     def assign_partners(self, draws: EpochOrder) -> EpochOrder:
@@ -156,10 +132,8 @@ class SegmentPairSamples:
         if draws.partners is None or draws.labels is None:
             raise UsageError("the draws have no partners; call assign_partners first")
         table, samples, partners = self._table, draws.samples, draws.partners
-        first, second = (
-            (table.start[samples], table.first_length[samples]),
-            (table.start + table.first_length, table.second_length),
-        )
+        first = table.start[samples], table.first_length[samples]
+        second = table.start + table.first_length, table.second_length
         swap = (draws.labels == BROKEN_LABEL) & (self.kind.broken == "swapped")
         pieces = self.template.wrap_pair(
             np.where(swap, second[0][partners], first[0]),
@@ -167,9 +141,7 @@ class SegmentPairSamples:
             np.where(swap, first[0], second[0][partners]),
             np.where(swap, first[1], second[1][partners]),
         )
-        return attach_sample_info(
-            read_pieces(pieces, self.shards, words=words, sentences=sentences, segments=True), draws, self.sources
-        )
+        return self._read(draws, pieces, words=words, sentences=sentences, segments=True)
 
     def _iter_exchanges(self, draws: EpochOrder, pairs: Ints) -> Iterator[tuple[Ints, Ints]]:
         """Yield (takers, givers) for each length of second segments: indices of draws that exchange them."""

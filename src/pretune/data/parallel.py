@@ -12,13 +12,13 @@ corpus may also contain documents with one side, which are split like `Documents
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from pretune.core.config import spec
 from pretune.data.counters import EpochOrder, SampleLengths
-from pretune.data.samples import attach_sample_info, compute_text_room, find_sources, read_pieces
+from pretune.data.samples import Samples, compute_text_room
 from pretune.data.sequences import Ints, Sequences, split_windows
 from pretune.data.shards import Shards
 from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
@@ -58,23 +58,14 @@ class _ParallelTable(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ParallelSamples:
+class ParallelSamples(Samples):
     """Samples of `ParallelPairs`: pairs, or windows of documents with one side."""
 
     kind: ParallelPairs
-    shards: Shards
-    template: TokenTemplate
 
     def __post_init__(self) -> None:
-        compute_text_room(
-            self.kind.limit, max(self.template.special_count, self.template.pair_special_count + 1)
-        )  # at least one token on each side
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.kind, self.shards, self.template)
-
-    def __len__(self) -> int:
-        return len(self._table.start)
+        special_count = max(self.template.special_count, self.template.pair_special_count + 1)
+        compute_text_room(self.kind.limit, special_count)  # at least one token on each side
 
     @property
     def pair_count(self) -> int:
@@ -113,35 +104,15 @@ class ParallelSamples:
             np.where(is_pair, start + sides[owner], start),
         )
 
-    @cached_property
-    def sources(self) -> Ints:
-        """[n] Source of each sample."""
-        return find_sources(self.shards, self._table.start)
-
-    def assign_partners(self, draws: EpochOrder) -> EpochOrder:
-        """Return the draws unchanged: these samples have no partners."""
-        return draws
-
-    def lengths(self, draws: EpochOrder | None = None) -> Ints:
-        """Return the length of each draw, or of each sample: the sum of both sides."""
-        first, second = self.measure_sides(draws)
-        return first + second
-
-    def measure_sides(self, draws: EpochOrder | None = None) -> tuple[Ints, Ints]:
-        """Return the lengths of both sides, special tokens included; the second is 0 if there is none."""
+    def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         index = slice(None) if draws is None else draws.samples
         first, second = self._table.first_length[index], self._table.second_length[index]
-        is_pair, first_special = second > 0, self._first_special_count
-        return (
-            first + np.where(is_pair, first_special, self.template.special_count),
-            np.where(is_pair, second + self.template.pair_special_count - first_special, 0),
-        )
-
-    def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
-        """Return the lengths of both sides and the special tokens of each draw, or of each sample."""
-        first, second = self.measure_sides(draws)
+        first_special, special = self._first_special_count, self.template.pair_special_count
+        is_pair = second > 0
         return SampleLengths(
-            first, second, np.where(second > 0, self.template.pair_special_count, self.template.special_count)
+            first + np.where(is_pair, first_special, self.template.special_count),
+            np.where(is_pair, second + special - first_special, 0),
+            np.where(is_pair, special, self.template.special_count),
         )
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
@@ -149,9 +120,8 @@ class ParallelSamples:
         start, first, second, second_start = (column[draws.samples] for column in self._table)
         segments = self.template.has_segments or self.kind.apart is None
         pieces = self.template.wrap_pair(start, first, second_start, second)
-        sequences = read_pieces(pieces, self.shards, words=words, sentences=sentences, segments=segments)
-        side_starts = np.where(second > 0, self.measure_sides(draws)[0], 0)
-        return attach_sample_info(replace(sequences, sides=side_starts), draws, self.sources)
+        sequences = self._read(draws, pieces, words=words, sentences=sentences, segments=segments)
+        return replace(sequences, sides=np.where(second > 0, self.measure_lengths(draws).first_lengths, 0))
 
 
 def double_template(template: TokenTemplate, *, is_bare: bool) -> TokenTemplate:

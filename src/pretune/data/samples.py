@@ -10,7 +10,7 @@ and the last, shorter part is kept.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,32 +22,54 @@ from pretune.data.shards import Shards
 from pretune.text.template import SequencePieces, TokenTemplate
 
 
-class Samples(Protocol):
-    """Samples of one kind over shards. Pickling omits the tables; the receiving process computes them again."""
+@dataclass(frozen=True)
+class Samples:
+    """Base class: samples of one kind over shards. Pickling omits the tables, which the receiver computes again."""
 
-    @property
-    def shards(self) -> Shards: ...
+    kind: Any
+    shards: Shards
+    template: TokenTemplate
 
-    @property
-    def template(self) -> TokenTemplate: ...
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.shards, self.template)
 
-    @property
+    def __len__(self) -> int:
+        return len(self._table[0])
+
+    @cached_property
+    def _table(self) -> tuple[Ints, ...]:
+        """Columns of n values; the first is the position of the first token in the shards."""
+        raise NotImplementedError
+
+    @cached_property
     def sources(self) -> Ints:
-        """[n] Source of each sample."""
-
-    def __len__(self) -> int: ...
+        """[n] Source of the document in which each sample starts."""
+        documents = np.searchsorted(self.shards.documents, self._table[0], side="right") - 1
+        return self.shards.sources[documents].astype(np.int64)
 
     def assign_partners(self, draws: EpochOrder) -> EpochOrder:
         """Return the draws with sampled partners and labels, for samples that have them; call it before `lengths`."""
+        return draws
 
     def lengths(self, draws: EpochOrder | None = None) -> Ints:
         """Return the length of each draw, or of each sample if `draws` is None."""
+        return self.measure_lengths(draws).lengths
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         """Return the lengths and special tokens of each draw, or of each sample, without reading tokens."""
+        raise NotImplementedError
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
         """Read the sequences of draws, with word and sentence starts on request."""
+        raise NotImplementedError
+
+    def _read(
+        self, draws: EpochOrder, pieces: SequencePieces, *, words: bool, sentences: bool, segments: bool
+    ) -> Sequences:
+        """Read the tokens of pieces, with the samples, epochs, sources and labels of their draws."""
+        sequences = read_pieces(pieces, self.shards, words=words, sentences=sentences, segments=segments)
+        sources = self.sources[draws.samples]
+        return replace(sequences, samples=draws.samples, epochs=draws.epochs, sources=sources, labels=draws.labels)
 
 
 def check_enough_tokens(samples: Samples, length: int) -> None:
@@ -109,70 +131,39 @@ def compute_text_room(limit: int, room: int) -> int:
 
 
 @dataclass(frozen=True)
-class RangeSamples:
+class RangeSamples(Samples):
     """Samples of `Documents` or `Sentences`: one range of the shards each."""
 
     kind: Documents | Sentences
-    shards: Shards
-    template: TokenTemplate
 
     def __post_init__(self) -> None:
         compute_text_room(self.kind.limit, self.template.special_count)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.kind, self.shards, self.template)
-
-    def __len__(self) -> int:
-        return len(self._table[0])
-
     @cached_property
-    def _table(self) -> tuple[Ints, Ints]:
+    def _table(self) -> tuple[Ints, ...]:
         starts = self.shards.documents[:-1] if isinstance(self.kind, Documents) else self.shards.sentences
         ends = np.append(starts[1:], len(self.shards))
-        windows = split_windows(starts, ends - starts, compute_text_room(self.kind.limit, self.template.special_count))
-        return windows[0], windows[1]
-
-    @cached_property
-    def sources(self) -> Ints:
-        """[n] Source of each sample."""
-        return find_sources(self.shards, self._table[0])
-
-    def assign_partners(self, draws: EpochOrder) -> EpochOrder:
-        """Return the draws unchanged: these samples have no partners."""
-        return draws
-
-    def lengths(self, draws: EpochOrder | None = None) -> Ints:
-        """Return the length of each draw, or of each sample."""
-        return self._table[1][slice(None) if draws is None else draws.samples] + self.template.special_count
+        room = compute_text_room(self.kind.limit, self.template.special_count)
+        return split_windows(starts, ends - starts, room)[:2]
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
-        """Return the lengths and special tokens of each draw, or of each sample."""
-        lengths = self.lengths(draws)
+        lengths = self._table[1][slice(None) if draws is None else draws.samples] + self.template.special_count
         return SampleLengths(lengths, np.zeros_like(lengths), np.full_like(lengths, self.template.special_count))
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
-        """Read the sequences of draws, with word and sentence starts on request."""
         start, length = (column[draws.samples] for column in self._table)
         pieces = self.template.wrap(start, length)
-        sequences = read_pieces(
-            pieces, self.shards, words=words, sentences=sentences, segments=self.template.has_segments
-        )
-        return attach_sample_info(sequences, draws, self.sources)
+        return self._read(draws, pieces, words=words, sentences=sentences, segments=self.template.has_segments)
 
 
 @dataclass(frozen=True)
-class BlockSamples:
+class BlockSamples(Samples):
     """Samples of `Blocks`: windows over the concatenated documents with their special tokens. Legend: D documents."""
 
     kind: Blocks
-    shards: Shards
-    template: TokenTemplate
 
     def __post_init__(self) -> None:
         compute_text_room(self.kind.length, self.template.special_count)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.kind, self.shards, self.template)
 
     @cached_property
     def _document_starts(self) -> Ints:
@@ -189,19 +180,9 @@ class BlockSamples:
     def __len__(self) -> int:
         return -(-int(self._document_starts[-1]) // self.kind.length)
 
-    def assign_partners(self, draws: EpochOrder) -> EpochOrder:
-        """Return the draws unchanged: these samples have no partners."""
-        return draws
-
-    def lengths(self, draws: EpochOrder | None = None) -> Ints:
-        """Return the length of each draw, or of each sample."""
-        start = (np.arange(len(self)) if draws is None else draws.samples) * self.kind.length
-        return np.asarray(np.minimum(self.kind.length, self._document_starts[-1] - start))
-
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
-        """Return the lengths and special tokens of each draw, or of each sample; documents may be split."""
         start = (np.arange(len(self)) if draws is None else draws.samples) * self.kind.length
-        lengths = self.lengths(draws)
+        lengths = np.minimum(self.kind.length, self._document_starts[-1] - start)
         special = self._count_special(start + lengths) - self._count_special(start)
         return SampleLengths(lengths, np.zeros_like(lengths), special)
 
@@ -213,13 +194,10 @@ class BlockSamples:
         return np.asarray(positions - texts[document] - np.clip(inside, 0, texts[document + 1] - texts[document]))
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
-        """Read the sequences of draws, with word and sentence starts on request."""
         start = draws.samples * self.kind.length
-        stop = start + self.lengths(draws)
+        stop = np.minimum(start + self.kind.length, self._document_starts[-1])
         first = np.searchsorted(self._document_starts, start, side="right") - 1
-        counts = (
-            np.searchsorted(self._document_starts, stop) - first
-        )  # number of documents in each block, in whole or in part
+        counts = np.searchsorted(self._document_starts, stop) - first  # documents in each block, in whole or in part
         document = spread(first, counts)
         length = self.shards.documents[document + 1] - self.shards.documents[document]
         document_pieces, width = self.template.wrap(self.shards.documents[document], length), len(self.template.single)
@@ -236,10 +214,7 @@ class BlockSamples:
             special=document_pieces.special,
             segment=document_pieces.segment,
         )
-        sequences = read_pieces(
-            pieces, self.shards, words=words, sentences=sentences, segments=self.template.has_segments
-        )
-        return attach_sample_info(sequences, draws, self.sources)
+        return self._read(draws, pieces, words=words, sentences=sentences, segments=self.template.has_segments)
 
 
 def read_pieces(
@@ -266,15 +241,3 @@ def read_pieces(
         starts_sentence[inside + np.repeat(first - start, high - low)] = True
         starts_sentence[first] = True
     return replace(sequences, words=starts_word, sentences=starts_sentence)
-
-
-def find_sources(shards: Shards, positions: Ints) -> Ints:
-    """Return the source of the document at each position of the shards."""
-    return shards.sources[np.searchsorted(shards.documents, positions, side="right") - 1].astype(np.int64)
-
-
-def attach_sample_info(sequences: Sequences, draws: EpochOrder, sources: Ints) -> Sequences:
-    """Return the sequences with the samples, epochs, sources and labels of their draws."""
-    return replace(
-        sequences, samples=draws.samples, epochs=draws.epochs, sources=sources[draws.samples], labels=draws.labels
-    )
