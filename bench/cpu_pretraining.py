@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 import pretune as pt
-from pretune.data.batch_shape import BatchShape
+from pretune.data.plan import BatchShape
 from pretune.data.samples import Documents, Sentences
 from pretune.data.shards import Shards
 from pretune.data.stream import BatchStream

@@ -16,7 +16,7 @@ import common
 import numpy as np
 
 from pretune.data.packing import best_fit
-from pretune.data.parallel import ParallelSamples
+from pretune.data.pairs import ParallelSamples
 from pretune.data.stream import BatchStream, predict_lengths
 from pretune.objectives import build_objective
 from pretune.objectives.base import ModelShape

@@ -69,7 +69,7 @@ def build_training(family: str, objective_name: str) -> Pair:
     from transformers import AutoTokenizer
 
     import pretune as pt
-    from pretune.data.batch_shape import BatchShape
+    from pretune.data.plan import BatchShape
     from pretune.data.stream import BatchStream
     from pretune.models.catalog import resolve
     from pretune.objectives.base import Vocabulary

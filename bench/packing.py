@@ -19,11 +19,10 @@ import common
 import numpy as np
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.batch_shape import BatchShape, LengthSchedule, Phase
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.pairs import SegmentPairs
-from pretune.data.plan import build_plan
+from pretune.data.plan import BatchShape, LengthSchedule, Phase, build_plan
 from pretune.data.samples import Blocks, Documents, Sentences
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index

@@ -86,7 +86,7 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
 
 def measure_fill(data: Any) -> dict[str, float]:
     """Return the fill rates of rows of packed sentences and documents."""
-    from pretune.data.batch_shape import BatchShape
+    from pretune.data.plan import BatchShape
     from pretune.data.samples import Documents, Sentences
     from pretune.data.stream import BatchStream
     from pretune.text.tokenizer import Tokenizer

@@ -16,10 +16,10 @@ from torch import nn
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
-from pretune.data.parallel import double_template
+from pretune.data.pairs import double_template
+from pretune.data.plan import BatchShape
 from pretune.data.samples import read_pieces
 from pretune.data.sequences import Bools, Ints, Sequences, spread
 from pretune.models import catalog

@@ -19,8 +19,8 @@ from pretune.adaptation.heads.span import END, START, Span, find_best_span
 from pretune.adaptation.heads.tagging import Tagging
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
+from pretune.data.plan import BatchShape
 from pretune.data.sequences import Sequences
 from pretune.models.families import FAMILIES
 from pretune.models.model import build

@@ -27,8 +27,8 @@ from pretune.adaptation.methods import (
 )
 from pretune.adaptation.peft.qlora import QLoRA
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
+from pretune.data.plan import BatchShape
 from pretune.data.virtual_tokens import reserve
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
+from pretune.data.plan import BatchShape
 from pretune.data.sequences import PER_SEQUENCE, PER_TOKEN, Sequences, join
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Targets
-from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
+from pretune.data.plan import BatchShape
 from pretune.data.sequences import Sequences
 
 tokens = st.integers(0, 2**31)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
-from pretune.data.batch_shape import LengthSchedule, Phase
+from pretune.data.plan import LengthSchedule, Phase
 
 BERT = LengthSchedule(phases=(Phase(share=0.9, length=128), Phase(share=0.1, length=512)))
 

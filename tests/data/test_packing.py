@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
-from pretune.data import packing_methods as even
-from pretune.data.packing import best_fit, pack
-from pretune.data.packing_methods import PACKING_ORDERS, balanced_fit, exact_fit
+from pretune.data import packing as even
+from pretune.data.packing import PACKING_ORDERS, balanced_fit, best_fit, exact_fit, pack
 from pretune.data.sequences import Ints
 
 ROOM, OTHER = 16, 12

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
 from pretune.data.mixing import LimitedMixing
-from pretune.data.pairs import SegmentPairs
-from pretune.data.parallel import ParallelPairs, trim_pair
+from pretune.data.pairs import ParallelPairs, SegmentPairs, trim_pair
 from pretune.data.prepare.run import merge, prepare
 from pretune.data.prepared_data import PreparedData
 from pretune.data.samples import Documents

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix_array
 from pretune.data import plan as planning
-from pretune.data.batch_shape import BatchShape
-from pretune.data.plan import PackingPlan, build_plan
+from pretune.data.plan import BatchShape, PackingPlan, build_plan
 from pretune.data.sequences import Ints
 
 lengths = st.lists(st.integers(1, 16), min_size=1, max_size=80).map(lambda found: np.array(found, dtype=np.int64))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import pretune as pt
 from pretune.core.errors import UsageError
-from pretune.data.batch_shape import BatchShape
+from pretune.data.plan import BatchShape
 from pretune.data.prepare import card, dedup_split, run
 from pretune.data.prepare.run import prepare
 from pretune.data.prepare.settings import PrepareConfig, parse_share

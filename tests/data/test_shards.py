@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, PretuneError, ResourceError, UsageError
 from pretune.data.shards import Shards, ShardWriter, choose_token_dtype, read_index
-from pretune.data.shards.npy import NpyWriter, open_npy
+from pretune.data.shards.files import NpyWriter, open_npy
 from tests.data.corpora import bits, documents, opened, write
 
 GIVEN = [[3, 4], [], [5], [1, 1, 1]]  # tokens 0-6, none, 7-11, 12-14

@@ -22,7 +22,7 @@ from pretune.core.errors import DataError, ResourceError, UsageError
 from pretune.data.prepare import encoding, work_units
 from pretune.data.prepare.run import merge, prepare
 from pretune.data.shards import Shards
-from pretune.data.shards.npy import NpyWriter
+from pretune.data.shards.files import NpyWriter
 from pretune.text.tokenizer import Tokenizer
 from tests.conftest import ROOT
 from tests.data.texts import MANY, blocks, byte_tokenizer, stories, texts_of, tree

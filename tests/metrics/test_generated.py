@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
 from pretune.metrics import METRICS
-from pretune.metrics.generation import compute_lcs_length, rouge, rouge_stemmed, score_text
-from pretune.metrics.porter import stem
+from pretune.metrics.generation import compute_lcs_length, rouge, rouge_stemmed, score_text, stem
 from tests.conftest import ROOT
 from tests.selection import scale_examples
 

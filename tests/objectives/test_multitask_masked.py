@@ -8,8 +8,8 @@ import torch
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
+from pretune.data.plan import BatchShape
 from pretune.models.catalog import build
 from pretune.nn.attention_mask import MaskKind
 from pretune.objectives.multitask_masked import MultitaskMaskedLM

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
+from pretune.data.plan import BatchShape
 from pretune.data.sequences import Sequences
 from pretune.objectives.prefix import PrefixLM, draw_split_points
 from tests.contracts.restoring import restore_prefix

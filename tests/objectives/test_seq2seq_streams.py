@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.batch_shape import BatchShape
+from pretune.data.plan import BatchShape
 from pretune.data.samples import Blocks, Documents
 from pretune.data.shards import Shards
 from pretune.data.stream import BatchStream

@@ -18,8 +18,8 @@ from pretune.adaptation.heads.choice import build_group_labels
 from pretune.adaptation.heads.encoder_decoder import build_encoder_decoder_inputs
 from pretune.core.errors import CheckpointError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
+from pretune.data.plan import BatchShape
 from pretune.data.sequences import Sequences
 from pretune.models.hf.weights import HEAD_KEY
 from tests.parity.cases import BART, ELECTRA, ENCODER, GPT, LLAMA, MPT, NEOX, OPT, T5, VOCAB, XLNET, Case, case

@@ -11,7 +11,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import DataError, PretuneError, UsageError
 from pretune.data.mixing import LimitedMixing
-from pretune.data.parallel import ParallelSamples
+from pretune.data.pairs import ParallelSamples
 from pretune.objectives import build_objective
 from pretune.objectives.causal import CausalLM
 from pretune.objectives.mixture import Mixture, MixtureCorruption, Part

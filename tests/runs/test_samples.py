@@ -9,7 +9,7 @@ import torch
 
 import pretune as pt
 from pretune.core.errors import UsageError
-from pretune.data.batch_shape import BatchShape
+from pretune.data.plan import BatchShape
 from pretune.reports import report
 from pretune.reports.facts import SPLITS, describe_sample_source
 from pretune.runs import sample_text, samples

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretune.text import filters
+from pretune.text import cleaning
 from pretune.text.cleaning import CLEANERS
 
 texts = st.text(st.characters(), max_size=80)
@@ -60,11 +60,11 @@ def test_each(name: str, text: str, expected: str | None) -> None:
 
 
 def test_options() -> None:
-    assert filters.drop_short_pages("one two three", min_words=3) == "one two three"
-    assert filters.drop_short_pages("one two", min_words=3) is None
-    assert filters.drop_short_pages("他们走了以后", min_words=3) is not None, "two characters count as a word"
-    assert filters.drop_other_languages("Das ist nicht das, was er von der Welt hat.", lang="de") is not None
-    assert filters.drop_repeated_lines("a\na\nb", max_share=0.5) is not None
+    assert cleaning.drop_short_pages("one two three", min_words=3) == "one two three"
+    assert cleaning.drop_short_pages("one two", min_words=3) is None
+    assert cleaning.drop_short_pages("他们走了以后", min_words=3) is not None, "two characters count as a word"
+    assert cleaning.drop_other_languages("Das ist nicht das, was er von der Welt hat.", lang="de") is not None
+    assert cleaning.drop_repeated_lines("a\na\nb", max_share=0.5) is not None
 
 
 @pytest.mark.parametrize("lang", ["hin", "tha", "arb", "heb", "jpn", "kor", "ell_monotonic", "vie"])

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
+from pretune.data.plan import BatchShape
 from pretune.data.samples import Documents
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import Shards

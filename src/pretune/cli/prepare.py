@@ -26,7 +26,7 @@ from pretune.core.format import format_count
 
 if TYPE_CHECKING:
     from pretune.data.prepared_data import PreparedData
-    from pretune.data.shards.index import ShardSplit
+    from pretune.data.shards.files import ShardSplit
 
 _HOLDOUT = "1%"
 MIN_VALID_TOKENS = 5_000

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pretune.core.types import Batch
-from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out, next_fit
+from pretune.data.plan import BatchShape
 from pretune.data.sequences import Ints, Sequences
 
 ROW_TOKENS = {"cpu": 64, "cuda": 128}

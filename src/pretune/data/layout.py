@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Targets
-from pretune.data.batch_shape import BatchShape
+from pretune.data.plan import BatchShape
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 
 Tokens = Sequence[int] | NDArray[np.integer]

@@ -12,7 +12,7 @@ from pretune.core.config import Count, Number, read_record
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import MANIFEST, atomic_directory, remove_abandoned
 from pretune.data.shards import DataIndex, Shards, read_index
-from pretune.data.shards.index import INDEX_FILE as INDEX
+from pretune.data.shards.files import INDEX_FILE as INDEX
 
 CARD_FILE, SLICE_FILE = "card.json", "slice.json"
 

@@ -19,11 +19,10 @@ import numpy as np
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters, EpochOrder, SampleLengths
 from pretune.data.layout import lay_out
 from pretune.data.mixing import Mixing, SourceMixture
-from pretune.data.plan import WINDOW_SIZE, PackingPlan, build_plan
+from pretune.data.plan import WINDOW_SIZE, BatchShape, PackingPlan, build_plan
 from pretune.data.samples import Samples
 from pretune.data.sequences import Ints, Sequences
 

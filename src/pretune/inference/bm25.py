@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import DataError
-from pretune.metrics.porter import stem
+from pretune.metrics.generation import stem
 
 K1, B = 1.2, 0.75
 """Saturation of term frequency, and strength of length normalization."""

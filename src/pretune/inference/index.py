@@ -27,7 +27,7 @@ from torch import nn
 from pretune.core import config, io
 from pretune.core.errors import CheckpointError, DataError, UsageError, explain_missing
 from pretune.core.hub import resolve_path
-from pretune.data.shards.npy import open_npy
+from pretune.data.shards.files import open_npy
 from pretune.inference import faiss_index
 from pretune.inference.bm25 import BM25
 from pretune.inference.embed import Embedder, EmbeddingResult, ProgressCallback, WordEmbedder, build_embedder

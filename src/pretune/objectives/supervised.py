@@ -1,7 +1,7 @@
 """Supervised text-to-text: read a source, generate its target.
 
 Paper: Raffel et al. (2020), T5, whose pre-training also mixes labelled tasks in (section 3.5.2): every task is a source
-text and a target text. Input: parallel documents (`pretune.data.parallel`), prepared from parallel text or from a task
+text and a target text. Input: parallel documents (`pretune.data.pairs`), prepared from parallel text or from a task
 by its template. Nothing is random. Siblings: `prefix` splits any text at random; `mixture` reads pairs this way and
 other documents with other objectives; `translation` masks both sides in an encoder.
 

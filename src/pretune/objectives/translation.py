@@ -3,7 +3,7 @@
 Paper: Lample and Conneau (2019), XLM. A token masked on one side can be predicted from the other, which aligns the two
 languages. The paper adds language embeddings and resets positions in the second sentence; here segments mark the
 languages, and positions continue, as in any pair. The rate holds on each side separately. Input: parallel documents
-(`pretune.data.parallel`); documents of one side are masked as usual, so one run can train both objectives of the
+(`pretune.data.pairs`); documents of one side are masked as usual, so one run can train both objectives of the
 paper. Siblings: `masked` reads one language at a time.
 
     text     [CLS] the  cat   sits  [SEP] die   Katze sitzt [SEP]

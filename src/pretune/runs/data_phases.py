@@ -9,7 +9,7 @@ import torch
 
 from pretune.core import log
 from pretune.core.errors import DataError
-from pretune.data.batch_shape import Phase
+from pretune.data.plan import Phase
 from pretune.data.samples import check_enough_tokens
 from pretune.data.stream import BatchStream
 from pretune.runs.config import PretrainConfig, TrainConfig

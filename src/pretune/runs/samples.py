@@ -12,7 +12,7 @@ import torch
 
 from pretune.core import log
 from pretune.core.types import Batch
-from pretune.data.batch_shape import BatchShape
+from pretune.data.plan import BatchShape
 from pretune.data.stream import BatchStream
 from pretune.runs.sample_text import GENERATIVE_SHAPES, NEW_TOKENS, PROMPT_TOKENS, SampleObjective, find_targets
 from pretune.training.clock import TrainingClock

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pretune.core import config
 from pretune.core.errors import CheckpointError
 from pretune.core.types import Batch, Loss
-from pretune.data.batch_shape import BatchShape
+from pretune.data.plan import BatchShape
 from pretune.models.cost import estimate_memory
 from pretune.models.spec import Model
 from pretune.training.distributed import Ranks

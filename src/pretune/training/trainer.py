@@ -22,7 +22,7 @@ from torch import nn
 from pretune.core import io, log
 from pretune.core.errors import CheckpointError
 from pretune.core.run_dir import RunDir, RunLock
-from pretune.data.batch_shape import BatchShape
+from pretune.data.plan import BatchShape
 from pretune.models.spec import Model
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.checkpointing import CheckpointHook, restore_checkpoint

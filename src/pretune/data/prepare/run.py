@@ -22,7 +22,7 @@ from pretune.data.prepare.stage import StageReader, StageWriter
 from pretune.data.prepare.work_units import SplitPart, iter_units, list_parts, select_slice
 from pretune.data.prepared_data import PreparedData, publish_directory
 from pretune.data.shards import DataIndex, ShardSplit, choose_token_dtype, read_index, write_index
-from pretune.data.shards.index import INDEX_FILE as INDEX
+from pretune.data.shards.files import INDEX_FILE as INDEX
 from pretune.text.corpora import Corpus, open_corpus
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import DocumentBoundary

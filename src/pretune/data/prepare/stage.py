@@ -27,7 +27,7 @@ from pretune.core.errors import CheckpointError, DataError
 from pretune.core.io import check_manifest, resolve_inside, translate_write_errors, write_json
 from pretune.data.prepare.encoding import Chunk, Ints
 from pretune.data.prepared_data import SLICE_FILE, SliceFile
-from pretune.data.shards.npy import NpyWriter, open_npy
+from pretune.data.shards.files import NpyWriter, open_npy
 
 _MAX_FILE_BYTES = 2**28  # bytes after which a new file starts; files are deleted one by one as they are read
 _COLUMNS = {"keys": "<u8", "lengths": "<i8", "sizes": "<i8", "sources": "<u2", "held": "|b1", "signatures": "<u4"}

@@ -18,7 +18,7 @@
 A document is never divided between shards. In `Shards`, positions count tokens through all shards of a split, in order.
 """
 
-from pretune.data.shards.index import DataIndex, ShardFacts, ShardSplit, choose_token_dtype, read_index, write_index
+from pretune.data.shards.files import DataIndex, ShardFacts, ShardSplit, choose_token_dtype, read_index, write_index
 from pretune.data.shards.reader import Shards
 from pretune.data.shards.writer import ShardWriter
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from pretune.core.errors import DataError, suggest
 from pretune.core.io import resolve_inside
 from pretune.data.sequences import Bools, Ints, spread
-from pretune.data.shards.index import INDEX_FILE, DataIndex, ShardFacts, read_index
-from pretune.data.shards.npy import open_npy
+from pretune.data.shards.files import INDEX_FILE, DataIndex, ShardFacts, open_npy, read_index
 
 _REMEDY = "prepare the data again, or copy the directory again"
 

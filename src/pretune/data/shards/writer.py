@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import translate_write_errors
-from pretune.data.shards.index import DTYPES, ShardFacts
-from pretune.data.shards.npy import NpyWriter
+from pretune.data.shards.files import DTYPES, NpyWriter, ShardFacts
 
 SHARD_TOKENS = 2**27
 """Number of tokens at which a shard is full; it ends with the document that reaches it."""

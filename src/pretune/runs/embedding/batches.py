@@ -8,8 +8,8 @@ import torch
 from pretune.core.errors import ResourceError
 from pretune.core.format import format_count
 from pretune.core.types import Batch, Targets
-from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out, next_fit
+from pretune.data.plan import BatchShape
 from pretune.data.sequences import Ints, Sequences
 from pretune.inference.batching import EncodedTexts, encode_texts
 from pretune.runs.embedding.pair_dataset import PairDataset

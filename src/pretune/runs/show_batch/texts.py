@@ -7,8 +7,7 @@ import numpy as np
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.pairs import BROKEN_LABEL, INTACT_LABEL
-from pretune.data.parallel import double_template
+from pretune.data.pairs import BROKEN_LABEL, INTACT_LABEL, double_template
 from pretune.data.sequences import Sequences, spread
 from pretune.objectives.base import ModelShape, Objective, PairKind
 from pretune.objectives.mixture import Mixture

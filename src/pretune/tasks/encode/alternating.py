@@ -16,9 +16,9 @@ import numpy as np
 
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
-from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Purpose, shuffle_by_key
 from pretune.data.mixing import SmoothedMixing
+from pretune.data.plan import BatchShape
 from pretune.data.sequences import Ints
 from pretune.tasks.encode.stream import TaskStream
 

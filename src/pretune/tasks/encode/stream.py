@@ -17,10 +17,10 @@ import numpy as np
 from pretune.core.errors import UsageError
 from pretune.core.format import format_count
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
 from pretune.data.mixing import SmoothedMixing, SourceMixture, WeightedMixing
 from pretune.data.packing import pack
+from pretune.data.plan import BatchShape
 from pretune.data.sequences import Ints, Sequences
 from pretune.tasks.encode.items import Items
 
