@@ -51,7 +51,7 @@ def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:
     base, table = tasked.make_base(tmp_path), tasked.classes(tmp_path / "own.csv")
     quick = {"train.eval_examples": 20, "data.max_length": 32}
     run = finetune(
-        base, train=table, out=tmp_path / "run", method="extra", steps=60, lr=1e-2, baselines="none", changes=quick
+        base, train=table, out=tmp_path / "run", method="extra", steps=60, lr=1e-2, baselines="none", overrides=quick
     )
     assert run.score is not None and run.score > 0.9
     base_model, run_model = pt.load(base), pt.load(run).model
@@ -59,8 +59,8 @@ def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:
     old, new = base_model.encoder.state_dict(), run_model.encoder.state_dict()
     assert all(torch.equal(tensor, new[name]) for name, tensor in old.items())
     with pytest.raises(UsageError, match=r"base\.extra_layers 1\b.*'lora'"):
-        finetune(base, train=table, out=tmp_path / "no", method="lora", changes={"base.extra_layers": 1})
+        finetune(base, train=table, out=tmp_path / "no", method="lora", overrides={"base.extra_layers": 1})
     with pytest.raises(UsageError, match="'lora'"):
         finetune(base, train=table, out=tmp_path / "no", method="lora+random")
     with pytest.raises(UsageError, match=r"base\.extra_layers .*-1\b"):
-        finetune(base, train=table, out=tmp_path / "no", changes={"base.extra_layers": -1})
+        finetune(base, train=table, out=tmp_path / "no", overrides={"base.extra_layers": -1})

@@ -106,7 +106,7 @@ def test_names_are_those_that_verbs_take() -> None:
     from pretune.models.families import FAMILIES, find_style_family, list_sizes
     from pretune.objectives.base import MODEL_SHAPES
     from pretune.runs.evaluation_job import FILE_TASKS
-    from pretune.runs.finetune.build_config import METHOD_PRESETS
+    from pretune.runs.finetune.defaults import METHOD_PRESETS
 
     assert all(list_sizes(family) == tuple(FAMILIES.get(family).sizes) for family in FAMILIES)
     training = {family: FAMILIES.get(family).training for family in [*FAMILIES][::-1]}
@@ -136,14 +136,14 @@ def test_paths_are_settings() -> None:
     from pretune.core.config import list_paths
     from pretune.models.catalog import list_settings
     from pretune.models.families import FAMILIES
-    from pretune.runs.config import DataConfig, TrainConfig
+    from pretune.runs.config import DataConfig, PretrainTrainConfig
     from pretune.runs.finetune.config import AdaptationConfig, FinetuneTrainConfig, SequenceConfig
 
     knobs = {*list_settings(FAMILIES.get("bert"))}
     trees = {
         "pretrain": {
             "model": knobs,
-            "train": {*list_paths(TrainConfig(lr=1.0))},
+            "train": {*list_paths(PretrainTrainConfig(lr=1.0))},
             "data": {*list_paths(DataConfig(path="x"))},
         },
         "finetune": {

@@ -10,12 +10,12 @@ from pretune.core.synonyms import SYNONYMS, find_synonyms
 from pretune.models.catalog import list_settings
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
-from pretune.runs.config import DataConfig, TrainConfig
+from pretune.runs.config import DataConfig, PretrainTrainConfig
 from pretune.runs.finetune.config import FinetuneTrainConfig, SequenceConfig
 
 
 def test_each_stands_for_something_there_is() -> None:
-    trees = (TrainConfig(lr=1.0), FinetuneTrainConfig(lr=1.0), DataConfig(path="x"), SequenceConfig())
+    trees = (PretrainTrainConfig(lr=1.0), FinetuneTrainConfig(lr=1.0), DataConfig(path="x"), SequenceConfig())
     paths = {path.rpartition(".")[2] for tree in trees for path in config.list_paths(tree)}
     known = {*paths, *list_settings(FAMILIES.get("bert")), *OBJECTIVES, *METHODS}
     assert {*SYNONYMS} <= known

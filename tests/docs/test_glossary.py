@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pretune.adaptation.peft import PEFT_METHODS
 from pretune.objectives import OBJECTIVES
-from pretune.runs.config import TrainConfig
+from pretune.runs.config import PretrainTrainConfig
 from pretune.runs.finetune.config import AdaptationConfig, FinetuneTrainConfig
 from pretune.text.styles import KINDS
 
@@ -27,7 +27,7 @@ def test_every_name_is_explained() -> None:
 
 
 def test_every_setting_is_there() -> None:
-    known = {"train": {field.name for kind in (TrainConfig, FinetuneTrainConfig) for field in fields(kind)}}
+    known = {"train": {field.name for kind in (PretrainTrainConfig, FinetuneTrainConfig) for field in fields(kind)}}
     known["tune"] = {field.name for field in fields(AdaptationConfig)}
     named = re.findall(r"`(train|tune)\.(\w+)", PAGE)
     assert len(named) > 6 and [path for path in named if path[1] not in known[path[0]]] == []

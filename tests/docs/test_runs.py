@@ -46,9 +46,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command(line: str, home: Path) -> None:
     """Its options exist, and what it sets is what such a run has: the settings are resolved, and nothing is run."""
-    from pretune.runs.build_config import build_pretrain_config
-    from pretune.runs.finetune.build_config import build_finetune_config as choose_tuning
-    from pretune.runs.finetune.build_config import parse_numbers
+    from pretune.runs.defaults import build_pretrain_config
+    from pretune.runs.finetune.defaults import build_finetune_config as choose_tuning
+    from pretune.runs.finetune.defaults import parse_numbers
 
     verb, given = parsed(line)
     changes = parse_assignments(given.get("settings") or [])
@@ -59,7 +59,7 @@ def test_a_command(line: str, home: Path) -> None:
             data=home / "data",
             objective=given["objective"],
             init_from=None if given["start"] is None else home / "base",
-            changes=changes,
+            overrides=changes,
             **length,
         )
         paper = FAMILIES.get(config.model.family).training
@@ -73,7 +73,7 @@ def test_a_command(line: str, home: Path) -> None:
         rate = parse_numbers(given["lr"], "--lr")[0] if given["lr"] else None
         length = {name: given[name] for name in ("steps", "epochs") if given[name] is not None}
         tuning = choose_tuning(
-            home / "base", task=given["task"], method=given["method"], lr=rate, changes=changes, **length
+            home / "base", task=given["task"], method=given["method"], lr=rate, overrides=changes, **length
         )
         assert rate is None or tuning.train.lr == rate
 

@@ -26,8 +26,8 @@ from pretune.core.io import MANIFEST, write_manifest
 from pretune.inference.embed import build_embedder
 from pretune.inference.index import Index, build
 from pretune.reports import report
-from pretune.runs.build_config import build_pretrain_config
-from pretune.runs.finetune.build_config import build_finetune_config as choose_tuning
+from pretune.runs.defaults import build_pretrain_config
+from pretune.runs.finetune.defaults import build_finetune_config as choose_tuning
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.training.checkpointing import read_state
 from pretune.training.checkpoints.checkpoint import TensorSnapshot, describe_state, open_checkpoint, write_checkpoint
@@ -188,16 +188,16 @@ def _yaml(root: Path) -> Campaign:
     whole = root / "yaml-whole"
     whole.mkdir()
     (whole / "run.yaml").write_text(
-        yaml.safe_dump(build_pretrain_config(settings=part / "run.yaml", device="cpu").to_dict())
+        yaml.safe_dump(build_pretrain_config(config=part / "run.yaml", device="cpu").to_dict())
     )
     tree = choose_tuning(root / "model", task="sst2").to_dict()
     (tuning / "tuning.yaml").write_text(yaml.safe_dump(tree))
 
     def work(folder: Path) -> None:
         if (folder / "run.yaml").exists():
-            build_pretrain_config(settings=folder / "run.yaml", device="cpu")
+            build_pretrain_config(config=folder / "run.yaml", device="cpu")
         else:
-            choose_tuning(settings=folder / "tuning.yaml")
+            choose_tuning(config=folder / "tuning.yaml")
 
     return Campaign([part, whole, tuning], work)
 

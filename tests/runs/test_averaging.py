@@ -142,7 +142,7 @@ def test_in_finetuning_the_best_is_an_average(
     )
     changes = {"train.optimizer": {**SGD, "lr": 0.05}, "train.eval_every": 1, "train.schedule": {"kind": "constant"}}
     out = tmp_path / "run"
-    found = finetune(base, train=table, out=out, steps=STEPS, baselines="none", changes=changes, device="cpu")
+    found = finetune(base, train=table, out=out, steps=STEPS, baselines="none", overrides=changes, device="cpu")
     assert found.scores["trials"][0]["best_step"] == STEPS and not scores
     events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines() if '"event"' in line]
     assert events == [{"step": TRIGGERED, "event": "averaging"}]

@@ -15,10 +15,8 @@ from pretune.models.families import FAMILIES
 from pretune.nn.heads import SpanHead
 from pretune.objectives.next_sentence import NextSentence
 from pretune.objectives.span_masked import Boundary, SpanMaskedLM
-from pretune.runs.build_config import build_pretrain_config
 from pretune.runs.config import PretrainConfig
-from pretune.runs.defaults import replace_heads
-from pretune.runs.duration import parse_duration
+from pretune.runs.defaults import build_pretrain_config, parse_duration, replace_heads
 from pretune.runs.estimate import THIS_MACHINE, estimate_pretrain, measure_flops
 from pretune.runs.pretrain import pretrain
 from pretune.text.tokenizer import Tokenizer
@@ -63,7 +61,7 @@ class TestPaths:
             "model.width": "64",
             "model.encoder.blocks.0.dropout": "0",
         }
-        found = build_pretrain_config("bert-tiny", data=data, changes=changes, device="cpu")
+        found = build_pretrain_config("bert-tiny", data=data, overrides=changes, device="cpu")
         assert found.train.lr == found.train.optimizer.lr == 3e-4 and isinstance(found.train.optimizer, Lamb)
         assert found.train.clip is None and found.train.compile is False and found.data.length_schedule is None
         assert isinstance(found.objective, NextSentence) and found.objective.masking.rate == 0.3
@@ -91,7 +89,7 @@ class TestPaths:
         ],
     )
     def test_what_cannot_be_is_refused(self, data: Path, changes: dict[str, str], told: str) -> None:
-        assert told in refused(data=data, changes=changes)
+        assert told in refused(data=data, overrides=changes)
 
     def test_one_rate_with_two_names(self, data: Path) -> None:
         for changes in (
@@ -99,7 +97,7 @@ class TestPaths:
             {"train.lr": 1e-3},
             {"train.optimizer": {"kind": "lamb", "lr": 1e-3}},
         ):
-            found = build_pretrain_config("bert-tiny", data=data, changes=changes, device="cpu").train
+            found = build_pretrain_config("bert-tiny", data=data, overrides=changes, device="cpu").train
             assert found.lr == found.optimizer.lr == 1e-3
 
     def test_what_is_missing_is_asked_for(self, data: Path, tmp_path: Path) -> None:
@@ -124,9 +122,9 @@ class TestLengths:
         ) == (5400, 300, 7210, 86400)
         for text, remedy in (("6", "6m.*6s"), ("0", "90s.*10m"), ("1h30", "90s.*10m")):
             assert re.search(f"'{text}'.*{remedy}", refused(data=data, budget=text))
-        found = build_pretrain_config("bert-tiny", data=data, changes={"train.steps": "7"}, device="cpu").train
+        found = build_pretrain_config("bert-tiny", data=data, overrides={"train.steps": "7"}, device="cpu").train
         assert found.steps == 7 and found.epochs is None
-        assert re.search("steps.*tokens", refused(data=data, steps=3, changes={"train.tokens": "7"}))
+        assert re.search("steps.*tokens", refused(data=data, steps=3, overrides={"train.tokens": "7"}))
 
     def test_warm_ups_fit(self, data: Path) -> None:
         def schedule(name: str, **wishes: Any) -> Any:
@@ -136,24 +134,24 @@ class TestLengths:
         assert schedule("bert-tiny", steps=10**6) == LinearSchedule(warmup=10_000)
         assert schedule("bert-tiny", steps=5) == LinearSchedule(warmup=0)
         assert schedule("bert-tiny", tokens=2048 * 200) == LinearSchedule(warmup=20)
-        assert schedule("bert-tiny", steps=200, changes={"train.schedule.warmup": "50"}) == LinearSchedule(warmup=50)
-        assert schedule("bert-tiny", steps=200, changes={"train.schedule.floor": "0.5"}) == LinearSchedule(
+        assert schedule("bert-tiny", steps=200, overrides={"train.schedule.warmup": "50"}) == LinearSchedule(warmup=50)
+        assert schedule("bert-tiny", steps=200, overrides={"train.schedule.floor": "0.5"}) == LinearSchedule(
             warmup=20, floor=0.5
         )
         assert schedule("t5-small", steps=1000) == InverseSquareRoot(hold=100)
         assert schedule("mass", steps=1000) == InverseSquareRoot(warmup=100)
-        assert schedule("bert-tiny", steps=9, changes={"train.schedule": "cosine"}) == Cosine()
+        assert schedule("bert-tiny", steps=9, overrides={"train.schedule": "cosine"}) == Cosine()
 
     def test_against_the_clock_all_come_down_to_zero(self, data: Path) -> None:
         for name in FAMILIES:
             if FAMILIES.get(name).training is not None:
                 found = build_pretrain_config(
-                    name, data=data, budget="1m", changes=shrunk(name), device="cpu"
+                    name, data=data, budget="1m", overrides=shrunk(name), device="cpu"
                 ).train.schedule
                 assert found.compute_factor_at(1.0, 10**5) == pytest.approx(0, abs=1e-12), name
                 assert max(found.compute_factor_at(share / 20, 10 * share) for share in range(20)) > 0.9, name
         kept = build_pretrain_config(
-            "gpt2", data=data, budget="1m", changes={"train.schedule.floor": "0.1"}, device="cpu"
+            "gpt2", data=data, budget="1m", overrides={"train.schedule.floor": "0.1"}, device="cpu"
         )
         assert kept.train.schedule == Cosine(warmup=0.05, floor=0.1)
         assert build_pretrain_config("t5", data=data, budget=60, device="cpu").train.schedule == Stable(
@@ -166,18 +164,18 @@ class TestFiles:
         first = build_pretrain_config("bert-tiny", data=data, steps=30, device="cpu")
         (tmp_path / "run.json").write_text(json.dumps({**first.to_dict(), "environment": {"device": "tpu"}}))
         assert (
-            build_pretrain_config(settings=tmp_path / "run.json")
-            == build_pretrain_config(settings=tmp_path)
-            == build_pretrain_config(settings=first)
+            build_pretrain_config(config=tmp_path / "run.json")
+            == build_pretrain_config(config=tmp_path)
+            == build_pretrain_config(config=first)
             == first
         )
-        longer = build_pretrain_config(settings=first, tokens=4096 * 50, changes={"train.seed": "3"})
+        longer = build_pretrain_config(config=first, tokens=4096 * 50, overrides={"train.seed": "3"})
         assert (longer.train.steps, longer.train.tokens, longer.train.seed) == (None, 4096 * 50, 3)
-        shorter = build_pretrain_config(settings=first, steps=10)
+        shorter = build_pretrain_config(config=first, steps=10)
         assert shorter.train.schedule == LinearSchedule(warmup=1)
-        other = build_pretrain_config(settings=first, objective="masked")
+        other = build_pretrain_config(config=first, objective="masked")
         assert other.model.pooler is None and first.model.pooler is not None
-        assert "'gpt2'" in refused("gpt2", settings=first)
+        assert "'gpt2'" in refused("gpt2", config=first)
 
     def test_a_part_of_a_tree(self, data: Path, tmp_path: Path) -> None:
         file = tmp_path / "run.yaml"
@@ -185,15 +183,15 @@ class TestFiles:
             f"model: bert-tiny\ndata: {data}\nobjective: masked\n"
             "train:\n  steps: 20\n  lr: 1e-3\n  schedule: {floor: 0.1}\n  optimizer: {kind: lamb}\n"
         )
-        found = build_pretrain_config(settings=file, device="cpu")
+        found = build_pretrain_config(config=file, device="cpu")
         assert (found.train.steps, found.train.lr, config.get_kind(found.objective)) == (20, 1e-3, "masked")
         assert found.train.schedule == LinearSchedule(warmup=2, floor=0.1) and isinstance(found.train.optimizer, Lamb)
         found = build_pretrain_config(
-            "bert-mini", settings=file, changes={"train.lr": "2e-3"}, objective="span_masked", device="cpu"
+            "bert-mini", config=file, overrides={"train.lr": "2e-3"}, objective="span_masked", device="cpu"
         )
         assert found.model.width == 256 and found.train.lr == 2e-3 and config.get_kind(found.objective) == "span_masked"
         file.write_text(f"model: {{name: bert-tiny, depth: 1}}\ndata: {{path: {data}, max_length: 64}}\n")
-        found = build_pretrain_config(settings=file, device="cpu")
+        found = build_pretrain_config(config=file, device="cpu")
         assert found.model.depth == 1 and found.data.max_length == 64
 
     @pytest.mark.parametrize(
@@ -211,11 +209,11 @@ class TestFiles:
     )
     def test_a_file_that_makes_no_sense(self, data: Path, tmp_path: Path, text: str, value: str) -> None:
         (tmp_path / "run.yaml").write_text(text.replace("DATA", str(data)))
-        assert re.search(value, refused(None, settings=tmp_path / "run.yaml"))
+        assert re.search(value, refused(None, config=tmp_path / "run.yaml"))
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
-        assert "run.yaml" in refused(None, settings=tmp_path / "run.yaml")
-        assert "run.json" in refused(None, settings=tmp_path)
+        assert "run.yaml" in refused(None, config=tmp_path / "run.yaml")
+        assert "run.json" in refused(None, config=tmp_path)
 
     def test_the_tree_survives_json_and_has_one_hash(self, data: Path) -> None:
         found = build_pretrain_config("bert-tiny", data=data, device="cpu")
@@ -288,6 +286,6 @@ def test_old_names_in_yaml_and_arguments_are_refused(data: Path, tmp_path: Path)
     file.write_text("model: bert-tiny\ntrain:\n  judge: 5\n")
     for settings in (file, {"train": {"judge": 5}}):
         with pytest.raises(UsageError, match=r"'train\.judge' is now 'train\.eval_examples'"):
-            build_pretrain_config(data=data, settings=settings)
+            build_pretrain_config(data=data, config=settings)
     with pytest.raises(UsageError, match=r"'start'.*'init_from'"):
         pretrain("bert-tiny", data=data, out=tmp_path / "run", start=tmp_path)

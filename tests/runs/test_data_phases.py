@@ -8,8 +8,8 @@ import torch
 
 import pretune as pt
 from pretune.models.families import FAMILIES
-from pretune.runs.build_config import build_pretrain_config
 from pretune.runs.data_phases import EVAL_BATCHES_PER_STEP, DataPhases
+from pretune.runs.defaults import build_pretrain_config
 from pretune.runs.estimate import estimate_steps_on_cores
 from pretune.runs.samples import SampleHook
 from pretune.runs.training_data import TrainingData
@@ -31,7 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def course(data: Path, device: str = "cpu", **wishes: Any) -> DataPhases:
     settings = build_pretrain_config(
-        "bert-tiny", data=data, objective="masked", changes={**BERT, **wishes.pop("changes", {})}, **wishes
+        "bert-tiny", data=data, objective="masked", overrides={**BERT, **wishes.pop("overrides", {})}, **wishes
     )
     return DataPhases.open(
         settings, TrainingData.open(settings.data, settings.objective, "encoder"), Ranks(torch.device(device))
@@ -48,21 +48,21 @@ def test_short_runs_are_judged_by_less(data: Path) -> None:
     """Eleven evaluations read three tenths of what the run reads; one batch is read in any case."""
     assert [judged(data, steps=steps) for steps in (1, 30, 100, 400)] == [1, 1, 2, 10]
     assert judged(data, device="cuda", steps=400) == 10
-    assert judged(data, steps=400, changes={"train.eval_every": 1}) == 1
-    assert judged(data, steps=100, changes={"train.eval_every": 50}) == 10
+    assert judged(data, steps=400, overrides={"train.eval_every": 1}) == 1
+    assert judged(data, steps=100, overrides={"train.eval_every": 50}) == 10
     assert all(11 * judged(data, steps=steps) <= EVAL_BATCHES_PER_STEP * steps for steps in range(50, 2000, 50))
 
 
 def test_long_runs_and_wishes_are_as_they_were(data: Path) -> None:
     whole = judged(data, steps=10**6)
-    assert whole == judged(data, steps=1, changes={"train.eval_tokens": 10**9}) > 20
-    assert judged(data, steps=1, changes={"train.eval_tokens": 1000}) == 4
-    assert course(data, steps=10**6, changes={"train.eval_tokens": 0}).validation is None
+    assert whole == judged(data, steps=1, overrides={"train.eval_tokens": 10**9}) > 20
+    assert judged(data, steps=1, overrides={"train.eval_tokens": 1000}) == 4
+    assert course(data, steps=10**6, overrides={"train.eval_tokens": 0}).validation is None
 
 
 def test_against_the_clock_the_steps_are_estimated(data: Path) -> None:
     """By what a core computes, so that it is the same when the run is resumed; there are two evaluations."""
-    settings = build_pretrain_config("bert-tiny", data=data, objective="masked", budget=1.0, changes=BERT)
+    settings = build_pretrain_config("bert-tiny", data=data, objective="masked", budget=1.0, overrides=BERT)
     a_second = estimate_steps_on_cores(
         settings, TrainingData.open(settings.data, settings.objective, "encoder").tokenizer, THREADS
     )
@@ -78,7 +78,7 @@ def test_every_objective_has_an_estimate(name: str, shape: str, prepared: Prepar
     usual = ("unigram", "sentinels") if name in ("span_corruption", "mixture") else paper.tokenizer[:2]
     given = prepared(*STYLES.get(name, usual), WHAT.get(name, "stories"))
     changes = {**shrunk(MODELS[shape]), **FAST, "data.length_schedule": None, "data.samples": "documents"}
-    settings = build_pretrain_config(MODELS[shape], data=given, objective=name, budget=1.0, changes=changes)
+    settings = build_pretrain_config(MODELS[shape], data=given, objective=name, budget=1.0, overrides=changes)
     tokenizer = Tokenizer.load(given / "tokenizer")
     assert estimate_steps_on_cores(settings, tokenizer, 2) == 2 * estimate_steps_on_cores(settings, tokenizer, 1) > 0
 

@@ -31,7 +31,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "tasks" / "squad2" / f"{split}.json").write_text(json.dumps({"version": "v2.0", "data": pages}))
     changes = {"data.max_length": 32, "data.stride": 8}
     base = tasked.make_base(folder)
-    finetune(base, task="squad2", data=folder, out=folder / "run", steps=3, baselines="none", changes=changes)
+    finetune(base, task="squad2", data=folder, out=folder / "run", steps=3, baselines="none", overrides=changes)
     set_threshold(folder / "run", 1e9)
     return folder / "run"
 

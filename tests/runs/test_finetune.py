@@ -16,7 +16,8 @@ from pretune.core.run_dir import RunDir
 from pretune.data.prepare.run import prepare
 from pretune.runs.finetune import linear_probe
 from pretune.runs.finetune.adapted_model import build_adapted_model
-from pretune.runs.finetune.build_config import (
+from pretune.runs.finetune.config import FinetuneConfig, TaskConfig
+from pretune.runs.finetune.defaults import (
     LAST_RATE,
     build_finetune_config,
     compute_default_rate,
@@ -24,7 +25,6 @@ from pretune.runs.finetune.build_config import (
     parse_method,
     read_base_spec,
 )
-from pretune.runs.finetune.config import FinetuneConfig, TaskConfig
 from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.task_data import find_trainable_task, open_task
@@ -39,7 +39,7 @@ QUICK = {"train.eval_examples": 40, "train.log_every": 5}
 def fine(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FinetunedRun:
     """A run that has learnt its task; not to be changed."""
     out = tmp_path_factory.mktemp("fine") / "run"
-    return finetune(base, train=table, out=out, lr=3e-3, epochs=10, changes=QUICK)
+    return finetune(base, train=table, out=out, lr=3e-3, epochs=10, overrides=QUICK)
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ class TestOne:
         assert isinstance(model, ModelWithHead) and model.spec.labels == ("bad", "good")  # type: ignore[attr-defined]
 
     def test_its_settings_repeat_it(self, fine: FinetunedRun, tmp_path: Path) -> None:
-        again = finetune(settings=fine.path / "run.json", out=tmp_path / "again", baselines="none")
+        again = finetune(config=fine.path / "run.json", out=tmp_path / "again", baselines="none")
         assert again.scores["result"]["each"] == fine.scores["result"]["each"]
         same = (again.path / "model.safetensors").read_bytes() == (fine.path / "model.safetensors").read_bytes()
         assert same
@@ -115,7 +115,7 @@ class TestOne:
 def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FinetunedRun:
     return finetune(
         base, train=table, out=tmp_path_factory.mktemp("grid") / "run", method="lora", lr=[1e-5, 1e-2],
-        seeds=2, train_examples=[20, None], steps=6, baselines="majority", changes=QUICK,
+        seeds=2, train_examples=[20, None], steps=6, baselines="majority", overrides=QUICK,
     )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ class TestWays:
     )
     def test_each_runs_from_end_to_end(self, base: Path, table: Path, tmp_path: Path, method: str) -> None:
         found = finetune(
-            base, train=table, out=tmp_path / "run", method=method, steps=4, baselines="none", changes=QUICK
+            base, train=table, out=tmp_path / "run", method=method, steps=4, baselines="none", overrides=QUICK
         )
         model = found.scores["model"]
         assert 0 < model["trained"] <= model["parameters"]
@@ -187,11 +187,11 @@ class TestWays:
         self, base: Path, table: Path, tmp_path: Path, method: str, moved: str, still: str | None
     ) -> None:
         found = finetune(
-            base, train=table, out=tmp_path / "run", method=method, steps=4, lr=1e-2, baselines="none", changes=QUICK
+            base, train=table, out=tmp_path / "run", method=method, steps=4, lr=1e-2, baselines="none", overrides=QUICK
         )
         now = dict(pt.load(found).model.named_parameters())
         begun = build_adapted_model(
-            build_finetune_config(settings=found.path),
+            build_finetune_config(config=found.path),
             find_trainable_task("sst2"),
             Ranks(torch.device("cpu")),
             steps_per_epoch=1,
@@ -248,7 +248,7 @@ class TestWishes:
             found.tune.layer_decay == pytest.approx(1 / 2.6)
             and type(found.train.schedule).__name__ == "SlantedTriangular"
         )
-        both = build_finetune_config(base, task="sst2", method="lora+gradual", changes={"method.rank": "2"})
+        both = build_finetune_config(base, task="sst2", method="lora+gradual", overrides={"method.rank": "2"})
         assert type(both.method).__name__ == "LoRA" and both.method.rank == 2  # type: ignore[union-attr]
         assert type(both.tune.trainable_layers).__name__ == "Gradual"
 
@@ -297,8 +297,8 @@ class TestWishes:
             ({"method": "first+last"}, "'first.last'"),
             ({"method": "lora+last+gradual"}, "last-only and gradual"),
             ({"method": "frozen+gradual"}, "frozen and gradual"),
-            ({"changes": {"tune.layer_decai": 1}}, "'layer_decai'.*'layer_decay'"),
-            ({"changes": {"train.batch": 0}}, "train.batch .*0"),
+            ({"overrides": {"tune.layer_decai": 1}}, "'layer_decai'.*'layer_decay'"),
+            ({"overrides": {"train.batch": 0}}, "train.batch .*0"),
             ({"steps": 3, "epochs": 2}, "steps.*epochs"),
             ({"label": "x"}, "--label"),
         ],
@@ -343,7 +343,7 @@ class TestRefused:
         assert not (tmp_path / "run").exists()
 
     def test_an_adapter_of_another_base(self, base: Path, table: Path, tmp_path: Path) -> None:
-        finetune(base, train=table, out=tmp_path / "run", method="lora", steps=2, baselines="none", changes=QUICK)
+        finetune(base, train=table, out=tmp_path / "run", method="lora", steps=2, baselines="none", overrides=QUICK)
         other = tasked.make_base(tmp_path / "other", width=48, heads=2)
         kept = json.loads((tmp_path / "run/adapter.json").read_text())
         kept["base"] |= {"path": str(other), "relative": str(other)}

@@ -38,7 +38,7 @@ def test_a_decoder_with_its_language_loss_beside_the_task(tmp_path: Path) -> Non
     base = tasked.make_base(tmp_path, "gpt2-small", kind="bpe", style="endoftext")
     table = tasked.classes(tmp_path / "own.jsonl", 60)
     changes = {**QUICK, "tune.lm_loss_weight": 0.5}
-    run = finetune(base, train=table, out=tmp_path / "run", steps=10, baselines="none", changes=changes)
+    run = finetune(base, train=table, out=tmp_path / "run", steps=10, baselines="none", overrides=changes)
     assert run.score is not None and run.predict(["the lovely sea"])[0]["label"] in ("bad", "good")
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert any("language" in line for line in lines)
@@ -47,7 +47,7 @@ def test_a_decoder_with_its_language_loss_beside_the_task(tmp_path: Path) -> Non
 def test_an_encoder_decoder_writes_the_label(tmp_path: Path) -> None:
     base = tasked.make_base(tmp_path, "t5-small", kind="unigram", style="sentinels")
     table = tasked.classes(tmp_path / "own.csv", 60)
-    run = finetune(base, train=table, out=tmp_path / "run", steps=2, baselines="none", changes=QUICK)
+    run = finetune(base, train=table, out=tmp_path / "run", steps=2, baselines="none", overrides=QUICK)
     said = run.predict(["the lovely sea"])[0]
     assert "text" in said and run.score is not None
 
@@ -76,7 +76,7 @@ def test_passages_some_of_which_have_no_answer(tmp_path: Path, family: str) -> N
     more = {"kind": "unigram", "style": "sentinels"} if family == "t5-small" else {}
     base = tasked.make_base(tmp_path, family, **more)
     changes = {**QUICK, "data.max_new_tokens": 4, "data.stride": 8}
-    run = finetune(base, task="squad2", data=tmp_path, out=tmp_path / "run", steps=3, changes=changes)
+    run = finetune(base, task="squad2", data=tmp_path, out=tmp_path / "run", steps=3, overrides=changes)
     assert (run.saved_task.threshold is None) == (family == "t5-small")
     assert [row["name"] for row in run.scores["baselines"]] == ["first_words", "near_words"]
     assert run.predict([{"question": "what is old?", "context": "the old sea"}])[0]["text"] is not None
@@ -95,7 +95,7 @@ def test_scored_pairs_have_the_cosine_of_the_base_as_a_baseline(tmp_path: Path) 
         rows.append(f"{' '.join(one)}\t{' '.join(other)}\t{shared + 0.5}")
     table = tmp_path / "own.tsv"
     table.write_text("\n".join(rows) + "\n")
-    wish = {"train": table, "text": "sentence1", "pair": "sentence2", "label": "score", "steps": 2, "changes": QUICK}
+    wish = {"train": table, "text": "sentence1", "pair": "sentence2", "label": "score", "steps": 2, "overrides": QUICK}
     run = finetune(base, out=tmp_path / "run", **wish)
     simple = {row["name"]: row for row in run.scores["baselines"]}
     assert set(simple) == {"mean", "ridge", "ridge_vectors", "cosine"} and "cosine" not in run.scores["not_run"]
@@ -113,7 +113,7 @@ def test_several_tasks_at_once_in_words(tmp_path: Path) -> None:
     two_tasks(tmp_path)
     base = tasked.make_base(tmp_path, "t5-small", kind="unigram", style="sentinels")
     changes = {**QUICK, "data.max_new_tokens": 4, "tune.temperature": 5}
-    run = finetune(base, task="cola,sst2", data=tmp_path, out=tmp_path / "run", steps=4, changes=changes)
+    run = finetune(base, task="cola,sst2", data=tmp_path, out=tmp_path / "run", steps=4, overrides=changes)
     assert run.scores["metric"] == "average" and set(run.scores["result"]["scores"]) == {"average", "cola", "sst2"}
     simple = {row["name"]: row["scores"] for row in run.scores["baselines"]}
     assert simple["majority"]["cola"] == 0 and simple["majority"]["sst2"] == 0.5
@@ -149,7 +149,7 @@ def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> 
     steps = 60 if method == "full" else 4
     run = finetune(
         base, task="cola,sst2", data=tmp_path, out=tmp_path / "run", method=method, steps=steps, lr=1e-2,
-        baselines="none", changes=changes,
+        baselines="none", overrides=changes,
     )  # fmt: skip
     model = pt.load(run)
     assert isinstance(model, ModelWithHead) and isinstance(model.spec, MultiTask) and len(model.spec.heads) == 2

@@ -38,7 +38,7 @@ def test_a_task_by_its_name(name: str, encoder: Path, writer: Path, tmp_path: Pa
     task = TASKS.get(name)
     base = writer if task.kind == "generation" else encoder
     more = {"data.max_new_tokens": 4} if task.kind == "generation" else {}
-    found = finetune(base, task=name, data=DATA, out=tmp_path / "run", steps=3, changes={**FEW, **more}, force=True)
+    found = finetune(base, task=name, data=DATA, out=tmp_path / "run", steps=3, overrides={**FEW, **more}, force=True)
     result = found.scores["result"]
     assert -1 <= result["score"] <= 1 and result["examples"] <= 24
     assert found.scores["metric"] == task.metrics[0]

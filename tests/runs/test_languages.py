@@ -9,7 +9,7 @@ import pretune as pt
 from pretune.data.mixing import SmoothedMixing
 from pretune.data.prepare.run import prepare
 from pretune.models.families import FAMILIES
-from pretune.runs.defaults import build_default_config
+from pretune.runs.defaults import build_pretrain_config
 from pretune.text.tokenizer.training import train
 from tests.data.texts import blocks, stories
 from tests.runs.small import FAST, shrunk
@@ -45,9 +45,9 @@ def alone(data: Path) -> Path:
     ],
 )
 def test_the_paper_s_exponent_is_the_default(data: Path, alone: Path, name: str, mixing: SmoothedMixing | None) -> None:
-    assert build_default_config(name, data=data).data.mixing == mixing
-    assert build_default_config(name, data=alone).data.mixing is None
-    assert build_default_config(name, data=data, changes={"data.mixing": "null"}).data.mixing is None
+    assert build_pretrain_config(name, data=data, device="cpu").data.mixing == mixing
+    assert build_pretrain_config(name, data=alone, device="cpu").data.mixing is None
+    assert build_pretrain_config(name, data=data, overrides={"data.mixing": "null"}, device="cpu").data.mixing is None
 
 
 def test_every_size_s_training_can_be_had() -> None:

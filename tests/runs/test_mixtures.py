@@ -78,18 +78,18 @@ def test_a_run_that_goes_on(workers: int, prepared: Prepared, tmp_path: Path, mo
     changes = {**SMALL, "train.workers": workers}
     whole = {"name": "t5-small", "objective": "mixture", "steps": 10}
     data = prepared("unigram", "sentinels")
-    run(data, tmp_path / "a", **whole, changes=SMALL)
+    run(data, tmp_path / "a", **whole, overrides=SMALL)
     with monkeypatch.context() as patch:
         patch.setattr(SampleHook, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 8))
         with pytest.raises(ZeroDivisionError):
-            run(data, tmp_path / "b", **whole, changes=changes)
+            run(data, tmp_path / "b", **whole, overrides=changes)
     run(None, tmp_path / "b", None, resume=True)
     assert same(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_run_of_another_plan_is_refused(prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was begun before plans knew what is drawn has read other samples; others go on as ever."""
-    whole = {"name": "t5-small", "objective": "mixture", "steps": 6, "changes": SMALL}
+    whole = {"name": "t5-small", "objective": "mixture", "steps": 6, "overrides": SMALL}
     with monkeypatch.context() as patch:
         patch.setattr(BatchStream, "packing_method", None)
         patch.setattr(SampleHook, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 4))

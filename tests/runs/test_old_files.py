@@ -19,9 +19,9 @@ from pretune.cli import main
 from pretune.core.config import read_records
 from pretune.core.errors import CheckpointError
 from pretune.core.migration import FORMAT_VERSION, migrate_run
-from pretune.runs.build_config import build_pretrain_config
-from pretune.runs.defaults import read_run_config
-from pretune.runs.finetune.build_config import build_finetune_config
+from pretune.runs.config import PretrainConfig, read_config
+from pretune.runs.defaults import build_pretrain_config
+from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.training.records import MetricsLine
@@ -108,11 +108,11 @@ def test_reports_and_checks(files: Path) -> None:
 
 def test_settings_are_migrated_and_files_stay(files: Path) -> None:
     before = {path: path.read_bytes() for path in files.rglob("*") if path.is_file()}
-    settings = read_run_config(files / "pretrained")
+    settings = PretrainConfig.from_dict(read_config(files / "pretrained"))
     assert settings.data.length_schedule == (0.5, 16) and settings.train.cuda_graphs is False
     assert settings.train.attention_backend == "eager" and settings.train.max_checkpoints == 2
-    assert build_pretrain_config(settings=files / "pretrained") == settings
-    tuning = build_finetune_config(settings=files / "finetuned/run.json")
+    assert build_pretrain_config(config=files / "pretrained") == settings
+    tuning = build_finetune_config(config=files / "finetuned/run.json")
     assert tuning.train.eval_examples == 24 and tuning.tune.head == "random" and tuning.tune.pooling is not None
     assert SavedTask.read(files / "finetuned").task_kind == "classification"
     assert {path: path.read_bytes() for path in files.rglob("*") if path.is_file()} == before

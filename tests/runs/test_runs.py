@@ -32,10 +32,10 @@ BERT = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None}
 
 
 def run(data: Path | None, out: Path, name: str | None = "bert-tiny", **wishes: Any) -> PretrainedRun:
-    length = {"steps": 4} if not {"steps", "tokens", "epochs", "budget", "settings", "resume"} & {*wishes} else {}
-    changes = {**(BERT if name == "bert-tiny" else {}), **wishes.pop("changes", {})}
+    length = {"steps": 4} if not {"steps", "tokens", "epochs", "budget", "config", "resume"} & {*wishes} else {}
+    changes = {**(BERT if name == "bert-tiny" else {}), **wishes.pop("overrides", {})}
     wishes = {"data": data, **length, **wishes}
-    return run_pretrain(name, out=out, changes=changes, **{k: v for k, v in wishes.items() if v is not None})
+    return run_pretrain(name, out=out, overrides=changes, **{k: v for k, v in wishes.items() if v is not None})
 
 
 def same(one: Path, other: Path) -> bool:
@@ -94,11 +94,11 @@ class TestRepeating:
     def test_settings_are_a_run(self, data: Path, tmp_path: Path) -> None:
         """From the file of a run, and from that file with a change and back again."""
         run(data, tmp_path / "a", objective="masked")
-        run(None, tmp_path / "b", None, settings=tmp_path / "a/run.json")
+        run(None, tmp_path / "b", None, config=tmp_path / "a/run.json")
         assert same(tmp_path / "a", tmp_path / "b")
-        run(None, tmp_path / "c", None, settings=tmp_path / "b", changes={"train.seed": "5"})
+        run(None, tmp_path / "c", None, config=tmp_path / "b", overrides={"train.seed": "5"})
         assert not same(tmp_path / "a", tmp_path / "c")
-        run(None, tmp_path / "d", None, settings=tmp_path / "c", changes={"train.seed": "0", "train.workers": "1"})
+        run(None, tmp_path / "d", None, config=tmp_path / "c", overrides={"train.seed": "0", "train.workers": "1"})
         assert same(tmp_path / "a", tmp_path / "d")
 
     def test_what_was_resumed_is_finished(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,8 +134,8 @@ class TestLengths:
 
     def test_short_sequences_first(self, data: Path, tmp_path: Path) -> None:
         short = {"data.length_schedule": (0.5, 8), "data.max_length": 64}
-        run(data, tmp_path / "a", objective="masked", steps=6, changes=short)
-        run(None, tmp_path / "b", None, settings=tmp_path / "a/run.json")
+        run(data, tmp_path / "a", objective="masked", steps=6, overrides=short)
+        run(None, tmp_path / "b", None, config=tmp_path / "a/run.json")
         assert same(tmp_path / "a", tmp_path / "b")
         assert state(tmp_path / "a")["phases"] == [0, 3]
 
@@ -144,7 +144,7 @@ class TestLengths:
     ) -> None:
         """Once, in the log and in the metrics; a run that was stopped there and went on has it once, too."""
         changes = {"data.length_schedule": (0.5, 8), "data.max_length": 64, "train.checkpoint_every": 1}
-        run(data, tmp_path / "a", objective="masked", steps=6, changes=changes)
+        run(data, tmp_path / "a", objective="masked", steps=6, overrides=changes)
         logged = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 3: ") and "64" in line]
         events = [line for line in read_metrics(tmp_path / "a") if "event" in line]
         assert len(logged) == 1 and events == [{"step": 3, "event": "length", "length": 64}]
@@ -155,7 +155,7 @@ class TestLengths:
                     CheckpointHook, "__call__", lambda self, loop, reports, at=step: 1 / (loop.state.step - at)
                 )
                 with pytest.raises(ZeroDivisionError):
-                    run(data, out, objective="masked", steps=6, changes=changes)
+                    run(data, out, objective="masked", steps=6, overrides=changes)
             run(None, out, None, resume=True)
             assert [line for line in read_metrics(out) if "event" in line] == events
             assert same(tmp_path / "a", out)
@@ -165,13 +165,13 @@ class TestLengths:
     ) -> None:
         """It ends in time, its rate comes down to nothing, and it can be repeated bit for bit, also after a stop."""
         found = run(
-            data, tmp_path / "a", budget="60s", changes={"data.length_schedule": (0.5, 16), "train.log_every": 1}
+            data, tmp_path / "a", budget="60s", overrides={"data.length_schedule": (0.5, 16), "train.log_every": 1}
         )
         assert found.summary["elapsed"] < clockwork.spent <= 60 and found.summary["steps"] > 20
         told = json.loads((tmp_path / "a/run.json").read_text())
         rates = [line["rate"] for line in read_metrics(tmp_path / "a") if "rate" in line]
         assert max(rates) == pytest.approx(told["train"]["lr"], rel=0.2) and rates[-1] < 0.1 * max(rates)
-        run(None, tmp_path / "b", None, settings=tmp_path / "a/run.json")
+        run(None, tmp_path / "b", None, config=tmp_path / "a/run.json")
         assert same(tmp_path / "a", tmp_path / "b")
         assert rates == [line["rate"] for line in read_metrics(tmp_path / "b") if "rate" in line]
         with monkeypatch.context() as patch:
@@ -179,7 +179,7 @@ class TestLengths:
                 SampleHook, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 7)
             )  # a bug, at a step
             with pytest.raises(ZeroDivisionError):
-                run(None, tmp_path / "c", None, settings=tmp_path / "a", changes={"train.checkpoint_every": 5})
+                run(None, tmp_path / "c", None, config=tmp_path / "a", overrides={"train.checkpoint_every": 5})
         run(None, tmp_path / "c", None, resume=True)
         assert same(tmp_path / "a", tmp_path / "c")
         assert state(tmp_path / "b")["planned_ends"] == [*state(tmp_path / "a")["phases"][1:], found.summary["steps"]]
@@ -190,7 +190,7 @@ class TestLengths:
     ) -> None:
         """Evaluations, saves and the last files take seconds, from the middle on some more."""
         clockwork.slower = slower
-        found = run(data, tmp_path / "a", budget="100s", changes={"train.samples_every": 0})
+        found = run(data, tmp_path / "a", budget="100s", overrides={"train.samples_every": 0})
         assert 80 < clockwork.spent <= 100 and found.summary["steps"] > 20
 
     def test_a_budget_for_a_few_steps_is_told_to_be_too_small(
@@ -203,7 +203,7 @@ class TestLengths:
         assert "--budget" not in capsys.readouterr().err
 
     def test_a_clock_asked_for_anew_is_not_repeated(self, data: Path, tmp_path: Path) -> None:
-        from pretune.runs.build_config import build_pretrain_config
+        from pretune.runs.defaults import build_pretrain_config
         from pretune.runs.pretrain import load_clock_history
 
         settings = build_pretrain_config("bert-tiny", data=data, budget="2s", device="cpu")
@@ -226,16 +226,16 @@ class TestStarting:
             None,
             init_from=tmp_path / "a",
             objective="masked",
-            changes=FAST | {"data.length_schedule": None},
+            overrides=FAST | {"data.length_schedule": None},
         )
         told = json.loads((tmp_path / "b/run.json").read_text())
         assert told["train"]["init_from"] == str(tmp_path / "a") and told["model"]["pooler"] is None
         frozen = {**FAST, "data.length_schedule": None, "train.lr": 1e-12}
-        run(data, tmp_path / "c", "bert", init_from=tmp_path / "a", objective="masked", changes=frozen)
+        run(data, tmp_path / "c", "bert", init_from=tmp_path / "a", objective="masked", overrides=frozen)
         old, new = pt.load(tmp_path / "a"), pt.load(tmp_path / "c")
         for name, tensor in new.named_parameters():
             torch.testing.assert_close(tensor, dict(old.named_parameters())[name], rtol=0, atol=1e-9)
-        run(None, tmp_path / "d", None, settings=tmp_path / "b/run.json")
+        run(None, tmp_path / "d", None, config=tmp_path / "b/run.json")
         assert same(tmp_path / "b", tmp_path / "d")
 
     def test_from_an_encoder_to_a_pair_and_on(
@@ -243,11 +243,11 @@ class TestStarting:
     ) -> None:
         run(data, tmp_path / "a", objective="masked")
         still = {**FAST, "data.length_schedule": None, "train.lr": 1e-12}
-        run(data, tmp_path / "b", None, init_from=tmp_path / "a", objective="replaced_token", changes=still)
+        run(data, tmp_path / "b", None, init_from=tmp_path / "a", objective="replaced_token", overrides=still)
         assert re.search(f"{tmp_path / 'a'}: .*generator", capsys.readouterr().err)
         body, pair = pt.load(tmp_path / "a"), pt.load(tmp_path / "b")
         torch.testing.assert_close(pair.tokens.weight, body.tokens.weight, rtol=0, atol=1e-9)
-        run(data, tmp_path / "c", None, init_from=tmp_path / "b", objective="replaced_token", changes=still)
+        run(data, tmp_path / "c", None, init_from=tmp_path / "b", objective="replaced_token", overrides=still)
         inner = [pt.load(tmp_path / name / "generator") for name in "bc"]
         torch.testing.assert_close(inner[1].head.bias, inner[0].head.bias, rtol=0, atol=1e-9)
 
@@ -264,14 +264,14 @@ class TestStarting:
             None,
             init_from=tmp_path / "hf",
             objective="masked",
-            changes={**FAST, "data.length_schedule": None},
+            overrides={**FAST, "data.length_schedule": None},
         )
         assert found.load().spec.width == 32
 
     def test_a_boundary_objective(self, data: Path, tmp_path: Path) -> None:
         """The head that it asks for is there, is trained, and is saved."""
         edges = {"objective.boundary": "boundary"}
-        run(data, tmp_path / "a", objective="span_masked", changes=edges)
+        run(data, tmp_path / "a", objective="span_masked", overrides=edges)
         assert "boundary" in read_metrics(tmp_path / "a")[-1]["held_out"]
         assert pt.load(tmp_path / "a").span is not None
 
@@ -287,7 +287,9 @@ class TestStarting:
         )
         assert "'gpt2'" in refused(UsageError, data, out, "gpt2", init_from=tmp_path / "a")
         changed = {**FAST, "model.width": 64, "data.length_schedule": None}
-        told = refused(CheckpointError, data, out, None, init_from=tmp_path / "a", objective="masked", changes=changed)
+        told = refused(
+            CheckpointError, data, out, None, init_from=tmp_path / "a", objective="masked", overrides=changed
+        )
         assert re.search(r"\[.*\b32\b.*\].*\[.*\b64\b.*\]", told)
         assert str(tmp_path / "nowhere") in refused(CheckpointError, data, out, None, init_from=tmp_path / "nowhere")
 
@@ -310,7 +312,7 @@ class TestData:
     def test_nothing_held_out(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         text = blocks(tmp_path / "a.txt", stories(20))
         prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "data", holdout=0, workers=0)
-        found = run(tmp_path / "data", tmp_path / "run", objective="masked", changes={"train.samples_every": 2})
+        found = run(tmp_path / "data", tmp_path / "run", objective="masked", overrides={"train.samples_every": 2})
         assert found.loss is None and f"warning: {tmp_path / 'data'}: " in capsys.readouterr().err
 
     def test_too_little_held_out_for_pairs(
@@ -326,7 +328,7 @@ class TestData:
         text = blocks(tmp_path / "a.txt", stories(12))
         prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "data", holdout=0.05, workers=0)
         changes = {"train.samples_every": 1, "train.batch_tokens": 1024}
-        run(tmp_path / "data", tmp_path / "run", objective="masked", changes=changes)
+        run(tmp_path / "data", tmp_path / "run", objective="masked", overrides=changes)
         lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
         told = [line["step"] for line in lines if "sample" in line]
         assert sorted({*told}) == [1, 2, 3, 4] and len(told) < 4 * 3  # fewer texts than usual
@@ -334,18 +336,18 @@ class TestData:
     def test_tokenizers_without_what_an_objective_needs(self, prepared: Prepared, tmp_path: Path) -> None:
         plain = prepared("bpe", "endoftext")
         assert "mask" in refused(UsageError, plain, tmp_path / "a", objective="masked")
-        told = refused(UsageError, plain, tmp_path / "a", "t5-small", changes={**shrunk("t5-small"), **FAST})
+        told = refused(UsageError, plain, tmp_path / "a", "t5-small", overrides={**shrunk("t5-small"), **FAST})
         assert "sentinel" in told and "--style" in told
 
     def test_shapes_that_an_objective_does_not_train(self, data: Path, tmp_path: Path) -> None:
         assert "decoder" in refused(UsageError, data, tmp_path / "a", objective="causal")
 
     def test_sequences_longer_than_positions(self, data: Path, tmp_path: Path) -> None:
-        told = refused(UsageError, data, tmp_path / "a", changes={"data.max_length": 128})
+        told = refused(UsageError, data, tmp_path / "a", overrides={"data.max_length": 128})
         assert re.search(r"128.*64.*data\.max_length", told)
 
     def test_a_schedule_that_does_not_fit(self, data: Path, tmp_path: Path) -> None:
-        told = refused(UsageError, data, tmp_path / "a", changes={"train.schedule.warmup": 9})
+        told = refused(UsageError, data, tmp_path / "a", overrides={"train.schedule.warmup": 9})
         assert re.search(r"\b4\b.*\b9\b", told)
 
     def test_documents_of_one_sentence_are_no_pairs(self, data: Path, tmp_path: Path) -> None:
@@ -373,13 +375,13 @@ class TestWhatIsWritten:
     def test_evaluation_is_exact(self, data: Path, tmp_path: Path) -> None:
         """The held-out loss is that of the objective over the held-out batches, computed here anew."""
         from pretune.objectives.masked import MaskedLM
-        from pretune.runs.defaults import read_run_config
+        from pretune.runs.defaults import build_pretrain_config
         from pretune.runs.training_data import TrainingData
 
         found = run(
-            data, tmp_path / "a", objective="masked", changes={"train.eval_tokens": 10**6, "objective.rate": 0.4}
+            data, tmp_path / "a", objective="masked", overrides={"train.eval_tokens": 10**6, "objective.rate": 0.4}
         )
-        settings = read_run_config(tmp_path / "a")
+        settings = build_pretrain_config(config=tmp_path / "a")
         source = TrainingData.open(settings.data, settings.objective, "encoder")
         stream = source.build_stream("valid", length=32, tokens=256, ranks=1, seed=9, has_fixed_slots=False)
         model, total, count, right = pt.load(tmp_path / "a").eval(), 0.0, 0, 0
@@ -435,9 +437,9 @@ class TestWhatIsWritten:
         self, name: str, kind: str, style: str, prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         changes = {**shrunk(name), **FAST, "data.length_schedule": None}
-        run(prepared(kind, style), tmp_path / "a", name, changes={**changes, "train.samples_every": 0})
+        run(prepared(kind, style), tmp_path / "a", name, overrides={**changes, "train.samples_every": 0})
         assert " → " not in capsys.readouterr().err
-        run(prepared(kind, style), tmp_path / "b", name, changes={**changes, "train.samples_every": 2})
+        run(prepared(kind, style), tmp_path / "b", name, overrides={**changes, "train.samples_every": 2})
         lines = [line for line in capsys.readouterr().err.splitlines() if " → " in line]
         assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"]
         told = [line["step"] for line in read_metrics(tmp_path / "b") if " → " in line.get("sample", "")]

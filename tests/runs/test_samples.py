@@ -22,7 +22,7 @@ from tests.runs.small import FAST, Prepared, shrunk
 from tests.runs.test_runs import run, same
 
 STEPS = 120
-LONG: dict[str, Any] = {"objective": "masked", "steps": STEPS, "changes": {"train.eval_every": STEPS}}
+LONG: dict[str, Any] = {"objective": "masked", "steps": STEPS, "overrides": {"train.eval_every": STEPS}}
 CPU = Ranks(torch.device("cpu"))
 
 
@@ -95,7 +95,7 @@ class TestRuns:
         assert len({text for _, text in told(plain)}) > SAMPLE_TEXTS  # it has learnt something
 
     def test_nothing_that_is_learnt_changes(self, plain: Path, prepared: Prepared, tmp_path: Path) -> None:
-        run(prepared(), tmp_path / "none", **{**LONG, "changes": {"train.samples_every": 0}})
+        run(prepared(), tmp_path / "none", **{**LONG, "overrides": {"train.samples_every": 0}})
         assert not told(tmp_path / "none") and same(plain, tmp_path / "none")
 
     def test_killed_and_resumed(
@@ -136,7 +136,7 @@ class TestRuns:
         """Training text is not called validation text, in no place."""
         changes = {"train.samples_every": 4, "train.eval_tokens": 0}
         for name, more in (("train", {}), ("prompts", {"train.prompts": ["a [MASK] here"]})):
-            run(prepared(), tmp_path / name, objective="masked", steps=4, changes={**changes, **more})
+            run(prepared(), tmp_path / name, objective="masked", steps=4, overrides={**changes, **more})
         for where, split in ((plain, "valid"), (tmp_path / "train", "train"), (tmp_path / "prompts", "prompts")):
             assert {line["split"] for line in read_metrics(where) if "sample" in line} == {split}
             pages = (report([where], tmp_path / "report.html").read_text(), (where / "README.md").read_text())
@@ -195,18 +195,18 @@ class TestPrompts:
             "train.prompts": [text],
             "train.samples_every": 2,
         }
-        run(prepared(kind, style), tmp_path / "run", name, objective=objective, changes=changes)
+        run(prepared(kind, style), tmp_path / "run", name, objective=objective, overrides=changes)
         found = told(tmp_path / "run")
         assert [step for step, _ in found] == [2, 4] and all(one.startswith(f"{text} → ") for _, one in found)
 
     def test_as_pretune_fill_answers(self, prepared: Prepared, tmp_path: Path) -> None:
         text = "The old [MASK] was there."
         changes = {"train.prompts": [text], "train.samples_every": 4}
-        found = run(prepared(), tmp_path / "run", objective="masked", changes=changes)
+        found = run(prepared(), tmp_path / "run", objective="masked", overrides=changes)
         assert told(tmp_path / "run") == [(4, f"{text} → {pt.fill(found.load(), text, k=1)[0][0].word}")]
 
     @pytest.mark.parametrize(("text", "value"), [("No blank.", "'No blank.'"), ("[MASK] " * 50, "50")])
     def test_what_cannot_be_asked_is_refused(self, text: str, value: str, prepared: Prepared, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"train\.prompts") as error:
-            run(prepared(), tmp_path / "run", objective="masked", changes={"train.prompts": [text]})
+            run(prepared(), tmp_path / "run", objective="masked", overrides={"train.prompts": [text]})
         assert value in str(error.value) and not (tmp_path / "run").exists()

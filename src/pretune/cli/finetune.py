@@ -142,14 +142,10 @@ def finetune(
     from pretune.core.config import parse_assignments
 
     with shut_down_cleanly():  # imports take seconds
-        from pretune.runs.build_config import resolve_device
-        from pretune.runs.finetune.build_config import (
-            build_finetune_config,
-            parse_example_counts,
-            parse_numbers,
-            read_tree,
-        )
+        from pretune.runs.config import read_config
+        from pretune.runs.finetune.defaults import build_finetune_config, parse_example_counts, parse_numbers
         from pretune.runs.finetune.entry import build_plan, run_finetune
+        from pretune.training.distributed import resolve_device
     if out is None and not dry_run:
         raise UsageError("missing option '--out': the output directory of the run")
     if task is not None and is_embedding(task) and task_type not in (None, TaskType.EMBEDDING):
@@ -165,14 +161,14 @@ def finetune(
                              "--seeds": seeds, "--train-examples": train_examples, "--config": config,
                              "--dry-run": dry_run, "--forgetting": forgetting, "--csv": as_csv, "--vectors": vectors,
                              "--force": force},
-            changes=parse_assignments(settings or []),
+            overrides=parse_assignments(settings or []),
         )  # fmt: skip
         return
     options: dict[str, Any] = {
         "task": task, "type": None if task_type is None else str(task_type), "train": train,
         "dev": dev, "test": test, "text": text, "pair": pair, "label": label,
-        "data": data, "method": method, "epochs": epochs, "steps": steps, "settings": config,
-        "force": force or None, "changes": parse_assignments(settings or []),
+        "data": data, "method": method, "epochs": epochs, "steps": steps, "config": config,
+        "force": force or None, "overrides": parse_assignments(settings or []),
     }  # fmt: skip
     rates = parse_numbers(lr, "--lr") if lr else ()
     counts = parse_example_counts(train_examples) if train_examples else ()
@@ -181,7 +177,7 @@ def finetune(
     if dry_run:
         target = resolve_device(device)  # a run rejects an unknown device too
         tuning = build_finetune_config(model, lr=rates[0] if rates else None, **options)
-        _show(tuning, build_plan(tuning, rates, **plan, stored_plan=read_tree(config).get("plan")), as_json, target)
+        _show(tuning, build_plan(tuning, rates, **plan, stored_plan=read_config(config).get("plan")), as_json, target)
         return
     assert out is not None
     run = run_finetune(model, out=out, resume=resume, lr=rates, device=device, **plan, **options)
@@ -217,7 +213,7 @@ def _train_embeddings(
     out: Path,
     *,
     invalid_options: "Mapping[str, Any]",
-    changes: "Mapping[str, str]",
+    overrides: "Mapping[str, str]",
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -229,10 +225,10 @@ def _train_embeddings(
     from pretune.runs.embedding.train import EmbeddingTrainConfig, train_embeddings
 
     paths = list_paths(EmbeddingTrainConfig())
-    for name in changes:
+    for name in overrides:
         if name not in paths:
             raise UsageError(f"unknown setting '{name}'{suggest(name, paths)} ({', '.join(paths)})")
-    run = train_embeddings(model, out=out, task=task.partition(":")[2] or None, overrides=changes, **options)
+    run = train_embeddings(model, out=out, task=task.partition(":")[2] or None, overrides=overrides, **options)
     if os.environ.get("RANK", "0") != "0":
         return
     if as_json:

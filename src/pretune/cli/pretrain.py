@@ -76,14 +76,15 @@ def pretrain(
 
     with shut_down_cleanly():  # imports take seconds
         from pretune.models.hf.checkpoint import inspect_checkpoint
-        from pretune.runs.build_config import build_pretrain_config, resolve_device
+        from pretune.runs.defaults import build_pretrain_config
         from pretune.runs.pretrain import run_pretrain
+        from pretune.training.distributed import resolve_device
     if out is None and not dry_run:
         raise UsageError("missing option '--out': the output directory of the run")
     options: dict[str, Any] = {
-        "data": data, "objective": objective, "init_from": start, "settings": config, "device": device, "steps": steps,
+        "data": data, "objective": objective, "init_from": start, "config": config, "device": device, "steps": steps,
         "tokens": None if tokens is None else parse_count(tokens, "--tokens"), "epochs": epochs, "budget": budget,
-        "changes": parse_assignments(settings or []),
+        "overrides": parse_assignments(settings or []),
     }  # fmt: skip
     if dry_run:
         target = resolve_device(device)  # a run rejects an unknown device too
@@ -111,15 +112,15 @@ def suggest_use(run: object, spec: "Model") -> list[object]:
     return ["fill", run, "This is the ___ of it."] if spec.encoder is not None else ["generate", run, "This is"]
 
 
-def _show(settings: "PretrainConfig", as_json: bool, device: str) -> None:
+def _show(config: "PretrainConfig", as_json: bool, device: str) -> None:
     """Print the settings, and the cost below them or as a key of JSON."""
     from pretune.runs.estimate import estimate_pretrain
 
-    tree, cost = settings.to_dict(), estimate_pretrain(settings, device)
+    tree, cost = config.to_dict(), estimate_pretrain(config, device)
     if as_json:
         log.print_json({**tree, "cost": cost})
     else:
-        print_settings(tree, _format_forecast(cost, settings.train.budget))
+        print_settings(tree, _format_forecast(cost, config.train.budget))
 
 
 def _format_forecast(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":

@@ -12,9 +12,10 @@ from pretune.core.errors import DataError
 from pretune.data.plan import Phase
 from pretune.data.samples import check_enough_tokens
 from pretune.data.stream import BatchStream
-from pretune.runs.config import PretrainConfig, TrainConfig
+from pretune.runs.config import PretrainConfig
 from pretune.runs.estimate import estimate_steps_on_cores
 from pretune.runs.training_data import TrainingData
+from pretune.training.config import TrainConfig
 from pretune.training.distributed import Ranks
 from pretune.training.step import TrainState
 

@@ -1,16 +1,20 @@
-"""Default settings of a run: those of the paper, fitted to the data, the device and the overrides."""
+"""The config of a pre-training run: defaults of the paper, fitted to data and device, then a file, then overrides."""
 
 import math
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pretune.core import config, io
-from pretune.core.config.specs import get_fields
-from pretune.core.errors import CheckpointError, UsageError
+from pretune.core import config as specs
+from pretune.core.config import from_dict, get_kind, to_dict
+from pretune.core.config.read import format_value
+from pretune.core.config.specs import get_fields, to_plain
+from pretune.core.errors import CheckpointError, UsageError, suggest
 from pretune.core.hub import resolve_path
-from pretune.core.migration import migrate_run
+from pretune.core.migration import FORMAT_KEY, refuse_old_settings
 from pretune.data.prepared_data import PreparedData
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
@@ -19,78 +23,259 @@ from pretune.models.hf import checkpoint
 from pretune.models.spec import Model, Special
 from pretune.nn.heads import Head, PairHead, Pooler, SpanHead, Transform
 from pretune.objectives.base import Objective
-from pretune.runs.config import PretrainConfig, TrainConfig, read_objective, refuse_unused, replace_in_section
-from pretune.runs.duration import LENGTHS, fit_schedule
+from pretune.runs.config import (
+    LENGTHS,
+    PretrainConfig,
+    PretrainTrainConfig,
+    read_config,
+    read_objective,
+    refuse_conflicts,
+)
 from pretune.runs.training_data import DataConfig
 from pretune.text.tokenizer import Tokenizer
+from pretune.training.distributed import resolve_device
+from pretune.training.schedules import InverseSquareRoot
 
+SECTIONS = PretrainConfig.list_sections()
+OPTION_PATHS = {
+    "data.path": "data",
+    "objective.kind": "objective",
+    "train.init_from": "init_from",
+    "model.name": "model",
+}
+"""Paths that are also arguments, by the name of the argument."""
 MAX_RATE = 2e-3
 """Narrow models train at higher rates than their paper's, up to this maximum (Adam)."""
 REFERENCE_BATCH_TOKENS = 131_072
 """Tokens per step; a paper's rate for larger batches is scaled by the square root of the ratio."""
 MAX_CPU_BATCH_TOKENS, MAX_CUDA_BATCH_TOKENS = 2048, 65_536
 """Maximum default tokens per step."""
-RUN_FILE = "run.json"
+CLOCK_WARMUP, CLOCK_DECAY = 0.05, 0.2
+"""Shares of a run with a budget: warm-up where the paper has steps, decay where the paper has none."""
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)\s*(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])\s*")
 
 
-def build_default_config(
-    name: str,
+def build_pretrain_config(
+    model: str | None = None,
     *,
-    data: str | Path,
+    data: str | os.PathLike[str] | None = None,
     objective: str | None = None,
-    init_from: str | Path | None = None,
-    device: str = "cpu",
-    length: Mapping[str, Any] | None = None,
-    changes: Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    tokens: int | None = None,
+    epochs: float | None = None,
+    budget: str | float | None = None,
+    init_from: str | os.PathLike[str] | None = None,
+    config: Mapping[str, Any] | PretrainConfig | str | os.PathLike[str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    device: str | None = None,
 ) -> PretrainConfig:
-    """Build the settings for pre-training a model on data. `length` holds one of steps, tokens, epochs and budget.
+    """Return the config of a run: the paper's defaults, or those in `config`, with overrides.
 
-    `init_from` is a directory of initial weights, which also gives the model. Changes are paths in the settings
-    (`train.lr`, `data.max_length`, `objective.rate`, `model.depth`) or settings of the family (`model.width`).
+    `config` is a whole or partial tree, or a file with one: a run.json, or YAML. `overrides` (paths and values, as
+    `--set` takes them) go before it, and the other arguments before both. `init_from` is a directory of initial
+    weights. Invalid or contradictory values are a UsageError.
     """
-    overrides, all_overrides = dict(changes or {}), dict(changes or {})
-    prepared_data = PreparedData.open(data)
-    tokenizer = Tokenizer.load(prepared_data.tokenizer)
-    model = _build_model_spec(
-        name, tokenizer, init_from, {path: overrides.pop(path) for path in [*overrides] if path.startswith("model.")}
-    )
+    overrides = dict(overrides or {})
+    refuse_old_settings(overrides)
+    lengths = {"steps": steps, "tokens": tokens, "epochs": epochs}
+    lengths["budget"] = parse_duration(budget) if isinstance(budget, str) else budget
+    length = {name: value for name, value in lengths.items() if value is not None}
+    if len(length) > 1:
+        raise UsageError(f"a run has one length, got {' and '.join(length)}; keep one")
+    tree = read_config(config)
+    arguments: dict[str, Any] = {"model": model, "data": data, "objective": objective, "init_from": init_from}
+    options = {path: arguments[name] for path, name in OPTION_PATHS.items()}
+    refuse_conflicts(options | {f"train.{name}": value for name, value in lengths.items()}, overrides)
+    if all(isinstance(tree.get(name), Mapping) for name in SECTIONS) and "kind" in tree["model"]:
+        return _override_config(PretrainConfig.from_dict(tree), {**arguments, **length}, overrides)
+    overrides = {**dict(_flatten_tree(tree)), **overrides}
+    for path, name in OPTION_PATHS.items():
+        value = overrides.pop(path, None)
+        if value is not None and not isinstance(value, str | os.PathLike):
+            raise UsageError(f"{path}: expected a text, got {format_value(value)}")
+        arguments[name] = value if arguments[name] is None else arguments[name]
+    if arguments["data"] is None or (arguments["model"] is None and arguments["init_from"] is None):
+        raise UsageError("a run needs a model and --data; or a --config that names them")
+    return _build_paper_config(arguments, resolve_device(device).partition(":")[0], length, overrides)
+
+
+def _override_config(
+    config: PretrainConfig, arguments: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> PretrainConfig:
+    """Return a whole config with overrides; its model stays, except for the heads of another objective."""
+    if arguments["model"] is not None:
+        raise UsageError(
+            f"the settings contain a model; leave '{arguments['model']}' out, or change it with --set model.…"
+        )
+    if arguments["objective"] is not None and arguments["objective"] != get_kind(config.objective):
+        objective = read_objective(arguments["objective"])
+        config = replace(config, objective=objective, model=replace_heads(config.model, objective))
+    length = {f"train.{name}": value for name in LENGTHS if (value := arguments.get(name)) is not None}
+    if length or any(f"train.{name}" in overrides for name in LENGTHS):
+        length = {**{f"train.{name}": None for name in LENGTHS}, **length}
+    paths = {"data": "data.path", "init_from": "train.init_from"}
+    files = {paths[name]: os.fspath(arguments[name]) for name in paths if arguments[name] is not None}
+    if not (length or files or overrides):
+        return config
+    config = config.replace({**length, **files, **overrides})
+    return fit_schedule(config, PreparedData.open(config.data.path).tokens, overrides) if length else config
+
+
+def _flatten_tree(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the paths and values of a partial tree."""
+    shorthands = {"model": "model.name", "objective": "objective.kind", "data": "data.path"}
+    for section, values in tree.items():
+        if isinstance(values, Mapping) and section in SECTIONS:
+            yield from _flatten_section(section, values)
+        elif section in shorthands and isinstance(values, str):
+            yield shorthands[section], values
+        elif section not in (FORMAT_KEY, "environment"):
+            allowed_sections = f"expected: {', '.join(SECTIONS)}"
+            if section in SECTIONS:
+                raise UsageError(
+                    f"the section '{section}' must hold settings, got {type(values).__name__} ({allowed_sections})"
+                )
+            raise UsageError(f"unknown section '{section}'{suggest(section, SECTIONS)} ({allowed_sections})")
+
+
+def _flatten_section(path: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield paths and values; a part that names its kind is one value, because each kind has its own fields."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and "kind" not in value:
+            yield from _flatten_section(f"{path}.{name}", value)
+        else:
+            yield f"{path}.{name}", value
+
+
+def _build_paper_config(
+    arguments: Mapping[str, Any], device: str, length: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> PretrainConfig:
+    """Return the paper's config for the arguments and the data; `length` holds one of steps, tokens, epochs and budget.
+
+    The initial weights, if any, also give the model. Overrides are paths in the config (`train.lr`, `data.max_length`,
+    `objective.rate`, `model.depth`) or settings of the family (`model.width`).
+    """
+    name, init_from = arguments["model"] or "", arguments["init_from"]
+    init_from = None if init_from is None else os.fspath(init_from)
+    data = PreparedData.open(os.fspath(arguments["data"]))
+    tokenizer = Tokenizer.load(data.tokenizer)
+    by_section: dict[str, dict[str, Any]] = {"model": {}, "objective": {}}
+    rest_overrides = {}
+    for path, value in overrides.items():
+        section, _, rest = path.partition(".")
+        if section in by_section and rest:
+            by_section[section][rest] = value
+        else:
+            rest_overrides[path] = value
+    model = _build_model_spec(name, tokenizer, init_from, by_section["model"])
     paper = _find_paper_training(name, model)
     if paper is None:
         raise UsageError(f"family '{model.family}' has no training defaults; choose another family")
-    kinds = {
-        path.removeprefix("objective."): overrides.pop(path) for path in [*overrides] if path.startswith("objective.")
-    }
-    objective_config = _build_objective(objective, paper)
-    if kinds:
-        objective_config = replace_in_section("objective", objective_config, kinds)
-    model = replace_heads(model, objective_config)
-    lengths = {
-        f"train.{option}": overrides.pop(f"train.{option}") for option in LENGTHS if f"train.{option}" in overrides
-    }
-    settings = PretrainConfig(
+    objective = _build_objective(arguments["objective"], paper)
+    if by_section["objective"]:
+        objective = specs.replace(objective, by_section["objective"], location="objective")
+    model = replace_heads(model, objective)
+    config = PretrainConfig(
         model=model,
-        objective=objective_config,
-        data=_build_data_config(prepared_data, paper, model),
-        train=_build_train_config(paper, model, device, dict(length or {})),
+        objective=objective,
+        data=_build_data_config(data, paper, model),
+        train=_build_train_config(paper, model, device, length),
     )
-    if lengths and not length:
-        lengths = {"train.epochs": None, **lengths}
-    begin = {"train.init_from": None if init_from is None else str(init_from)}
-    settings = fit_schedule(settings.replace({**begin, **lengths, **overrides}), prepared_data.tokens, overrides)
-    knobs = {
-        path for path in all_overrides if path.startswith("model.") and path.split(".")[1] not in get_fields(Model)
-    }
-    return refuse_unused(settings, {path: value for path, value in all_overrides.items() if path not in knobs})
+    if not length and any(f"train.{option}" in rest_overrides for option in LENGTHS):
+        rest_overrides = {"train.epochs": None, **rest_overrides}
+    config = config.replace({"train.init_from": init_from, **rest_overrides})
+    config = fit_schedule(config, data.tokens, overrides)
+    _refuse_unused(
+        config,
+        {
+            path: value
+            for path, value in overrides.items()
+            if not path.startswith("model.") or path.split(".")[1] in get_fields(Model)
+        },
+    )
+    return config
 
 
-def explain_rate(settings: PretrainConfig) -> str:
+def _refuse_unused(config: PretrainConfig, overrides: Mapping[str, Any]) -> None:
+    """Raise a UsageError that names the first override that the config does not have.
+
+    Values that follow from the rest of a run (special tokens, heads that the objective does not train) cannot be set.
+    """
+    for path, (value, actual) in config.replace(overrides).diff_all(config).items():
+        raise UsageError(
+            f"'{path}' cannot be {_format_value(value)}: the model, the objective and the data set it to "
+            f"{_format_value(actual)}; leave it out"
+        )
+
+
+def _format_value(value: Any) -> str:
+    return f"'{value['kind']}'" if isinstance(value, Mapping) and "kind" in value else format_value(value)
+
+
+def parse_duration(text: str) -> float:
+    """Parse a duration into seconds; a number without a unit is ambiguous and raises.
+
+    >>> parse_duration("10m"), parse_duration("90s"), parse_duration("5 min"), parse_duration("1h30m")
+    (600.0, 90.0, 300.0, 5400.0)
+    """
+    stripped_text = text.strip()
+    parts = _PART.findall(stripped_text)
+    seconds = sum(float(number) * _UNITS[unit[0]] for number, unit in parts)
+    if _PART.sub("", stripped_text) or not 0 < seconds < math.inf:
+        number = re.fullmatch(r"\d*\.?\d+", stripped_text) is not None and float(stripped_text) > 0
+        units = (
+            f"{stripped_text[:20]}m for minutes, {stripped_text[:20]}s for seconds" if number else "90s, 10m or 1.5h"
+        )
+        raise UsageError(f"invalid duration '{text[:40]}'; use {units}")
+    return seconds
+
+
+def estimate_steps(train: PretrainTrainConfig, tokens: int) -> int | None:
+    """Estimate the steps of a run on data of `tokens` tokens; None if the budget decides."""
+    if train.budget is not None:
+        return None
+    if train.steps is not None:
+        return train.steps
+    read = train.tokens if train.tokens is not None else (train.epochs or 1.0) * tokens
+    return max(round(read / train.batch_tokens), 1)
+
+
+def fit_schedule(config: PretrainConfig, tokens: int, fixed_paths: Collection[str]) -> PretrainConfig:
+    """Return the config with a schedule that fits into the run; `fixed_paths` stay unchanged.
+
+    Papers count in steps, and most trained for a million. A warm-up, or the hold before an inverse square root decay,
+    takes at most a tenth of the run. With a budget, warm-up takes a twentieth of the time, and every schedule reaches
+    zero when the budget ends.
+    """
+    if "train.schedule" in fixed_paths:
+        return config
+    steps, schedule = estimate_steps(config.train, tokens), config.train.schedule
+    tree = to_dict(schedule)
+    values: dict[str, Any] = {}
+    if steps is not None:
+        values = {name: steps // 10 for name in ("warmup", "hold") if tree.get(name, 0) > max(steps // 10, 0.999)}
+    elif isinstance(schedule, InverseSquareRoot):
+        if not any(path.startswith("train.schedule.") for path in fixed_paths):
+            rise = CLOCK_WARMUP if schedule.warmup else 0.0
+            return config.replace(
+                {"train.schedule": {"kind": "stable", "warmup": rise, "decay": CLOCK_DECAY, "shape": "linear"}}
+            )
+    else:
+        values = {"warmup": CLOCK_WARMUP} if tree.get("warmup", 0) >= 1 else {}
+        values |= {"floor": 0.0} if tree.get("floor") else {}
+    overrides = {f"train.schedule.{name}": value for name, value in values.items()}
+    return config.replace({path: value for path, value in overrides.items() if path not in fixed_paths})
+
+
+def explain_rate(config: PretrainConfig) -> str:
     """Return one line with the learning rate and its source."""
-    train = settings.train
-    kind, family = config.get_kind(train.optimizer), settings.model.family
+    train = config.train
+    kind, family = get_kind(train.optimizer), config.model.family
     training = FAMILIES.get(family).training if family in FAMILIES else None
     if training is None:
         return f"learning rate {train.lr:g} ({kind})"
-    paper_optimizer, paper = training.optimizer["kind"], compute_paper_rate(training, settings.model.width)
+    paper_optimizer, paper = training.optimizer["kind"], compute_paper_rate(training, config.model.width)
     if kind != paper_optimizer and train.lr == type(train.optimizer)().lr:
         return f"learning rate {train.lr:g}: default of {kind}; the paper's {paper:g} is for {paper_optimizer}"
     if kind == paper_optimizer and train.lr == paper:
@@ -98,16 +283,16 @@ def explain_rate(settings: PretrainConfig) -> str:
     return f"learning rate {train.lr:g} ({kind}): from the settings"
 
 
-def _build_model_spec(name: str, tokenizer: Tokenizer, start: str | Path | None, changes: Mapping[str, Any]) -> Model:
-    if start is None:
-        return set_special_tokens(catalog.resolve(name, {"vocab": tokenizer.vocab, **changes}), tokenizer)
-    model = checkpoint.inspect_checkpoint(start)[0]
+def _build_model_spec(name: str, tokenizer: Tokenizer, init_from: str | None, overrides: Mapping[str, Any]) -> Model:
+    if init_from is None:
+        return set_special_tokens(catalog.resolve(name, {"vocab": tokenizer.vocab, **overrides}), tokenizer)
+    model = checkpoint.inspect_checkpoint(init_from)[0]
     if name and catalog.parse_name(name)[0] != model.family:
-        raise UsageError(f"{start}: family '{model.family}', not '{name}'; remove the name")
-    _check_vocabulary(model, tokenizer, start)
-    if not changes:
+        raise UsageError(f"{init_from}: family '{model.family}', not '{name}'; remove the name")
+    _check_vocabulary(model, tokenizer, init_from)
+    if not overrides:
         return model
-    return replace_in_section("model", model, {path.removeprefix("model."): value for path, value in changes.items()})
+    return specs.replace(model, overrides, location="model")
 
 
 def set_special_tokens(model: Model, tokenizer: Tokenizer) -> Model:
@@ -169,7 +354,7 @@ def _check_vocabulary(model: Model, tokenizer: Tokenizer, start: str | Path) -> 
 
 def _build_objective(name: str | None, paper: PaperDefaults) -> Objective:
     if name is None or name == paper.objective["kind"]:
-        return read_objective(config.specs.to_plain(paper.objective))
+        return read_objective(to_plain(paper.objective))
     return read_objective(name)
 
 
@@ -191,7 +376,7 @@ def _build_data_config(data: PreparedData, paper: PaperDefaults, model: Model) -
         "length_schedule": short,
         "mixing": dict(paper.mixing) if several and paper.mixing else None,
     }
-    return config.from_dict(DataConfig, tree, location="data")
+    return from_dict(DataConfig, tree, location="data")
 
 
 def scale_paper_rate(paper: PaperDefaults, width: int) -> float:
@@ -211,7 +396,9 @@ def compute_paper_rate(paper: PaperDefaults, width: int) -> float:
     return float(f"{scale_paper_rate(paper, width):.3g}")
 
 
-def _build_train_config(paper: PaperDefaults, model: Model, device: str, length: dict[str, Any]) -> TrainConfig:
+def _build_train_config(
+    paper: PaperDefaults, model: Model, device: str, length: Mapping[str, Any]
+) -> PretrainTrainConfig:
     lr = compute_paper_rate(paper, model.width)
     max_tokens = MAX_CPU_BATCH_TOKENS if device == "cpu" else MAX_CUDA_BATCH_TOKENS
     tree = {
@@ -221,11 +408,4 @@ def _build_train_config(paper: PaperDefaults, model: Model, device: str, length:
         "batch_tokens": min(paper.batch_tokens, max_tokens),
         **(length or {"epochs": 1.0}),
     }
-    return config.from_dict(TrainConfig, config.specs.to_plain(tree), location="train")
-
-
-def read_run_config(run: str | Path) -> PretrainConfig:
-    """Read the settings of an existing run."""
-    file = Path(run) / RUN_FILE if Path(run).is_dir() else Path(run)
-    tree = migrate_run(io.read_json(file, CheckpointError), CheckpointError, str(file))
-    return PretrainConfig.from_dict(tree, source=str(file))
+    return from_dict(PretrainTrainConfig, to_plain(tree), location="train")

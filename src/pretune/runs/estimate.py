@@ -12,8 +12,7 @@ from pretune.models.cost import CO2_KG_PER_KWH, DEVICES
 from pretune.models.devices import DOLLARS_PER_KWH, Device
 from pretune.objectives.base import Vocabulary
 from pretune.runs.config import PretrainConfig
-from pretune.runs.defaults import explain_rate
-from pretune.runs.duration import estimate_steps
+from pretune.runs.defaults import estimate_steps, explain_rate
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.cost import build_flops_counter

@@ -22,11 +22,11 @@ from pretune.evaluation.perplexity import evaluate_perplexity
 from pretune.evaluation.result import EvaluationResult
 from pretune.inference.embed import build_embedder
 from pretune.inference.scoring import ScoringConfig
-from pretune.runs.build_config import resolve_device
 from pretune.runs.finetune.saved_task import TASK_FILE, SavedTask
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.text.corpora import open_corpus
+from pretune.training.distributed import resolve_device
 from pretune.training.records import RunFile, read_run_record
 
 FILE_TASKS = ("minimal_pairs", "bias_pairs", "cloze", "scored_pairs", "triplets")

@@ -12,8 +12,9 @@ from pretune.core.hub import resolve_path
 from pretune.models import catalog
 from pretune.models.hf import checkpoint
 from pretune.models.verify import check_weights
-from pretune.runs.config import PretrainConfig, TrainConfig
+from pretune.runs.config import PretrainConfig
 from pretune.training.checkpointing import collect_weights
+from pretune.training.config import TrainConfig
 from pretune.training.distributed import Ranks
 
 BODY_PREFIXES = ("tokens.", "encoder.", "decoder.")

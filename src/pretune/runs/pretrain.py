@@ -19,22 +19,21 @@ from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
-from pretune.runs.build_config import build_pretrain_config, read_tree, resolve_device
-from pretune.runs.config import PretrainConfig, TrainConfig
-from pretune.runs.duration import LENGTHS
+from pretune.runs.config import LENGTHS, PretrainConfig, PretrainTrainConfig, read_config
+from pretune.runs.defaults import build_pretrain_config
 from pretune.runs.pretrain_run import PretrainedRun, PretrainRun, load_finished_run
 from pretune.runs.training_data import DataConfig
 from pretune.runs.verify import check_model
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.checkpointing import read_state
 from pretune.training.checkpoints import CheckpointManager
-from pretune.training.distributed import init_distributed
+from pretune.training.distributed import init_distributed, resolve_device
 from pretune.training.guards import GracefulShutdown
 from pretune.training.records import ResumeFile
 from pretune.training.step import TrainState
 
 SETTING_PATHS = [
-    *(f"train.{name}" for name in get_fields(TrainConfig)),
+    *(f"train.{name}" for name in get_fields(PretrainTrainConfig)),
     *(f"data.{name}" for name in get_fields(DataConfig)),
     *(f"model.{name}" for name in ("width", "depth", "heads")),
 ]
@@ -90,7 +89,7 @@ def pretrain(
         out=out,
         resume=resume,
         init_from=init_from,
-        changes=overrides,
+        overrides=overrides,
         device=device,
         data=data,
         objective=objective,
@@ -98,7 +97,7 @@ def pretrain(
         tokens=tokens,
         epochs=epochs,
         budget=budget,
-        settings=config,
+        config=config,
     )
 
 
@@ -108,10 +107,10 @@ def run_pretrain(
     out: str | os.PathLike[str],
     resume: bool = False,
     init_from: str | os.PathLike[str] | None = None,
-    changes: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     device: str | None = None,
     started_at: float | None = None,
-    **overrides: Any,
+    **options: Any,
 ) -> PretrainedRun:
     """Run `pretrain` with a budget that counts from `started_at`, a time of `time.monotonic`, by default now.
 
@@ -119,48 +118,48 @@ def run_pretrain(
     """
     started_at = time.monotonic() if started_at is None else started_at
     run_dir = RunDir(Path(out))
-    overrides |= {"init_from": init_from, "changes": changes, "device": device}
+    options |= {"init_from": init_from, "overrides": overrides, "device": device}
     stop = GracefulShutdown(f"resume with `{run_dir.build_resume_command('pretrain')}`", has_checkpoint=resume)
     with stop.handle_signals():
         state = None
         if resume:
-            settings = load_resumed_config(run_dir, model, **overrides)
+            settings = load_resumed_config(run_dir, model, **options)
             finished_run = load_finished_run(run_dir)
             if finished_run is not None:
                 check_model(run_dir)
                 log.info(f"{run_dir.path}: finished; nothing to resume")
                 return finished_run
         else:
-            settings = build_pretrain_config(model, **overrides)
+            settings = build_pretrain_config(model, **options)
             run_dir.check_free()  # checked again under the lock; here nothing is computed yet
-            state = load_clock_history(settings, overrides.get("settings"), budget=overrides.get("budget"))
+            state = load_clock_history(settings, options.get("config"), budget=options.get("budget"))
         with init_distributed(resolve_device(device)) as ranks:
             return PretrainRun(settings, run_dir, ranks, stop, started_at=started_at, resume=resume, state=state).run()
 
 
-def load_resumed_config(run_dir: RunDir, model: str | None, **overrides: Any) -> PretrainConfig:
+def load_resumed_config(run_dir: RunDir, model: str | None, **options: Any) -> PretrainConfig:
     """Return the config of the run in a directory, with overrides that do not change the weights.
 
-    `overrides` are arguments of `build_pretrain_config`: some, or all that the run was started with. Without a length
+    `options` are arguments of `build_pretrain_config`: some, or all that the run was started with. Without a length
     the run keeps its own. The first setting that differs is a CheckpointError, as are other data or another tokenizer.
     """
     tree, source = run_dir.read_settings(), str(run_dir.settings)
     stored_config = PretrainConfig.from_dict(tree, source=source)
     environment = specs.check_record(ResumeFile, tree, CheckpointError, source).get("environment", {})
-    if model is None and overrides.get("settings") is None:
-        resumed_config = build_pretrain_config(**{**overrides, "settings": stored_config})
+    if model is None and options.get("config") is None:
+        resumed_config = build_pretrain_config(**{**options, "config": stored_config})
     else:
-        if overrides.get("settings") is None and not any(_has_length(name, overrides) for name in LENGTHS):
-            overrides |= {name: value for name in LENGTHS if (value := getattr(stored_config.train, name)) is not None}
-        resumed_config = build_pretrain_config(model, **overrides)
+        if options.get("config") is None and not any(_has_length(name, options) for name in LENGTHS):
+            options |= {name: value for name in LENGTHS if (value := getattr(stored_config.train, name)) is not None}
+        resumed_config = build_pretrain_config(model, **options)
     for path, (new, old) in resumed_config.diff(stored_config).items():
         raise CheckpointError(f"{run_dir.path}: {path} was {old} and cannot become {new} in a resumed run")
     _check_data(resumed_config.data.path, environment)
     return resumed_config
 
 
-def _has_length(name: str, overrides: dict[str, Any]) -> bool:
-    return overrides.get(name) is not None or f"train.{name}" in (overrides.get("changes") or {})
+def _has_length(name: str, options: dict[str, Any]) -> bool:
+    return options.get(name) is not None or f"train.{name}" in (options.get("overrides") or {})
 
 
 def _check_data(path: str, fingerprints: dict[str, Any]) -> None:
@@ -182,7 +181,7 @@ def load_clock_history(settings: PretrainConfig, settings_source: Any, *, budget
     """
     if settings.train.budget is None or budget is not None or not isinstance(settings_source, str | os.PathLike):
         return TrainState()
-    if read_tree(settings_source).get("train", {}).get("budget") != settings.train.budget:
+    if read_config(settings_source).get("train", {}).get("budget") != settings.train.budget:
         return TrainState()
     run_dir = RunDir(Path(settings_source) if Path(settings_source).is_dir() else Path(settings_source).parent)
     if load_finished_run(run_dir) is None:

@@ -19,7 +19,7 @@ from pretune.core.results import Result
 from pretune.core.run_dir import RunDir
 from pretune.models import catalog
 from pretune.models.hf import checkpoint
-from pretune.runs.config import PretrainConfig, TrainConfig
+from pretune.runs.config import PretrainConfig
 from pretune.runs.data_phases import DataPhases, compute_eval_interval, count_workers
 from pretune.runs.defaults import explain_rate
 from pretune.runs.initial_model import build_initial_model, resolve_precision
@@ -29,6 +29,7 @@ from pretune.runs.samples import SampleHook, build_trigger, estimate_sample_cost
 from pretune.runs.training_data import TrainingData
 from pretune.training.checkpointing import collect_weights
 from pretune.training.clock import IN_FLIGHT_STEPS, TrainingClock
+from pretune.training.config import TrainConfig
 from pretune.training.data_worker import start_forkserver
 from pretune.training.distributed import Ranks, fill, unshard_all
 from pretune.training.guards import GracefulShutdown

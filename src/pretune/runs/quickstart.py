@@ -39,9 +39,8 @@ from pretune.models.catalog import build
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
 from pretune.reports import report
-from pretune.runs.build_config import resolve_device
-from pretune.runs.duration import parse_duration
-from pretune.runs.finetune.build_config import read_base_spec
+from pretune.runs.defaults import parse_duration
+from pretune.runs.finetune.defaults import read_base_spec
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.prepare import prepare
 from pretune.runs.pretrain import pretrain
@@ -53,6 +52,7 @@ from pretune.tasks.user_table import build_user_task
 from pretune.text.corpora.builtin import Reviews
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train_tokenizer
+from pretune.training.distributed import resolve_device
 
 Facts = dict[str, Any]
 Floats = NDArray[np.float64]

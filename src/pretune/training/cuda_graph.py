@@ -19,6 +19,7 @@ from pretune.data.plan import BatchShape
 from pretune.models.cost import estimate_memory
 from pretune.models.spec import Model
 from pretune.training.batch_transfer import PackedBatches
+from pretune.training.config import TrainConfig
 from pretune.training.distributed import Ranks
 
 PassFunction = Callable[[Batch, Mapping[str, Tensor]], Loss]
@@ -151,9 +152,9 @@ def clear_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def build_cuda_graph(
-    shape: BatchShape, model: Model, config: Any, ranks: Ranks, loss_module: nn.Module
+    shape: BatchShape, model: Model, config: TrainConfig, ranks: Ranks, loss_module: nn.Module
 ) -> CudaGraphRunner | None:
-    """Return a CUDA graph runner where graphs are supported and fit into memory; `config` is a TrainConfig."""
+    """Return a CUDA graph runner where graphs are supported and fit into memory."""
     if ranks.device.type != "cuda" or ranks.world > 1 or config.cuda_graphs is False:
         return None
     if config.activation_checkpointing or config.deterministic:

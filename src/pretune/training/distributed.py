@@ -159,6 +159,22 @@ class Ranks:
                 yield
 
 
+def resolve_device(device: str | None) -> str:
+    """Return the requested device, which must exist; by default a GPU where there is one, else the CPU."""
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (":" in device and not (kind == "cuda" and index.isdecimal())):
+        raise UsageError(f"unknown device '{device[:40]}' (allowed: cpu, cuda, cuda:N)")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ResourceError(f"device '{device[:40]}': torch finds no GPU; use --device cpu")
+    if index and int(index[:9]) >= torch.cuda.device_count():
+        raise ResourceError(
+            f"device '{device[:40]}': torch finds {torch.cuda.device_count()} GPUs, numbered from cuda:0"
+        )
+    return device
+
+
 @contextlib.contextmanager
 def init_distributed(device: torch.device | str) -> Iterator[Ranks]:
     """Join the process group of `torchrun` (RANK, LOCAL_RANK, WORLD_SIZE) for the duration of the block."""

@@ -28,6 +28,7 @@ from pretune.training.batch_transfer import BatchStats
 from pretune.training.checkpointing import CheckpointHook, restore_checkpoint
 from pretune.training.checkpoints import Checkpoint, CheckpointManager
 from pretune.training.clock import TrainingClock, estimate_reserve
+from pretune.training.config import TrainConfig
 from pretune.training.cuda_graph import build_cuda_graph
 from pretune.training.data_worker import BatchSource
 from pretune.training.dataloader import DataLoader
@@ -58,7 +59,7 @@ class Trainer:
     objective: Any  # a TrainingObjective
     phases: Sequence[TrainingPhase]
     clock: TrainingClock  # length of the run and of its phases, and the learning rate
-    config: Any  # a TrainConfig
+    config: TrainConfig
     run_dir: RunDir
     ranks: Ranks
     shutdown: GracefulShutdown

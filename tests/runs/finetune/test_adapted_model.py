@@ -14,8 +14,8 @@ from pretune.core.errors import UsageError
 from pretune.core.run_dir import RunDir
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.adapted_model import AdaptedModel, build_adapted_model, build_encoder
-from pretune.runs.finetune.build_config import build_finetune_config
 from pretune.runs.finetune.config import TaskConfig
+from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.task_data import open_task
 from pretune.runs.finetune.trial import FinetuneTrial
@@ -33,7 +33,7 @@ PARTS = ["embeddings", "model.encoder.0", "model.encoder.1", "heads"]
 
 
 def begun(base: Path, table: Path, method: str, **changes: Any) -> AdaptedModel:
-    tuning = build_finetune_config(base, train=table, method=method, changes=changes)
+    tuning = build_finetune_config(base, train=table, method=method, overrides=changes)
     return build_adapted_model(tuning, open_task(TaskConfig(train=str(table))).task, CPU, steps_per_epoch=2.0)
 
 
@@ -110,7 +110,7 @@ def test_what_a_head_lacks_cannot_be_set(base: Path, table: Path) -> None:
     with pytest.raises(UsageError, match=r"tune\.pooling.*'span'"):
         squad = Task(name="own", kind="span", metrics=("squad",), splits={})
         build_adapted_model(
-            build_finetune_config(base, train=table, changes={"tune.pooling": {"mode": "mean"}}),
+            build_finetune_config(base, train=table, overrides={"tune.pooling": {"mode": "mean"}}),
             squad,
             CPU,
             steps_per_epoch=1.0,
@@ -134,7 +134,7 @@ def test_the_text_is_shorter_by_what_stands_before_it(table: Path, tmp_path: Pat
     made = build_adapted_model(tuning, opened.task, CPU, steps_per_epoch=1.0)
     found = build_encoder(tuning, opened.task, made.model, opened.parts.train)
     assert found.rules.max_length == 48 - taken and found.slots == (20 if method == "prompt" else 0)
-    long = build_finetune_config(base, train=table, method=method, changes={"data.max_length": 40})
+    long = build_finetune_config(base, train=table, method=method, overrides={"data.max_length": 40})
     if taken:
         with pytest.raises(UsageError, match=r"max_length.*\b40\b"):
             build_encoder(long, opened.task, made.model, opened.parts.train)
@@ -149,7 +149,7 @@ def test_of_two_ways_a_mix_reads_both(prepared: Prepared, tmp_path: Path, capsys
     base = pt.pretrain("gpt2-small", data=data, out=tmp_path / "base", **wish)
     table = tasked.classes(tmp_path / "own.csv", 40)
     quick = {"train.eval_examples": 8, "data.max_length": 32, "tune.scalar_mix.lstm.hidden": 8}
-    mixed: dict[str, Any] = {"method": "mix", "steps": 2, "baselines": "none", "changes": quick}
+    mixed: dict[str, Any] = {"method": "mix", "steps": 2, "baselines": "none", "overrides": quick}
     run = finetune(base, train=table, out=tmp_path / "run", **mixed)
     reader, right = pt.load(run).head, pt.load(base.path / "backward").state_dict()
     assert isinstance(reader, ScalarMixHead) and reader.backwards is not None
@@ -159,7 +159,7 @@ def test_of_two_ways_a_mix_reads_both(prepared: Prepared, tmp_path: Path, capsys
     finetune(base, train=table, out=tmp_path / "left", method="frozen", steps=1, baselines="none")
     assert "`scalar-mix`" in capsys.readouterr().err
     with pytest.raises(UsageError, match=r"tune\.scalar_mix\.ways .*backward/"):
-        mixed["changes"] = {**quick, "tune.scalar_mix.ways": "both"}
+        mixed["overrides"] = {**quick, "tune.scalar_mix.ways": "both"}
         finetune(base.path / "backward", train=table, out=tmp_path / "no", **mixed)
 
 
@@ -167,11 +167,11 @@ def test_a_base_with_another_vocabulary_and_more_positions(base: Path, tmp_path:
     train("bpe", tasked.corpus(), vocab=300, style="s-mask").save(tmp_path / "tokenizer")
     table = tasked.classes(tmp_path / "own.csv", 40)
     changes = {"base.tokenizer": str(tmp_path / "tokenizer"), "base.positions": 200, "data.max_length": 150}
-    run = finetune(base, train=table, out=tmp_path / "run", steps=1, baselines="none", changes=changes)
+    run = finetune(base, train=table, out=tmp_path / "run", steps=1, baselines="none", overrides=changes)
     model = pt.load(run)
     assert isinstance(model, ModelWithHead) and model.model.spec.max_length == 200
     wanted = Tokenizer.load(tmp_path / "tokenizer")
     assert get_tokenizer(model).sha256 == wanted.sha256 and model.model.spec.vocab == wanted.vocab
     assert pt.predict(run, ["sea " * 120]) == run.predict(["sea " * 120])
     with pytest.raises(UsageError, match=r"base\.tokenizer.*'lora'"):
-        build_finetune_config(base, train=table, method="lora", changes=changes)
+        build_finetune_config(base, train=table, method="lora", overrides=changes)

@@ -59,7 +59,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def learnt(base: Path, table: Path, out: Path, **changes: Any) -> tuple[FinetunedRun, dict[str, Any]]:
     usual = {"train.eval_every": 1, "train.schedule": {"kind": "constant"}, "train.log_every": 50}
     more = {name.replace("_", ".", 1): value for name, value in changes.items()}
-    run = finetune(base, train=table, out=out, steps=8, lr=1e-3, baselines="none", changes={**usual, **more})
+    run = finetune(base, train=table, out=out, steps=8, lr=1e-3, baselines="none", overrides={**usual, **more})
     return run, run.scores["trials"][0]
 
 

@@ -41,7 +41,7 @@ def divided(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finet
     home = folder(tmp_path_factory.mktemp("one"), "dev")
     changes: dict[str, Any] = {"task.split_seed": SEED, "train.log_every": 50}
     out = home / "run"
-    return finetune(base, task="qnli", data=home, out=out, lr=3e-3, epochs=2, baselines="none", changes=changes), home
+    return finetune(base, task="qnli", data=home, out=out, lr=3e-3, epochs=2, baselines="none", overrides=changes), home
 
 
 def test_what_was_divided_is_divided_again(divided: tuple[FinetunedRun, Path]) -> None:
@@ -128,7 +128,9 @@ def test_the_threshold_that_was_found_is_used(base: Path, tmp_path: Path) -> Non
     for split in ("train", "dev"):
         (tmp_path / "squad2" / f"{split}-v2.0.json").write_text(json.dumps({"version": "v2.0", "data": pages}))
     changes = {"data.max_length": 32, "data.stride": 8}
-    run = finetune(base, task="squad2", data=tmp_path, out=tmp_path / "run", steps=1, baselines="none", changes=changes)
+    run = finetune(
+        base, task="squad2", data=tmp_path, out=tmp_path / "run", steps=1, baselines="none", overrides=changes
+    )
     question = {"question": "what is old?", "context": "the old sea"}
     said = [
         replace(run, saved_task=replace(run.saved_task, threshold=threshold), _predictor=None).predict([question])[0][

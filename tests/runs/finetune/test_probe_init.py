@@ -100,7 +100,7 @@ def test_a_run_begins_there(base: Path, table: Path, tmp_path: Path) -> None:
             lr=1e-9,
             steps=1,
             baselines="none",
-            changes={**wish, "tune.head": head},
+            overrides={**wish, "tune.head": head},
         ).score
         for head in ("random", "probe")
     }

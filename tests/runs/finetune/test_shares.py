@@ -7,7 +7,7 @@ import torch
 
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.runs.finetune.adapted_model import build_adapted_model
-from pretune.runs.finetune.build_config import build_finetune_config
+from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.task_data import open_task
 from pretune.runs.finetune.task_encoders import TaskEncoders
 from pretune.tasks.encode import MultiTaskStream, TaskStream
@@ -41,7 +41,7 @@ def test_shares_add_up(tmp_path: Path, kind: str, fixed: bool, device: str) -> N
     table = made(tmp_path / ("own.conll" if kind == "tags" else "own.csv"), 17)
     changes = {"train.batch": 4, "train.precision": "fp32", **({} if kind == "written" else {"tune.dropout": 0})}
     changes |= {"tune.pooling": {"mode": "mean"}} if kind == "mean" else {}
-    tuning = build_finetune_config(base, train=table, changes=changes, **more)
+    tuning = build_finetune_config(base, train=table, overrides=changes, **more)
     opened = open_task(tuning.task)
     begun = build_adapted_model(tuning, opened.task, Ranks(torch.device(device)), steps_per_epoch=1.0)
     reader = TaskEncoders.from_model(tuning, opened, begun.model, opened.parts.train)

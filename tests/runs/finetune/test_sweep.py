@@ -10,7 +10,7 @@ import torch
 import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.evaluation.baselines.run import ALL_BASELINES
-from pretune.runs.finetune.build_config import build_finetune_config
+from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.entry import build_plan
 from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.estimate import estimate_finetune
@@ -29,12 +29,12 @@ def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> F
     out = tmp_path_factory.mktemp("grid") / "run"
     return finetune(
         base, train=table, out=out, method="lora", lr=[1e-3, 1e-2], seeds=2, train_examples=[20, None], epochs=1,
-        baselines="none", changes=QUICK,
+        baselines="none", overrides=QUICK,
     )  # fmt: skip
 
 
 def test_what_was_forecast_is_what_was_done(grid: FinetunedRun, base: Path, table: Path) -> None:
-    tuning = build_finetune_config(base, train=table, method="lora", epochs=1, changes=QUICK)
+    tuning = build_finetune_config(base, train=table, method="lora", epochs=1, overrides=QUICK)
     told = estimate_finetune(
         tuning, build_plan(tuning, [1e-3, 1e-2], seeds=2, train_examples=[20, None], baselines="none")
     )
@@ -81,7 +81,7 @@ def two(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> li
             parameter.mul_(1.5)
     pt.save(other, home / "other")
     return [
-        finetune(model, train=table, out=home / name, method="lora", steps=3, baselines="random", changes=QUICK)
+        finetune(model, train=table, out=home / name, method="lora", steps=3, baselines="random", overrides=QUICK)
         for name, model in (("one", base), ("two", home / "other"))
     ]
 
@@ -107,7 +107,7 @@ def test_what_was_not_run_is_named_with_the_reason(two: list[FinetunedRun]) -> N
 
 @pytest.mark.slow
 def test_all_baselines_are_run_when_all_are_asked_for(base: Path, table: Path, tmp_path: Path) -> None:
-    run = finetune(base, train=table, out=tmp_path / "run", steps=3, baselines="all", changes=QUICK)
+    run = finetune(base, train=table, out=tmp_path / "run", steps=3, baselines="all", overrides=QUICK)
     rows = {row["name"]: row for row in run.scores["baselines"]}
     assert {*rows} == {*ALL_BASELINES} - {"cosine"} and {*run.scores["not_run"]} <= {
         "cosine"
@@ -124,10 +124,10 @@ def test_a_run_without_checkpoints_leaves_the_same_model(base: Path, table: Path
             out=tmp_path / name,
             steps=2,
             baselines="none",
-            changes={**QUICK, "train.max_checkpoints": keep},
+            overrides={**QUICK, "train.max_checkpoints": keep},
         )
     assert (tmp_path / "with/checkpoints").is_dir() and not (tmp_path / "without/checkpoints").exists()
     both = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("with", "without")]
     assert both[0] == both[1]
     with pytest.raises(UsageError, match=r"train\.max_checkpoints.*1"):
-        build_finetune_config(base, train=table, changes={"train.max_checkpoints": 1})
+        build_finetune_config(base, train=table, overrides={"train.max_checkpoints": 1})

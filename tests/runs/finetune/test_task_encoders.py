@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretune.runs.finetune.adapted_model import build_adapted_model
-from pretune.runs.finetune.build_config import build_finetune_config
+from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.task_data import open_task
 from pretune.runs.finetune.task_encoders import TaskEncoders
 from pretune.tasks.encode import MultiTaskStream, TaskStream
@@ -34,7 +34,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shares(base: Path, data: Path, temperature: float) -> list[float]:
     """How much of an epoch is of each task."""
     changes = {"tune.temperature": temperature, "train.batch": 8}
-    tuning = build_finetune_config(base, task="cola,sst2", data=data, changes=changes)
+    tuning = build_finetune_config(base, task="cola,sst2", data=data, overrides=changes)
     opened = open_task(tuning.task)
     made = build_adapted_model(tuning, opened.task, Ranks(torch.device("cpu")), steps_per_epoch=1.0)
     reader = TaskEncoders.from_model(tuning, opened, made.model, opened.parts.train)

@@ -25,8 +25,11 @@ def replace(spec: T, changes: Mapping[str, Any], location: str = "") -> T:
     come in any order.
     """
     tree = to_dict(spec)
-    for path, value in sorted(changes.items(), key=lambda change: change[0].count(".")):
-        _assign(spec, tree, path, value)
+    try:
+        for path, value in sorted(changes.items(), key=lambda change: change[0].count(".")):
+            _assign(spec, tree, path, value)
+    except UsageError as error:
+        raise UsageError(f"{location}: {error}" if location else str(error)) from None
     return from_dict(type(spec), tree, location)
 
 

@@ -20,7 +20,7 @@ import torch
 from pretune.adaptation.contrastive import ContrastiveLoss, ContrastiveModel, ContrastiveObjective
 from pretune.core import config, io, log
 from pretune.core.arguments import check_arguments
-from pretune.core.config import Ge, NonNegative, Positive, spec
+from pretune.core.config import Ge, Positive, spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.format import format_count
 from pretune.core.results import Result
@@ -32,14 +32,13 @@ from pretune.inference.sentence_modules import build_encoder
 from pretune.metrics.numeric import spearman
 from pretune.models.hf import checkpoint
 from pretune.models.verify import check_weights
-from pretune.runs.build_config import resolve_device
-from pretune.runs.config import TrainConfig
 from pretune.runs.embedding.batches import build_text_stream
 from pretune.runs.embedding.pair_dataset import PairDataset, read_dataset, select_loss
 from pretune.runs.verify import check_model
 from pretune.tasks import TASKS
 from pretune.training.clock import TrainingClock
-from pretune.training.distributed import Ranks, init_distributed, run_on_rank_zero
+from pretune.training.config import TrainConfig
+from pretune.training.distributed import Ranks, init_distributed, resolve_device, run_on_rank_zero
 from pretune.training.guards import GracefulShutdown
 from pretune.training.optim import AdamW
 from pretune.training.records import ResumeFile
@@ -63,7 +62,7 @@ class EmbeddingTrainConfig:
     batch: Annotated[int, Ge(2)] = 64
     epochs: Positive[float] = 1.0
     steps: Positive[int] | None = None
-    lr: NonNegative[float] = 2e-5
+    lr: Positive[float] = 2e-5
     warmup: float = 0.1
     weight_decay: float = 0.01
     clip: float = 1.0

@@ -77,7 +77,7 @@ def build_adapted_model(tuning: FinetuneConfig, task: Task, ranks: Ranks, *, ste
             state = right.state_dict()
             module.backwards.load_state_dict({name: state[name] for name in module.backwards.state_dict()})
     methods.apply_method(model, tuning.method, seed=seed)
-    configure_model(model, tuning.train.to_train_config(), ranks)
+    configure_model(model, tuning.train, ranks)
     gradual = tuning.tune.trainable_layers if isinstance(tuning.tune.trainable_layers, Gradual) else None
     if gradual is None and not isinstance(tuning.tune.trainable_layers, Full):
         freeze(model, tuning.tune.trainable_layers)

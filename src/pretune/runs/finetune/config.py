@@ -3,28 +3,23 @@
 `--set method.rank=16` changes one value; `run.json` stores the whole tree, and `--config run.json` repeats the run.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from pretune.adaptation.freeze import FirstFrozen, Frozen, Full, LastOnly
 from pretune.adaptation.gradual_unfreezing import Gradual
 from pretune.adaptation.methods import METHODS, AnyMethod
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core import config
-from pretune.core.config import Fraction, Ge, Gt, Le, NonNegative, Positive, spec
+from pretune.core.config import Constraint, Fraction, Ge, Gt, Le, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
-from pretune.nn.attention_mask import Backend
+from pretune.core.registry import Registry
 from pretune.nn.heads import PoolingConfig
-from pretune.runs.config import TrainConfig, apply_changes
+from pretune.runs.config import RunConfig
 from pretune.tasks.task import Type
-from pretune.training.cost import CostRates
-from pretune.training.optim import AdamW, Optim
+from pretune.training.config import TrainConfig
 from pretune.training.schedules import LinearSchedule, Schedule
-
-SECTIONS = ("base", "task", "method", "tune", "data", "train")
 
 
 @spec(has_kind=False)
@@ -100,67 +95,37 @@ class SequenceConfig:
     max_new_tokens: int | None = None  # of a generated answer
 
 
+class ZeroOrSeveral(Constraint):
+    """A number other than 1."""
+
+    def allows(self, value: Any) -> bool:
+        return bool(value == 0 or value >= 2)
+
+    def __str__(self) -> str:
+        return "0 or >= 2"
+
+
 @spec(has_kind=False)
-class FinetuneTrainConfig:
+class FinetuneTrainConfig(TrainConfig):
     """Training settings of fine-tuning. `steps` or `epochs` is the length of the run."""
 
-    steps: Positive[int] | None = None
-    epochs: Positive[float] | None = None
-    batch: Positive[int] = 32  # examples per optimizer step
-    lr: Positive[float]
-    optimizer: Optim = AdamW()  # its `lr` equals `lr` above
     schedule: Schedule = LinearSchedule(warmup=0.1)
-    clip: float | None = 1.0
-    seed: int = 0
-    patience: Positive[int] | None = None  # evaluations without improvement; None: no early stopping
-    eval_every: NonNegative[int] = 0  # steps; 0: every epoch, at least ten times in a run of long epochs
-    eval_examples: Positive[int] | None = None  # dev examples per evaluation; None: 2,000, or 200 for generation
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    compile: bool = False
-    cuda_graphs: bool | None = None  # None: on CUDA, where there is memory
-    attention_backend: Backend | None = None
-    activation_checkpointing: bool = False
-    deterministic: bool = False  # on CUDA; runs on a CPU always are
-    micro_tokens: Positive[int] | None = None
+    compile: bool | None = False
     workers: NonNegative[int] | None = None  # data loader processes; None: none, but a thread for a GPU
-    checkpoint_every: NonNegative[int] = 0  # steps; 0: every five minutes
-    max_checkpoints: NonNegative[int] = 2  # 0: no checkpoints, so an interrupted trial starts again
-    log_every: NonNegative[int] = 10
-    trackers: tuple[str, ...] = ()
-    cost_rates: CostRates = CostRates()
+    eval_every: NonNegative[int] = 0  # steps; 0: every epoch, at least ten times in a run of long epochs
+    max_checkpoints: Annotated[int, ZeroOrSeveral()] = 2  # 0: no checkpoints, so an interrupted trial starts again
+    batch: Positive[int] = 32  # examples per optimizer step
+    patience: Positive[int] | None = None  # evaluations without improvement; None: no early stopping
+    eval_examples: Positive[int] | None = None  # dev examples per evaluation; None: 2,000, or 200 for generation
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise UsageError("a run has one length, got steps and epochs; keep one")
-        if self.max_checkpoints == 1:
-            raise UsageError("max_checkpoints must be 0 (no checkpoints) or >= 2, got 1")
-
-    def to_train_config(self) -> TrainConfig:
-        """Return the settings of pre-training that describe the computation of a step."""
-        return TrainConfig(
-            lr=self.lr,
-            optimizer=self.optimizer,
-            micro_tokens=self.micro_tokens,
-            precision=self.precision,
-            residual_precision="fp32",
-            attention_backend=self.attention_backend,
-            activation_checkpointing=self.activation_checkpointing,
-            deterministic=self.deterministic,
-            cuda_graphs=self.cuda_graphs,
-            workers=self.workers,
-        )
-
-
-MUTABLE_ON_RESUME = frozenset(
-    {f"train.{name}" for name in ("workers", "checkpoint_every", "log_every", "micro_tokens", "trackers")}
-    | {"train.max_checkpoints", "train.cost_rates", "train.cuda_graphs", "task.data", "task.force"}
-)
-"""Settings that may change on resume: the weights do not depend on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinetuneConfig:
-    """The config of a fine-tuning run."""
+class FinetuneConfig(RunConfig):
+    """The config of a fine-tuning run: base model, task, method, adaptation, sequences and training."""
 
     base: BaseConfig
     task: TaskConfig
@@ -168,6 +133,9 @@ class FinetuneConfig:
     tune: AdaptationConfig
     data: SequenceConfig
     train: FinetuneTrainConfig
+
+    registries: ClassVar[Mapping[str, Registry[Any]]] = {"method": METHODS}
+    mutable_paths = RunConfig.mutable_paths | {"task.data", "task.force"}
 
     def __post_init__(self) -> None:
         """Refuse changes of the base model with methods that save an adapter only, which needs the base unchanged."""
@@ -188,59 +156,3 @@ class FinetuneConfig:
                 f"base.{self.base.changed_field}: an adapter of '{name}' needs the base model unchanged; save the "
                 "changed model first (docs/adaptation.md, Surgery), or use --method full, frozen or gradual"
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plain form, as run.json stores it."""
-        return {name: config.to_dict(getattr(self, name)) for name in SECTIONS}
-
-    @classmethod
-    def from_dict(cls, tree: Mapping[str, Any], source: str = "run.json") -> "FinetuneConfig":
-        """Return the config of a plain form in the current format; `source` names it in errors."""
-        for name in SECTIONS:
-            if not isinstance(tree.get(name), Mapping):
-                raise UsageError(f"{source}: the section '{name}' is missing (expected: {', '.join(SECTIONS)})")
-        return cls(
-            base=config.from_dict(BaseConfig, tree["base"], location="base"),
-            task=config.from_dict(TaskConfig, tree["task"], location="task"),
-            method=read_method(tree["method"]),
-            tune=config.from_dict(AdaptationConfig, tree["tune"], location="tune"),
-            data=config.from_dict(SequenceConfig, tree["data"], location="data"),
-            train=config.from_dict(FinetuneTrainConfig, tree["train"], location="train"),
-        )
-
-    def replace(self, changes: Mapping[str, Any]) -> "FinetuneConfig":
-        """Return the config with the values at some paths replaced: `train.lr`, `method.rank`, `tune.layer_decay`."""
-        return replace(self, **apply_changes({name: getattr(self, name) for name in SECTIONS}, changes))
-
-    def diff(self, other_config: "FinetuneConfig") -> dict[str, tuple[Any, Any]]:
-        """Return the differences that change the weights: those that a resumed run may not have."""
-        differences = {
-            f"{name}.{path}": pair
-            for name in SECTIONS
-            for path, pair in config.diff(getattr(self, name), getattr(other_config, name)).items()
-        }
-        return {path: pair for path, pair in differences.items() if not _is_mutable(path)}
-
-    def sha256(self) -> str:
-        """Return a hash of all settings that the weights depend on."""
-        tree = {
-            name: {key: value for key, value in part.items() if not _is_mutable(f"{name}.{key}")}
-            for name, part in self.to_dict().items()
-        }
-        return hashlib.sha256(json.dumps(tree, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def _is_mutable(path: str) -> bool:
-    return ".".join(path.split(".")[:2]) in MUTABLE_ON_RESUME
-
-
-def read_method(tree: Mapping[str, Any] | str) -> AnyMethod:
-    """Return a method from its name, or from its plain form with the name as `kind`."""
-    values = {"kind": tree} if isinstance(tree, str) else dict(tree)
-    kinds = {config.get_kind(METHODS.get(name)): METHODS.get(name) for name in METHODS}
-    classes, name = {**kinds, **{name: METHODS.get(name) for name in METHODS}}, values.get("kind")
-    if not isinstance(name, str) or name not in classes:
-        raise UsageError(f"method: unknown kind '{str(name)[:40]}' (allowed: {', '.join(METHODS.list_names())})")
-    cls = classes[name]
-    method: AnyMethod = config.from_dict(cls, {**values, "kind": config.get_kind(cls)}, location="method")
-    return method

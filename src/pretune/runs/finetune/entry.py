@@ -22,17 +22,16 @@ from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.baselines.run import parse_baselines
 from pretune.inference.word_vectors import WordVectors
-from pretune.runs.build_config import resolve_device
-from pretune.runs.config import find_rates
+from pretune.runs.config import find_rates, read_config
 from pretune.runs.finetune.adapted_model import build_task_head
-from pretune.runs.finetune.build_config import build_finetune_config, read_base_spec, read_tree
 from pretune.runs.finetune.config import AdaptationConfig, FinetuneConfig, FinetuneTrainConfig, SequenceConfig
+from pretune.runs.finetune.defaults import build_finetune_config, read_base_spec
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.plan import SweepPlan
 from pretune.runs.finetune.sweep import FinetuneSweep
 from pretune.runs.finetune.task_data import check_sizes, find_trainable_task, open_task
 from pretune.runs.verify import check_model
-from pretune.training.distributed import init_distributed
+from pretune.training.distributed import init_distributed, resolve_device
 from pretune.training.guards import GracefulShutdown
 from pretune.training.records import ScoresFile
 
@@ -120,7 +119,7 @@ def finetune(
     options: dict[str, Any] = {
         "task": task, "type": type, "train": train, "dev": dev, "test": test, "text": text, "pair": pair,
         "label": label, "data": data, "force": force or None, "method": method, "epochs": epochs, "steps": steps,
-        "settings": config, "changes": overrides,
+        "config": config, "overrides": overrides,
     }  # fmt: skip
     return run_finetune(
         model,
@@ -149,7 +148,7 @@ def run_finetune(
     forgetting: str | os.PathLike[str] | None = None,
     vectors: str | os.PathLike[str] | None = None,
     device: str | None = None,
-    **overrides: Any,
+    **options: Any,
 ) -> FinetunedRun:
     """Fine-tune a model on a task and save it to `out`, with its scores, baselines and cost.
 
@@ -157,7 +156,7 @@ def run_finetune(
     `train_examples` are training set sizes, None for all; several give a learning curve. `forgetting` is prepared data
     (`pretune prepare`); `vectors` a file of word vectors (`pretune vectors`) for the baseline of that name. Other
     arguments are those of `build_finetune_config`: a task by name, or train, dev and test files with their columns;
-    method; epochs or steps; settings and changes.
+    method; epochs or steps; config and overrides.
     """
     run_dir = RunDir(Path(out))
     rates: Sequence[float] = () if lr is None else (lr,) if isinstance(lr, int | float) else lr
@@ -166,7 +165,7 @@ def run_finetune(
     plan_options |= {"forgetting": forgetting, "vectors": vectors}
     with stop.handle_signals():
         if resume:
-            tuning, plan = load_resumed_config(run_dir, model, rates, plan_options, **overrides)
+            tuning, plan = load_resumed_config(run_dir, model, rates, plan_options, **options)
             if run_dir.is_finished:
                 check_model(run_dir)
                 log.info(f"{run_dir.path}: finished; nothing to resume")
@@ -174,10 +173,8 @@ def run_finetune(
                 return FinetunedRun.open(run_dir.path)
         else:
             run_dir.check_free()
-            tuning = build_finetune_config(model, lr=rates[0] if rates else None, **overrides)
-            plan = build_plan(
-                tuning, rates, **plan_options, stored_plan=read_tree(overrides.get("settings")).get("plan")
-            )
+            tuning = build_finetune_config(model, lr=rates[0] if rates else None, **options)
+            plan = build_plan(tuning, rates, **plan_options, stored_plan=read_config(options.get("config")).get("plan"))
         if tuning.task.name is not None:  # checked before its files are read
             build_task_head(find_trainable_task(tuning.task.name), read_base_spec(tuning.base.path), None, tuning.tune)
         task_data = open_task(tuning.task)
@@ -253,16 +250,15 @@ def load_resumed_config(
     model: str | os.PathLike[str] | None,
     rates: Sequence[float],
     plan_options: Mapping[str, Any],
-    **overrides: Any,
+    **options: Any,
 ) -> tuple[FinetuneConfig, SweepPlan]:
     """Return the settings and plan of the run in a directory; only options without effect on the result may change."""
     tree = run_dir.read_settings()
     stored_config = FinetuneConfig.from_dict(tree, source=str(run_dir.settings))
     plan = specs.from_dict(SweepPlan, tree.get("plan"), location="plan")
-    options: Mapping[str, Any] = {name: value for name, value in overrides.items() if value is not None}
-    train_changes = {path.removeprefix("train."): value for path, value in (options.get("changes") or {}).items()}
-    lr = rates[0] if rates else None if find_rates(train_changes) else stored_config.train.lr
-    new_config = build_finetune_config(model, lr=lr, **{"settings": stored_config, **options})
+    options = {name: value for name, value in options.items() if value is not None}
+    lr = rates[0] if rates else None if find_rates(options.get("overrides", {})) else stored_config.train.lr
+    new_config = build_finetune_config(model, lr=lr, **{"config": stored_config, **options})
     new_plan = build_plan(new_config, rates, **plan_options, stored_plan=tree["plan"])
     for path, (new, old) in {**new_config.diff(stored_config), **specs.diff(new_plan, plan)}.items():
         raise CheckpointError(f"{run_dir.path}: cannot change {path} from {old} to {new} in a resumed run")

@@ -10,8 +10,8 @@ from pretune.core import config
 from pretune.models.cost import DEVICES
 from pretune.runs.estimate import THIS_MACHINE, detect_device, estimate_cost
 from pretune.runs.finetune.adapted_model import build_adapted_model
-from pretune.runs.finetune.build_config import FULL_METHODS, explain_rate
 from pretune.runs.finetune.config import FinetuneConfig
+from pretune.runs.finetune.defaults import FULL_METHODS, explain_rate
 from pretune.runs.finetune.plan import SweepPlan, count_steps
 from pretune.runs.finetune.task_data import TaskData, check_sizes, count_labels, index_by_member, open_task
 from pretune.runs.finetune.task_encoders import TaskEncoders, sum_counts

@@ -23,7 +23,6 @@ from pretune.core.hub import resolve_path
 from pretune.core.results import Result
 from pretune.core.run_dir import RunDir
 from pretune.inference.text_model import get_tokenizer
-from pretune.runs.build_config import resolve_device
 from pretune.runs.finetune.config import TaskConfig
 from pretune.runs.finetune.inputs import build_example
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
@@ -38,6 +37,7 @@ from pretune.tasks.table_reader import open_table
 from pretune.tasks.task import Task, get_task_type
 from pretune.tasks.user_table import build_user_task
 from pretune.tasks.user_types import is_squad
+from pretune.training.distributed import resolve_device
 from pretune.training.records import HeadlineFile, read_run_record
 
 

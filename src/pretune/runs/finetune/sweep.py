@@ -19,8 +19,8 @@ from pretune.evaluation.baselines.table import MAX_TRAIN_EXAMPLES
 from pretune.evaluation.similarity import compute_cosines
 from pretune.reports.facts import format_subset
 from pretune.runs.finetune.adapted_model import has_backward_model
-from pretune.runs.finetune.build_config import build_finetune_config, explain_rate
 from pretune.runs.finetune.config import FinetuneConfig
+from pretune.runs.finetune.defaults import build_finetune_config, explain_rate
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.linear_probe import TASK_KINDS, predict_with_probe
 from pretune.runs.finetune.plan import RemainingWork, SweepPlan, estimate_baseline_seconds
@@ -169,12 +169,12 @@ class FinetuneSweep:
 
     def _run_random_weights(self, lock: RunLock | None, resume: bool) -> BaselineResult:
         """Train the same model from random weights on the same examples, as a baseline."""
-        changes: dict[str, Any] = {
+        overrides: dict[str, Any] = {
             "task.train_examples": self.plan.max_train_examples,
             "train.seed": self.plan.seeds[0],
         }
-        changes |= {"tune.trainable_layers": {"kind": "full"}, "tune.layer_decay": None}
-        tuning = build_finetune_config(settings=self.tuning, method="full+from-scratch", changes=changes)
+        overrides |= {"tune.trainable_layers": {"kind": "full"}, "tune.layer_decay": None}
+        tuning = build_finetune_config(config=self.tuning, method="full+from-scratch", overrides=overrides)
         trial_dir = self.run_dir.get_trial(RANDOM)
         facts = self._load_finished_trial(trial_dir, resume)
         if facts is None:

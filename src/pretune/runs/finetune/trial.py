@@ -23,8 +23,8 @@ from pretune.core.migration import migrate_trial
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.adapted_model import build_adapted_model, load_base_model
-from pretune.runs.finetune.build_config import FULL_METHODS
 from pretune.runs.finetune.config import FinetuneConfig
+from pretune.runs.finetune.defaults import FULL_METHODS
 from pretune.runs.finetune.forgetting import ForgettingMeter
 from pretune.runs.finetune.linear_probe import center_dropout, fit_head
 from pretune.runs.finetune.plan import RemainingWork, TrialOutlook, compute_eval_interval, count_steps
@@ -70,7 +70,7 @@ class FinetuneTrial:
         )  # fmt: skip
         self.task, fit = task_data.task, tuning.train
         self.train_examples = task_data.select_train(tuning.task.train_examples, tuning.task.split_seed)
-        self.precision = resolve_precision(fit.to_train_config(), ranks)
+        self.precision = resolve_precision(fit, ranks)
         if ranks.device.type == "cuda":
             gc.collect()  # NOTE: reference cycles may keep an earlier trial alive
             torch.cuda.init()  # type: ignore[no-untyped-call]  # NOTE: unused until here if the precision is set

@@ -2,27 +2,25 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pretune.adaptation import METHOD_PRESETS, METHODS
-from pretune.core import config
+from pretune.core.config import from_dict, get_kind
 from pretune.core.errors import UsageError, suggest
 from pretune.core.hub import resolve_path
 from pretune.core.migration import RENAMED_METHODS, refuse_old_arguments, refuse_old_settings
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model
-from pretune.runs.build_config import read_settings
-from pretune.runs.config import find_rates, read_optimizer, refuse_conflicts
+from pretune.runs.config import find_rates, read_config, read_optimizer, read_registered, refuse_conflicts
 from pretune.runs.finetune.adapted_model import ADAPTER_FILE, load_base_model
 from pretune.runs.finetune.config import (
-    SECTIONS,
     AdaptationConfig,
     BaseConfig,
     FinetuneConfig,
     FinetuneTrainConfig,
     SequenceConfig,
     TaskConfig,
-    read_method,
 )
 from pretune.training.optim import AdamW
 
@@ -45,7 +43,7 @@ LAYER_CHOICES = ("freeze-first", "last-only", "extra-layers", "frozen")
 RATE_FACTORS = {"freeze-first": 2.0, "from-scratch": 3.0}
 """Learning rates of the upper half of a model, and of random weights, relative to that of a whole model."""
 
-RATE_OPTIMIZER = config.get_kind(AdamW)
+RATE_OPTIMIZER = get_kind(AdamW)
 """The optimizer of these learning rates and of those of the methods."""
 
 TASK_OPTIONS = ("task", "type", "train", "dev", "test", "text", "pair", "label", "data", "force")
@@ -58,19 +56,19 @@ def build_finetune_config(
     lr: float | None = None,
     epochs: float | None = None,
     steps: int | None = None,
-    settings: Mapping[str, Any] | FinetuneConfig | str | os.PathLike[str] | None = None,
-    changes: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | FinetuneConfig | str | os.PathLike[str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     **task: Any,
 ) -> FinetuneConfig:
     """Return the config of a run.
 
-    `task` holds options of the task: task, type, train, dev, test, text, pair, label, data, force. `settings` is a
-    tree, or a file with one: a run.json, or YAML. `changes` (paths and values, as `--set` takes them) and the other
-    arguments override it. Invalid or contradictory values are a UsageError.
+    `task` holds options of the task: task, type, train, dev, test, text, pair, label, data, force. `config` is a tree,
+    or a file with one: a run.json, or YAML. `overrides` (paths and values, as `--set` takes them) and the other
+    arguments go before it. Invalid or contradictory values are a UsageError.
     """
-    refuse_old_settings(changes or {})
+    overrides = dict(overrides or {})
+    refuse_old_settings(overrides)
     task_options = _read_task_options(task)
-    overrides = dict(changes or {})
     options = {"base.path": model, "train.lr": lr, "train.epochs": epochs, "train.steps": steps}
     refuse_conflicts(options | {f"task.{name}": value for name, value in task_options.items()}, overrides)
     length = {f"train.{name}": value for name, value in (("epochs", epochs), ("steps", steps)) if value is not None}
@@ -78,8 +76,8 @@ def build_finetune_config(
         overrides = {**{f"train.{name}": None for name in ("epochs", "steps")}, **overrides, **length}
     if lr is not None:
         overrides["train.lr"] = lr
-    tree = read_tree(settings)
-    if all(isinstance(tree.get(name), Mapping) for name in SECTIONS):
+    tree, sections = read_config(config), FinetuneConfig.list_sections()
+    if all(isinstance(tree.get(name), Mapping) for name in sections):
         if model is not None:
             overrides["base.path"] = os.fspath(model)
         tuning = FinetuneConfig.from_dict(tree).replace(
@@ -87,14 +85,14 @@ def build_finetune_config(
         )
         return tuning if method is None else _apply_method(tuning, method, overrides)
     if tree:
-        raise UsageError(f"settings need the sections {', '.join(SECTIONS)}; `--dry-run` shows a whole tree")
+        raise UsageError(f"a config needs the sections {', '.join(sections)}; `--dry-run` shows a whole tree")
     if model is None:
         raise UsageError("a run needs a model: a run, or a Hugging Face directory")
     path = overrides.pop("base.path", os.fspath(model))
     defaults = FinetuneConfig(
         base=BaseConfig(path=path),
-        task=config.from_dict(TaskConfig, task_options, location="task"),
-        method=read_method("full"),
+        task=from_dict(TaskConfig, task_options, location="task"),
+        method=read_registered(METHODS, "full", "method"),
         tune=AdaptationConfig(),
         data=SequenceConfig(),
         train=FinetuneTrainConfig(lr=1e-4),
@@ -105,26 +103,17 @@ def build_finetune_config(
 def _apply_method(tuning: FinetuneConfig, name: str, overrides: Mapping[str, Any]) -> FinetuneConfig:
     """Return the config with a method by its name, and the learning rate of that method."""
     spec = read_base_spec(tuning.base.path)
-    method, changes = parse_method(name, spec)
-    adapted_config = FinetuneConfig(
-        base=tuning.base,
-        task=tuning.task,
-        method=read_method(method),
-        tune=tuning.tune,
-        data=tuning.data,
-        train=tuning.train,
-    )
-    defaults = {"train.lr": compute_default_rate(method, spec), **changes}
-    train = {path.removeprefix("train."): value for path, value in overrides.items() if path.startswith("train.")}
-    kind = read_optimizer(train).get("kind", config.get_kind(tuning.train.optimizer))
-    if find_rates(train) or kind != RATE_OPTIMIZER:
+    method, settings = parse_method(name, spec)
+    defaults = {"train.lr": compute_default_rate(method, spec), **settings}
+    kind = read_optimizer(overrides).get("kind", get_kind(tuning.train.optimizer))
+    if find_rates(overrides) or kind != RATE_OPTIMIZER:
         del defaults["train.lr"]
-    return adapted_config.replace({**defaults, **overrides})
+    return replace(tuning, method=read_registered(METHODS, method, "method")).replace({**defaults, **overrides})
 
 
 def explain_rate(tuning: FinetuneConfig) -> str:
     """Return one line with the learning rate of a run and its source."""
-    train, kind = tuning.train, config.get_kind(tuning.train.optimizer)
+    train, kind = tuning.train, get_kind(tuning.train.optimizer)
     if kind != RATE_OPTIMIZER and train.lr == type(train.optimizer)().lr:
         return f"learning rate {train.lr:g}: the default of {kind} (that of the method is for {RATE_OPTIMIZER})"
     return f"learning rate {train.lr:g} ({kind})"
@@ -136,28 +125,28 @@ def parse_method(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
     Old names of presets are aliases.
     """
     methods: list[str] = []
-    changes: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     parts = [RENAMED_METHODS.get(part, part) for part in name.split("+")]
     for part in parts:
         if part == "freeze-first":
-            changes["tune.trainable_layers"] = {
+            settings["tune.trainable_layers"] = {
                 "kind": "first_frozen",
                 "layers": sum(len(s.layers) for s in spec.stacks) // 2,
             }
         elif part == "last-only":
-            changes["tune.trainable_layers"] = {"kind": "last_only"}
+            settings["tune.trainable_layers"] = {"kind": "last_only"}
         elif part == "extra-layers":
-            changes |= {
+            settings |= {
                 "base.extra_layers": EXTRA_LAYERS,
                 "tune.trainable_layers": {"kind": "last_only", "layers": EXTRA_LAYERS},
             }
         elif part == "ulmfit":
-            changes |= ULMFIT
+            settings |= ULMFIT
             methods.append("gradual")
         elif part == "scalar-mix":
-            changes["tune.scalar_mix"] = {"kind": "mixing"}
+            settings["tune.scalar_mix"] = {"kind": "mixing"}
         elif part == "from-scratch":
-            changes["base.weights"] = "random"
+            settings["base.weights"] = "random"
         elif part in METHODS:
             methods.append(part)
         else:
@@ -168,16 +157,16 @@ def parse_method(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
         raise UsageError(f"'{name[:60]}': keep one of {' and '.join(layers)}: each chooses the trained layers")
     if "gradual" in methods and len(methods) == 2:
         methods.remove("gradual")
-        changes["tune.trainable_layers"] = {"kind": "gradual"}
+        settings["tune.trainable_layers"] = {"kind": "gradual"}
     if "scalar-mix" in parts and not methods and not layers:
         methods.append("frozen")
     if (methods or ["full"]) == ["full"]:
-        changes |= _choose_rate(parts, spec)
+        settings |= _choose_rate(parts, spec)
     elif "scalar-mix" in parts and methods != ["gradual"]:
-        changes["train.lr"] = MIX_RATE
+        settings["train.lr"] = MIX_RATE
     if len(methods) > 1:
         raise UsageError(f"'{name[:60]}': two methods on one model; keep one of {' and '.join(methods)}")
-    return (methods or ["full"])[0], changes
+    return (methods or ["full"])[0], settings
 
 
 def _choose_rate(parts: Sequence[str], spec: Model) -> dict[str, float]:
@@ -206,11 +195,6 @@ def read_base_spec(path: str | os.PathLike[str]) -> Model:
     if (folder / ADAPTER_FILE).is_file():
         return load_base_model(BaseConfig(path=str(folder)), seed=0).spec
     return checkpoint.inspect_checkpoint(folder)[0]
-
-
-def read_tree(settings: Mapping[str, Any] | FinetuneConfig | str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Return a tree of settings from a config, a mapping, a YAML file, or the run.json of a run of any format."""
-    return settings.to_dict() if isinstance(settings, FinetuneConfig) else read_settings(settings)
 
 
 def _read_task_options(options: Mapping[str, Any]) -> dict[str, Any]:
