@@ -30,9 +30,9 @@ import os, sys, time
 from pretune.training.loop import Loop
 record, run = Loop._record, Loop.run
 print("imported", time.time(), time.process_time(), flush=True)
-def timed_run(self):
+def timed_run(self, *arguments):
     print("opened", time.time(), time.process_time(), flush=True)
-    return run(self)
+    return run(self, *arguments)
 def timed_record(self, *metrics):
     record(self, *metrics)
     if self.ranks.device.type == "cuda":
