@@ -73,6 +73,8 @@ class RunDir:
         """
         if not self.path.is_dir():
             return
+        if self.has_checkpoints or self.is_finetuned:
+            raise UsageError(f"{self.path}: already holds a run; use --resume, or choose another --out")
         if not self.settings.exists():
             names = sorted(
                 path.name
@@ -82,8 +84,6 @@ class RunDir:
             if names:
                 more = ", …" if names[3:] else ""
                 raise UsageError(f"{self.path}: holds other files ({', '.join(names[:3])}{more}); choose another --out")
-        if self.has_checkpoints or self.is_finetuned:
-            raise UsageError(f"{self.path}: already holds a run; use --resume, or choose another --out")
         if self.model_config.exists():
             raise UsageError(f"{self.path}: already holds a model; choose another --out")
 
