@@ -144,9 +144,9 @@ def test_only_a_run_with_checkpoints_is_resumed_unless_it_may_start_again(tmp_pa
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, straight: dict[str, Tensor]) -> None:
-    with pytest.raises(CheckpointError, match="another run"):
-        with build(tmp_path / "straight", fingerprints={"config": "b"}) as trainer:
-            trainer.fit(resume=True)
+    other = build(tmp_path / "straight", fingerprints={"config": "b"})
+    with pytest.raises(CheckpointError, match="another run"), other as trainer:
+        trainer.fit(resume=True)
 
 
 def test_a_new_run_starts_once(tmp_path: Path) -> None:
@@ -183,9 +183,7 @@ def test_early_stopping_ends_the_run_with_its_best_weights(tmp_path: Path) -> No
 
     trainer = build(
         tmp_path,
-        evaluation=Evaluation(
-            evaluate=evaluate, every=1, compute_loss=lambda found: -found["score"], at_start=False
-        ),
+        evaluation=Evaluation(evaluate=evaluate, every=1, compute_loss=lambda found: -found["score"], at_start=False),
     )
     trainer.early_stopping = EarlyStopping(parameters=dict(trainer.model.named_parameters()), patience=2)
     with trainer:

@@ -15,21 +15,22 @@ from torch.distributed.tensor import DTensor
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError
 from pretune.core.format import format_count, join_names
+from pretune.core.hub import resolve_path
 from pretune.core.results import Result
 from pretune.core.run_dir import RunDir
 from pretune.models import catalog
 from pretune.models.hf import checkpoint
+from pretune.models.verify import check_weights
 from pretune.runs.config import PretrainConfig
 from pretune.runs.data_phases import DataPhases, compute_eval_interval, count_workers
 from pretune.runs.defaults import explain_rate
-from pretune.runs.initial_model import build_initial_model, resolve_precision
 from pretune.runs.model_card import build_card
 from pretune.runs.sample_text import SampleObjective, check_prompts
 from pretune.runs.samples import SampleHook, build_trigger, estimate_sample_cost
 from pretune.runs.training_data import TrainingData
 from pretune.training.checkpointing import collect_weights
 from pretune.training.clock import IN_FLIGHT_STEPS, TrainingClock
-from pretune.training.config import TrainConfig
+from pretune.training.config import TrainConfig, configure_model
 from pretune.training.data_worker import start_forkserver
 from pretune.training.distributed import Ranks, fill, unshard_all
 from pretune.training.guards import GracefulShutdown
@@ -39,6 +40,7 @@ from pretune.training.step import TrainState
 from pretune.training.trainer import Trainer, TrainingPhase
 from pretune.training.validation import Evaluation, build_evaluator
 
+BODY_PREFIXES = ("tokens.", "encoder.", "decoder.")
 MIN_USEFUL_STEPS = 20
 """A run with a budget warns below this number of steps: too few to train."""
 
@@ -103,8 +105,10 @@ class PretrainRun:
         )
         self.data_phases = DataPhases.open(settings, self.source, ranks)
         check_prompts(settings.train.prompts, self.spec.shape, settings.model.max_length, self.source.tokenizer)
-        self.precision = resolve_precision(settings.train, ranks)
-        self.model = build_initial_model(self.spec, settings, ranks, resume=resume)
+        self.model: Any = catalog.build_any(self.spec, seed=settings.train.seed, device=ranks.device)
+        if settings.train.init_from is not None and not resume:
+            load_initial_weights(self.model, resolve_path(settings.train.init_from))
+        configure_model(self.model, settings.train, ranks.device)
         self.fingerprints = {
             "config": settings.sha256(),
             "data": self.source.data.fingerprint,
@@ -137,7 +141,6 @@ class PretrainRun:
             settings=self.settings.to_dict(),
             spec=self.settings.model,
             flops=catalog.list_models(self.spec),
-            precision=self.precision,
             parallel=train.parallel,
             workers=count_workers(train, self.ranks),
             state=self.state,
@@ -178,7 +181,7 @@ class PretrainRun:
             "world": self.ranks.world,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
-            "precision": "fp32" if self.precision is None else "bf16",
+            "precision": "fp32" if self.settings.train.resolve_precision(self.ranks.device) is None else "bf16",
         }
         self.run_dir.write_settings({**self.settings.to_dict(), "environment": environment})
         log.info(explain_rate(self.settings))
@@ -242,3 +245,38 @@ def unshard_model(model: Any) -> Any:
     for name, tensor in collect_weights(copy).items():
         fill(tensor, full_weights[name])
     return copy
+
+
+def load_initial_weights(model: Any, directory: Path) -> None:
+    """Copy a directory's weights into a new model: the body, and the heads that both have.
+
+    A generator-discriminator pair loads both if the directory has both, otherwise the one that is kept.
+    """
+    parts = model.get_models_by_folder() if hasattr(model, "get_models_by_folder") else {"": model}
+    for folder, part in parts.items():
+        if not folder or RunDir(directory / folder).model_config.is_file():
+            _copy_weights(part, directory / folder)
+        else:
+            log.info(f"{directory}: no {folder}; its weights are newly initialized")
+
+
+def _copy_weights(part: Any, directory: Path) -> None:
+    source = checkpoint.load(directory)
+    check_weights(source, directory)
+    source_weights, weights = collect_weights(source), collect_weights(part)
+    new: set[str] = set()
+    for name, tensor in weights.items():
+        source_tensor = source_weights.get(name)
+        if source_tensor is None and name.startswith(BODY_PREFIXES):
+            raise CheckpointError(f"{directory}: missing '{name}', which the model of the run needs")
+        if source_tensor is not None and source_tensor.shape != tensor.shape:
+            raise CheckpointError(
+                f"{directory}: '{name}' has shape {list(source_tensor.shape)}, expected {list(tensor.shape)}"
+            )
+        if source_tensor is None:
+            new.add(name.split(".")[0])
+        else:
+            with torch.no_grad():
+                tensor.copy_(source_tensor)
+    if new:
+        log.info(f"{directory}: newly initialized: {', '.join(sorted(new))}")

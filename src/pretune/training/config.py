@@ -1,6 +1,9 @@
 """Training settings that all kinds of runs have."""
 
-from typing import Annotated, Literal
+import os
+from typing import Annotated, Any, Literal
+
+import torch
 
 from pretune.core.config import Ge, NonNegative, Positive, Seed, spec
 from pretune.nn.attention_mask import Backend
@@ -37,7 +40,29 @@ class TrainConfig:
     trackers: tuple[str, ...] = ()  # tensorboard, wandb
     cost_rates: CostRates = CostRates()
 
+    def resolve_precision(self, device: torch.device) -> torch.dtype | None:
+        """Return the autocast dtype on a device; None: fp32."""
+        is_half = self.precision == "bf16" or (
+            self.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+        )
+        return torch.bfloat16 if is_half else None
+
     @property
     def residual_precision(self) -> Precision:
         """Precision of the residual stream; auto: as `precision`."""
         return "fp32"
+
+
+def configure_model(model: Any, config: TrainConfig, device: torch.device) -> None:
+    """Apply the settings to a model: attention backend, activation checkpointing, determinism, residual dtype."""
+    model.attention_backend = config.attention_backend
+    if device.type == "cuda" and config.deterministic:  # some kernels are slower, and some attention kernels have none
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        model.attention_backend = model.attention_backend or "rows"
+    residual_dtype = config.resolve_precision(device) if config.residual_precision != "fp32" else None
+    for part in model.modules():
+        if hasattr(part, "activation_checkpointing"):
+            part.activation_checkpointing = config.activation_checkpointing
+        if hasattr(part, "residual_dtype"):
+            part.residual_dtype = residual_dtype

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import torch
 from torch import nn
 
 from pretune.core import io, log
@@ -38,7 +37,7 @@ from pretune.training.loop import Hook, Loop
 from pretune.training.optim import ParameterGroup, build_parameter_groups, use_averages
 from pretune.training.progress import OverheadEstimator
 from pretune.training.run_logger import RunLogger
-from pretune.training.step import ModelWithLoss, TrainState, count_micro_batches
+from pretune.training.step import ModelWithLoss, TrainingObjective, TrainState, count_micro_batches
 from pretune.training.validation import EarlyStopping, Evaluation, ValidationHook, warn_of_few_evaluations
 
 
@@ -56,7 +55,7 @@ class Trainer:
     """One rank's part of a training run."""
 
     model: nn.Module
-    objective: Any  # a TrainingObjective
+    objective: TrainingObjective
     phases: Sequence[TrainingPhase]
     clock: TrainingClock  # length of the run and of its phases, and the learning rate
     config: TrainConfig
@@ -67,7 +66,6 @@ class Trainer:
     settings: Mapping[str, Any]  # plain form of all settings, for trackers
     spec: Model  # of the model, for the memory of micro-batches
     flops: Sequence[Model] | Callable[[BatchStats], float]  # trained models, or a function that counts FLOPs
-    precision: torch.dtype | None = None  # of autocast
     groups: Sequence[ParameterGroup] | None = None  # None: those of the model
     parallel: Parallel | None = None  # wrapper of several ranks; None: gradients are averaged after the backward pass
     workers: int = 0
@@ -178,7 +176,7 @@ class Trainer:
             lr_factor=self.clock.compute_lr_factor,
             seed=config.seed,
             clip=config.clip,
-            precision=self.precision,
+            precision=config.resolve_precision(ranks.device),
             start_time=self.start_time - self.state.elapsed_seconds,
         )
         planned_ends = self.state.planned_ends
@@ -301,7 +299,7 @@ class Trainer:
             phase.shape,
             self.spec,
             self.ranks,
-            self.precision,
+            self.config.resolve_precision(self.ranks.device),
             micro_tokens=self.config.micro_tokens,
             min_micro_batches=self.state.min_micro,
         )

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
-
 from pretune.adaptation.contrastive import ContrastiveLoss, ContrastiveModel, ContrastiveObjective
 from pretune.core import config, io, log
 from pretune.core.arguments import check_arguments
@@ -245,7 +243,6 @@ class EmbeddingRun:
             settings=tree,
             spec=self.encoder.model.spec,
             flops=(self.encoder.model.spec,),
-            precision=torch.bfloat16 if self.ranks.device.type == "cuda" else None,
             on_start=lambda: self.run_dir.write_settings(tree),
         ) as trainer:
             trainer.fit(resume=resume)

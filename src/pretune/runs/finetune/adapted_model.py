@@ -27,11 +27,11 @@ from pretune.models.spec import Model
 from pretune.models.verify import check_weights
 from pretune.runs.finetune.config import AdaptationConfig, BaseConfig, FinetuneConfig
 from pretune.runs.finetune.task_data import find_member_tasks
-from pretune.runs.initial_model import configure_model
 from pretune.tasks.encode import TaskEncoder, build_head
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
 from pretune.text.tokenizer import Tokenizer
+from pretune.training.config import configure_model
 from pretune.training.distributed import Ranks
 from pretune.training.optim import ParameterGroup, build_parameter_groups
 
@@ -77,7 +77,7 @@ def build_adapted_model(tuning: FinetuneConfig, task: Task, ranks: Ranks, *, ste
             state = right.state_dict()
             module.backwards.load_state_dict({name: state[name] for name in module.backwards.state_dict()})
     methods.apply_method(model, tuning.method, seed=seed)
-    configure_model(model, tuning.train, ranks)
+    configure_model(model, tuning.train, ranks.device)
     gradual = tuning.tune.trainable_layers if isinstance(tuning.tune.trainable_layers, Gradual) else None
     if gradual is None and not isinstance(tuning.tune.trainable_layers, Full):
         freeze(model, tuning.tune.trainable_layers)

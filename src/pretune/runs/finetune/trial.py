@@ -31,7 +31,6 @@ from pretune.runs.finetune.plan import RemainingWork, TrialOutlook, compute_eval
 from pretune.runs.finetune.results import build_row
 from pretune.runs.finetune.task_data import TaskData, compute_scores, count_labels, find_tasks
 from pretune.runs.finetune.task_encoders import TaskEncoders, sum_counts
-from pretune.runs.initial_model import resolve_precision
 from pretune.tasks.decode import Prediction, answer_perplexity, apply_threshold, find_no_answer_threshold
 from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
@@ -70,7 +69,7 @@ class FinetuneTrial:
         )  # fmt: skip
         self.task, fit = task_data.task, tuning.train
         self.train_examples = task_data.select_train(tuning.task.train_examples, tuning.task.split_seed)
-        self.precision = resolve_precision(fit, ranks)
+        self.precision = fit.resolve_precision(ranks.device)
         if ranks.device.type == "cuda":
             gc.collect()  # NOTE: reference cycles may keep an earlier trial alive
             torch.cuda.init()  # type: ignore[no-untyped-call]  # NOTE: unused until here if the precision is set
@@ -151,7 +150,6 @@ class FinetuneTrial:
             settings=self.tuning.to_dict(),
             spec=self.model.model.spec,
             flops=FlopsCounter(self.model, lambda: sum(hook.num_unfrozen for hook in unfreezing)),
-            precision=self.precision,
             groups=self.adapted_model.groups,
             workers=fit.workers or 0,  # NOTE: worker startup takes longer than many runs
             lock=lock,
