@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import main
-from pretune.core.config.yaml import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_yaml
+from pretune.core.config.read import MAX_DEPTH, MAX_YAML_BYTES, MAX_YAML_VALUES, read_yaml
 from pretune.core.errors import UsageError
 
 HOSTILE = {
@@ -16,7 +16,7 @@ HOSTILE = {
     "deep blocks": "- " * 60_000,
     "deep keys": "\n".join(" " * i + "a:" for i in range(700)),
     "keys of keys": "[? " * 3_000,
-    "many values": "a: [" + "1," * MAX_VALUES + "]",
+    "many values": "a: [" + "1," * MAX_YAML_VALUES + "]",
     "many documents": "---\n" * 50_000,
     "an alias": "a: &a [1]\nb: *a",
     "a number of base 60": "a: 1" + ":1" * 100_000,
@@ -29,7 +29,7 @@ HOSTILE = {
     "an escape sequence": 'a: !\x1b[31m "x"',
     "a list": "- a",
     "nothing": "",
-    "too large": "#" * (MAX_BYTES + 1),
+    "too large": "#" * (MAX_YAML_BYTES + 1),
 }
 
 

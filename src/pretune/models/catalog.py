@@ -7,9 +7,9 @@ from typing import Any, overload
 import torch
 
 from pretune.core import config
+from pretune.core.config.edit import parse_value
 from pretune.core.config.read import format_value
 from pretune.core.config.specs import parse_annotation
-from pretune.core.config.text import parse_value
 from pretune.core.errors import UsageError, suggest
 from pretune.models.bidirectional_lm import BidirectionalLM, TwoWay, build_bidirectional_lm, make_two_way
 from pretune.models.families import FAMILIES

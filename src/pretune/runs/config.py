@@ -16,10 +16,9 @@ from typing import Any, ClassVar, Self
 from pretune.core import config as specs
 from pretune.core import io
 from pretune.core.config import NonNegative, Positive, spec
-from pretune.core.config.read import format_value
+from pretune.core.config.edit import parse_value
+from pretune.core.config.read import format_value, read_yaml
 from pretune.core.config.specs import parse_annotation, to_plain
-from pretune.core.config.text import parse_value
-from pretune.core.config.yaml import read_yaml
 from pretune.core.errors import UsageError, suggest
 from pretune.core.migration import migrate_run, refuse_old_settings, refuse_old_tree
 from pretune.core.registry import Registry

@@ -1,4 +1,4 @@
-"""Editing specs by path: replace, list, compare.
+"""Editing specs by path: replace, list, compare; values may be text, as `--set` gives them.
 
 A path is field names and tuple indices joined by dots: `encoder.blocks.0.attention.heads`.
 """
@@ -8,13 +8,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pretune.core.config.read import choose_spec_class, format_value, from_dict, join_path
-from pretune.core.config.specs import get_fields, get_item_types, get_kind, is_spec, parse_annotation, to_dict, to_plain
-from pretune.core.config.text import parse_value
+from pretune.core.config.specs import (
+    KIND,
+    FieldType,
+    get_fields,
+    get_item_types,
+    get_kind,
+    is_spec,
+    parse_annotation,
+    to_dict,
+    to_plain,
+)
 from pretune.core.errors import UsageError, suggest
+from pretune.core.io import parse_json
 
 T = TypeVar("T")
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+_INTEGER = re.compile(r"[+-]?\d+(_\d+)*")
+_FLOAT = re.compile(r"[+-]?(\d+(_\d+)*\.?(\d+(_\d+)*)?|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_MAX_NUMBER_LENGTH = 40  # int() is quadratic in the number of digits; none that fits 64 bits is longer
 
 
 def replace(spec: T, changes: Mapping[str, Any], location: str = "") -> T:
@@ -143,3 +156,39 @@ def _list_parts(value: Any) -> list[tuple[str | int, Any]]:
     if isinstance(value, tuple) and any(map(is_spec, value)):
         return list(enumerate(value))
     return []
+
+
+def parse_value(annotation: Any, text: str, location: str) -> Any:
+    """Return the plain value of a text for a field; text that fits none of its types is returned unchanged.
+
+    Integers may be written 30_000 or 3e4; true, false, null and none in any case; specs and lists as JSON, or a spec
+    by its kind alone: `norm=rms_norm`.
+    """
+    field_type = parse_annotation(annotation)
+    word = text.strip()
+    if text in field_type.literals:
+        return text
+    if field_type.is_optional and word.lower() in ("null", "none"):
+        return None
+    scalar = _parse_scalar(field_type, word)
+    if scalar is not None:
+        return scalar
+    if (word.startswith("{") and field_type.specs) or (word.startswith("[") and field_type.tuples):
+        return parse_json(word, UsageError, location)
+    if field_type.specs and str not in field_type.scalars and (word in field_type.specs or not field_type.literals):
+        return {KIND: word}
+    return text
+
+
+def _parse_scalar(field_type: FieldType, word: str) -> bool | int | float | None:
+    scalar_types = {*field_type.scalars, *(type(literal) for literal in field_type.literals)}
+    if bool in scalar_types and word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    if len(word) > _MAX_NUMBER_LENGTH or not _FLOAT.fullmatch(word):
+        return None
+    if int in scalar_types and _INTEGER.fullmatch(word):
+        return int(word)
+    number = float(word)
+    if int in scalar_types and number.is_integer():
+        return int(number)
+    return number if float in scalar_types else None

@@ -1,4 +1,7 @@
-"""Strict conversion of plain data into specs: unknown keys and wrong types are errors with the full path.
+"""Strict reading of specs from plain data and of plain data from YAML.
+
+Unknown keys and wrong types are errors with the full path. YAML has no tags, no aliases (which can expand without
+bound), and a limited size and depth.
 
 The data may be untrusted: reading costs time linear in its size, the recursion is bounded, and only the classes that
 the annotations list are built.
@@ -6,6 +9,7 @@ the annotations list are built.
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pretune.core.config.specs import (
@@ -20,11 +24,18 @@ from pretune.core.config.specs import (
     to_dict,
 )
 from pretune.core.errors import PretuneError, UsageError, suggest
+from pretune.core.io import read_bounded
 
 T = TypeVar("T")
 
 MAX_DEPTH = 64
+"""Levels of plain data."""
 MAX_INTEGER = 2**63
+MAX_YAML_BYTES = 1 << 18
+MAX_YAML_VALUES = 10_000
+"""Values and keys; PyYAML reads a few thousand per second."""
+MAX_YAML_SCALAR = 1 << 12
+"""Characters of an unquoted value: converting it to a number takes quadratic time."""
 
 
 def from_dict(cls: type[T], data: object, location: str = "config") -> T:
@@ -162,3 +173,51 @@ def _read_scalar(field_type: FieldType, value: bool | int | float | str, locatio
             f"{location}: {format_value(value)} is not allowed{suggest(value, words)} (allowed: {field_type})"
         )
     raise UsageError(f"{location}: expected {field_type}, got {format_value(value)}")
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """Read the mapping in a YAML file."""
+    import yaml
+
+    data = read_bounded(file, UsageError, MAX_YAML_BYTES)
+    try:
+        _check_size(file, data)
+        content = yaml.safe_load(data)
+    # ArithmeticError and LookupError: dates and numbers that PyYAML cannot convert
+    except (yaml.YAMLError, ValueError, RecursionError, ArithmeticError, LookupError) as fault:
+        raise UsageError(f"{file}: invalid YAML: {_to_printable(str(fault))}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise UsageError(f"{file}: expected sections with settings, got {type(content).__name__}")
+    return content
+
+
+def _check_size(file: Path, data: bytes) -> None:
+    """Reject a file that would take more than linear time to read, before any value is built."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803 (the library's name)
+            # NOTE: the scanner runs ahead of the events, in time quadratic in the depth.
+            if self.flow_level > MAX_DEPTH:
+                raise too_deep
+            super().fetch_flow_collection_start(TokenClass)
+
+    too_deep = UsageError(f"{file}: nested deeper than {MAX_DEPTH} levels")
+    depth = 0
+    for number, event in enumerate(yaml.parse(data, Loader=Loader)):
+        if number > MAX_YAML_VALUES:
+            raise UsageError(f"{file}: more than {MAX_YAML_VALUES:,} values")
+        if isinstance(event, yaml.AliasEvent):
+            raise UsageError(f"{file}: aliases (*{_to_printable(str(event.anchor))}) are not allowed; write it out")
+        if getattr(event, "tag", None) is not None:
+            raise UsageError(f"{file}: tags ({_to_printable(event.tag)}) are not allowed; leave it out")
+        if isinstance(event, yaml.ScalarEvent) and event.style is None and len(event.value) > MAX_YAML_SCALAR:
+            raise UsageError(f"{file}: a value of {len(event.value):,} characters without quotes; put it in quotes")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise too_deep
+
+
+def _to_printable(text: str) -> str:
+    line = " ".join(text.split())[:200]
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
