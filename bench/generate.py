@@ -24,8 +24,7 @@ import transformers
 
 import pretune as pt
 from pretune.inference.decode import generate_tokens
-from pretune.inference.generation_config import GenerationConfig
-from pretune.inference.generation_tokens import GenerationTokens
+from pretune.inference.generation_config import GenerationConfig, GenerationTokens
 
 PROMPT = 32
 GOALS = {1: 8.0, 64: 3.0}

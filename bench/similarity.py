@@ -14,7 +14,7 @@ import numpy as np
 
 from pretune.evaluation.retrieval import evaluate_retrieval, map_ids, score_hits
 from pretune.inference.embed import build_embedder
-from pretune.inference.exact_search import search_exact
+from pretune.inference.search_methods import search_exact
 from pretune.metrics.numeric import spearman
 from pretune.tasks import TASKS
 

@@ -9,8 +9,7 @@ import torch
 from pretune.adaptation.peft import PEFT_METHODS
 from pretune.core.errors import UsageError
 from pretune.inference.decode import generate_tokens
-from pretune.inference.generation_config import BeamSearch, GenerationConfig
-from pretune.inference.generation_tokens import GenerationTokens
+from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens
 from pretune.models.model import LanguageModel
 from tests.contracts.laws import read
 from tests.contracts.tiny import model_of, text

@@ -18,8 +18,7 @@ from pretune.inference.beam import BeamSearchState
 from pretune.inference.decode import DecodingCallbacks, generate_tokens
 from pretune.inference.decoding_state import DecodingState
 from pretune.inference.engine import DecodingEngine
-from pretune.inference.generation_config import BeamSearch, GenerationConfig, GreedySearch, Sampling
-from pretune.inference.generation_tokens import GenerationTokens
+from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch, Sampling
 from pretune.models.model import LanguageModel
 from tests.contracts.tiny import CASES, DECODERS, ENCODERS, PAIRS, ROOM, model_of, text
 

@@ -11,9 +11,9 @@ import pretune as pt
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.data.inference_batches import pack_batches
 from pretune.data.sequences import Sequences
-from pretune.inference import sentence_modules, weight_layout
-from pretune.inference.batching import encode_texts, split_into_chunks
-from pretune.inference.embed import build_embedder
+from pretune.inference import embed as embed_module
+from pretune.inference import sentence_modules
+from pretune.inference.embed import build_embedder, encode_texts, split_into_chunks
 from pretune.inference.pooling import POOLINGS, Embedding, TextEncoder
 from pretune.inference.text_model import get_tokenizer
 from tests.contracts.tiny import CASES, model_of
@@ -71,7 +71,7 @@ def test_many_batches_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     previous = [(p.data_ptr(), p.stride()) for p in model.parameters()]
     texts = [" ".join(TEXTS[i % 8].split()[: 1 + i % 5]) + f" {i}" for i in range(60)]
     reference = pt.embed(model, texts)
-    monkeypatch.setattr(weight_layout, "MIN_CHARACTERS", 0)
+    monkeypatch.setattr(embed_module, "MIN_CHARACTERS", 0)
     monkeypatch.setattr("pretune.inference.embed.split_into_chunks", lambda texts: split_into_chunks(texts, 300, 9))
     messages: list[tuple[int, int]] = []
     result = pt.embed(model, texts, batch_tokens=1, on_progress=lambda done, total: messages.append((done, total)))

@@ -15,9 +15,8 @@ import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.data.layout import batch
 from pretune.inference.fill import find_blanks, insert_answers
-from pretune.inference.mask_positions import Blanks
 from pretune.inference.text_model import get_tokenizer
-from pretune.inference.word_starts import get_piece_masks
+from pretune.inference.unmask import Blanks, get_piece_masks
 from tests.inference.speakers import bart, bert, gpt, roberta, speaker, t5, tokenizer
 
 TEXT = "The old king [MASK] home and [MASK] there."

@@ -7,12 +7,9 @@ import torch
 
 import pretune as pt
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.inference.generate import choose_max_new_tokens, generate_texts
-from pretune.inference.generation_config import build_generation_config
-from pretune.inference.generation_tokens import CONFIG_FILE, GenerationTokens
+from pretune.inference.generate import Continuation, StopStrings, TextStreamer, choose_max_new_tokens, generate_texts
+from pretune.inference.generation_config import CONFIG_FILE, GenerationTokens, build_generation_config
 from pretune.inference.prompts import encode_prompts
-from pretune.inference.stop_strings import StopStrings
-from pretune.inference.streaming import Continuation, TextStreamer
 from pretune.inference.text_model import get_tokenizer
 from pretune.text.tokenizer import Tokenizer
 from tests.inference.speakers import bart, bert, gpt, speaker, t5, tokenizer

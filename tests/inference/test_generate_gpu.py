@@ -8,8 +8,7 @@ import torch
 
 from pretune.inference import engine as engines
 from pretune.inference.decode import generate_tokens
-from pretune.inference.generation_config import BeamSearch, GenerationConfig, GreedySearch, Sampling
-from pretune.inference.generation_tokens import GenerationTokens
+from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch, Sampling
 from pretune.models.model import LanguageModel
 from tests.contracts.tiny import DECODERS, PAIRS, model_of, text
 

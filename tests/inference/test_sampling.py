@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from pretune.core.errors import UsageError
-from pretune.inference import sampling
+from pretune.inference import decoding_state as sampling
 from pretune.inference.decode import generate_tokens
 from pretune.inference.decoding_state import draw_uniforms
 from pretune.inference.generation_config import (

@@ -14,11 +14,11 @@ from pretune.inference.scoring import (
     ScoringConfig,
     compute_token_logprobs,
     encode_passages,
-    packed_forward,
+    logprobs,
     queries,
     score,
 )
-from pretune.inference.scoring.packed_forward import compute_target_logprobs
+from pretune.inference.scoring.logprobs import compute_target_logprobs
 from pretune.inference.scoring.queries import CausalScoring, MaskedScoring
 from pretune.text.template import TEXT_A, TokenTemplate
 from tests.inference.scorers import STYLE, TEXTS, causal, ids, log_softmax, masked, scorer
@@ -229,7 +229,7 @@ def test_the_likeliest_is_told_and_a_tie_is_not() -> None:
 def test_batches_become_smaller_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tried = scorer("bert"), []
 
-    def short(*args: object, tokens: int, **kwargs: object) -> packed_forward.TargetLogProbs:
+    def short(*args: object, tokens: int, **kwargs: object) -> logprobs.TargetLogProbs:
         tried.append(tokens)
         if tokens > 2048:
             raise torch.OutOfMemoryError("no room")
@@ -255,7 +255,7 @@ def test_progress_is_told_to_the_end() -> None:
 def test_logits_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = scorer("bert")
     full = score(model, TEXTS)
-    monkeypatch.setattr(packed_forward, "BLOCK_BYTES", {"cpu": 1})
+    monkeypatch.setattr(logprobs, "BLOCK_BYTES", {"cpu": 1})
     assert score(model, TEXTS) == pytest.approx(full, abs=1e-9)
 
 

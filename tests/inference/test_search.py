@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 
 import pretune as pt
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
-from pretune.inference import faiss_index
-from pretune.inference.bm25 import BM25
-from pretune.inference.exact_search import search_exact
+from pretune.inference.generate import StopStrings
 from pretune.inference.index import Hit, Index, build
 from pretune.inference.rag import answer_questions, build_prompt
-from pretune.inference.stop_strings import StopStrings
+from pretune.inference.search_methods import BM25, FAISS_METHODS, search_exact
 from pretune.inference.text_model import get_tokenizer
 from tests.inference.readers import TEXTS, decoder, encoder
 from tests.inference.speakers import bart, bert, gpt, t5
@@ -95,7 +93,7 @@ def test_it_grows_as_if_made_at_once(model: Path, tmp_path: Path) -> None:
     assert grown.rows == full.rows and grown.metadata["parts"] == [2, 1, 3]
 
 
-@pytest.mark.parametrize("method", faiss_index.METHODS)
+@pytest.mark.parametrize("method", FAISS_METHODS)
 def test_faiss(model: Path, tmp_path: Path, method: str) -> None:
     pytest.importorskip("faiss", reason="the extra `index` is not installed")
     texts = [f"{text} {i}" for i in range(40) for text in DOCUMENTS]

@@ -22,11 +22,9 @@ from torch import Tensor, nn
 from pretune.core.errors import DataError, UsageError
 from pretune.data.inference_batches import pack_batches, pack_in_order
 from pretune.data.sequences import Ints, Sequences
-from pretune.inference.batching import encode_texts
-from pretune.inference.embed import BATCH_TOKENS
-from pretune.inference.finite_check import check_outputs
+from pretune.inference.embed import BATCH_TOKENS, encode_texts
 from pretune.inference.pooling import compute_states
-from pretune.inference.text_model import eval_mode, get_language_model, get_tokenizer
+from pretune.inference.text_model import check_outputs, eval_mode, get_language_model, get_tokenizer
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
 

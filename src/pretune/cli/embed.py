@@ -59,8 +59,7 @@ def embed(
     check_new_file(out)
     texts = read_texts(source, field)
     from pretune.inference.embed import build_embedder
-    from pretune.inference.vector_files import write_vectors
-    from pretune.inference.word_vectors import is_word_vectors
+    from pretune.inference.word_vectors import is_word_vectors, write_vectors
 
     options: dict[str, Any] = {
         "pooling": pooling,

@@ -10,8 +10,7 @@ from pretune.core import log
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pretune.inference.mask_positions import Blanks
-    from pretune.inference.unmask import FillPrediction
+    from pretune.inference.unmask import Blanks, FillPrediction
 
 
 def fill(

@@ -21,13 +21,11 @@ from pretune.evaluation.prompts import BLANK, PromptTemplate, render_prompt
 from pretune.evaluation.result import EvaluationResult
 from pretune.evaluation.shots import count_fitting
 from pretune.inference.decode import BATCH_ROWS, DecodingCallbacks, check_can_generate, generate_tokens
-from pretune.inference.generation_config import GenerationConfig
-from pretune.inference.generation_tokens import GenerationTokens
+from pretune.inference.generate import Continuation, StopStrings
+from pretune.inference.generation_config import GenerationConfig, GenerationTokens
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig
 from pretune.inference.scoring.logprobs import build_scoring_method, get_max_length
 from pretune.inference.scoring.queries import CausalScoring, EncoderDecoderScoring
-from pretune.inference.stop_strings import StopStrings
-from pretune.inference.streaming import Continuation
 from pretune.inference.text_model import get_language_model, get_tokenizer
 from pretune.metrics.question_answering import normalise
 from pretune.tasks.decode import Prediction, score

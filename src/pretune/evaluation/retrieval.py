@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pretune.core.errors import DataError, UsageError
-from pretune.inference.bm25 import BM25
 from pretune.inference.embed import Embedder, EmbeddingResult, ProgressCallback, build_embedder
-from pretune.inference.exact_search import SearchResult, search_exact
+from pretune.inference.search_methods import BM25, SearchResult, search_exact
 from pretune.metrics.retrieval import mrr, ndcg, recall
 from pretune.tasks import TASKS
 from pretune.tasks.table_rows import read_lines

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pretune.core.errors import UsageError
 from pretune.inference.decoding_state import GeneratedTokens, adjust_logits, fill_history, find_eos, strip_eos
-from pretune.inference.generation_config import BeamSearch, GenerationConfig
-from pretune.inference.generation_tokens import GenerationTokens
+from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens
 
 EXCLUDED_SCORE = -1.0e9
 """Score, or summand of a score, that excludes a beam."""

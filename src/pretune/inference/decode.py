@@ -17,11 +17,9 @@ from pretune.core.errors import UsageError
 from pretune.inference.beam import BeamSearchState
 from pretune.inference.decoding_state import DecodingState, GeneratedTokens
 from pretune.inference.engine import DecodingEngine, SearchState, get_engine
-from pretune.inference.finite_check import make_non_finite_error
-from pretune.inference.generation_config import BeamSearch, GenerationConfig, Sampling
-from pretune.inference.generation_tokens import GenerationTokens
-from pretune.inference.prefill import count_prompt_slots, get_length_limits, prefill, repeat_indices
-from pretune.inference.text_model import eval_mode, get_language_model
+from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, Sampling
+from pretune.inference.prompts import count_prompt_slots, get_length_limits, prefill, repeat_indices
+from pretune.inference.text_model import eval_mode, get_language_model, make_non_finite_error
 from pretune.models.model import LanguageModel
 
 Tokens = Sequence[int] | NDArray[np.integer]

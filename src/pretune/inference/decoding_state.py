@@ -1,7 +1,7 @@
-"""State of greedy decoding and sampling, one row per text.
+"""State of greedy decoding and sampling, one row per text, and functions on logits: penalties, filters, sampling.
 
 All state is in tensors of fixed shape, updated in place, so that a step can be captured once and replayed.
-Legend: B rows, T columns, N new tokens at most.
+Nothing synchronizes. Legend: B rows, T columns, N new tokens at most, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,7 @@ from torch import Tensor
 from pretune.core.seed import extend_mix, mix
 from pretune.data.counters import to_uniform
 from pretune.data.sequences import Ints
-from pretune.inference import sampling
-from pretune.inference.generation_config import GenerationConfig, GreedySearch, Sampling
-from pretune.inference.generation_tokens import GenerationTokens
+from pretune.inference.generation_config import GenerationConfig, GenerationTokens, GreedySearch, Sampling
 
 
 class GeneratedTokens(NamedTuple):
@@ -109,13 +107,13 @@ class DecodingState:
         if search.temperature != 1:
             logits = logits / search.temperature
         if search.top_k is not None:
-            logits = sampling.filter_top_k(logits, search.top_k)
+            logits = filter_top_k(logits, search.top_k)
         if search.top_p is not None and search.top_p < 1:
-            logits = sampling.filter_top_p(logits, search.top_p)
+            logits = filter_top_p(logits, search.top_p)
         if search.min_p is not None:
-            logits = sampling.filter_min_p(logits, search.min_p)
+            logits = filter_min_p(logits, search.min_p)
         position = self.count.expand(logits.shape[0])[:, None]
-        return sampling.draw(logits, self.uniform_draws.gather(1, position).squeeze(1))
+        return draw(logits, self.uniform_draws.gather(1, position).squeeze(1))
 
 
 def adjust_logits(
@@ -128,21 +126,21 @@ def adjust_logits(
 ) -> Tensor:
     """Apply repetition penalties, the minimum length and forced tokens to logits `[B, V]`."""
     if decoding.repetition_penalty != 1:
-        logits = sampling.apply_repetition_penalty(logits, history, history_lengths, decoding.repetition_penalty)
+        logits = apply_repetition_penalty(logits, history, history_lengths, decoding.repetition_penalty)
     if decoding.no_repeat_ngram:
-        logits = sampling.ban_repeated_ngrams(logits, history, history_lengths, decoding.no_repeat_ngram)
+        logits = ban_repeated_ngrams(logits, history, history_lengths, decoding.no_repeat_ngram)
     if decoding.min_new_tokens and generation_tokens.eos:
         without_eos = logits.clone()
         for end in generation_tokens.eos:
             if end < logits.shape[1]:
-                without_eos[:, end] = sampling.NEG_INF
+                without_eos[:, end] = NEG_INF
         logits = torch.where(count < decoding.min_new_tokens, without_eos, logits)
     for token, position in (
         (generation_tokens.forced_bos, 0),
         (generation_tokens.forced_eos, decoding.max_new_tokens - 1),
     ):
         if token is not None:
-            forced_logits = torch.full_like(logits, sampling.NEG_INF)
+            forced_logits = torch.full_like(logits, NEG_INF)
             forced_logits[:, token] = 0.0
             logits = torch.where(count == position, forced_logits, logits)
     return logits
@@ -178,3 +176,69 @@ def draw_uniforms(seed: int, requests: Sequence[int], returns: int, size: int) -
     keys = extend_mix(np.uint64(mix(seed)), np.asarray(requests, dtype=np.int64)[:, None, None])
     keys = extend_mix(keys, np.arange(returns)[:, None])
     return torch.from_numpy(to_uniform(extend_mix(keys, np.arange(size))).reshape(-1, size))
+
+
+NEG_INF = float("-inf")
+
+
+def apply_repetition_penalty(logits: Tensor, history: Tensor, history_lengths: Tensor, penalty: float) -> Tensor:
+    """Penalize the logits `[B, V]` of tokens in the history (with a penalty below 1: favor them)."""
+    is_repeated = _mark_tokens(
+        logits, history, torch.arange(history.shape[1], device=history.device) < history_lengths[:, None]
+    )
+    return torch.where(is_repeated, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def ban_repeated_ngrams(logits: Tensor, history: Tensor, history_lengths: Tensor, size: int) -> Tensor:
+    """Ban tokens that would complete an n-gram of `size` tokens already in the history."""
+    columns = history.shape[1]
+    if columns < size:
+        return logits
+    runs = history.unfold(1, size, 1)  # [B, T - size + 1, size]
+    ends = torch.arange(size - 1, columns, device=history.device)  # last column of each run
+    is_match = ends < history_lengths[:, None]
+    if size > 1:
+        steps = torch.arange(size - 1, device=history.device)
+        latest = history.gather(
+            1, (history_lengths[:, None] - (size - 1) + steps).clamp(min=0)
+        )  # [B, size - 1] latest tokens
+        is_match = is_match & (runs[..., :-1] == latest[:, None]).all(-1)
+    return logits.masked_fill(_mark_tokens(logits, runs[..., -1], is_match), NEG_INF)
+
+
+def filter_top_k(logits: Tensor, k: int) -> Tensor:
+    """Keep the k largest logits, and ties with the last of them."""
+    threshold = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
+    return logits.masked_fill(logits < threshold, NEG_INF)
+
+
+def filter_top_p(logits: Tensor, p: float) -> Tensor:
+    """Keep the smallest set of most probable tokens with a total probability of at least `p`; at least one."""
+    sorted_logits, index = logits.sort(descending=True)
+    probabilities = sorted_logits.softmax(-1)
+    is_removed = (probabilities.cumsum(-1) - probabilities) >= p
+    is_removed[:, 0] = False
+    return logits.masked_fill(torch.zeros_like(is_removed).scatter(1, index, is_removed), NEG_INF)
+
+
+def filter_min_p(logits: Tensor, p: float) -> Tensor:
+    """Keep the tokens at least `p` times as probable as the most probable one."""
+    probabilities = logits.softmax(-1)
+    return logits.masked_fill(probabilities < p * probabilities.amax(-1, keepdim=True), NEG_INF)
+
+
+def draw(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Sample a token `[B]` per row: the first whose cumulative probability exceeds `uniform` (in [0, 1))."""
+    # NOTE: integers: on a GPU their sums are deterministic and monotonic, unlike floating-point sums.
+    sums = (logits.softmax(-1).double() * 2.0**40).long().cumsum(-1)
+    total = sums[:, -1:]
+    thresholds = (uniform.double()[:, None] * total).long().minimum(total - 1)
+    return torch.searchsorted(sums, thresholds, right=True).squeeze(1)
+
+
+def _mark_tokens(logits: Tensor, tokens: Tensor, condition: Tensor) -> Tensor:
+    """Return a mask `[B, V]` of the tokens `[B, n]` for which `condition` is true."""
+    vocab = logits.shape[-1]
+    # The last column collects tokens for which it is false.
+    is_marked = torch.zeros(logits.shape[0], vocab + 1, dtype=torch.bool, device=logits.device)
+    return is_marked.scatter(1, tokens.where(condition, vocab), True)[:, :vocab]

@@ -1,4 +1,4 @@
-"""Text generation (`pretune.generate`): prompts in, texts out."""
+"""Text generation (`pretune.generate`): prompts in, texts out; stop strings and streaming of text."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,13 +11,102 @@ from pretune.core.errors import UsageError
 from pretune.core.format import format_count
 from pretune.inference.decode import BATCH_ROWS, DecodingCallbacks, check_can_generate, generate_tokens
 from pretune.inference.decoding_state import GeneratedTokens
-from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationOptions, build_generation_config
-from pretune.inference.generation_tokens import GenerationTokens
-from pretune.inference.prefill import get_length_limits
-from pretune.inference.prompts import encode_prompts, find_token_id
-from pretune.inference.stop_strings import StopStrings
-from pretune.inference.streaming import Continuation, TextCallback, TextStreamer
+from pretune.inference.generation_config import (
+    BeamSearch,
+    GenerationConfig,
+    GenerationOptions,
+    GenerationTokens,
+    build_generation_config,
+)
+from pretune.inference.prompts import encode_prompts, find_token_id, get_length_limits
 from pretune.inference.text_model import get_language_model, get_tokenizer, load_model
+from pretune.text.tokenizer import Tokenizer
+
+
+class StopStrings:
+    """Strings that end a text when they occur in it.
+
+    >>> stops = StopStrings(["\\n\\n", "END"])
+    >>> stops.truncate("one\\ntwo END three"), stops.truncate("one")
+    (('one\\ntwo ', True), ('one', False))
+    >>> stops.count_stable("one E"), stops.count_stable("one\\n")
+    (4, 3)
+    >>> StopStrings("\\n", after_text=True).truncate("\\n one\\ntwo")
+    ('\\n one', True)
+
+    With `after_text` they only count after the first non-whitespace character.
+    """
+
+    def __init__(self, texts: Sequence[str] = (), *, after_text: bool = False) -> None:
+        if isinstance(texts, str):
+            texts = [texts]
+        if any(not text for text in texts):
+            raise UsageError("a stop string must not be empty")
+        self.texts, self.after_text = tuple(texts), after_text
+
+    def truncate(self, text: str) -> tuple[str, bool]:
+        """Truncate a text before its first stop string; returns it, and True if there was one."""
+        start = len(text) - len(text.lstrip()) if self.after_text else 0
+        positions = [position for position in (text.find(stop, start) for stop in self.texts) if position >= 0]
+        return (text[: min(positions)], True) if positions else (text, False)
+
+    def count_stable(self, text: str) -> int:
+        """Count the characters of an unfinished text that cannot become part of a stop string."""
+        max_size = max((len(stop) - 1 for stop in self.texts), default=0)
+        for size in range(min(max_size, len(text)), 0, -1):
+            if any(stop.startswith(text[-size:]) for stop in self.texts):
+                return len(text) - size
+        return len(text)
+
+
+TextCallback = Callable[[str], None]
+REPLACEMENT_CHARACTER = "\ufffd"
+"""Placeholder of incomplete UTF-8 bytes."""
+
+
+class Continuation:
+    """Text that new tokens add to a prompt; special tokens are not shown.
+
+    Spaces between words depend on the previous tokens, so the prompt is always decoded together with the new tokens.
+    If these change the text of the prompt, they are decoded alone.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        self.tokenizer, self.prompt = tokenizer, list(prompt)
+        self.prompt_text = tokenizer.decode(self.prompt, special=False) if self.prompt else ""
+
+    def __call__(self, tokens: Sequence[int]) -> str:
+        text = self.tokenizer.decode([*self.prompt, *tokens], special=False)
+        if text.startswith(self.prompt_text):
+            return text[len(self.prompt_text) :]
+        return self.tokenizer.decode(list(tokens), special=False)
+
+
+class TextStreamer:
+    """Emits a growing text in pieces, without repetition or retraction."""
+
+    def __init__(self, on_text: TextCallback, stops: StopStrings) -> None:
+        self.on_text, self.stops, self.position = on_text, stops, 0
+
+    def update(self, text: str) -> None:
+        """Emit the new part of a text; a possible start of a stop string or an incomplete character is held back."""
+        truncated_text, is_stopped = self.stops.truncate(text)
+        self._emit(
+            truncated_text,
+            len(truncated_text)
+            if is_stopped
+            else self.stops.count_stable(truncated_text.rstrip(REPLACEMENT_CHARACTER)),
+        )
+
+    def finish(self, text: str) -> None:
+        """Emit the rest of the final text."""
+        self._emit(text, len(text))
+
+    def _emit(self, text: str, end: int) -> None:
+        if end > self.position:
+            self.on_text(text[self.position : end])
+            self.position = end
+
 
 DEFAULT_NEW_TOKENS = 64
 

@@ -28,18 +28,16 @@ from pretune.core import config, io
 from pretune.core.errors import CheckpointError, DataError, UsageError, explain_missing
 from pretune.core.hub import resolve_path
 from pretune.data.shards.files import open_npy
-from pretune.inference import faiss_index
-from pretune.inference.bm25 import BM25
 from pretune.inference.embed import Embedder, EmbeddingResult, ProgressCallback, WordEmbedder, build_embedder
-from pretune.inference.exact_search import SearchResult, search_exact
 from pretune.inference.pooling import Embedding
+from pretune.inference.search_methods import BM25, FAISS_METHODS, SearchResult, extend_faiss, search_exact, search_faiss
 
 METADATA_FILE = "index.json"
 FORMAT_VERSION = 1
 MAX_HASHED_BYTES = 2**28
 """Size up to which an index is hashed when opened; of larger ones only file sizes are checked."""
 
-METHODS = ("exact", *faiss_index.METHODS)
+METHODS = ("exact", *FAISS_METHODS)
 _GRAPH_NAME = re.compile(r"graph-\d{5,9}\.safetensors")
 
 
@@ -156,7 +154,7 @@ class Index:
         """Return scores and indices `[Q, k]` of the nearest vectors."""
         if self.metadata["method"] == "exact":
             return search_exact(self.parts, vectors, k)
-        return faiss_index.search(self.path / self.metadata["file"], self.parts, self.metadata["method"], vectors, k)
+        return search_faiss(self.path / self.metadata["file"], self.parts, self.metadata["method"], vectors, k)
 
     def load_embedder(self, model: str | os.PathLike[str] | nn.Module | None = None, **options: Any) -> Embedder:
         """Load the index's embedder from its original path or from `model`; another model raises an error."""
@@ -296,7 +294,7 @@ def _write_index(
         facts["file"] = f"graph-{len(previous_parts):05}.safetensors"
         graph_file = None if previous is None else directory / previous.metadata["file"]
         parts = [] if previous is None else previous.parts
-        files[facts["file"]] = faiss_index.extend_index(graph_file, parts, result.vectors, facts["method"])
+        files[facts["file"]] = extend_faiss(graph_file, parts, result.vectors, facts["method"])
     entries = io.check_manifest(directory, hashes=False)["files"] if previous else {}
     stale = previous.metadata.get("file") if previous else None
     entries.pop(stale or "", None)

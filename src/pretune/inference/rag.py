@@ -9,10 +9,9 @@ from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.format import format_count
 from pretune.inference.decode import check_can_generate
-from pretune.inference.generate import generate_texts
+from pretune.inference.generate import StopStrings, generate_texts
 from pretune.inference.generation_config import build_generation_config
 from pretune.inference.index import Hit
-from pretune.inference.stop_strings import StopStrings
 from pretune.inference.text_model import get_language_model, get_tokenizer
 
 PROMPT = "Answer the question from the passages.\n\n{passages}\n\nQuestion: {question}\nAnswer:"

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from pretune.core.errors import UsageError
+from pretune.core.errors import NonFiniteError, UsageError
 from pretune.models.hf import checkpoint
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
@@ -68,3 +69,17 @@ def describe_unknown(count: int, total: int) -> str:
     '300 of 1,200 tokens (25 %) are unknown to the tokenizer'
     """
     return f"{count:,} of {total:,} tokens ({100 * count / max(total, 1):.2g} %) are unknown to the tokenizer"
+
+
+def check_outputs(values: Tensor | NDArray[Any], noun: str = "outputs") -> None:
+    """Raise a NonFiniteError if outputs contain NaN or infinity. Synchronizes with the device."""
+    is_finite = bool(torch.isfinite(values).all()) if isinstance(values, Tensor) else bool(np.isfinite(values).all())
+    if not is_finite:
+        raise make_non_finite_error(noun)
+
+
+def make_non_finite_error(noun: str) -> NonFiniteError:
+    """Build the error of non-finite outputs."""
+    return NonFiniteError(
+        f"the model's {noun} are not finite: its weights are damaged or diverged; `pretune verify` names the tensor"
+    )

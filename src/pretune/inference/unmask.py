@@ -3,13 +3,20 @@
 A word of m tokens is searched with m masks in place of one: the first is filled, then the second, and so on, with a
 beam of the best words. Its probability is the product of its tokens' probabilities at the time they were chosen; words
 of different lengths are compared by their mean log-probability, because each further token lowers the product.
+
+A mask in a text is the model's mask token or one of its sentinels; in a text without those `[MASK]` or `<mask>`, and in
+a text without those either a run of three or more underscores.
 """
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from tokenizers.models import WordPiece
 from torch import Tensor
 
 from pretune.core.errors import UsageError
@@ -17,13 +24,64 @@ from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.inference_batches import pack_in_order
 from pretune.data.sequences import Sequences, compute_offsets
 from pretune.data.virtual_tokens import reserve
-from pretune.inference.finite_check import check_outputs
-from pretune.inference.mask_positions import Blanks
-from pretune.inference.prefill import count_prompt_slots
-from pretune.inference.word_starts import get_piece_masks
+from pretune.inference.prompts import count_prompt_slots
+from pretune.inference.text_model import check_outputs
 from pretune.models.model import LanguageModel
 from pretune.text.template import TemplatedTokens
 from pretune.text.tokenizer import Tokenizer
+
+GENERIC_MASK = re.compile(r"\[MASK\]|<mask>")
+UNDERSCORES = re.compile(r"_{3,}")
+BLANK_SPELLINGS = "[MASK], <mask> or ___"
+
+
+@dataclass(frozen=True, slots=True)
+class Blanks:
+    """Text around n masks: n + 1 parts.
+
+    >>> Blanks.find("Paris is ___.", mask_tokens=None)
+    Blanks(parts=('Paris is ', '.'))
+    """
+
+    parts: tuple[str, ...]
+
+    @classmethod
+    def find(cls, text: str, *, mask_tokens: str | Sequence[str] | None) -> "Blanks":
+        """Find the masks of a text, given the model's mask token or sentinels; raises a UsageError if there is none."""
+        spellings = [mask_tokens] if isinstance(mask_tokens, str) else [*(mask_tokens or ())]
+        patterns = ([re.compile("|".join(map(re.escape, spellings)))] if spellings else []) + [
+            GENERIC_MASK,
+            UNDERSCORES,
+        ]
+        for pattern in patterns:
+            parts = pattern.split(text)
+            if len(parts) > 1:
+                return cls(tuple(parts))
+        first = next(iter(spellings), BLANK_SPELLINGS)
+        allowed_spellings = (
+            BLANK_SPELLINGS if first in BLANK_SPELLINGS else f"{first} (this model's), {BLANK_SPELLINGS}"
+        )
+        raise UsageError(f"no mask in '{_shorten(text)}'; write it as {allowed_spellings}")
+
+    @property
+    def count(self) -> int:
+        return len(self.parts) - 1
+
+    def fill(self, words: list[str]) -> str:
+        """Insert a word into each mask."""
+        out = [self.parts[0]]
+        for word, part in zip(words, self.parts[1:], strict=True):
+            out += [word, part]
+        return "".join(out)
+
+    def follows_space(self, blank: int) -> bool:
+        """Return True if whitespace precedes a mask."""
+        return self.parts[blank][-1:].isspace()
+
+
+def _shorten(text: str, max_length: int = 60) -> str:
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
+
 
 BATCH_TEXTS = 64
 """Sequences per batch."""
@@ -203,3 +261,50 @@ def _build_batch(model: LanguageModel, queries: Sequence[tuple[TemplatedTokens, 
 def _flatten_positions(offsets: list[int], queries: Sequence[tuple[TemplatedTokens, list[int]]]) -> Iterator[int]:
     for start, (_, positions) in zip(offsets, queries, strict=False):
         yield from (start + position for position in positions)
+
+
+MARKERS = ("Ġ", "▁")
+"""Markers of a preceding space: byte-level vocabularies, and SentencePiece."""
+CONTINUATION_PREFIX = "##"
+
+
+class PieceMasks(NamedTuple):
+    """Boolean masks `[V]` over the model's vocabulary."""
+
+    is_text: Tensor  # not special, and in the tokenizer's vocabulary
+    starts_word: Tensor  # may follow a space
+    starts_text: Tensor  # may start a text
+    continues_word: Tensor  # continues a word
+
+
+_PIECE_MASKS: "WeakKeyDictionary[Tokenizer, PieceMasks]" = WeakKeyDictionary()
+
+
+def get_piece_masks(tokenizer: Tokenizer, vocab: int) -> PieceMasks:
+    """Return the masks of a tokenizer, cached; `vocab` is the model's vocabulary size."""
+    if tokenizer not in _PIECE_MASKS or len(_PIECE_MASKS[tokenizer].is_text) != vocab:
+        _PIECE_MASKS[tokenizer] = _classify_pieces(tokenizer, vocab)
+    return _PIECE_MASKS[tokenizer]
+
+
+def _classify_pieces(tokenizer: Tokenizer, vocab: int) -> PieceMasks:
+    is_text, starts_word, starts_text, continues_word = (torch.zeros(vocab, dtype=torch.bool) for _ in range(4))
+    pieces = {i: piece for piece, i in tokenizer.raw.get_vocab(with_added_tokens=False).items()}
+    marker = max(MARKERS, key=lambda mark: sum(piece.startswith(mark) for piece in pieces.values()))
+    has_marker = not isinstance(tokenizer.raw.model, WordPiece) and any(
+        piece.startswith(marker) for piece in pieces.values()
+    )
+    mask = tokenizer.raw.get_added_tokens_decoder().get(tokenizer.special.get("mask", -1))
+    mask_includes_space = mask is not None and mask.lstrip  # the filler must then bring the space
+    for i, piece in pieces.items():
+        if i in tokenizer.special_ids or i >= vocab:
+            continue
+        is_text[i] = True
+        starts_text[i] = has_marker or not piece.startswith(CONTINUATION_PREFIX)
+        if has_marker:
+            starts_word[i] = piece.startswith(marker) or not mask_includes_space
+            continues_word[i] = not piece.startswith(marker) and piece.isalnum()
+        else:
+            starts_word[i] = not piece.startswith(CONTINUATION_PREFIX)
+            continues_word[i] = piece.startswith(CONTINUATION_PREFIX) and len(piece) > len(CONTINUATION_PREFIX)
+    return PieceMasks(is_text, starts_word, starts_text, continues_word)

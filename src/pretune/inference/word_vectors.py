@@ -1,4 +1,4 @@
-"""Word vectors: lookup, averages, neighbors, and the text format of word2vec.
+"""Word vectors: lookup, averages, neighbors, and the text format of word2vec; files of vectors of texts.
 
     vectors = WordVectors.load("vectors.txt")
     vectors["film"], vectors.find_nearest("film"), vectors.average(["A fine film."])
@@ -7,6 +7,8 @@ A file has the header `count width` (GloVe's has none), then one word per line w
 safe: they are read line by line, and the header is checked against the file size before memory is allocated.
 """
 
+import io as memory
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from pretune.core import io
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import atomic_write, open_regular
 
@@ -194,3 +197,34 @@ def _parse_row(file: Path, number: int, fields: list[str], width: int) -> Floats
             "is it a text file of word2vec or GloVe?"
         )
     return values
+
+
+def write_vectors(path: Path, vectors: NDArray[np.float32], texts: Sequence[str], ids: Sequence[str]) -> None:
+    """Write vectors `[n, W]` atomically, in the format of the file name's suffix."""
+    if path.suffix == ".npy":
+        buffer = memory.BytesIO()
+        np.save(buffer, vectors, allow_pickle=False)
+        io.atomic_write(path, buffer.getbuffer().tobytes())
+    elif path.suffix == ".jsonl":
+        rows = zip(ids, texts, vectors, strict=True)
+        lines = (
+            json.dumps({"id": name, "text": text, "vector": row.tolist()}, ensure_ascii=False, allow_nan=False)
+            for name, text, row in rows
+        )
+        io.atomic_write(path, "".join(f"{line}\n" for line in lines))
+    elif path.suffix == ".parquet":
+        io.atomic_write(path, _encode_parquet(vectors, texts, ids))
+    else:
+        raise UsageError(f"unsupported format '{path}'; use .npy, .jsonl or .parquet")
+
+
+def _encode_parquet(vectors: NDArray[np.float32], texts: Sequence[str], ids: Sequence[str]) -> bytes:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise UsageError("writing Parquet needs the extra 'parquet': pip install 'pretune[parquet]'") from None
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    buffer = memory.BytesIO()
+    parquet.write_table(pa.table({"id": pa.array(ids), "text": pa.array(texts), "vector": rows}), buffer)
+    return buffer.getvalue()

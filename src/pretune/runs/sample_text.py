@@ -124,7 +124,7 @@ def answer_prompts(model: Any, prompts: Sequence[str], tokenizer: Tokenizer) -> 
     """Return samples for the user's prompts."""
     if model.shape in GENERATIVE_SHAPES:
         return continue_texts(model, [tokenizer.encode(text, add_special_tokens=False) for text in prompts], tokenizer)
-    from pretune.inference.infill import infill  # NOTE: not before it is needed: a run starts sooner
+    from pretune.inference.fill import infill  # NOTE: not before it is needed: a run starts sooner
     from pretune.inference.unmask import unmask
 
     reader, lines = getattr(model, "generator", model), []
@@ -154,7 +154,7 @@ def check_prompts(prompts: Sequence[str], shape: str, max_length: int | None, to
 
 
 def _find_blanks(text: str, shape: str, tokenizer: Tokenizer) -> Any:
-    from pretune.inference.mask_positions import Blanks
+    from pretune.inference.unmask import Blanks
 
     mask = tokenizer.special.get("mask")
     mask_tokens = [tokenizer.get_token(token) for token in tokenizer.sentinels] if shape == "encoder-decoder" else []

@@ -11,7 +11,7 @@ from pretune.inference.scoring.logprobs import (
     compute_token_logprobs,
     score,
 )
-from pretune.inference.scoring.passages import Passages, encode_passages
+from pretune.inference.scoring.queries import Passages, encode_passages
 
 __all__ = [
     "DEFAULT_SCORING",

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from pretune.inference.decode import generate_tokens
-from pretune.inference.generation_config import BeamSearch, GenerationConfig, GreedySearch
-from pretune.inference.generation_tokens import GenerationTokens
+from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch
 from pretune.metrics.question_answering import normalise
 from pretune.tasks.decode.logits import ProgressCallback
 from pretune.tasks.decode.prediction import Prediction

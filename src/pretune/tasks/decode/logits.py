@@ -14,8 +14,7 @@ from torch import nn
 
 from pretune.data.inference_batches import pack_batches
 from pretune.data.sequences import spread
-from pretune.inference.finite_check import check_outputs
-from pretune.inference.text_model import eval_mode
+from pretune.inference.text_model import check_outputs, eval_mode
 from pretune.tasks.encode.items import Items
 
 ProgressCallback = Callable[[int, int], None]
