@@ -23,7 +23,7 @@ from pretune.adaptation.peft import nf4
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
 from pretune.adaptation.peft.lora import LoRA
 from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.qlora import QLoRA, compute_footprint
+from pretune.adaptation.peft.qlora import QLoRA, Weight4bit
 from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
 
@@ -167,9 +167,7 @@ def measure_method(
         times.append(common.measure_seconds(run_forward_backward, clock=common.wall_clock, device=options.device))
         model.zero_grad()
     seconds = median(times[WARMUP_STEPS:])
-    weight_bytes, full_bytes = (
-        compute_footprint(model) if method is not None else (sum(p.nbytes for p in model.parameters()),) * 2
-    )
+    weight_bytes, full_bytes = measure_weights(model)
     trained_count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return {
         "loss": losses[-1].item(),
@@ -180,6 +178,15 @@ def measure_method(
         "share of 16-bit weights": weight_bytes / full_bytes,
         "peak, bytes": torch.cuda.max_memory_allocated() if gpu else None,
     }
+
+
+def measure_weights(model: torch.nn.Module) -> tuple[int, int]:
+    """Return the bytes of a model's weights that are not trained, and their bytes without 4-bit quantization."""
+    weights4 = [module for module in model.modules() if isinstance(module, Weight4bit)]
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad] or [*model.parameters()]
+    size, frozen_bytes = max(parameter.element_size() for parameter in frozen), sum(p.nbytes for p in frozen)
+    bytes4 = sum(tensor.nbytes for module in weights4 for tensor in module.buffers())
+    return bytes4 + frozen_bytes, size * sum(module.shape[0] * module.shape[1] for module in weights4) + frozen_bytes
 
 
 if __name__ == "__main__":

@@ -149,7 +149,7 @@ def _can_fuse(layer: nn.Module) -> bool:
 
     The latter has `weight` and `bias`, such as a low-rank or scaled projection.
     """
-    kind = type(layer) is nn.Linear or hasattr(layer, "finish")
+    kind = type(layer) is nn.Linear or (hasattr(layer, "finish") and hasattr(layer, "weight"))
     return kind and not layer._forward_hooks and not layer._forward_pre_hooks
 
 

@@ -103,7 +103,7 @@ class Bottleneck(nn.Module):
     def __init__(self, linear: nn.Linear, spec: Adapter, seed: int) -> None:
         super().__init__()
         width, like = linear.out_features, linear.weight
-        self.down = init_uniform((spec.bottleneck, width), 1 / math.sqrt(width), like, seed)
+        self.down = init_uniform((spec.bottleneck, width), 1 / math.sqrt(width), like.device, seed)
         self.down_bias = Parameter(torch.zeros(spec.bottleneck, device=like.device))
         self.up = Parameter(torch.zeros(width, spec.bottleneck, device=like.device))
         self.up_bias = Parameter(torch.zeros(width, device=like.device))

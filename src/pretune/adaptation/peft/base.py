@@ -98,10 +98,11 @@ def is_adapter_module(module: nn.Module) -> bool:
     return getattr(module, "is_adapter", False) is True
 
 
-def wrap_linear(module: Any, linear: nn.Linear) -> None:
-    """Set a linear layer's weights on a module, under the same names."""
+def wrap_linear(module: Any, linear: nn.Module) -> None:
+    """Set the weights of a linear layer, plain or in 4 bits, on a module, under the same names."""
     module.in_features, module.out_features = linear.in_features, linear.out_features
-    module.weight, module.bias = linear.weight, linear.bias
+    for name, part in (*linear._parameters.items(), *linear._modules.items()):
+        setattr(module, name, part)
     module.train(linear.training)
 
 
@@ -119,8 +120,8 @@ def sample_weight(weight: Tensor) -> bytes:
     return sample.float().bfloat16().cpu().view(torch.int16).numpy().tobytes()
 
 
-def init_uniform(shape: tuple[int, ...], bound: float, reference: Tensor, seed: int) -> Parameter:
+def init_uniform(shape: tuple[int, ...], bound: float, device: torch.device, seed: int) -> Parameter:
     """Return uniform values in [-bound, bound], determined by the seed alone; in fp32 even for a half model."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-    return Parameter(values.to(reference.device))
+    return Parameter(values.to(device))

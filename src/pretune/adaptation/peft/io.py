@@ -29,7 +29,7 @@ from pretune.adaptation.peft.head_format import add_head, detect_head, split_hea
 from pretune.adaptation.peft.lora import LoraLinear
 from pretune.adaptation.peft.peft_format import LoadedAdapter, pack, unpack
 from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.qlora import QloraLinear, iter_original_weights
+from pretune.adaptation.peft.qlora import iter_original_weights
 from pretune.core import config, io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError
@@ -236,7 +236,7 @@ def _assign_tensors(model: LanguageModel, adapter: LoadedAdapter) -> None:
         module = model.get_submodule(path)
         old = getattr(module, leaf)
         setattr(module, leaf, Parameter(tensor.to(old.device, old.dtype, copy=True)))
-        if isinstance(module, LoraLinear | QloraLinear) and path in adapter.scales:
+        if isinstance(module, LoraLinear) and path in adapter.scales:
             module.scale = adapter.scales[path]
 
 

@@ -10,7 +10,7 @@ an `Adapter` comes after a layer, with an activation, and cannot be merged.
 """
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -58,37 +58,43 @@ class LoRA:
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """Return A and B of every target."""
-        adapted_layers = [
-            (path, layer) for path, _, _, layer in find_adapted_layers(model) if isinstance(layer, LoraLinear)
-        ]
-        return tuple(f"{path}.{part}" for path, _ in adapted_layers for part in ("a", "b"))
+        paths = [path for path, _, _, layer in find_adapted_layers(model) if isinstance(layer, LoraLinear)]
+        return tuple(f"{path}.{part}" for path in paths for part in ("a", "b"))
 
     @torch.no_grad()
     def merge(self, model: LanguageModel) -> None:
         """Add the products to the weights, computed in fp32 or better, and restore the linear layers."""
         for _, owner, name, layer in find_adapted_layers(model):
             if isinstance(layer, LoraLinear):
-                layer.weight.copy_(layer.compute_delta() + layer.weight)
+                weight = layer.get_parameter("weight")
+                weight.copy_(layer.compute_delta() + weight)
                 setattr(owner, name, to_linear(layer))
 
 
 class LoraLinear(nn.Module):
-    """`a` [r, in], `b` [out, r]; attention calls `finish` when it has computed the product with W itself."""
+    """A frozen linear layer, plain or in 4 bits (`base`), with trained `a` [r, in] and `b` [out, r].
+
+    The weights of the base are set on this module, under the same names. Attention calls `finish` when it has computed
+    the product with W itself.
+    """
 
     is_adapter: ClassVar[bool] = True
-    weight: Parameter
+    in_features: int
+    out_features: int
     bias: Parameter | None
 
-    def __init__(self, linear: nn.Linear, spec: LoRA, seed: int) -> None:
+    def __init__(self, base: nn.Module, spec: LoRA, seed: int) -> None:
         super().__init__()
-        wrap_linear(self, linear)
+        wrap_linear(self, base)
+        self.base_type: Any = type(base)
         self.scale = spec.alpha / spec.rank
-        self.a = init_uniform((spec.rank, linear.in_features), 1 / math.sqrt(linear.in_features), linear.weight, seed)
-        self.b = Parameter(torch.zeros(linear.out_features, spec.rank, device=linear.weight.device))
+        device = next(iter((*base.parameters(), *base.buffers()))).device
+        self.a = init_uniform((spec.rank, self.in_features), 1 / math.sqrt(self.in_features), device, seed)
+        self.b = Parameter(torch.zeros(self.out_features, spec.rank, device=device))
         self.dropout = nn.Dropout(spec.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.finish(x, F.linear(x, self.weight, self.bias))
+        return self.finish(x, self.base_type.forward(self, x))
 
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
         """Add the low-rank product to y = W x."""

@@ -19,7 +19,6 @@ from pretune.adaptation.peft.lora import LoRA, LoraLinear
 from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.adaptation.peft.prefix_format import TABLE_KEY, pack_prefix, unpack_prefix
 from pretune.adaptation.peft.prompt import PromptTuning
-from pretune.adaptation.peft.qlora import QLoRA, QloraLinear
 from pretune.adaptation.peft.target_modules import PeftLayer, list_peft_layers, pad_columns
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
@@ -60,7 +59,7 @@ def pack(method: PeftMethod, model: LanguageModel) -> PeftAdapter | None:
         if prefix is None:
             return None
         return PeftAdapter(config={**_COMMON_CONFIG, **prefix[0]}, tensors={TABLE_KEY: prefix[1]})
-    if not isinstance(method, LoRA | QLoRA | IA3):
+    if not isinstance(method, LoRA | IA3):
         return None
     peft_layers = list_peft_layers(model.spec)
     if peft_layers is None:
@@ -69,13 +68,13 @@ def pack(method: PeftMethod, model: LanguageModel) -> PeftAdapter | None:
     return _pack_ia3(peft_layers, modules) if isinstance(method, IA3) else _pack_lora(method, peft_layers, modules)
 
 
-def _pack_lora(method: LoRA | QLoRA, peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftAdapter:
+def _pack_lora(method: LoRA, peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftAdapter:
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
     blocks: dict[str, list[list[Any]]] = {}
     for place in peft_layers:
-        layers = {path: modules[path] for path in place.paths if isinstance(modules[path], LoraLinear | QloraLinear)}
+        layers = {path: modules[path] for path in place.paths if isinstance(modules[path], LoraLinear)}
         if not layers:
             continue
         scale = next(iter(layers.values())).scale

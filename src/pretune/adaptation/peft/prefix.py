@@ -116,7 +116,7 @@ class PrefixProjection(nn.Module):
         super().__init__()
         rows = table.detach().index_select(0, tokens)
         self.rows = Parameter(rows.to(torch.promote_types(rows.dtype, torch.float32)))
-        self.weight = init_uniform((hidden, rows.shape[1]), 1 / math.sqrt(rows.shape[1]), table, seed)
+        self.weight = init_uniform((hidden, rows.shape[1]), 1 / math.sqrt(rows.shape[1]), table.device, seed)
         self.bias = Parameter(torch.zeros(hidden, device=table.device))
 
     def forward(self) -> Tensor:
