@@ -11,11 +11,11 @@ import torch
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads import HEADS
-from pretune.adaptation.heads.choice import Choice, build_group_labels, repeat_rows
+from pretune.adaptation.heads.choice import Choice, build_group_labels
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.encoder_decoder import build_encoder_decoder_inputs
 from pretune.adaptation.heads.generation import Generation
-from pretune.adaptation.heads.span import END, START, Span, find_best_span
+from pretune.adaptation.heads.span import END, START, Span
 from pretune.adaptation.heads.tagging import Tagging
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
@@ -29,8 +29,12 @@ from pretune.training.step import ModelWithLoss
 from tests.contracts.tiny import rough, text, tiny
 
 LENGTHS, ROW = (6, 3, 8, 2, 5, 4), 14
-ROWS = repeat_rows(np.array([2, 2, 2]), np.array([0, 1, 3]))  # the options of a question in one row; row 2 is empty
-SETTINGS: dict[str, dict[str, Any]] = {"classification": {"classes": 3}, "tagging": {"classes": 4}}
+ROWS = np.repeat([0, 1, 3], 2)  # the options of a question in one row; row 2 is empty
+SETTINGS: dict[str, dict[str, Any]] = {
+    "classification": {"classes": 3},
+    "multi_label": {"classes": 3},
+    "tagging": {"classes": 4},
+}
 
 
 def made(family: str, head: str) -> ModelWithHead:
@@ -48,6 +52,10 @@ def sequences(head: str, which: list[int] | None = None) -> Sequences:
         more["labels"] = np.array([0, 2, IGNORE_INDEX, 1, 1, 2])
     elif head == "regression":
         more["labels"] = np.array([0.5, -1.5, IGNORE_INDEX, 1.0, 2.0, 0.0], dtype=np.float32)
+    elif head == "multi_label":
+        more["labels"] = np.array(
+            [[0, 1, 1], [1, 0, 0], [IGNORE_INDEX] * 3, [0, 0, 0], [1, 1, 1], [0, 1, 0]], dtype=np.float32
+        )
     elif head == "choice":
         more["labels"] = build_group_labels(np.array([2, 2, 2]), np.array([1, 0, 1]))
     elif head == "tagging":
@@ -175,17 +183,6 @@ def test_right_answers_are_counted() -> None:
         scores = [float(one) for one in answers(model, batch)]
         right = sum((scores[2 * i] < scores[2 * i + 1]) == bool(k) for i, k in enumerate((1, 0, 1)))
         assert int(model.spec.loss(model, batch).correct) == right
-
-
-def test_the_best_span() -> None:
-    logits = torch.tensor([[1.0, 1.0], [9.0, 0.0], [0.0, 0.0], [3.0, 2.0], [0.0, 8.0], [0.0, 5.0]])
-    allowed = torch.tensor([False, False, True, True, True, True])
-    found = find_best_span(logits, allowed)
-    assert (found.start, found.end, found.score, found.null_score_diff) == (3, 4, 11.0, -9.0)
-    short = find_best_span(logits, allowed, max_tokens=1)
-    assert (short.start, short.end) == (4, 4)
-    with pytest.raises(UsageError):
-        find_best_span(logits, torch.zeros(6, dtype=torch.bool))
 
 
 def test_what_a_head_needs_is_asked_for() -> None:

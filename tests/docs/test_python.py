@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 
 import pretune as pt
+from pretune.tasks.example import Example
+from pretune.tasks.splits import TaskSplits
+from pretune.tasks.task import Task
 from pretune.text.tokenizer.training import train
 from tests.conftest import ROOT
 from tests.runs import tasked
@@ -33,7 +36,7 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
         '"task.max_eval_examples": 20}, out'
     },
     "evaluation": {'"blimp,boolq"': '"mr,boolq"', "limit=500": "limit=8"},
-    "tasks": {"predict(model, encoder, parts.dev)": "predict(model, encoder, dev)", "task, parts.dev,": "task, dev,"},
+    "tasks": {"predict(model, encoder, parts.dev)": "predict(model, encoder, dev)", "score(parts.dev,": "score(dev,"},
     "embeddings": {'out="runs/vectors"': 'out="runs/vectors", steps=2', "batch=128, epochs=2": "batch=4, epochs=1"},
     "pretrain": {'budget="10m"': "steps=2", '"train.lr": 1e-3': '"train.lr": 1e-3, "model.width": 32'},
 }
@@ -91,8 +94,9 @@ def names(page: str) -> dict[str, Any]:
     if page == "adaptation":
         found |= {"batch": pt.batch([[1, 2, 3], [4, 5]])}
     if page == "baselines":
-        labels = ["wet" if "sea" in text else "dry" for text in texts]
-        found |= {"labels": labels, "test": texts[:10], "gold": labels[:10]}
+        examples = [Example(text=text, label=int("sea" in text)) for text in texts]
+        task = Task(name="seas", kind="classification", metrics=("accuracy",), splits={}, labels=("dry", "wet"))
+        found |= {"task": task, "parts": TaskSplits(train=examples, dev=[], test=examples[:10])}
     if page == "embeddings":
         found |= {"names": [str(number) for number in range(60)]}
     return found

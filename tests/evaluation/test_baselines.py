@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,18 @@ import pytest
 
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.core.errors import DataError, PretuneError, UsageError
-from pretune.evaluation.baselines import BASELINES, DEFAULT_BASELINES
-from pretune.evaluation.baselines.base import Label, Text
+from pretune.evaluation.baselines import BASELINES, SLOTS
+from pretune.evaluation.baselines.base import Text
 from pretune.evaluation.baselines.bilstm import BiLSTMBaseline
+from pretune.evaluation.baselines.classifiers import SVM, Majority
 from pretune.evaluation.baselines.features import NgramCounts, TfIdf, compute_overlap
-from pretune.evaluation.baselines.linear import SVM
-from pretune.evaluation.baselines.majority import Majority
-from pretune.evaluation.baselines.table import compare
 from pretune.evaluation.baselines.tagging import FrequentTag
 from pretune.text.corpora.builtin import Reviews
 from pretune.training.optim import AdamW
 
 WORDS = {"pos": ["good", "fine", "lovely"], "neg": ["bad", "awful", "dull"]}
 QUICK = BiLSTMBaseline(hidden=16, steps=40, optim=AdamW(lr=2e-2), start=Word2Vec(width=16, min_count=1, epochs=2))
-LEARNERS = [name for name in BASELINES if name != "majority"]
+LEARNERS = [name for name in SLOTS if name != "majority"]
 
 
 def told(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
@@ -85,7 +82,7 @@ def test_the_recurrent_one_reads_pairs_in_order() -> None:
     assert np.mean([a == b for a, b in zip(found, labels, strict=True)]) > 0.9
 
 
-@pytest.mark.parametrize("name", list(BASELINES))
+@pytest.mark.parametrize("name", SLOTS)
 def test_one_label_alone_is_given_to_all(name: str) -> None:
     assert BASELINES.get(name)().fit(["a b", "c d"], [1, 1])(["x", ""]) == [1, 1]
 
@@ -105,33 +102,6 @@ def test_overlap_and_columns_of_pairs() -> None:
     assert TfIdf(pairs)(pairs).shape == (2, 3 * single + 6)
     with pytest.raises(UsageError, match="1 of 2"):
         TfIdf([("a", "b"), "c"])
-
-
-def test_the_table_tells_scores_times_and_what_was_not_run() -> None:
-    texts, labels = told(100)
-    test, gold = told(40, seed=1)
-    table = compare(texts, labels, test, gold, names=["majority", "svm"], max_train_examples=50)
-    assert [row.method for row in table.rows] == ["majority", "svm"]
-    assert table.rows[0].score == 0.5 and table.rows[1].score > 0.9 and all(row.seconds >= 0 for row in table.rows)
-    assert table.skipped_methods == ("vectors", "logistic", "bilstm") and (table.train_rows, table.total_rows) == (
-        50,
-        100,
-    )
-    assert "vectors, logistic, bilstm" in str(table) and "50 of 100" in str(table)
-    assert set(DEFAULT_BASELINES) <= set(BASELINES)
-
-
-def test_the_table_takes_a_metric_and_sees_what_is_missing() -> None:
-    texts, labels = told(20)
-
-    def several(gold: Sequence[Label], predicted: Sequence[Label]) -> dict[str, float]:
-        return {"first": 0.25, "second": 1.0}
-
-    assert compare(texts, labels, texts, labels, names=["majority"], metric=several).rows[0].score == 0.25
-    with pytest.raises(UsageError, match=r"20 .* 19"):
-        compare(texts[1:], labels, texts, labels)
-    with pytest.raises(UsageError, match=r"'svn'.*'svm'"):
-        compare(texts, labels, texts, labels, names=["svn"])
 
 
 def test_words_have_their_most_frequent_tag() -> None:

@@ -13,10 +13,8 @@ from pretune.core.errors import DataError, UsageError
 from pretune.evaluation import generative as written_module
 from pretune.evaluation.few_shot import FewShotConfig
 from pretune.evaluation.generative import (
-    DEFAULT_PROMPTS,
-    NO_ANSWER,
-    PROMPTS,
     AnswerGenerator,
+    _resolve_prompt,
     compute_scores,
     evaluate_generation,
     get_answer,
@@ -27,7 +25,8 @@ from pretune.inference.scoring import ScoringConfig
 from pretune.inference.text_model import get_tokenizer
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
-from pretune.tasks.task import SplitFile, Task, TaskSplit
+from pretune.tasks.task import SplitFile, Task
+from pretune.tasks.types.span import SpanExtraction
 from tests.inference.scorers import scorer
 
 SHORT = PromptTemplate(text="{text}: {answer}", join=" ")
@@ -120,10 +119,10 @@ def test_an_encoder_writes_nothing(family: str) -> None:
 
 def test_prompts_are_there_for_all_such_tasks_and_end_in_the_blank() -> None:
     for name in TASKS:
-        kind = TASKS.get(name).kind
-        assert (name in PROMPTS) == (kind in DEFAULT_PROMPTS), name
-        if kind in DEFAULT_PROMPTS:
-            assert AnswerGenerator(scorer("gpt2"), PROMPTS[name]).prompt.text.endswith("{answer}")
+        task = TASKS.get(name)
+        if task.type.evaluator == "generation":
+            prompt = _resolve_prompt(task, FewShotConfig())
+            assert AnswerGenerator(scorer("gpt2"), prompt).prompt.text.endswith("{answer}"), name
     with pytest.raises(UsageError, match=r"\{answer\}"):
         AnswerGenerator(scorer("gpt2"), PromptTemplate(text="{text} {answer} is it"))
 
@@ -137,7 +136,7 @@ def test_scores() -> None:
     found = compute_scores(xsum, [Example(text="the old sea was quiet", target="the old")], ["nothing"])
     assert next(iter(found.values())) == 0.0 and found["lead"] == 1.0
     assert [get_answer(example) for example in (asked[0], asked[1], Example(text="", target="a\nb"))] == [
-        "a", NO_ANSWER, "a b",
+        "a", SpanExtraction.no_answer, "a b",
     ]  # fmt: skip
 
 
@@ -151,8 +150,8 @@ def squad(tmp_path: Path) -> Task:
     ]
     articles = [{"title": "t", "paragraphs": [{"context": "the sea", "qas": questions}]}]
     (tmp_path / "all.json").write_text(json.dumps({"data": articles}))
-    file = SplitFile(path=str(tmp_path / "all.json"), reader=TASKS.get("squad2").splits["dev"].files[0].reader)
-    splits = {name: TaskSplit(published_name=name, files=(file,)) for name in ("train", "dev")}
+    file = SplitFile(path=str(tmp_path / "all.json"), reader=TASKS.get("squad2").splits["dev"][0].reader)
+    splits = dict.fromkeys(("train", "dev"), (file,))
     return replace(TASKS.get("squad2"), splits=splits)
 
 
@@ -160,7 +159,7 @@ def test_a_task_from_its_files_to_a_result(squad: Task) -> None:
     found = evaluate_generation(scorer("t5"), squad, 2, FewShotConfig(show=True, seed=1))
     assert found.split == "dev" and found.shots == 2 and found.counts["examples"] == 4
     assert {"f1", "exact_match"} <= set(found.scores)
-    assert found.prompt is not None and found.prompt.count("Answer: ") == 3 and NO_ANSWER in found.prompt
+    assert found.prompt is not None and found.prompt.count("Answer: ") == 3 and SpanExtraction.no_answer in found.prompt
     assert any("2 shots" in note and "'train'" in note and "seed 1" in note for note in found.notes)
     alone = replace(squad, splits={"dev": squad.splits["dev"]})
     less = evaluate_generation(scorer("gpt2"), alone, 1)

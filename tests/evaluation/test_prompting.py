@@ -24,8 +24,8 @@ from pretune.evaluation.shots import draw_shots
 from pretune.inference.scoring import ScoringConfig
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
-from pretune.tasks.task import SplitFile, TaskSplit
-from pretune.tasks.user_table import build_user_task
+from pretune.tasks.task import SplitFile
+from pretune.tasks.user_task import build_user_task
 from tests.inference.scorers import ids, log_softmax, scorer
 
 SEA = PromptTemplate(text="{text} was {answer}", answers=("old", "quiet"), join=" ")
@@ -281,11 +281,11 @@ def test_without_a_training_split_shots_are_taken_out(table: dict[str, Path]) ->
 def test_a_split_without_labels_is_passed_over(tmp_path: Path) -> None:
     for split, label in (("train", "\t1"), ("dev", "\t0")):
         (tmp_path / f"{split}.tsv").write_text(f"sentence\tlabel\nThe sea{label}\n")
-    read = TASKS.get("sst2").splits["dev"].files[0].reader
+    read = TASKS.get("sst2").splits["dev"][0].reader
     bare = lambda path: (replace(example, label=None) for example in read(path))  # noqa: E731
     splits = {
-        "test": TaskSplit(published_name="test", files=(SplitFile(path=str(tmp_path / "train.tsv"), reader=bare),)),
-        "dev": TaskSplit(published_name="dev", files=(SplitFile(path=str(tmp_path / "dev.tsv"), reader=read),)),
+        "test": (SplitFile(str(tmp_path / "train.tsv"), bare),),
+        "dev": (SplitFile(str(tmp_path / "dev.tsv"), read),),
     }
     task = replace(TASKS.get("sst2"), splits=splits)
     assert read_questions(task, FewShotConfig())[0] == "dev"

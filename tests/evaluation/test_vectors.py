@@ -12,7 +12,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.evaluation.retrieval import evaluate_retrieval, read_judgements, score_hits
 from pretune.evaluation.similarity import evaluate_similarity, triplet_accuracy
 from pretune.tasks.example import Example
-from pretune.tasks.task import SplitFile, Task, TaskSplit
+from pretune.tasks.task import SplitFile, Task
 from tests.inference.readers import encoder
 
 PAIRS = (
@@ -30,7 +30,7 @@ def task(tmp_path: Path) -> Task:
     file = SplitFile(path=str(tmp_path / "t"), reader=lambda _: iter(examples))
     return Task(
         name="mine", kind="regression", metrics=("spearman",), scale=(0.0, 5.0),
-        splits={"test": TaskSplit(published_name="test", files=(file,))},
+        splits={"test": (file,)},
     )  # fmt: skip
 
 

@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
-from pretune.metrics.classification import accuracy, accuracy_f1, accuracy_f1_macro, f1, f1_macro, f1_micro, matthews
+from pretune.metrics.classification import (
+    accuracy,
+    accuracy_f1,
+    accuracy_f1_macro,
+    f1,
+    f1_macro,
+    f1_micro,
+    matthews,
+    multilabel_f1,
+)
 from pretune.metrics.numeric import compute_ranks, mean_squared_error, pearson, pearson_spearman, spearman
 from tests.selection import scale_examples
 
@@ -81,6 +90,22 @@ def test_the_squared_error_equals_scikit_learn_s(case: tuple[list[float], list[f
 def test_no_finite_input_gives_nan(case: tuple[list[float], list[float]]) -> None:
     found = pearson_spearman(*case)
     assert all(-1 <= value <= 1 for value in found.values())
+
+
+@settings(max_examples=scale_examples(50))
+@given(pairs(st.frozensets(st.integers(0, 3))))
+def test_sets_of_labels_equal_scikit_learn(case: tuple[list[frozenset[int]], list[frozenset[int]]]) -> None:
+    gold, predicted = case
+    labels = sorted({label for labels in (*gold, *predicted) for label in labels})
+    scores = multilabel_f1(gold, predicted)
+    assert scores["exact_match"] == sum(g == p for g, p in zip(gold, predicted, strict=True)) / len(gold)
+    if not labels:
+        assert (scores["f1_micro"], scores["f1_macro"]) == (0, 0)
+        return
+    left, right = (np.array([[label in row for label in labels] for row in rows], dtype=int) for rows in case)
+    for average in ("micro", "macro"):
+        reference = sk.f1_score(left, right, average=average, zero_division=0)
+        assert scores[f"f1_{average}"] == pytest.approx(reference)
 
 
 def test_undefined_cases_are_0() -> None:

@@ -36,6 +36,7 @@ PERFECT: dict[str, tuple[Any, Any]] = {
     "multirc": (GROUPS, GROUPS),
     "gender_parity": ([[1, 1], [0, 0]], [[1, 1], [0, 0]]),
     **each(("tag_accuracy", "entity_f1", "entity_f1_strict"), (TAGS, TAGS)),
+    "multilabel_f1": ([["a", "b"], ["c"], ["a"]], [["b", "a"], ["c"], ["a"]]),
     **each(("ndcg", "mrr", "recall"), (RELEVANT, [["a", "b"], ["c"]])),
 }
 # And predictions that are wrong in every way.
@@ -50,6 +51,7 @@ WRONG: dict[str, Any] = {
     "gender_parity": [[1, 0], [0, 1]],
     **each(("tag_accuracy", "entity_f1", "entity_f1_strict"), [["O", "O", "B-X", "O"], ["B-X", "O", "O", "I-X"]]),
     **each(("ndcg", "mrr", "recall"), [["x"], ["a", "b"]]),
+    "multilabel_f1": [["c"], ["a", "b"], []],
 }
 NEEDS = {"bleu": "sacrebleu", "chrf": "sacrebleu"}
 

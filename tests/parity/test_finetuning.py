@@ -15,11 +15,11 @@ pytest.importorskip("transformers", reason="the reference library is not install
 import transformers as tf
 
 import pretune as pt
-from pretune.tasks.encode import TaskEncoder, TaskStream
+from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.example import Example
-from pretune.tasks.task import Kind
+from pretune.tasks.stream import TaskStream
 from tests.selection import keep_quick
-from tests.tasks.encode.small import TEXT, examples_of, task_of, tokenizer
+from tests.tasks.small import TEXT, examples_of, task_of, tokenizer
 
 LENGTH, STRIDE, BATCH, STEPS = 32, 8, 4, 30
 SIZE = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 52}
@@ -109,7 +109,7 @@ def last_token(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
     }
 
 
-CASES: dict[str, tuple[str, Kind, Any]] = {
+CASES: dict[str, tuple[str, str, Any]] = {
     "BertForSequenceClassification": ("bert", "pair", pairs),
     "BertForTokenClassification": ("bert", "tagging", tags),
     "BertForQuestionAnswering": ("bert", "span", windows),
@@ -118,7 +118,7 @@ CASES: dict[str, tuple[str, Kind, Any]] = {
 }
 
 
-def reference_of(name: str, shape: str, kind: Kind) -> Any:
+def reference_of(name: str, shape: str, kind: str) -> Any:
     torch.manual_seed(5)
     size = tokenizer(shape).vocab + 3
     labels = {"num_labels": len(task_of(kind).labels)} if task_of(kind).labels else {}
@@ -131,7 +131,7 @@ def reference_of(name: str, shape: str, kind: Kind) -> Any:
     return getattr(tf, name)(config).train()
 
 
-def examples_for(name: str, kind: Kind) -> list[Example]:
+def examples_for(name: str, kind: str) -> list[Example]:
     actual = examples_of(kind)
     if kind == "choice":
         return [Example(text=one.text, choices=one.choices[:2], label=one.label) for one in actual]

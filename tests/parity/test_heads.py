@@ -16,6 +16,7 @@ import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.choice import build_group_labels
 from pretune.adaptation.heads.encoder_decoder import build_encoder_decoder_inputs
+from pretune.adaptation.heads.multi_label import MultiLabel
 from pretune.core.errors import CheckpointError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.layout import lay_out
@@ -238,6 +239,25 @@ def test_regression(tmp_path: Path) -> None:
     assert tf.AutoConfig.from_pretrained(tmp_path / "b").problem_type == "regression"
 
 
+@pytest.mark.parametrize("name", STILL)
+def test_several_labels(name: str, tmp_path: Path) -> None:
+    """The mean of the binary losses, both ways."""
+    cls, config, base, still = STILL[name]
+    reference = built(case(name, cls, config, base), **still, **THREE, problem_type="multi_label_classification")
+    reference.save_pretrained(tmp_path / "a")
+    ours = pt.load(tmp_path / "a")
+    tokens, labels = tokens_of(6), np.random.default_rng(0).integers(0, 2, (6, 3)).astype(np.float32)
+    batch = our_batch(ours, tokens, labels=labels)
+    out = theirs_on(reference, tokens, labels=torch.from_numpy(labels))
+    torch.testing.assert_close(our_logits(ours, tokens), out["logits"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.spec.loss(ours, batch).mean(), out["loss"], rtol=1e-5, atol=1e-5)
+    pt.save(ours, tmp_path / "b")
+    assert isinstance(ours.spec, MultiLabel) and pt.load(tmp_path / "b").spec == ours.spec
+    back = cls.from_pretrained(tmp_path / "b")
+    assert back.config.problem_type == "multi_label_classification" and back.config.id2label == THREE["id2label"]
+    torch.testing.assert_close(theirs_on(back.eval(), tokens)["logits"], out["logits"], rtol=0, atol=1e-5)
+
+
 def test_padding_is_not_read(tmp_path: Path) -> None:
     """Sequences of unequal lengths: their rows padded, ours packed."""
     for name in ("Bert", "gpt2"):
@@ -257,7 +277,7 @@ def test_padding_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("problem_type", "multi_label_classification", "'problem_type'"),
+        ("problem_type", "ranking", "'problem_type'"),
         ("id2label", {"1": "a", "2": "b"}, "'id2label'"),
         ("id2label", {"0": "a", "1": "b"}, r"\b2\b.*\b3\b"),
         ("id2label", None, "'num_labels' = 2000000000.*3"),

@@ -11,7 +11,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import DataError, PretuneError, StoppedError, UsageError
 from pretune.runs.embedding import train_embeddings
-from pretune.runs.embedding.pair_dataset import PairDataset, build_entailment_pairs, read_dataset, select_loss
+from pretune.tasks.types.embedding import PairDataset, build_entailment_pairs, read_dataset, select_loss
 from pretune.training.loop import Loop
 from tests.inference.readers import WORDS, encoder
 

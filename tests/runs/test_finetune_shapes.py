@@ -21,13 +21,11 @@ from pretune.runs.finetune.adapted_model import build_task_head
 from pretune.runs.finetune.config import AdaptationConfig, TaskConfig
 from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun, evaluate_run
-from pretune.runs.finetune.inputs import build_example
 from pretune.runs.finetune.results import compute_result
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.runs.finetune.task_data import TaskData, find_trainable_task, index_by_member, open_task
-from pretune.tasks.decode import score
 from pretune.tasks.example import Example
-from pretune.tasks.loading import TaskSplits
+from pretune.tasks.splits import TaskSplits
 from pretune.tasks.task import Task
 from tests.runs import tasked
 
@@ -208,14 +206,14 @@ KEPT = {"name": "own", "max_length": 32, "stride": 8}
 )
 def test_an_input_that_is_not_enough_is_refused(kind: Any, given: Any, value: str) -> None:
     with pytest.raises(DataError, match=f"input 3.*{value}"):
-        build_example(given, SavedTask(task_kind=kind, **KEPT), "input 3")  # type: ignore[arg-type]
+        SavedTask(task_kind=kind, **KEPT).build_example(given, "input 3")  # type: ignore[arg-type]
 
 
 def test_inputs_in_the_fields_that_people_use() -> None:
     kept = SavedTask(task_kind="pair", **KEPT)  # type: ignore[arg-type]
     wanted = ("a", "b")
     for given in (("a", "b"), {"premise": "a", "hypothesis": "b"}, {"text": "a", "pair": "b"}):
-        found = build_example(given, kept, "")
+        found = kept.build_example(given, "")
         assert (found.text, found.pair) == wanted
 
 
@@ -244,7 +242,7 @@ class TestBeside:
         assert "pairs" in absent["cosine"]
         assert {one.value for one in rows[0].predictions} == {1.5}
         for row in rows[1:]:
-            found = score(self.task("regression", "pearson_spearman"), some, row.predictions)
+            found = self.task("regression", "pearson_spearman").type.score(some, row.predictions)
             assert next(iter(found.values())) > 0.9
         assert "bilstm" in absent and "random" in absent
 
@@ -255,7 +253,7 @@ class TestBeside:
         some = [Example(text="a grey stone", choices=("the stone is grey", "rivers"), label=0) for _ in range(8)]
         task = self.task("choice", "accuracy")
         rows, _ = run_baselines(task, some, some, ("majority", "svm", "vectors"))
-        assert [next(iter(score(task, some, row.predictions).values())) for row in rows] == [1.0, 1.0, 1.0]
+        assert [next(iter(task.type.score(some, row.predictions).values())) for row in rows] == [1.0, 1.0, 1.0]
 
     def test_tags_by_the_word_and_its_neighbours(self) -> None:
         """The same word has another tag after another word."""
@@ -265,7 +263,7 @@ class TestBeside:
         ]
         task = self.task("tagging", "tag_accuracy", ("D", "N", "P", "V"))
         rows, absent = run_baselines(task, pair * 6, pair, ("majority", "svm"))
-        found = [next(iter(score(task, pair, row.predictions).values())) for row in rows]
+        found = [next(iter(task.type.score(pair, row.predictions).values())) for row in rows]
         assert found[0] < 1 and found[1] == 1.0 and "tagging" in absent["vectors"]
 
     def test_written_answers(self) -> None:

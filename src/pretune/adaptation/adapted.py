@@ -18,6 +18,7 @@ from pretune.adaptation.heads.base import TaskHead, use_stored_pooling
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.generation import Generation
+from pretune.adaptation.heads.multi_label import MultiLabel
 from pretune.adaptation.heads.multi_task import MultiTask, MultiTaskHeads
 from pretune.adaptation.heads.regression import Regression
 from pretune.adaptation.scalar_mix import extract_layers
@@ -28,7 +29,7 @@ from pretune.models.spec import PARTS, ModelShape
 from pretune.nn.attention_mask import Backend
 from pretune.text.tokenizer import Tokenizer
 
-SEQUENCE_HEADS = (Classification, Regression, Choice)
+SEQUENCE_HEADS = (Classification, MultiLabel, Regression, Choice)
 """Heads with one output row per sequence."""
 
 

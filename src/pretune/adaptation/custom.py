@@ -19,8 +19,8 @@ from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
 
 M = TypeVar("M", bound=LanguageModel | ModelWithHead)
-HeadKind = Literal["classification", "regression", "tagging", "span", "choice", "generation"]
-HEADS_WITH_LABELS = ("classification", "tagging")
+HeadKind = Literal["classification", "multi_label", "regression", "tagging", "span", "choice", "generation"]
+HEADS_WITH_LABELS = ("classification", "multi_label", "tagging")
 """Heads that need the names of their labels."""
 
 
@@ -36,8 +36,8 @@ def add_head(
 
     Args:
         model: A pre-trained model, as returned by `pt.load`.
-        kind: "classification", "regression", "tagging", "span", "choice" or "generation".
-        labels: The names of the classes or tags, in the order of their numbers (classification and tagging).
+        kind: "classification", "multi_label", "regression", "tagging", "span", "choice" or "generation".
+        labels: The names of the classes or tags, in the order of their numbers (the first two, and tagging).
         dropout: Dropout before the head; None: the head's default.
         seed: Seed of the new weights.
 

@@ -15,6 +15,7 @@ from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.multi_label import MultiLabel
 from pretune.adaptation.heads.multi_task import MultiTask, SingleHead
 from pretune.adaptation.heads.regression import Regression
 from pretune.adaptation.heads.span import Span
@@ -37,7 +38,12 @@ from pretune.models.model import LanguageModel
 from pretune.models.tensor_files import TensorInfo
 
 AnyHead = SingleHead | MultiTask
-PROBLEM_TYPES = {"single_label_classification": "classification", "regression": "regression"}
+PROBLEM_TYPES = {
+    "single_label_classification": Classification,
+    "multi_label_classification": MultiLabel,
+    "regression": Regression,
+}
+"""Heads of one class of `transformers`, by its `problem_type`."""
 
 
 @config.spec(has_kind=False)
@@ -224,7 +230,7 @@ def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
         return None
     if layout is None or spec.parts or checkpoint.describe_checkpoint(spec)[0]["model_type"] != layout.model_type:
         return None
-    kind = "classification" if isinstance(model.spec, Regression) else config.get_kind(model.spec)
+    kind = "classification" if type(model.spec) in PROBLEM_TYPES.values() else config.get_kind(model.spec)
     pooling = getattr(model.spec, "pooling", None)
     narrow = spec.table != spec.width and spec.decoder is not None  # NOTE: such a class reads the projected states
     fitting = [(name, task) for name, task in layout.task_heads.items() if (task.kind, task.pooling) == (kind, pooling)]
@@ -238,13 +244,12 @@ def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
 
 def _build_head_config(head: TaskHead) -> dict[str, Any]:
     """Return the config keys of a `transformers` class for a head."""
-    if isinstance(head, Classification | Tagging):
+    if isinstance(head, Classification | MultiLabel | Tagging):
         names = head.labels or _make_default_labels(head.classes)
     else:
         names = ("LABEL_0", "LABEL_1") if isinstance(head, Span) else ("LABEL_0",)
     keys = {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
-    kinds = {Classification: "single_label_classification", Regression: "regression"}
-    problem = kinds.get(type(head))
+    problem = next((name for name, head_class in PROBLEM_TYPES.items() if type(head) is head_class), None)
     return {
         **keys,
         **({"problem_type": problem} if problem else {}),
@@ -274,7 +279,8 @@ def _parse_head_config(hf_config: Mapping[str, Any], task: HeadLayout, rows: int
                 "problem_type", f"{problem} with {len(names)} labels", ["regression with one label"]
             )
         return Regression(pooling=task.pooling, dropout=drop)
-    return Classification(classes=len(names), labels=labels, pooling=task.pooling, dropout=drop)
+    head_class = MultiLabel if problem == "multi_label_classification" else Classification
+    return head_class(classes=len(names), labels=labels, pooling=task.pooling, dropout=drop)
 
 
 def _count_outputs(folder: Path, task: HeadLayout | None, tensors: Mapping[str, TensorInfo]) -> int:
@@ -291,7 +297,9 @@ def _count_outputs(folder: Path, task: HeadLayout | None, tensors: Mapping[str, 
 
 
 def _check_outputs(head: TaskHead, rows: int) -> None:
-    outputs = head.classes if isinstance(head, Classification | Tagging) else 2 if isinstance(head, Span) else 1
+    outputs = (
+        head.classes if isinstance(head, Classification | MultiLabel | Tagging) else 2 if isinstance(head, Span) else 1
+    )
     if outputs != rows:
         raise CheckpointError(f"the head has {outputs} outputs, but its weights have {rows}; the numbers must be equal")
 

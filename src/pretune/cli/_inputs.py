@@ -91,7 +91,7 @@ def read_texts(source: str, field: str = "text") -> InputTexts:
     In a text file every line is a text, empty ones included. In JSONL, CSV and TSV the text is the column `field`; a
     column `id` is kept.
     """
-    from pretune.tasks.table_rows import read_text
+    from pretune.tasks.table import read_text
 
     name, path = "standard input" if source == "-" else source, Path(source)
     if source != "-" and not path.exists():
@@ -112,8 +112,7 @@ def read_texts(source: str, field: str = "text") -> InputTexts:
 
 def _read_rows(path: Path, field: str, *, table: bool) -> tuple[list[str], list[str]]:
     """Return texts and ids of JSON lines or of a table; the only column of a table may have any name."""
-    from pretune.tasks.table_reader import open_table
-    from pretune.tasks.table_rows import Jsonl
+    from pretune.tasks.table import Jsonl, open_table
 
     reader = open_table(path, [field], allow_single_column=True) if table else None
     if reader is not None and reader.form == "delimited" and field not in reader.columns:

@@ -84,6 +84,7 @@ complete_poolings = complete_names(*POOLINGS)
 complete_shapes = complete_names(*SHAPES)
 complete_objectives = complete_names("pretune.objectives:OBJECTIVES")
 complete_methods = complete_names("pretune.adaptation:METHODS", "pretune.adaptation:METHOD_PRESETS", separator="+")
+complete_task_types = complete_names("pretune.tasks.types:TYPE_OPTIONS")
 complete_tasks = complete_names("pretune.tasks:TASKS", "embedding", separator=",")
 complete_eval_tasks = complete_names("pretune.tasks:TASKS", *FILE_TASKS, separator=",")
 complete_tokenizer_kinds = complete_names("pretune.text.styles:KINDS")
@@ -91,7 +92,7 @@ complete_styles = complete_names("pretune.text.styles:STYLES")
 complete_cleaners = complete_names("pretune.text.cleaning:PRESETS", "pretune.text.cleaning:CLEANERS", separator=",")
 complete_splitters = complete_names("pretune.text.sentences:SPLITTERS")
 complete_baselines = complete_names(
-    "default", "all", "none", "pretune.evaluation.baselines:BASELINES", "probe", "random", "cosine", separator=","
+    "default", "all", "none", "pretune.evaluation.baselines:SLOTS", "probe", "random", "cosine", separator=","
 )
 
 

@@ -1,7 +1,6 @@
 """`pretune finetune`: fine-tune a pre-trained model on a task."""
 
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +19,7 @@ from pretune.cli._options import (
     complete_baselines,
     complete_methods,
     complete_settings,
+    complete_task_types,
     complete_tasks,
     option,
 )
@@ -36,6 +36,7 @@ from pretune.cli._output import (
 from pretune.core import log
 from pretune.core.errors import UsageError, suggest
 from pretune.core.format import format_count
+from pretune.tasks.types import TYPE_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,18 +49,6 @@ if TYPE_CHECKING:
 EMBEDDING = "embedding"
 
 
-class TaskType(StrEnum):
-    """Type of a task."""
-
-    CLASSIFICATION = "classification"
-    REGRESSION = "regression"
-    TAGGING = "tagging"
-    SPAN = "span"
-    CHOICE = "choice"
-    TEXT = "text"
-    EMBEDDING = "embedding"
-
-
 def finetune(
     model: Annotated[str | None, argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME.")] = None,
     task: Annotated[
@@ -69,7 +58,12 @@ def finetune(
         ),
     ] = None,
     task_type: Annotated[
-        TaskType | None, option("--type TYPE", f"Type of --train FILE: {', '.join(TaskType)} (default: inferred).")
+        str | None,
+        option(
+            "--type TYPE",
+            f"Type of --train FILE: {', '.join(TYPE_OPTIONS)} (default: inferred).",
+            complete_task_types,
+        ),
     ] = None,
     train: Annotated[
         Path | None, option("--train FILE", "Training table instead of --task: CSV, TSV, JSONL, CoNLL.")
@@ -148,9 +142,12 @@ def finetune(
         from pretune.training.distributed import resolve_device
     if out is None and not dry_run:
         raise UsageError("missing option '--out': the output directory of the run")
-    if task is not None and is_embedding(task) and task_type not in (None, TaskType.EMBEDDING):
+    if task_type is not None and task_type not in TYPE_OPTIONS:
+        hint = suggest(task_type, TYPE_OPTIONS)
+        raise UsageError(f"--type '{task_type[:40]}'{hint} is no type (allowed: {', '.join(TYPE_OPTIONS)})")
+    if task is not None and is_embedding(task) and task_type not in (None, "embedding"):
         raise UsageError(f"--type {task_type} with --task {task}: this task has the type embedding; remove one of them")
-    if task_type is TaskType.EMBEDDING:
+    if task_type == "embedding":
         task = resolve_task(task)
     if task is not None and is_embedding(task):
         assert out is not None or dry_run
@@ -165,7 +162,7 @@ def finetune(
         )  # fmt: skip
         return
     options: dict[str, Any] = {
-        "task": task, "type": None if task_type is None else str(task_type), "train": train,
+        "task": task, "type": task_type, "train": train,
         "dev": dev, "test": test, "text": text, "pair": pair, "label": label,
         "data": data, "method": method, "epochs": epochs, "steps": steps, "config": config,
         "force": force or None, "overrides": parse_assignments(settings or []),
@@ -250,7 +247,7 @@ def _hint_next(run: "FinetunedRun", test: Path | None) -> None:
     if test is not None:
         hint("predict", run, "--input", test)
         hint_other(f"report {quote(run)} --out {quote(page)}")
-    elif task.pair is None and task.task_kind in ("classification", "regression", "tagging") and not task.members:
+    elif task.pair is None and task.build_task().type.has_single_text and not task.members:
         hint("predict", run, "--input", "-", stdin="A new text.")
         hint_other(f"predict {quote(run)} --input NEW.csv  ({new}, or lines of text)")
     else:

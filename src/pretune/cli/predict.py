@@ -50,7 +50,6 @@ def predict(
         from dataclasses import replace
 
         from pretune.runs.finetune.finetuned_run import FinetunedRun
-        from pretune.runs.finetune.inputs import build_example
 
         tuned_run = FinetunedRun.open(run, device=device, base=base)
         tuned_run = tuned_run if task is None else tuned_run.select_task(task)
@@ -58,7 +57,7 @@ def predict(
             tuned_run.saved_task, text=text or tuned_run.saved_task.text, pair=pair or tuned_run.saved_task.pair
         )
         examples = (
-            build_example(value, saved_task, location)
+            saved_task.build_example(value, location)
             for location, value in _read(inputs, saved_task, [column for column in (text, pair) if column])
         )
         total = truncated_count = empty = 0
@@ -81,7 +80,9 @@ def _print_predictions(run: "FinetunedRun", examples: list["Example"], first: in
     for number, (example, prediction) in enumerate(zip(examples, ready.predict(examples), strict=True), start=first):
         log.print_result(
             json.dumps(
-                {"id": example.id or str(number), **prediction.to_dict(ready.task)}, ensure_ascii=False, allow_nan=False
+                {"id": example.id or str(number), **ready.task.type.format_prediction(prediction)},
+                ensure_ascii=False,
+                allow_nan=False,
             )
         )
     sys.stdout.flush()
@@ -98,7 +99,7 @@ def _read(inputs: str, task: "SavedTask", columns: list[str]) -> Iterator[tuple[
     if inputs == "-" or not suffixes & {".csv", ".tsv", ".jsonl", ".json", ".conll", ".conllu", ".ndjson"}:
         yield from _read_lines(inputs)
         return
-    from pretune.tasks.table_reader import open_table
+    from pretune.tasks.table import open_table
 
     task_columns = [column for column in (task.text, task.pair) if column]
     table = open_table(path, task_columns, allow_single_column=True)
@@ -112,8 +113,7 @@ def _read(inputs: str, task: "SavedTask", columns: list[str]) -> Iterator[tuple[
 
 
 def _read_sentences(path: Path, universal: bool) -> Iterator[tuple[str, Any]]:
-    from pretune.tasks.conll import ConllReader
-    from pretune.tasks.conllu import ConlluReader
+    from pretune.tasks.benchmarks.conll import ConllReader, ConlluReader
 
     form: Any = ConlluReader if universal else ConllReader
     for number, example in enumerate(form(tag=3 if universal else -1, labels=())(path)):
@@ -123,7 +123,7 @@ def _read_sentences(path: Path, universal: bool) -> Iterator[tuple[str, Any]]:
 def _read_lines(inputs: str) -> Iterator[tuple[str, Any]]:
     """Yield lines of text or JSON with their line numbers."""
     if inputs != "-":
-        from pretune.tasks.table_rows import read_lines
+        from pretune.tasks.table import read_lines
 
         yield from ((f"{inputs}:{number}", _parse(line)) for number, line in read_lines(Path(inputs)))
         return

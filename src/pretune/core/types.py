@@ -55,7 +55,7 @@ class Batch:
     order: Tensor | None = None  # [N] factorisation rank
     view: Tensor | None = None  # [C] mask kind
     blanks: Tensor | None = None  # [N] index of the masked span of a token, -1 outside
-    labels: Tensor | None = None  # [C]
+    labels: Tensor | None = None  # [C], or [C, K] for K labels that exclude no other
     source: "Batch | None" = None
 
     @classmethod

@@ -107,7 +107,8 @@ class _SideLayout:
     def _place_cells(self, values: Ints | None, fill: int) -> Tensor | None:
         if values is None:
             return None
-        out = np.full(self.cells, fill, dtype=np.int64 if values.dtype.kind in "iub" else np.float32)
+        dtype = np.int64 if values.dtype.kind in "iub" else np.float32
+        out = np.full((self.cells, *values.shape[1:]), fill, dtype=dtype)
         out[self.cell] = values
         return torch.from_numpy(out)
 

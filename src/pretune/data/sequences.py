@@ -79,7 +79,7 @@ class Sequences:
     sides: Ints | None = None  # [S] start of the second side, 0 if there is none
     prefix: Ints | None = None  # [S] length of the prefix with bidirectional attention
     view: Ints | None = None  # [S] mask kind
-    labels: Ints | None = None  # [S] label of the sequence, IGNORE_INDEX for none
+    labels: Ints | None = None  # [S] label of the sequence, IGNORE_INDEX for none; [S, K] for several
     source: "Sequences | None" = None  # S sequences of the encoder side
 
     @classmethod

@@ -21,7 +21,7 @@ from pretune.inference.scoring.logprobs import ProgressCallback
 from pretune.inference.text_model import get_language_model, get_tokenizer
 from pretune.metrics.numeric import perplexity
 from pretune.tasks.example import Example
-from pretune.tasks.table_rows import Jsonl
+from pretune.tasks.table import Jsonl
 
 FULL_STOP = "."
 CATEGORIES = ("category", "relation")

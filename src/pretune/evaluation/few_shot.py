@@ -16,8 +16,7 @@ from pretune.evaluation.prompts import PromptTemplate, build_text_to_text_prompt
 from pretune.evaluation.result import EvaluationResult
 from pretune.evaluation.shots import draw_shots
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig
-from pretune.tasks.decode import Prediction, score
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Prediction
 from pretune.tasks.splits import sample_subset
 from pretune.tasks.task import Task
 
@@ -115,17 +114,12 @@ def read_questions(task: Task, config: FewShotConfig) -> tuple[str, list[Example
     available = task.find_available(config.data)
     splits = [name for name in EVAL_SPLITS if name in available] if config.split is None else [config.split]
     for split in splits or [next((name for name in EVAL_SPLITS if name in task.splits), next(iter(task.splits)))]:
-        labelled_examples = [example for example in task.read(split, config.data) if _has_answer(task, example)]
+        labelled_examples = [example for example in task.read(split, config.data) if task.type.has_answer(example)]
         if labelled_examples:
             return split, labelled_examples
     raise DataError(
         f"task '{task.name}': no example of {', '.join(map(repr, splits))} has a label; choose another split"
     )
-
-
-def _has_answer(task: Task, example: Example) -> bool:
-    """Return whether an example has a gold answer; a question without an answer in its passage has one."""
-    return task.kind == "span" or (example.target if task.kind == "generation" else example.label) is not None
 
 
 def predict(choices: ChoiceScores) -> list[Prediction]:
@@ -146,10 +140,10 @@ def compute_scores(
 
     For choices with normalized scores, `uncorrected` is the score of the unnormalized sums.
     """
-    metrics = score(task, examples, predictions)
+    metrics = task.type.score(examples, predictions)
     if any(not np.array_equal(scores, sums) for scores, sums in zip(choices.scores, choices.sums, strict=True)):
         by_sum = replace(choices, scores=choices.sums)
-        metrics["uncorrected"] = next(iter(score(task, examples, predict(by_sum)).values()))
+        metrics["uncorrected"] = next(iter(task.type.score(examples, predict(by_sum)).values()))
     gold = Counter(example.label for example in examples)
     return metrics | {"majority": max(gold.values()) / len(examples)}
 
@@ -182,10 +176,9 @@ def select_shots(
 
 
 def _add_labels(task: Task, examples: Sequence[Example]) -> list[Example]:
-    """Add labels to sample by if the answer is text: for spans, whether the question has an answer."""
-    if task.kind not in ("span", "generation"):
-        return list(examples)
-    return [replace(example, label=int(task.kind == "span" and not example.answers)) for example in examples]
+    """Add labels to sample by if the answer is text."""
+    task_type = task.type
+    return [replace(example, label=task_type.get_shot_class(example)) for example in examples]
 
 
 def build_notes(

@@ -28,22 +28,17 @@ from pretune.inference.scoring.logprobs import build_scoring_method, get_max_len
 from pretune.inference.scoring.queries import CausalScoring, EncoderDecoderScoring
 from pretune.inference.text_model import get_language_model, get_tokenizer
 from pretune.metrics.question_answering import normalise
-from pretune.tasks.decode import Prediction, score
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
+from pretune.tasks.types.span import SpanExtraction
 
-KINDS = ("span", "generation")
-"""Kinds of tasks evaluated by generation."""
-MAX_NEW_TOKENS = {"span": 32, "generation": 64}
-"""Maximum number of tokens of an answer; at most half of the model's maximum length."""
+MAX_NEW_TOKENS = 64
+"""Default maximum number of tokens of an answer; at most half of the model's maximum length."""
 BATCH_EXAMPLES = {"cpu": 64, "cuda": 4096}
 """Examples per chunk; large on CUDA, where graphs are captured per length and reused inside a chunk."""
-NO_ANSWER = "unanswerable"
-"""Answer for a passage without an answer."""
 
 _ARTICLE = PromptTemplate(text="Article: {text}\nSummary: {answer}")
 PROMPTS: Mapping[str, PromptTemplate] = {
-    "squad1": PromptTemplate(text="{pair}\nQuestion: {text}\nAnswer: {answer}"),
     "squad2": PromptTemplate(
         text="{pair}\nQuestion: {text} (If the text does not say it, the answer is 'unanswerable'.)\nAnswer: {answer}"
     ),
@@ -52,12 +47,7 @@ PROMPTS: Mapping[str, PromptTemplate] = {
     "samsum": PromptTemplate(text="{text}\nSummary: {answer}"),
     "multi30k": PromptTemplate(text="English: {text}\nGerman: {answer}"),
 }
-"""Prompts by task."""
-DEFAULT_PROMPTS = {
-    "span": PROMPTS["squad1"],
-    "generation": PromptTemplate(text="Text: {text}\nAnswer: {answer}"),
-}
-"""Prompts of other tasks, by kind."""
+"""Prompts by task; others have that of their type."""
 
 
 def evaluate_generation(
@@ -79,7 +69,7 @@ def evaluate_generation(
         _resolve_prompt(task, config),
         shot_examples,
         replace(scoring, conditional=config.text_to_text),
-        max_tokens=MAX_NEW_TOKENS[task.kind],
+        max_tokens=task.type.max_answer_tokens,
     )
     texts, truncation = generator.generate(examples, on_progress)
     counts = {
@@ -102,12 +92,13 @@ def evaluate_generation(
 
 def compute_scores(task: Task, examples: Sequence[Example], texts: Sequence[str]) -> dict[str, float]:
     """Compute the task's metrics, the official one first; for generation also `lead`, the score of the first words."""
-    answers = ["" if normalise(text) == NO_ANSWER else text for text in texts] if task.kind == "span" else texts
-    metrics = score(task, examples, [Prediction(text=text) for text in answers])
-    if task.kind == "generation":
+    task_type = task.type
+    predictions = [Prediction(text="" if normalise(text) == task_type.no_answer else text) for text in texts]
+    metrics = task_type.score(examples, predictions)
+    if task_type.has_free_text:
         mean = max(1, round(float(np.mean([len((example.target or "").split()) for example in examples]))))
         lead = [Prediction(text=" ".join(example.text.split()[:mean])) for example in examples]
-        metrics["lead"] = next(iter(score(task, examples, lead).values()))
+        metrics["lead"] = next(iter(task_type.score(examples, lead).values()))
     return metrics
 
 
@@ -119,7 +110,7 @@ class AnswerGenerator:
     prompt: PromptTemplate
     shots: Sequence[Example] = ()
     scoring: ScoringConfig = DEFAULT_SCORING
-    max_tokens: int = MAX_NEW_TOKENS["generation"]
+    max_tokens: int = MAX_NEW_TOKENS
     scoring_method: CausalScoring | EncoderDecoderScoring = field(init=False)
     max_new_tokens: int = field(init=False)  # per answer
     max_prompt_tokens: int | None = field(init=False)  # per prompt
@@ -253,7 +244,7 @@ def get_answer(example: Example) -> str:
     """Return the answer of a solved example, on one line."""
     if example.target is not None:
         return " ".join(example.target.split())
-    return example.answers[0] if example.answers else NO_ANSWER
+    return example.answers[0] if example.answers else SpanExtraction.no_answer
 
 
 def _resolve_prompt(task: Task, config: FewShotConfig) -> PromptTemplate:
@@ -262,7 +253,7 @@ def _resolve_prompt(task: Task, config: FewShotConfig) -> PromptTemplate:
     if config.prompt is not None:
         return PromptTemplate(text=config.prompt)
     if not config.text_to_text:
-        return PROMPTS.get(task.name, DEFAULT_PROMPTS[task.kind])
+        return PROMPTS.get(task.name) or PromptTemplate(text=task.type.prompt)
     if task.template is None:
         raise UsageError(f"task '{task.name}' has no text-to-text template; omit --text-to-text")
     return PromptTemplate(text=f"{task.template.source} {BLANK}")

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from pretune.core.errors import DataError, UsageError, explain_missing
 from pretune.tasks.example import Example
-from pretune.tasks.table_reader import open_table
-from pretune.tasks.table_rows import Jsonl, TableRow, read_lines
+from pretune.tasks.table import Jsonl, TableRow, open_table, read_lines
 
 ORDERS = ("good-first", "bad-first")
 GOOD, BAD = "sentence_good", "sentence_bad"

@@ -17,8 +17,7 @@ from typing import Literal, NamedTuple
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.tasks.example import Example
-from pretune.tasks.task import Task
-from pretune.tasks.template import Template
+from pretune.tasks.task import Task, Template
 
 BLANK = "{answer}"
 
@@ -94,17 +93,12 @@ def get_prompt(task: Task) -> PromptTemplate:
     if task.name in PROMPTS:
         return PROMPTS[task.name]
     labels = tuple(label.replace("_", " ") for label in task.labels)
-    generic = {
-        "classification": PromptTemplate(text="Text: {text}\nLabel: {answer}", answers=labels),
-        "pair": PromptTemplate(text="Text 1: {text}\nText 2: {pair}\nLabel: {answer}", answers=labels),
-        "choice": PromptTemplate(text="{text} {answer}"),
-    }
-    if task.kind not in generic:
+    if task.type.evaluator != "few_shot":
         raise UsageError(
             f"task '{task.name}' is of kind {task.kind}, which few-shot evaluation does not support; fine-tune for it "
             "(`pretune finetune`), or choose a task of classes, pairs, choices, spans or texts (`pretune list tasks`)"
         )
-    return generic[task.kind]
+    return PromptTemplate(text=task.type.prompt, answers=labels)
 
 
 def build_text_to_text_prompt(template: Template) -> PromptTemplate:

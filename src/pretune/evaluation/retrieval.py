@@ -20,7 +20,7 @@ from pretune.inference.embed import Embedder, EmbeddingResult, ProgressCallback,
 from pretune.inference.search_methods import BM25, SearchResult, search_exact
 from pretune.metrics.retrieval import mrr, ndcg, recall
 from pretune.tasks import TASKS
-from pretune.tasks.table_rows import read_lines
+from pretune.tasks.table import read_lines
 from pretune.tasks.task import Task
 
 BASELINE = "bm25"
@@ -41,7 +41,7 @@ def evaluate_retrieval(
     Embeddings are normalized. The model's prompts for documents and queries are prepended.
     """
     retrieval_task = TASKS.get(task) if isinstance(task, str) else task
-    if retrieval_task.kind != "retrieval":
+    if retrieval_task.type.evaluator != "retrieval":
         raise UsageError(f"task '{retrieval_task.name}' is of kind '{retrieval_task.kind}', not 'retrieval'")
     documents = list(retrieval_task.find("documents", data).read())
     queries = list(retrieval_task.find("test", data).read())

@@ -116,8 +116,8 @@ def correlate(scores: Sequence[float], cosines: Floats) -> dict[str, float]:
 
 
 def _read_pairs(task: Task, data: str | os.PathLike[str] | None, split: str | None) -> tuple[str, list[Example]]:
-    if task.kind != "regression":
-        similarity_tasks = [name for name in TASKS.list_names() if TASKS.get(name).kind == "regression"]
+    if task.type.evaluator != "similarity":
+        similarity_tasks = [name for name in TASKS.list_names() if TASKS.get(name).type.evaluator == "similarity"]
         raise UsageError(f"task '{task.name}' is of kind '{task.kind}'; choose one of {', '.join(similarity_tasks)}")
     names = [split] if split else [name for name in ("test", "dev") if name in task.splits]
     for name in names:

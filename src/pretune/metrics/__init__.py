@@ -28,6 +28,7 @@ METRICS: Registry[Metric] = Registry(
         "f1": "pretune.metrics.classification:f1",
         "f1_macro": "pretune.metrics.classification:f1_macro",
         "f1_micro": "pretune.metrics.classification:f1_micro",
+        "multilabel_f1": "pretune.metrics.classification:multilabel_f1",
         "matthews": "pretune.metrics.classification:matthews",
         "accuracy_f1": "pretune.metrics.classification:accuracy_f1",
         "accuracy_f1_macro": "pretune.metrics.classification:accuracy_f1_macro",
@@ -55,6 +56,35 @@ METRICS: Registry[Metric] = Registry(
         "recall": "pretune.metrics.retrieval:recall",
     },
 )
+
+METRIC_INPUTS: Mapping[str, str] = {
+    name: values
+    for values, names in {
+        "values": ("pearson", "spearman", "pearson_spearman", "mean_squared_error"),
+        "groups": ("multirc", "gender_parity"),
+        "scores": ("choice_accuracy", "calibration_error"),
+        "tags": ("tag_accuracy", "entity_f1", "entity_f1_strict", "multilabel_f1"),
+        "answers": ("squad", "squad2", "exact_match", "record"),
+        "texts": ("rouge", "rouge_stemmed", "bleu", "chrf"),
+    }.items()
+    for name in names
+}
+"""Values that a metric compares, if they are not labels."""
+
+GROUP_METRICS = frozenset(name for name, values in METRIC_INPUTS.items() if values == "groups")
+"""Metrics whose unit is a group of examples: a subset must not split a group."""
+
+MEAN_METRICS = frozenset({"accuracy", "choice_accuracy", "squad", "squad2", "exact_match", "rouge", "rouge_stemmed"})
+"""Metrics that are the mean of the scores of single examples."""
+
+SHARE_METRICS = frozenset({"accuracy", "choice_accuracy", "exact_match"})
+"""Metrics that are the share of correct examples."""
+
+SIGNED_METRICS = frozenset({"matthews", "pearson", "spearman", "pearson_spearman", "average"})
+"""Metrics that may be negative."""
+
+NO_ANSWER_METRICS = frozenset({"squad2"})
+"""Metrics for questions that may have no answer; they take the scores of that as `no_answer`."""
 
 LOWER_IS_BETTER = frozenset({"calibration_error", "mean_squared_error"})
 """Metrics for which lower is better (0 is perfect); for all others 1 is perfect."""

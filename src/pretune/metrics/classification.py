@@ -71,6 +71,28 @@ def f1_micro(gold: Iterable[Any], predictions: Iterable[Any], *, labels: Sequenc
     return ratio(2 * right, gold_and_predicted)
 
 
+def multilabel_f1(gold: Iterable[Iterable[Any]], predictions: Iterable[Iterable[Any]]) -> dict[str, float]:
+    """Micro and macro F1 of sets of labels, and the share of sets that match exactly.
+
+    The macro average is over the labels that occur in gold or predictions. F1 is 0 if no set has a label.
+
+    >>> multilabel_f1([["a", "b"], ["a"], []], [["a"], ["a", "c"], []])
+    {'f1_micro': 0.6666666666666666, 'f1_macro': 0.3333333333333333, 'exact_match': 0.3333333333333333}
+    """
+    pairs = [({*g}, {*p}) for g, p in zip(*check_pairs(gold, predictions), strict=True)]
+    sizes, right = Counter[Any](), Counter[Any]()
+    for gold_set, predicted_set in pairs:
+        sizes.update(gold_set)
+        sizes.update(predicted_set)
+        right.update(gold_set & predicted_set)
+    scores = [ratio(2 * right[label], size) for label, size in sizes.items()]
+    return {
+        "f1_micro": ratio(2 * right.total(), sizes.total()),
+        "f1_macro": ratio(math.fsum(scores), len(scores)),
+        "exact_match": sum(gold_set == predicted_set for gold_set, predicted_set in pairs) / len(pairs),
+    }
+
+
 def matthews(gold: Iterable[Any], predictions: Iterable[Any]) -> float:
     """Matthews correlation (1975); for several classes Gorodkin's R_K (2004).
 
@@ -161,10 +183,6 @@ def _is_correct(index: int, gold: Any, scores: Any) -> bool:
     if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < len(values):
         raise DataError(f"gold {index} is {gold!r:.40}; expected the index of one of {len(values)} options, from 0")
     return all(values[gold] > value for i, value in enumerate(values) if i != gold)
-
-
-GROUP_METRICS = ("multirc", "gender_parity")
-"""Metrics whose unit is a group of examples: a subset must not split a group."""
 
 
 def group_values(values: Iterable[Any], groups: Iterable[Hashable]) -> list[list[Any]]:

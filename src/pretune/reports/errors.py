@@ -10,12 +10,13 @@ from pretune.core.format import format_count
 from pretune.reports.charts import Series, draw_line_chart
 from pretune.reports.load import PREDICTIONS, RunRecord
 from pretune.reports.markup import Markup, element, join, note, table
+from pretune.tasks.types import TASK_TYPES
 from pretune.training.records import GoldScore, GoldTags
 
 Facts = Mapping[str, Any]
 MAX_CLASSES = 12
 """Maximum size of a confusion matrix; beyond it, the most frequent confusions are listed."""
-GOLD_RECORDS: dict[str, type[Any]] = {"regression": GoldScore, "tagging": GoldTags}
+GOLD_RECORDS: dict[str, type[Any]] = {"scores": GoldScore, "tags": GoldTags, "sets": GoldTags}
 MAX_EXAMPLES, MAX_CHARACTERS = 8, 300
 MAX_DOTS = 400
 
@@ -32,28 +33,50 @@ def render_errors(runs: Sequence[RunRecord]) -> Markup:
 def _render_run(run: RunRecord) -> Iterator[Markup]:
     assert run.scores is not None
     split, kind = run.scores["result"]["split"], run.scores["kind"]
+    view = TASK_TYPES.get(kind).errors_view if kind in TASK_TYPES else "texts"
     predictions = [row for row in run.predictions if row.get("split") == split and row.get("gold") is not None]
     if not predictions:
         return
-    if record := GOLD_RECORDS.get(kind):
+    if record := GOLD_RECORDS.get(view):
         for row in predictions:
             check_record(record, row, CheckpointError, f"{run.path / PREDICTIONS} of a task of {kind}")
-    if kind == "regression":
-        yield from _render_scatter(predictions)
-    elif kind == "tagging":
-        yield from _render_tags(predictions)
-    elif kind in ("classification", "pair", "choice"):
-        yield from _render_classes(predictions, kind)
-    else:
-        yield from _render_texts(predictions)
+    match view:
+        case "scores":
+            yield from _render_scatter(predictions)
+        case "tags":
+            yield from _render_tags(predictions)
+        case "classes" | "options":
+            yield from _render_classes(predictions, has_matrix=view == "classes")
+        case "sets":
+            yield from _render_label_sets(predictions)
+        case _:
+            yield from _render_texts(predictions)
 
 
-def _render_classes(predictions: Sequence[Facts], kind: str) -> Iterator[Markup]:
+def _render_label_sets(predictions: Sequence[Facts]) -> Iterator[Markup]:
+    """Render the counts of each label, and the predictions with the most wrong labels."""
+    gold_sets, predicted_sets = ([{*map(str, row.get(name, ()))} for row in predictions] for name in ("gold", "labels"))
+    wrong = [len(g ^ p) for g, p in zip(gold_sets, predicted_sets, strict=True)]
+    yield element("p", f"{wrong.count(0):,} of {len(predictions):,} with all labels correct.")
+    sizes = [Counter(name for names in sets for name in names) for sets in (gold_sets, predicted_sets)]
+    right = Counter(name for g, p in zip(gold_sets, predicted_sets, strict=True) for name in g & p)
+    rows = [(name, *(f"{counts[name]:,}" for counts in (*sizes, right))) for name in sorted({*sizes[0], *sizes[1]})]
+    yield table(("label", "gold", "predicted", "correct"), rows)
+    order = sorted((i for i, count in enumerate(wrong) if count), key=lambda i: (-wrong[i], i))
+    yield join(
+        _render_error(
+            {**predictions[i], "label": " / ".join(sorted(predicted_sets[i])) or "(empty)", "probabilities": {}}
+        )
+        for i in order[:MAX_EXAMPLES]
+    )
+
+
+def _render_classes(predictions: Sequence[Facts], *, has_matrix: bool) -> Iterator[Markup]:
     pair_counts = Counter((str(row["gold"]), str(row.get("label", row.get("text", "(empty)")))) for row in predictions)
     names = sorted({name for pair in pair_counts for name in pair})
     wrong = [row for row in predictions if row["gold"] != row.get("label")]
     yield element("p", f"{len(predictions) - len(wrong):,} of {len(predictions):,} correct.")
-    if kind != "choice":
+    if has_matrix:
         yield render_matrix(names, pair_counts) if len(names) <= MAX_CLASSES else _render_confusions(pair_counts)
     yield _render_examples(sorted(wrong, key=lambda row: (-_get_confidence(row), str(row.get("id")))))
 

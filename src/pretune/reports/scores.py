@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core.format import format_count
+from pretune.metrics import SHARE_METRICS
 from pretune.metrics.averages import SUITES, collect_suite_scores, compute_suite_averages
 from pretune.metrics.significance import (
     Comparison,
@@ -23,8 +24,6 @@ from pretune.reports.markup import NO_MARKUP, Markup, element, join, note, notes
 Facts = Mapping[str, Any]
 SIGNIFICANCE_LEVEL = 0.05
 """Differences with a p-value below this are significant."""
-MEAN_METRICS = ("accuracy", "choice_accuracy", "exact_match")
-"""Metrics that are means over examples, so that predictions can be compared in pairs."""
 SUITE_NAMES = {"glue": "GLUE", "superglue": "SuperGLUE", "sts12-16": "STS 2012 to 2016"}
 Setting = tuple[str, str, str]
 """Base, method and number of training examples."""
@@ -162,7 +161,7 @@ def compare_runs(run: RunRecord, other_run: RunRecord) -> Comparison | None:
 
     The metric must be a mean over examples.
     """
-    if run is other_run or identify_test_set(run)[1] not in MEAN_METRICS:
+    if run is other_run or identify_test_set(run)[1] not in SHARE_METRICS:
         return None
     ours, theirs = _mark_correct(run), _mark_correct(other_run)
     if not ours or ours.keys() != theirs.keys():
@@ -219,7 +218,7 @@ def _mark_significant(results: ComparisonResults) -> tuple[dict[tuple[str, int],
     Empty where the metric is not a mean over examples, or the number of examples is unknown.
     """
     examples = results.metadata.get("examples")
-    if results.metadata.get("metric") not in MEAN_METRICS or not isinstance(examples, int):
+    if results.metadata.get("metric") not in SHARE_METRICS or not isinstance(examples, int):
         return {}, ""
     baselines = sorted((row for row in results.rows if row.get("group") == "baseline"), key=lambda row: row["mean"])
     simple: dict[int, float] = {row["labels"]: row["mean"] for row in baselines}

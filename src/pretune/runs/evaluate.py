@@ -20,7 +20,6 @@ from torch import nn
 from pretune.core.arguments import check_arguments
 from pretune.core.errors import UsageError, suggest
 from pretune.core.results import ResultList
-from pretune.evaluation.generative import KINDS as GENERATIVE_KINDS
 from pretune.evaluation.result import EvaluationResult
 from pretune.metrics.averages import collect_suite_scores, compute_suite_averages
 from pretune.runs.evaluation_job import FILE_TASKS, EvaluateOptions, EvaluationJob, ProgressCallback
@@ -158,8 +157,7 @@ def _accepts_shots(task: str | Task) -> bool:
     """Return whether a task accepts in-context examples."""
     if isinstance(task, str) and task in FILE_TASKS:
         return False
-    kind = (TASKS.get(task) if isinstance(task, str) else task).kind
-    return kind in ("classification", "pair", "choice", *GENERATIVE_KINDS)
+    return (TASKS.get(task) if isinstance(task, str) else task).type.evaluator in ("few_shot", "generation")
 
 
 def _run_timed(compute: Callable[[], EvaluationResult]) -> EvaluationResult:

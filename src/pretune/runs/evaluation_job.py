@@ -14,7 +14,6 @@ from pretune.core.hub import is_hub, resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.cloze import evaluate_cloze, read_blanks
 from pretune.evaluation.few_shot import FewShotConfig, evaluate_few_shot
-from pretune.evaluation.generative import KINDS as GENERATIVE_KINDS
 from pretune.evaluation.generative import evaluate_generation
 from pretune.evaluation.minimal_pairs import evaluate_bias_pairs, evaluate_minimal_pairs
 from pretune.evaluation.pair_files import read_bias_pairs, read_pair_folder, read_pairs
@@ -149,13 +148,14 @@ class EvaluationJob:
                 f"--data {self.data} is a file, which only {', '.join(FILE_TASKS)} support; pass a directory"
             )
         task_spec = TASKS.get(task) if isinstance(task, str) else task
-        if task_spec.kind in ("pairs", "cloze"):
+        evaluator = task_spec.type.evaluator
+        if evaluator in ("minimal_pairs", "cloze"):
             return self.score_task(task_spec)
-        if task_spec.kind in ("retrieval", "regression") and task_spec.kind not in self.finetuned_kinds:
+        if evaluator in ("retrieval", "similarity") and task_spec.kind not in self.finetuned_kinds:
             return self.evaluate_embeddings(task_spec)
         if self.run is not None and shots is None:
             return self.evaluate_finetuned(self.run, task)
-        work = evaluate_generation if task_spec.kind in GENERATIVE_KINDS else evaluate_few_shot
+        work = evaluate_generation if evaluator == "generation" else evaluate_few_shot
         return work(
             self.model,
             task_spec,
@@ -172,7 +172,8 @@ class EvaluationJob:
 
         model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
         report, device = self.bind_progress(task.name), None if self.device is None else resolve_device(self.device)
-        if task.kind == "retrieval":
+        is_retrieval = task.type.evaluator == "retrieval"
+        if is_retrieval:
             metrics = evaluate_retrieval(model, task, data=self.data, on_progress=report, device=device)
             metrics[BASELINE] = evaluate_retrieval(BASELINE, task, data=self.data)["ndcg"]  # the baseline
         else:
@@ -180,7 +181,7 @@ class EvaluationJob:
             metrics = evaluate_similarity(
                 model, task, data=self.data, split=split, limit=limit, on_progress=report, device=device
             )
-        ignores_limit = task.kind == "retrieval" and self.options.get("limit") is not None
+        ignores_limit = is_retrieval and self.options.get("limit") is not None
         notes = ("limit is ignored for retrieval",) if ignores_limit else ()
         return replace(_build_result(task.name, metrics), notes=notes)
 
@@ -211,7 +212,7 @@ class EvaluationJob:
     def evaluate_similarity(self, name: str, path: Path) -> EvaluationResult:
         """Compare embeddings of texts: correlation with gold scores, or triplet accuracy."""
         from pretune.evaluation.similarity import compute_cosines, correlate, triplet_accuracy
-        from pretune.runs.embedding.pair_dataset import read_dataset
+        from pretune.tasks.types.embedding import read_dataset
 
         dataset = read_dataset(train=path)
         if (name == "triplets") != (dataset.columns == 3) or (name == "scored_pairs") != dataset.is_scored:
@@ -235,7 +236,7 @@ class EvaluationJob:
         available = task.find_available(self.data)
         split = self.options.get("split") or ("test" if "test" in available or not available else next(iter(available)))
         examples = subsample([*task.read(split, self.data)], self.options.get("limit"))
-        work = evaluate_minimal_pairs if task.kind == "pairs" else evaluate_cloze
+        work = evaluate_minimal_pairs if task.type.evaluator == "minimal_pairs" else evaluate_cloze
         result = work(
             self.model, examples, self.scoring_config, name=task.name, on_progress=self.bind_progress(task.name)
         )

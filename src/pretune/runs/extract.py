@@ -14,8 +14,8 @@ from pretune.inference.index import Hit
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.saved_task import TASK_FILE
 from pretune.tasks import TASKS
-from pretune.tasks.decode import Prediction
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Prediction
+from pretune.tasks.types.span import SpanExtraction
 
 
 class ExtractedAnswer(NamedTuple):
@@ -33,11 +33,14 @@ def load_extractive_run(path: str | os.PathLike[str], *, device: str | None = No
         return None
     run = FinetunedRun.open(path, device=device)
     if run.saved_task.members:
-        names = [member.name for member in run.saved_task.members if TASKS.get(member.name).kind == "span"]
+        names = [
+            member.name for member in run.saved_task.members if isinstance(TASKS.get(member.name).type, SpanExtraction)
+        ]
         if not names:
             return None
         run = run.select_task(names[0])
-    return run if run.saved_task.task_kind == "span" and not run.load_predictor().encoder.is_generative else None
+    is_extractive = isinstance(run.saved_task.build_task().type, SpanExtraction)
+    return run if is_extractive and not run.load_predictor().encoder.is_generative else None
 
 
 def extract_answers(
@@ -51,7 +54,8 @@ def extract_answers(
     candidates = [(number, hit) for number, query_hits in enumerate(hits) for hit in query_hits]
     examples = [Example(text=questions[number], pair=hit.text) for number, hit in candidates]
     predictions = run.load_predictor().predict(examples) if examples else []
-    may_lack = "squad2" in run.load_predictor().task.metrics
+    task_type = run.load_predictor().task.type
+    may_lack = isinstance(task_type, SpanExtraction) and task_type.allows_no_answer
     best: list[ExtractedAnswer] = [ExtractedAnswer("", None, None, None)] * len(questions)
     for (number, hit), prediction in zip(candidates, predictions, strict=True):
         if not prediction.text or prediction.span is None:

@@ -19,7 +19,7 @@ from pretune.core.io import sha256
 from pretune.data.prepare.run import prepare as work
 from pretune.data.prepared_data import PreparedData
 from pretune.tasks import TASKS
-from pretune.tasks.loading import load_task
+from pretune.tasks.splits import load_task
 from pretune.tasks.task import Task
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document
@@ -62,13 +62,13 @@ class TaskPairs:
 
     def read_documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
         """Yield examples in order; unlabelled ones are skipped and counted."""
-        template, parts = self.task.template, load_task(self.task, self.data)
+        template, task_type, parts = self.task.template, self.task.type, load_task(self.task, self.data)
         assert template is not None
         splits = {"train": parts.train, "dev": parts.dev, "test": parts.test}
         examples = splits[self.split] if splits.get(self.split) else self.task.read(self.split, self.data)
         for number, example in enumerate(examples, 1):
             target = None
-            if example.label is not None or self.task.kind not in LABELLED_KINDS:
+            if task_type.has_answer(example):
                 text, target = template.fill(example)
             if target is None:
                 counts["unlabelled_examples"] += 1
@@ -88,10 +88,6 @@ class TaskPairs:
 
     def list_stamps(self) -> list[Stamp]:
         return [stamp_file(path) for files in self.task.find_available(self.data).values() for path in files.paths]
-
-
-LABELLED_KINDS = ("classification", "pair", "regression", "choice")
-"""Task kinds whose examples may be unlabelled."""
 
 
 def _is_task(name: StrPath) -> bool:

@@ -29,10 +29,8 @@ from pretune.core import io, log
 from pretune.core.errors import DataError, PretuneError, StoppedError, StopRequest, UsageError, UserInterruptError
 from pretune.core.format import format_duration
 from pretune.core.seed import make_generator
-from pretune.evaluation.baselines.base import Baseline
-from pretune.evaluation.baselines.linear import SVM
-from pretune.evaluation.baselines.majority import Majority
-from pretune.evaluation.baselines.static_vectors import AveragedVectors
+from pretune.evaluation.baselines.base import Classifier
+from pretune.evaluation.baselines.classifiers import SVM, AveragedVectors, Majority
 from pretune.inference.word_vectors import WordVectors
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap_of_means
 from pretune.models.catalog import build
@@ -48,7 +46,7 @@ from pretune.runs.quickstart_plan import ROWS, SMALL_MODEL_ROWS, QuickstartPlan
 from pretune.runs.vectors import train_vectors
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
-from pretune.tasks.user_table import build_user_task
+from pretune.tasks.user_task import build_user_task
 from pretune.text.corpora.builtin import Reviews
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train_tokenizer
@@ -134,7 +132,7 @@ def read_reviews(
         examples = [Example(text=row["text"].strip(), label=int(row["label"])) for row in rows]
     else:
         task = build_user_task({"train": os.fspath(path)})
-        if task.kind != "classification":
+        if not task.labels or task.type.needs_pair or task.type.errors_view != "classes":
             raise DataError(f"{path}: the label column gives a {task.kind} task; pass a table with classes")
         names, examples = task.labels, list(task.read("train"))
     shuffled_examples = [examples[i] for i in make_generator(0, len(examples)).permutation(len(examples))]
@@ -226,7 +224,7 @@ class QuickstartRun:
     def fit_baselines(self) -> None:
         """Fit the simple baselines for all numbers of labels and seeds."""
         static = AveragedVectors(vectors=str(self.run_dir / "vectors.txt"))
-        methods: dict[str, Baseline] = {"majority": Majority(), "svm": SVM(), "static": static}
+        methods: dict[str, Classifier] = {"majority": Majority(), "svm": SVM(), "static": static}
         for labels, seed in itertools.product(self.plan.labels, range(self.plan.seeds)):
             subset = self.draw(labels, seed)
             for key, method in methods.items():

@@ -1,9 +1,7 @@
-"""An example of a task: its inputs and its label.
+"""An example of a task (its inputs and its label), and the prediction for it. The fields depend on the task's type:
 
-The fields depend on the task's kind:
-
-    classification   text, label (an index into the task's `labels`)
-    pair             text, pair, label
+    classification   text, pair (if there are two texts), label (an index into the task's `labels`)
+    multi-label      text, pair (if there are two texts), tags (the names of its labels)
     regression       text, pair (if there are two texts), label (a number)
     tagging          words, tags (one per word), text (original text, or the words joined by spaces)
     span             text (the question), pair (the passage), spans and answers (none: no answer)
@@ -12,6 +10,9 @@ The fields depend on the task's kind:
     pairs            text (the better sentence), pair (the worse)
     cloze            text (the context), target (the next word)
     retrieval        text (a query), answers (ids of documents); for documents: text and id
+
+A prediction has the same fields as the label, probabilities or scores of the options, `value` for a regression, and
+`text` for an answer. For text-to-text models `text` is the generated answer, and the others its meaning, if it has one.
 """
 
 from collections.abc import Mapping
@@ -34,3 +35,32 @@ class Example:
     id: str = ""
     group: str | None = None  # unit that is scored or split together: a passage, a question, a subset of the task
     facts: Mapping[str, str] = field(default_factory=dict, hash=False)  # other published fields, for templates
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCandidate:
+    """A candidate answer in a passage."""
+
+    text: str
+    score: float
+    span: tuple[int, int]  # in characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The prediction for one example."""
+
+    label: int | None = None
+    probabilities: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
+    value: float | None = None
+    tags: tuple[str, ...] = ()
+    text: str | None = None
+    span: tuple[int, int] | None = None
+    null_score_diff: float | None = None  # score of no answer minus that of the best answer
+    candidates: tuple[AnswerCandidate, ...] = ()  # answers, best first
+
+
+def format_example(example: Example) -> str:
+    """Return an example's id or text for an error message."""
+    return f"id {example.id[:40]!r}" if example.id else repr(example.text[:40])

@@ -5,49 +5,24 @@
     for example in task.read("dev", "data/tasks"):
         example.text, example.label
 
-A split has its published name, and one or more files, best first: the published one, then alternatives (a subset,
-another format of the same data). A file may be compressed.
+A split has one or more files, best first: the published one, then alternatives (a subset, another format of the same
+data). A file may be compressed.
 """
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
+from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError, suggest
-from pretune.metrics.classification import GROUP_METRICS
+from pretune.metrics import GROUP_METRICS
 from pretune.tasks.example import Example
-from pretune.tasks.template import Template
+from pretune.tasks.types import TASK_TYPES
 
-Kind = Literal[
-    "classification",
-    "pair",
-    "regression",
-    "tagging",
-    "span",
-    "choice",
-    "generation",
-    "pairs",
-    "cloze",
-    "retrieval",
-]
-"""Kind of a task; `example` lists the fields of each. The last three are for evaluation only."""
-
-Type = Literal["classification", "regression", "tagging", "span", "choice", "text", "embedding"]
-"""Type of a task on the command line (`pretune finetune --type`); a type may cover several kinds."""
-TYPES: tuple[Type, ...] = get_args(Type)
-
-
-def get_task_type(kind: Kind) -> Type | None:
-    """Return the command-line type of a kind; None for a kind that is for evaluation only.
-
-    >>> get_task_type("pair"), get_task_type("generation"), get_task_type("cloze")
-    ('classification', 'text', None)
-    """
-    types: dict[str, Type] = {**{name: name for name in TYPES}, "pair": "classification", "generation": "text"}
-    return types.get(kind)
-
+if TYPE_CHECKING:
+    from pretune.tasks.types.base import TaskType
 
 Reader = Callable[[Path], Iterator[Example]]
 """Function that reads the examples of one file."""
@@ -55,7 +30,37 @@ Reader = Callable[[Path], Iterator[Example]]
 _SUFFIXES = ("", ".gz", ".xz", ".bz2", ".zst")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@spec
+class Template:
+    """Text-to-text template in the wording of Raffel et al. (2020), "T5", appendix D.
+
+    >>> cola = Template(source="cola sentence: {text}", targets=("unacceptable", "acceptable"))
+    >>> cola.fill(Example(text="The sailors rode.", label=1))
+    ('cola sentence: The sailors rode.', 'acceptable')
+
+    The target is one of `targets` by label, else the filled `target`. A source may use {text}, {pair}, {choice1},
+    {choice2}, … and the example's `facts` by name; a target {target}, {answer} (the first one, or "" without answers),
+    {score} (rounded to 0.2, as for STS-B) and the facts.
+    """
+
+    source: str
+    targets: tuple[str, ...] = ()
+    target: str = ""
+
+    def fill(self, example: Example) -> tuple[str, str | None]:
+        """Return (source, target) of an example; the target is None if its label is unknown."""
+        values = _collect_values(example)
+        source = _fill(self.source, values)
+        if self.targets:
+            return source, None if example.label is None else self.targets[int(example.label)]
+        return source, _fill(self.target, values)
+
+    def parse_label(self, text: str) -> int | None:
+        """Return the label of a generated text; None if it is no label, which always counts as wrong."""
+        return self.targets.index(text.strip()) if text.strip() in self.targets else None
+
+
+@dataclass(frozen=True, slots=True)
 class SplitFile:
     """One file (or format) of a split in a task's folder; `*` in a path matches several files."""
 
@@ -63,14 +68,6 @@ class SplitFile:
     reader: Reader
     rows: int | None = None  # number of examples, if known
     is_partial: bool = False  # a part of the published split: scores are not comparable to leaderboards
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSplit:
-    """A split: its published name, and its possible files, best first."""
-
-    published_name: str
-    files: tuple[SplitFile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +85,26 @@ class AvailableSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task for fine-tuning and evaluation.
+    """A task for fine-tuning and evaluation; `kind` names its type in `TASK_TYPES`.
 
-    The first of `metrics` is the official one. Labels are in the published order: label 1 is `labels[1]`. Examples with
-    the same value of `group_field` stay together when a split is divided.
+    A split has one or more files, best first. The first of `metrics` is the official one. Labels are in the published
+    order: label 1 is `labels[1]`. Examples with the same value of `group_field` stay together when a split is divided.
     """
 
     name: str
-    kind: Kind
+    kind: str
     metrics: tuple[str, ...]
-    splits: Mapping[str, TaskSplit]
+    splits: Mapping[str, tuple[SplitFile, ...]]
     folders: tuple[str, ...] = ()  # its folders below the data directory; default: its name
     labels: tuple[str, ...] = ()
     scale: tuple[float, float] | None = None  # lowest and highest score of a regression
     template: Template | None = None
     group_field: Literal["text", "pair", "group"] | None = None
+
+    @property
+    def type(self) -> "TaskType":
+        """The type of the task, which encodes, decodes and scores its examples."""
+        return TASK_TYPES.get(self.kind)(self)
 
     def read(self, split: str, data: str | os.PathLike[str] | None = None) -> Iterator[Example]:
         """Return the examples of a split; the file is located at once and read lazily."""
@@ -116,13 +118,13 @@ class Task:
                 f"(available: {', '.join(self.splits)})"
             )
         homes = [root / folder for root in find_roots(data) for folder in self.folders or (self.name,)]
-        if all(Path(file.path).is_absolute() for file in self.splits[split].files):  # the user's own files
+        if all(Path(file.path).is_absolute() for file in self.splits[split]):  # the user's own files
             homes = [Path()]
         for home in homes:
-            for file in self.splits[split].files:
+            for file in self.splits[split]:
                 if paths := _find_files(home, file.path):
                     return AvailableSplit(file, paths)
-        file_names = " or ".join(file.path for file in self.splits[split].files)
+        file_names = " or ".join(file.path for file in self.splits[split])
         remedy = "pass the data directory with --data, or set PRETUNE_DATA"
         if not homes:
             raise DataError(f"task '{self.name}': no data directory for its files ({file_names}); {remedy}")
@@ -133,7 +135,7 @@ class Task:
 
     def get_groups(self, examples: Sequence[Example]) -> list[str | None] | None:
         """Return the group of each example if a metric scores groups (a question with all its answers), else None."""
-        return [example.group for example in examples] if {*self.metrics} & {*GROUP_METRICS} else None
+        return [example.group for example in examples] if GROUP_METRICS.intersection(self.metrics) else None
 
     def find_available(self, data: str | os.PathLike[str] | None = None) -> dict[str, AvailableSplit]:
         """Return the splits whose files exist."""
@@ -162,3 +164,20 @@ def _find_files(home: Path, path: str) -> tuple[Path, ...]:
         for place in home.glob(path + ending):
             stems.setdefault(str(place).removesuffix(ending), place)
     return tuple(place for _, place in sorted(stems.items()))
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    try:
+        return text.format_map(values)
+    except KeyError as missing:
+        available = ", ".join(name for name, value in values.items() if value) or "none"
+        raise DataError(f"template '{text[:80]}': unknown field {missing}; this example has {available}") from None
+
+
+def _collect_values(example: Example) -> Mapping[str, str]:
+    values = {"text": example.text, "pair": example.pair or "", "target": example.target or ""}
+    values |= {f"choice{number}": choice for number, choice in enumerate(example.choices, start=1)}
+    values["answer"] = example.answers[0] if example.answers else ""
+    if isinstance(example.label, float):
+        values["score"] = f"{round(example.label * 5) / 5:.1f}"
+    return values | dict(example.facts)

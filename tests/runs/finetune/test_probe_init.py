@@ -15,9 +15,10 @@ from pretune.models.hf import checkpoint
 from pretune.nn.heads import PoolingConfig
 from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.linear_probe import center_dropout, fit_head
-from pretune.tasks.decode.logits import compute_logits
-from pretune.tasks.encode import Items, TaskEncoder
-from pretune.tasks.user_table import build_user_task
+from pretune.tasks.encoder import TaskEncoder
+from pretune.tasks.encoding import Items
+from pretune.tasks.predict import compute_logits
+from pretune.tasks.user_task import build_user_task
 
 MEAN = PoolingConfig(mode="mean")
 

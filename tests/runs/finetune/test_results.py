@@ -9,10 +9,9 @@ from pretune.runs.finetune import results
 from pretune.runs.finetune.results import bootstrap, read_predictions
 from pretune.runs.finetune.task_data import TaskData, compute_scores
 from pretune.runs.finetune.trial import _compact_prediction
-from pretune.tasks.decode import Prediction
-from pretune.tasks.example import Example
-from pretune.tasks.loading import TaskSplits
-from pretune.tasks.task import Kind, Task
+from pretune.tasks.example import Example, Prediction
+from pretune.tasks.splits import TaskSplits
+from pretune.tasks.task import Task
 
 TEXTS = ("the old sea", "a grey stone", "the long road home", "salt")
 TAGS = ("O", "B-PER", "B-LOC")
@@ -53,7 +52,7 @@ def written(rng: random.Random, at: int) -> Made:
     return Example(text="x", target=text), lambda right: Prediction(text=text if right else "the " + text[::-1])
 
 
-CASES: dict[str, tuple[Kind, Callable[[random.Random, int], Made]]] = {
+CASES: dict[str, tuple[str, Callable[[random.Random, int], Made]]] = {
     "accuracy": ("classification", classes),
     "f1": ("classification", classes),
     "matthews": ("classification", classes),

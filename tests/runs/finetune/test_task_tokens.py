@@ -11,7 +11,7 @@ import pretune as pt
 from pretune.adaptation.surgery import TASK_TOKENS
 from pretune.core import io
 from pretune.core.errors import CheckpointError
-from pretune.tasks.encode.token_pool import build_task_template
+from pretune.tasks.encoding import build_task_template
 from pretune.text.template import TEXT_A, TEXT_B
 from pretune.text.tokenizer import Tokenizer
 from tests.runs import tasked

@@ -15,6 +15,7 @@ HEADS: "Registry[type[TaskHead]]" = Registry(
     "head",
     {
         "classification": "pretune.adaptation.heads.classification:Classification",
+        "multi_label": "pretune.adaptation.heads.multi_label:MultiLabel",
         "regression": "pretune.adaptation.heads.regression:Regression",
         "tagging": "pretune.adaptation.heads.tagging:Tagging",
         "span": "pretune.adaptation.heads.span:Span",

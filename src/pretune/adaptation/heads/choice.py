@@ -1,7 +1,7 @@
 """Multiple choice among continuations, answers or endings: a score for each option, and a softmax over them.
 
 Papers: Radford et al. (2018), section 3.3; Devlin et al. (2019), section 4.4. Every option is a sequence with the
-context; the options of one question form a group: consecutive sequences in one row (`repeat_rows` returns their rows).
+context; the options of one question form a group: consecutive sequences in one row.
 The label of a group's first sequence is the number of the correct option, that of the others `SAME_GROUP`. See also:
 `classification`.
 
@@ -71,11 +71,6 @@ def _count_correct(scores: Tensor, correct_scores: Tensor, group: Tensor, is_fir
     max_scores = scores.new_full((len(scores) + 1,), -torch.inf)
     max_scores = max_scores.scatter_reduce(0, group, scores, "amax")
     return ((correct_scores == max_scores[group]) & is_first).sum()
-
-
-def repeat_rows(sizes: Ints, rows: Ints) -> Ints:
-    """Return the row of every sequence, from the number of sequences per group and the row of each group."""
-    return np.repeat(rows, sizes)
 
 
 def build_group_labels(sizes: Ints, correct: Ints) -> Ints:

@@ -1,7 +1,7 @@
 """Multi-task heads: several tasks on one body, a head for each (Caruana, 1997; Liu et al., 2019, "MT-DNN").
 
-A batch belongs to one task (`Batch.task`), as in the batches of `tasks.encode.alternating.MultiTaskStream`. Predictions
-are made with one head at a time: `adapted.select_head` returns a model of one task, for prediction or saving.
+A batch belongs to one task (`Batch.task`), as those of `tasks.stream.MultiTaskStream`. Predictions are made with one
+head at a time: `adapted.select_head` returns a model of one task, for prediction or saving.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.generation import Generation
+from pretune.adaptation.heads.multi_label import MultiLabel
 from pretune.adaptation.heads.regression import Regression
 from pretune.adaptation.heads.span import Span
 from pretune.adaptation.heads.tagging import Tagging
@@ -21,7 +22,7 @@ from pretune.core.types import Batch, Loss
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 
-SingleHead = Classification | Regression | Tagging | Span | Choice | Generation
+SingleHead = Classification | MultiLabel | Regression | Tagging | Span | Choice | Generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ the tokens: `START` at the first of the answer, `END` at the last, their sum if 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -19,7 +18,6 @@ from pretune.adaptation.heads.segment_sum import segment_logsumexp
 from pretune.adaptation.heads.tagging import get_targets
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import Fraction, spec
-from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
@@ -58,30 +56,3 @@ class Span:
 
 def _has_flag(labels: Tensor, flag: int) -> Tensor:
     return (labels > 0) & (labels & flag > 0)
-
-
-@dataclass(frozen=True, slots=True)
-class SpanAnswer:
-    """The best span of a sequence: first and last token, score, and the score of no answer minus that score."""
-
-    start: int
-    end: int
-    score: float
-    null_score_diff: float
-
-
-def find_best_span(logits: Tensor, is_allowed: Tensor, *, max_tokens: int = 30) -> SpanAnswer:
-    """Return the best span of at most `max_tokens` allowed tokens, from the logits `[n, 2]` of one sequence.
-
-    Predict no answer if `null_score_diff` is above a threshold, which is tuned on held-out data (0 is a fair default).
-    """
-    if max_tokens < 1 or not bool(is_allowed.any()):
-        raise UsageError(f"max_tokens must be >= 1 with at least one allowed token, got {max_tokens}")
-    scores = logits.detach().float().cpu()
-    outside = ~is_allowed.cpu()
-    starts, ends = (scores[:, side].masked_fill(outside, -torch.inf) for side in (0, 1))
-    sums = starts[:, None] + ends[None]  # [n, n]
-    sums = sums.masked_fill(~torch.ones_like(sums, dtype=torch.bool).triu().tril(max_tokens - 1), -torch.inf)
-    start, end = divmod(int(sums.argmax()), len(scores))
-    score = float(sums[start, end])
-    return SpanAnswer(start, end, score, float(scores[0].sum()) - score)

@@ -24,7 +24,11 @@ from pretune.models.spec import Model
 BARE_PREFIX = "base_model."
 """Prefix of tensor names if the method adds nothing to the model's modules."""
 
-TASK_TYPES = {"classification": "SEQ_CLS", "regression": "SEQ_CLS", "tagging": "TOKEN_CLS", "span": "QUESTION_ANS"}
+TASK_TYPES = {
+    **dict.fromkeys(("classification", "multi_label", "regression"), "SEQ_CLS"),
+    "tagging": "TOKEN_CLS",
+    "span": "QUESTION_ANS",
+}
 """peft's task type for each kind of head; it has none for multiple choice."""
 
 

@@ -1,12 +1,13 @@
-"""Interface of baselines: fit on texts and labels, then predict labels of texts."""
+"""Interface of baselines: fit on examples, then predict others; for classifiers, on texts and labels."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from pretune.core.errors import UsageError
 from pretune.data.sequences import Ints
+from pretune.tasks.example import Example, Prediction
 
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""
@@ -17,11 +18,41 @@ Predictor = Callable[[Sequence[Text]], list[Label]]
 """Function from texts to predicted labels."""
 
 
+Examples = Sequence[Example]
+
+
 class Baseline(Protocol):
-    """Spec with the settings of a simple method."""
+    """Spec with the settings of a simple method; its docstring begins with a description for reports."""
+
+    display_name: ClassVar[str]  # in results; "": the name in the registry
+
+    def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
+        """Fit on labelled examples and predict others; the same seed gives the same predictions."""
+
+
+class TaskBaseline:
+    """Base class of baselines."""
+
+    display_name: ClassVar[str] = ""
+
+
+class Classifier(TaskBaseline):
+    """Base class of baselines that predict a class from a text or a pair of texts."""
 
     def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
         """Train on labelled texts (or pairs); the same seed gives the same predictions."""
+        raise NotImplementedError
+
+    def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
+        """Fit on labelled examples and predict others."""
+        labels = [int(example.label or 0) for example in train]
+        predictor = self.fit([get_text(example) for example in train], labels, seed=seed)
+        return [Prediction(label=int(label)) for label in predictor([get_text(example) for example in test])]
+
+
+def get_text(example: Example) -> Text:
+    """Return the text of an example that baselines read."""
+    return example.text if example.pair is None else (example.text, example.pair)
 
 
 def split_pairs(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:

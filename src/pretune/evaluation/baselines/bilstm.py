@@ -17,8 +17,8 @@ from pretune.core.seed import make_generator, mix
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.layout import batch
 from pretune.data.sequences import Ints
-from pretune.evaluation.baselines.base import Label, Predictor, Text, encode_labels
-from pretune.evaluation.baselines.majority import Majority
+from pretune.evaluation.baselines.base import Classifier, Label, Predictor, Text, encode_labels
+from pretune.evaluation.baselines.classifiers import Majority
 from pretune.inference.word_vectors import WordVectors, split_words
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
 from pretune.training.batch_transfer import BatchStats
@@ -32,7 +32,7 @@ UNKNOWN, SEPARATOR, FIRST_WORD = 0, 1, 2
 
 
 @spec
-class BiLSTMBaseline:
+class BiLSTMBaseline(Classifier):
     """BiLSTM with attention over word vectors, trained on the task's texts; a tenth of them selects the epoch."""
 
     hidden: int = 64

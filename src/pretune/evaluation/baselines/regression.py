@@ -7,16 +7,31 @@ import numpy as np
 
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.core.config import spec
-from pretune.evaluation.baselines.base import Text, split_pairs
+from pretune.evaluation.baselines.base import Examples, TaskBaseline, Text, get_text, split_pairs
 from pretune.evaluation.baselines.features import TfIdf, average_vectors
 from pretune.inference.word_vectors import WordVectors
+from pretune.tasks.example import Prediction
 
 ValuePredictor = Callable[[Sequence[Text]], list[float]]
 
 
+class Regressor(TaskBaseline):
+    """Base class of baselines that predict a score of a text or a pair of texts."""
+
+    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
+        """Train on texts (or pairs) with scores."""
+        raise NotImplementedError
+
+    def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
+        """Fit on examples with scores and predict others."""
+        values = [float(example.label or 0) for example in train]
+        predictor = self.fit([get_text(example) for example in train], values, seed=seed)
+        return [Prediction(value=value) for value in predictor([get_text(example) for example in test])]
+
+
 @spec
-class Mean:
-    """Mean score for every text."""
+class Mean(Regressor):
+    """Mean score."""
 
     def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
         """Average the scores."""
@@ -25,8 +40,8 @@ class Mean:
 
 
 @spec
-class Ridge:
-    """Ridge regression on TF-IDF of words and bigrams, penalty chosen by cross-validation."""
+class Ridge(Regressor):
+    """Ridge regression on TF-IDF of words and bigrams."""
 
     choices: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
 
@@ -38,8 +53,8 @@ class Ridge:
 
 
 @spec
-class RidgeVectors:
-    """Ridge regression on the mean word vector of a text (for a pair, on features of both)."""
+class RidgeVectors(Regressor):
+    """Ridge regression on averaged static vectors."""
 
     vectors: str | None = None  # file in word2vec's or GloVe's text format; None: trained on the task's texts
     word2vec: Word2Vec = Word2Vec(epochs=10, min_count=2)

@@ -7,44 +7,24 @@ skipped                                    # {'logistic': 'only with --baselines
 
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
-import numpy as np
-
-from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.core.errors import UsageError, suggest
 from pretune.core.seed import make_generator
-from pretune.evaluation.baselines import BASELINES, DEFAULT_BASELINES
-from pretune.evaluation.baselines.base import Text
-from pretune.evaluation.baselines.features import TfIdf
-from pretune.evaluation.baselines.regression import Mean, Ridge, RidgeVectors
-from pretune.evaluation.baselines.spans import FirstWords, NearWords
-from pretune.evaluation.baselines.static_vectors import AveragedVectors
-from pretune.evaluation.baselines.table import MAX_TRAIN_EXAMPLES
-from pretune.evaluation.baselines.tagging import FrequentTag, WindowTags
-from pretune.inference.word_vectors import WordVectors
-from pretune.tasks.decode import Prediction
-from pretune.tasks.example import Example
+from pretune.evaluation.baselines import BASELINES, DEFAULT_BASELINES, SLOTS
+from pretune.evaluation.baselines.base import Baseline, Examples
+from pretune.tasks.example import Prediction
 from pretune.tasks.task import Task
+from pretune.tasks.types import TASK_TYPES
 
+MAX_TRAIN_EXAMPLES = 20_000
+"""Default maximum number of training examples of baselines."""
 PROBE, RANDOM, COSINE = "probe", "random", "cosine"
 """Linear probe on the frozen model's features; the same model from random weights; for scored pairs, the cosine of the
 embeddings of the model before fine-tuning. The caller runs these three."""
-ALL_BASELINES = (*BASELINES.list_names(), PROBE, RANDOM, COSINE)
+ALL_BASELINES = (*SLOTS, PROBE, RANDOM, COSINE)
 BASELINE_SETS = {"default": (*DEFAULT_BASELINES, COSINE), "all": ALL_BASELINES, "none": ()}
-NAMES_BY_KIND = {
-    "regression": {"majority": "mean", "svm": "ridge", "vectors": "ridge_vectors"},
-    "tagging": {"majority": "frequent_tag"},
-    "span": {"majority": "first_words", "svm": "near_words"},
-    "choice": {"majority": "frequent_place", "svm": "tfidf"},
-    "generation": {"majority": "first_words"},
-}
-"""Names of baselines that differ by the kind of task from the classifier whose slot they fill."""
-
-Examples = Sequence[Example]
-FitAndPredict = Callable[[Task, Examples, Examples, int], list[Prediction]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +42,8 @@ def parse_baselines(text: str) -> tuple[str, ...]:
     """Parse a list of baselines: default, all, none, or comma-separated names."""
     if text in BASELINE_SETS:
         return BASELINE_SETS[text]
-    slots = {name: slot for names in NAMES_BY_KIND.values() for slot, name in names.items()}
+    types = [TASK_TYPES.get(kind) for kind in TASK_TYPES]
+    slots = {name: slot for task_type in types for slot, name in task_type.baselines.items() if name != slot}
     names = tuple(dict.fromkeys(slots.get(name, name) for name in text.split(",")))
     for name in names:
         if name not in ALL_BASELINES:
@@ -95,162 +76,45 @@ def run_baselines(
         ]
     rows: list[BaselineResult] = []
     skip_reasons: dict[str, str] = {}
-    names_by_slot = NAMES_BY_KIND.get(task.kind, {})
-    for name in ALL_BASELINES:
-        if name == COSINE and not is_similarity(task, test):
-            skip_reasons[name] = "only for pairs with scores"
-            continue
-        fit, description = _find_baseline(task, name, vectors)
-        if fit is None:
-            skip_reasons[name] = description
-        elif name not in names:
-            skip_reasons[names_by_slot.get(name, name)] = "not requested (`--baselines all`)"
+    for slot in ALL_BASELINES:
+        name = task.type.baselines.get(slot)
+        if slot == COSINE and not is_similarity(task, test):
+            skip_reasons[slot] = "only for pairs with scores"
+        elif slot in (PROBE, RANDOM, COSINE):
+            skip_reasons[slot] = "not requested (`--baselines all`)"
+        elif name is None:
+            skip_reasons[slot] = f"not available for tasks of kind '{task.kind}'"
+        elif slot not in names:
+            skip_reasons[get_baseline_name(task, slot)] = "not requested (`--baselines all`)"
         else:
             start = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of solvers that did not converge
-                predictions = fit(task, subset, test, seed)
-            seconds = time.perf_counter() - start
+                predictions = _build_baseline(name, vectors).predict(subset, test, seed=seed)
             rows.append(
                 BaselineResult(
-                    name=names_by_slot.get(name, name),
-                    description=description,
+                    name=get_baseline_name(task, slot),
+                    description=BASELINES.describe(name).rstrip("."),
                     predictions=predictions,
-                    seconds=seconds,
-                    slot=name,
+                    seconds=time.perf_counter() - start,
+                    slot=slot,
                 )
             )
     return rows, skip_reasons
 
 
+def get_baseline_name(task: Task, slot: str) -> str:
+    """Return the name of the baseline that fills a slot for a task."""
+    name = task.type.baselines.get(slot)
+    return slot if name is None else BASELINES.get(name).display_name or name
+
+
+def _build_baseline(name: str, vectors: str | None) -> Baseline:
+    baseline = BASELINES.get(name)
+    has_vectors = any(field.name == "vectors" for field in fields(baseline))  # type: ignore[arg-type]
+    return baseline(vectors=vectors) if has_vectors else baseline()  # type: ignore[call-arg]
+
+
 def is_similarity(task: Task, examples: Examples) -> bool:
     """Return whether a task scores pairs of texts."""
-    return task.kind == "regression" and bool(examples) and all(example.pair is not None for example in examples)
-
-
-def _find_baseline(task: Task, name: str, vectors: str | None) -> tuple[FitAndPredict | None, str]:
-    """Return the function that fits a baseline to a kind of task, and its description; else None and the reason."""
-    if name in (PROBE, RANDOM, COSINE):
-        return None, "not requested (`--baselines all`)"
-    if task.kind in ("classification", "pair"):
-        return _build_classifier(name, vectors), BASELINES.describe(name).rstrip(".")
-    special: dict[str, dict[str, tuple[FitAndPredict, str]]] = {
-        "regression": {
-            "majority": (_build_regressor(Mean()), "Mean score"),
-            "svm": (_build_regressor(Ridge()), "Ridge regression on TF-IDF of words and bigrams"),
-            "vectors": (_build_regressor(RidgeVectors(vectors=vectors)), "Ridge regression on averaged static vectors"),
-        },
-        "tagging": {
-            "majority": (_predict_frequent_tags, "Most frequent tag of a word"),
-            "svm": (_predict_window_tags, "Linear SVM on the word and its neighbours"),
-        },
-        "span": {
-            "majority": (
-                _build_span_finder(FirstWords()),
-                "First words of the passage, or no answer if most questions have none",
-            ),
-            "svm": (
-                _build_span_finder(NearWords()),
-                "Words near those of the question, or no answer if most questions have none",
-            ),
-        },
-        "choice": {
-            "majority": (_predict_frequent_position, "Most frequent position of the right option"),
-            "svm": (_choose_by_tfidf, "Option most similar to the text by TF-IDF"),
-            "vectors": (
-                _build_vector_chooser(vectors),
-                "Option most similar to the text by averaged static vectors",
-            ),
-        },
-        "generation": {"majority": (_predict_first_words, "First words of the text, as many as in the answers")},
-    }
-    entry = special.get(task.kind, {}).get(name)
-    return entry or (None, f"not available for tasks of kind '{task.kind}'")
-
-
-def get_text(example: Example) -> Text:
-    """Return the text of an example that baselines read."""
-    return example.text if example.pair is None else (example.text, example.pair)
-
-
-def _build_classifier(name: str, vectors: str | None) -> FitAndPredict:
-    def fit(task: Task, train: Examples, test: Examples, seed: int) -> list[Prediction]:
-        labels = [int(example.label or 0) for example in train]
-        method = BASELINES.get(name)
-        baseline = AveragedVectors(vectors=vectors) if method is AveragedVectors else method()
-        predict = baseline.fit([get_text(example) for example in train], labels, seed=seed)
-        return [Prediction(label=int(label)) for label in predict([get_text(example) for example in test])]
-
-    return fit
-
-
-def _build_regressor(model: Mean | Ridge | RidgeVectors) -> FitAndPredict:
-    def fit(task: Task, train: Examples, test: Examples, seed: int) -> list[Prediction]:
-        values = [float(example.label or 0) for example in train]
-        predict = model.fit([get_text(example) for example in train], values, seed=seed)
-        return [Prediction(value=value) for value in predict([get_text(example) for example in test])]
-
-    return fit
-
-
-def _predict_frequent_tags(task: Task, train: Examples, test: Examples, seed: int) -> list[Prediction]:
-    predict = FrequentTag().fit([example.words for example in train], [example.tags for example in train])
-    return [Prediction(tags=tuple(tags)) for tags in predict([example.words for example in test])]
-
-
-def _predict_window_tags(task: Task, train: Examples, test: Examples, seed: int) -> list[Prediction]:
-    predict = WindowTags().fit([example.words for example in train], [example.tags for example in train], seed=seed)
-    return [Prediction(tags=tuple(tags)) for tags in predict([example.words for example in test])]
-
-
-def _build_span_finder(model: FirstWords | NearWords) -> FitAndPredict:
-    def fit(task: Task, train: Examples, test: Examples, seed: int) -> list[Prediction]:
-        questions, new_questions = ([(example.text, example.pair or "") for example in part] for part in (train, test))
-        predict = model.fit(questions, [example.answers[0] if example.answers else None for example in train])
-        return [Prediction(text=text) for text in predict(new_questions)]
-
-    return fit
-
-
-def _build_vector_chooser(path: str | None) -> FitAndPredict:
-    def fit(task: Task, train: Examples, test: Examples, seed: int) -> list[Prediction]:
-        examples = [*train, *test]
-        texts = [part for example in examples for part in (example.text, example.pair or "", *example.choices)]
-        texts = [text for text in texts if text.strip()]
-        vectors = WordVectors.load(path) if path else Word2Vec(epochs=10, min_count=2).train(texts, seed=seed)
-        predictions = []
-        for example in test:
-            rows = vectors.average([f"{example.text} {example.pair or ''}", *example.choices])
-            rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
-            predictions.append(_build_prediction(example, (rows[1:] @ rows[0]).tolist()))
-        return predictions
-
-    return fit
-
-
-def _predict_frequent_position(task: Task, train: Examples, test: Examples, seed: int) -> list[Prediction]:
-    counts = Counter(int(example.label or 0) for example in train)
-    best = min(counts, key=lambda position: (-counts[position], position))
-    predictions = []
-    for example in test:
-        position = min(best, len(example.choices) - 1)
-        predictions.append(_build_prediction(example, [float(i == position) for i in range(len(example.choices))]))
-    return predictions
-
-
-def _choose_by_tfidf(task: Task, train: Examples, test: Examples, seed: int) -> list[Prediction]:
-    table = TfIdf([" ".join([example.text, example.pair or "", *example.choices]) for example in [*train, *test]])
-    predictions = []
-    for example in test:
-        rows = table([f"{example.text} {example.pair or ''}", *example.choices])
-        predictions.append(_build_prediction(example, np.asarray((rows[1:] @ rows[0].T).todense()).ravel().tolist()))
-    return predictions
-
-
-def _build_prediction(example: Example, scores: list[float]) -> Prediction:
-    return Prediction(label=int(np.argmax(scores)), scores=tuple(scores))
-
-
-def _predict_first_words(task: Task, train: Examples, test: Examples, seed: int) -> list[Prediction]:
-    mean = round(float(np.mean([len((example.target or "").split()) for example in train])))
-    return [Prediction(text=" ".join(example.text.split()[: max(mean, 1)])) for example in test]
+    return task.type.pair_gold == "score" and bool(examples) and all(example.pair is not None for example in examples)

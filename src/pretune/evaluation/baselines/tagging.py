@@ -2,21 +2,38 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError
+from pretune.evaluation.baselines.base import Examples, TaskBaseline
+from pretune.tasks.example import Prediction
 
 Sentences = Sequence[Sequence[str]]
 Tagger = Callable[[Sentences], list[list[str]]]
 
 
-@spec
-class FrequentTag:
-    """Most frequent tag of a word, as written or else in lower case; unknown words get that of words seen once."""
+class TaggingBaseline(TaskBaseline):
+    """Base class of baselines that tag words."""
 
-    def fit(
-        self, sentences: Sequence[Sequence[str]], tags: Sequence[Sequence[str]]
-    ) -> Callable[[Sequence[Sequence[str]]], list[list[str]]]:
+    def fit(self, sentences: Sentences, tags: Sentences, *, seed: int = 0) -> Tagger:
+        """Train on tagged sentences."""
+        raise NotImplementedError
+
+    def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
+        """Fit on tagged examples and tag others."""
+        tagger = self.fit([example.words for example in train], [example.tags for example in train], seed=seed)
+        return [Prediction(tags=tuple(tags)) for tags in tagger([example.words for example in test])]
+
+
+@spec
+class FrequentTag(TaggingBaseline):
+    """Most frequent tag of a word.
+
+    The word is looked up as written, or else in lower case; unknown words get the most frequent tag of words seen once.
+    """
+
+    def fit(self, sentences: Sentences, tags: Sentences, *, seed: int = 0) -> Tagger:
         """Count the tags of every word. Ties are broken alphabetically."""
         tag_counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for words, word_tags in zip(sentences, tags, strict=True):
@@ -38,8 +55,13 @@ class FrequentTag:
 
 
 @spec
-class WindowTags:
-    """Linear SVM on a word, its suffixes and shape, and the two words on each side; no dependencies between tags."""
+class WindowTags(TaggingBaseline):
+    """Linear SVM on the word and its neighbours.
+
+    Features are the word, its suffixes and shape, and the two words on each side; tags do not depend on each other.
+    """
+
+    display_name: ClassVar[str] = "svm"
 
     epochs: int = 5
     penalty: float = 1e-5

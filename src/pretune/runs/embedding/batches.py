@@ -12,7 +12,7 @@ from pretune.data.layout import lay_out, next_fit
 from pretune.data.plan import BatchShape
 from pretune.data.sequences import Ints, Sequences
 from pretune.inference.embed import EncodedTexts, encode_texts
-from pretune.runs.embedding.pair_dataset import PairDataset
+from pretune.tasks.types.embedding import PairDataset
 from pretune.text.tokenizer import Tokenizer
 
 MIN_ROW_LENGTH = 128

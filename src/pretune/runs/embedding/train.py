@@ -31,9 +31,9 @@ from pretune.metrics.numeric import spearman
 from pretune.models.hf import checkpoint
 from pretune.models.verify import check_weights
 from pretune.runs.embedding.batches import build_text_stream
-from pretune.runs.embedding.pair_dataset import PairDataset, read_dataset, select_loss
 from pretune.runs.verify import check_model
 from pretune.tasks import TASKS
+from pretune.tasks.types.embedding import PairDataset, read_dataset, select_loss
 from pretune.training.clock import TrainingClock
 from pretune.training.config import TrainConfig
 from pretune.training.distributed import Ranks, init_distributed, resolve_device, run_on_rank_zero

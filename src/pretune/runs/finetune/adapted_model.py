@@ -27,7 +27,7 @@ from pretune.models.spec import Model
 from pretune.models.verify import check_weights
 from pretune.runs.finetune.config import AdaptationConfig, BaseConfig, FinetuneConfig
 from pretune.runs.finetune.task_data import find_member_tasks
-from pretune.tasks.encode import TaskEncoder, build_head
+from pretune.tasks.encoder import TaskEncoder, build_head
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
 from pretune.text.tokenizer import Tokenizer
@@ -173,7 +173,7 @@ def _build_heads(
     tasks: list[Task], model: LanguageModel | Model, tokenizer: Tokenizer | None, tune: AdaptationConfig
 ) -> TaskHead:
     """Return a text-to-text head if the model and all tasks support it, else a head for each task."""
-    missing_templates = [task.name for task in tasks if task.template is None and task.kind != "generation"]
+    missing_templates = [task.name for task in tasks if not task.type.has_template]
     if tune.text_to_text and missing_templates:
         raise UsageError(f"task '{missing_templates[0]}' has no text-to-text template; remove tune.text_to_text")
     spec = model.spec if isinstance(model, LanguageModel) else model
@@ -186,17 +186,13 @@ def _build_heads(
 
 def build_encoder(tuning: FinetuneConfig, task: Task, model: ModelWithHead, train: list[Example]) -> TaskEncoder:
     """Build the encoder of a task's examples for a model."""
-    scale = None
-    if task.kind == "regression" and task.scale is None:
-        values = [float(example.label) for example in train if example.label is not None]
-        scale = (min(values), max(values))
     make_encoder = partial(
         TaskEncoder.from_task,
         task,
         model,
         stride=tuning.data.stride,
         slots=methods.count_slots(tuning.method),
-        scale=scale,
+        scale=task.type.find_scale(train),
         max_new_tokens=tuning.data.max_new_tokens,
         examples=train,
     )

@@ -17,7 +17,6 @@ from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
 from pretune.nn.heads import PoolingConfig
 from pretune.runs.config import RunConfig
-from pretune.tasks.task import Type
 from pretune.training.config import TrainConfig
 from pretune.training.schedules import LinearSchedule, Schedule
 
@@ -43,7 +42,7 @@ class TaskConfig:
     """The task: a built-in one by `name`, or files of the user by `train` and columns."""
 
     name: str | None = None
-    type: Type | None = None  # of the user's files; None: detected by `tasks.user_table`
+    type: str | None = None  # of the user's files; None: detected by `tasks.user_task`
     train: str | None = None
     dev: str | None = None
     test: str | None = None

@@ -13,11 +13,11 @@ from pretune.runs.finetune.adapted_model import build_adapted_model
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.runs.finetune.defaults import FULL_METHODS, explain_rate
 from pretune.runs.finetune.plan import SweepPlan, count_steps
-from pretune.runs.finetune.task_data import TaskData, check_sizes, count_labels, index_by_member, open_task
+from pretune.runs.finetune.task_data import TaskData, check_sizes, index_by_member, open_task
 from pretune.runs.finetune.task_encoders import TaskEncoders, sum_counts
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
-from pretune.tasks.task import get_task_type
+from pretune.tasks.types import get_option
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.cost import build_flops_counter
 from pretune.training.distributed import Ranks
@@ -64,7 +64,7 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
         "notes": [*task_data.parts.notes, *reader.find_unknown_tokens(train)],
         "rate": explain_rate(tuning) if len(plan.rates) == 1 else None,
         "task": task_data.task.name,
-        "type": None if task_data.members else get_task_type(task_data.task.kind),
+        "type": None if task_data.members else get_option(task_data.task.kind),
         "kind": "together" if task_data.members else task_data.task.kind,
         "metrics": list(task_data.task.metrics),
         "headline": task_data.headline_split,
@@ -94,10 +94,11 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
 def _count_labels(task_data: TaskData, train: list[Example]) -> dict[str, dict[str, Any]]:
     """Count the labels of each task."""
     if not task_data.members:
-        return {task_data.task.name: count_labels(task_data.task, train)}
+        return {task_data.task.name: task_data.task.type.count_labels(train)}
     member_indices = zip(task_data.members, index_by_member(task_data, train), strict=True)
     return {
-        member.task.name: count_labels(member.task, [train[place] for place in mine]) for member, mine in member_indices
+        member.task.name: member.task.type.count_labels([train[place] for place in mine])
+        for member, mine in member_indices
     }
 
 

@@ -24,19 +24,19 @@ from pretune.core.results import Result
 from pretune.core.run_dir import RunDir
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.config import TaskConfig
-from pretune.runs.finetune.inputs import build_example
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
-from pretune.runs.finetune.task_data import TaskData, has_answers, open_task
+from pretune.runs.finetune.task_data import TaskData, open_task
 from pretune.tasks import TASKS
-from pretune.tasks.decode import Prediction, answer_perplexity, apply_threshold, predict, score
-from pretune.tasks.encode import Counts, TaskEncoder
-from pretune.tasks.encode.base import EncodingRules
-from pretune.tasks.example import Example
+from pretune.tasks.encoder import TaskEncoder
+from pretune.tasks.encoding import Counts, EncodingRules
+from pretune.tasks.example import Example, Prediction
+from pretune.tasks.predict import answer_perplexity, predict
 from pretune.tasks.splits import sample_subset
-from pretune.tasks.table_reader import open_table
-from pretune.tasks.task import Task, get_task_type
-from pretune.tasks.user_table import build_user_task
-from pretune.tasks.user_types import is_squad
+from pretune.tasks.table import open_table
+from pretune.tasks.task import Task
+from pretune.tasks.types import get_option
+from pretune.tasks.types.span import is_squad
+from pretune.tasks.user_task import build_user_task
 from pretune.training.distributed import resolve_device
 from pretune.training.records import HeadlineFile, read_run_record
 
@@ -123,9 +123,13 @@ class FinetunedRun(Result, os.PathLike[str]):
 
     def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
         """Predict texts, pairs of texts, or mappings with the fields of examples; one prediction each, in order."""
-        examples = [build_example(value, self.saved_task, f"input {number}") for number, value in enumerate(inputs)]
-        task = self.load_predictor().task
-        return [prediction.to_dict(task) for prediction in self.load_predictor().predict(examples)] if examples else []
+        examples = [self.saved_task.build_example(value, f"input {number}") for number, value in enumerate(inputs)]
+        ready = self.load_predictor()
+        return (
+            [ready.task.type.format_prediction(prediction) for prediction in ready.predict(examples)]
+            if examples
+            else []
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -168,7 +172,7 @@ class Predictor:
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """Return one prediction for each example."""
         predictions = predict(self.model, self.encoder, examples, precision=self.precision)
-        return predictions if self.threshold is None else apply_threshold(predictions, self.threshold)
+        return predictions if self.threshold is None else self.task.type.apply_threshold(predictions, self.threshold)
 
     def compute_perplexity(self, examples: Sequence[Example]) -> float:
         """Return the perplexity of the gold answers, for generation."""
@@ -246,18 +250,18 @@ def evaluate_run(
             (name for name in ("test", "dev", "all") if name in available), next(iter(eval_task.splits))
         )
         examples = [_relabel(example, eval_task, run_task) for example in eval_task.read(split_name, data)]
-        if split is None and split_name == "test" and not has_answers(run_task, examples):
+        if split is None and split_name == "test" and not run_task.type.has_answers(examples):
             split_name = "dev"
             examples = [_relabel(example, eval_task, run_task) for example in eval_task.read(split_name, data)]
-    if not has_answers(run_task, examples):
+    if not run_task.type.has_answers(examples):
         raise DataError(f"task '{eval_task.name}': split '{split_name}' has no answers; choose another")
     if max_examples is not None and len(examples) > max_examples:
         examples = sample_subset(examples, max_examples, groups=eval_task.get_groups(examples))
     scored_task = (
         run_task if isinstance(task, Task) else replace(run_task, metrics=eval_task.metrics)
     )  # a table has no metrics of its own
-    scores = score(scored_task, examples, ready.predict(examples))
-    if run_task.kind == "generation":
+    scores = scored_task.type.score(examples, ready.predict(examples))
+    if run_task.type.has_free_text:
         scores["perplexity"] = ready.compute_perplexity(examples)
     notes = [] if split_data is None else [*split_data.parts.notes]
     return {"task": eval_task.name, "split": split_name, "examples": len(examples), "scores": scores, "notes": notes}
@@ -281,12 +285,19 @@ def build_table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], 
         "label": task_config.label,
     }
     text, pair, label = ({**default_roles, **roles}[role] for role in ("text", "pair", "label"))
-    name, type_ = Path(file).name, get_task_type(saved_task.task_kind)
-    has_pair: bool | None = saved_task.task_kind == "pair" or saved_task.pair is not None
-    if saved_task.task_kind == "regression" and task_config.name is not None:
+    task_type = saved_task.build_task().type
+    has_pair: bool | None = task_type.needs_pair or saved_task.pair is not None
+    if task_type.pair_gold == "score" and task_config.name is not None:
         has_pair = None  # published regression tasks may have pairs
     return build_user_task(
-        {"test": file}, text, label, pair, name=name, labels=saved_task.labels, type=type_, has_pair=has_pair
+        {"test": file},
+        text,
+        label,
+        pair,
+        name=Path(file).name,
+        labels=saved_task.labels,
+        type=get_option(saved_task.task_kind),
+        has_pair=has_pair,
     )
 
 
@@ -330,6 +341,6 @@ def _open_divided_task(run: Path, task: Task, data: str | os.PathLike[str] | Non
 
 def _relabel(example: Example, task: Task, run_task: Task) -> Example:
     """Return an example with its label numbered as in the run."""
-    if task.labels == run_task.labels or example.label is None or task.kind == "choice":
+    if task.labels == run_task.labels or example.label is None:
         return example
     return replace(example, label=run_task.labels.index(task.labels[int(example.label)]))

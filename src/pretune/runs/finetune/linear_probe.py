@@ -28,13 +28,12 @@ from pretune.evaluation.baselines.logistic_regression import Ints, LinearClassif
 from pretune.nn.heads import pool_states
 from pretune.runs.finetune.adapted_model import build_encoder, build_task_head, load_base_model
 from pretune.runs.finetune.config import AdaptationConfig, FinetuneConfig
-from pretune.tasks.decode import Prediction
-from pretune.tasks.decode.logits import Floats, compute_logits
-from pretune.tasks.encode import Items, TaskEncoder
-from pretune.tasks.example import Example
+from pretune.tasks.encoder import TaskEncoder
+from pretune.tasks.encoding import Floats, Items
+from pretune.tasks.example import Example, Prediction
+from pretune.tasks.predict import compute_logits
 from pretune.tasks.task import Task
 
-TASK_KINDS = ("classification", "pair", "regression")
 BASELINE_PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Values of C, the inverse of the penalty, for the baseline."""
 HEAD_PENALTIES = (0.001, 0.01, 0.1, 1.0)
@@ -76,7 +75,7 @@ def predict_with_probe(
     model = adapt(body, head).eval().to(device)
     encoder = build_encoder(replace(tuning, method=Full()), task, model, [*train])  # without prompt slots
     x, z = (_compute_features(model, encoder, subset) for subset in (train, test))
-    if task.kind == "regression":
+    if task.type.probe == "values":
         from sklearn.linear_model import RidgeCV
 
         mean, std = x.mean(0), x.std(0) + 1e-6

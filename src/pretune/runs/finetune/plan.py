@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.evaluation.baselines.table import MAX_TRAIN_EXAMPLES
+from pretune.evaluation.baselines.run import MAX_TRAIN_EXAMPLES
 from pretune.runs.finetune.config import FinetuneConfig, FinetuneTrainConfig
 from pretune.tasks.example import Example
 

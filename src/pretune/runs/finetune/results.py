@@ -1,9 +1,4 @@
-"""Results of a fine-tuning run: baselines, comparisons, learning curve, scores, cost; lines of predictions.jsonl.
-
-    {"split": "test", "id": "7", "label": "bad", "probabilities": {…}, "gold": "good", "input": "a quiet joy"}
-
-The gold answer is a label, number, tags, accepted answers or text, by the kind of the task. Long texts are truncated.
-"""
+"""Results of a fine-tuning run: baselines, comparisons, learning curve, scores and cost."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +7,16 @@ from typing import Any
 
 from pretune.core import io, log
 from pretune.core.run_dir import RunDir
-from pretune.evaluation.baselines.run import COSINE, NAMES_BY_KIND, BaselineResult, is_similarity, run_baselines
-from pretune.metrics.classification import GROUP_METRICS, group_values
+from pretune.evaluation.baselines.run import COSINE, BaselineResult, get_baseline_name, is_similarity, run_baselines
+from pretune.metrics import GROUP_METRICS, MEAN_METRICS, SIGNED_METRICS
+from pretune.metrics.classification import group_values
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap, paired_bootstrap_of_means
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.model_card import build_card, draw_plots
 from pretune.runs.finetune.plan import SweepPlan
 from pretune.runs.finetune.task_data import TaskData, compute_scores, index_by_member
-from pretune.tasks.decode import Prediction, score
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
 
 Facts = dict[str, Any]
@@ -29,8 +24,6 @@ BaselineFactory = Callable[[Sequence[Example]], BaselineResult | None]
 """Baseline that needs the model, fitted on examples; returns None if the task does not support it."""
 BOOTSTRAP_ROUNDS, MAX_BOOTSTRAP_SECONDS = 1000, 20.0
 """Rounds of a bootstrap and its maximum seconds; slow metrics get fewer rounds."""
-SIGNED_METRICS = ("matthews", "pearson", "spearman", "pearson_spearman", "average")
-"""Metrics that may be negative; intervals are clipped to the range of a metric."""
 SUMMED_COSTS = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
 
 
@@ -125,8 +118,7 @@ def run_all_baselines(
     """Run all requested baselines on the headline split; `model_baselines` need the model itself."""
     unsupported_names = [] if is_similarity(task_data.task, task_data.eval_examples) else [COSINE]
     if names := [name for name in plan.baselines if name not in unsupported_names]:
-        display_names = NAMES_BY_KIND.get(task_data.task.kind, {})
-        log.info(f"baselines: {', '.join(display_names.get(name, name) for name in names)}")
+        log.info(f"baselines: {', '.join(get_baseline_name(task_data.task, name) for name in names)}")
     rows, absent = run_simple_baselines(task_data, train, plan.baselines, plan.vectors)
     for name, fit in model_baselines.items():
         if name in plan.baselines and name not in unsupported_names:
@@ -208,7 +200,7 @@ def bootstrap(
     Metrics that score a question with all its answers resample questions.
     """
     task, examples = task_data.task, task_data.eval_examples
-    if task.metrics[0] in ("accuracy", "choice_accuracy", "squad", "squad2", "exact_match", "rouge", "rouge_stemmed"):
+    if task.metrics[0] in MEAN_METRICS:
         example_scores = [
             [_score_example(task, example, run[i]) for i, example in enumerate(examples)]
             for run in (*predictions, baseline_predictions)
@@ -240,7 +232,7 @@ def bootstrap(
 
 
 def _score_example(task: Task, example: Example, prediction: Prediction) -> float:
-    return float(next(iter(score(task, [example], [prediction]).values())))
+    return float(next(iter(task.type.score([example], [prediction]).values())))
 
 
 def compute_learning_curve(
@@ -275,34 +267,3 @@ def sum_costs(costs: Sequence[Mapping[str, Any]]) -> Facts:
             entry["joules"] += part["joules"]
     total["energy"] = [*parts.values()]
     return total
-
-
-MAX_CHARACTERS = 600
-"""Maximum number of characters of a text."""
-
-
-def build_row(split: str, name: str, task: Task, example: Example, prediction: Prediction) -> dict[str, Any]:
-    """Return the record of one example."""
-    row: dict[str, Any] = {"split": split, "id": name, **prediction.to_dict(task), "gold": format_gold(task, example)}
-    if task.kind == "tagging":
-        return {**row, "words": list(example.words)}
-    row["input"] = _truncate(example.text)
-    return row if example.pair is None else {**row, "pair": _truncate(example.pair)}
-
-
-def format_gold(task: Task, example: Example) -> Any:
-    """Return the gold answer in the format of predictions; None if unknown."""
-    if task.kind == "tagging":
-        return list(example.tags) or None
-    if task.kind == "span":
-        return list(example.answers)
-    if task.kind == "generation":
-        return example.target
-    if example.label is None or task.kind == "regression":
-        return example.label
-    place = int(example.label)
-    return task.labels[place] if 0 <= place < len(task.labels) else place
-
-
-def _truncate(text: str) -> str:
-    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"

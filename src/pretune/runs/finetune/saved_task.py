@@ -1,15 +1,18 @@
 """Task settings stored with a fine-tuned run (task.json), so that inference encodes inputs as training did."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pretune.core import config, io
 from pretune.core.config import spec
-from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_task
 from pretune.tasks import TASKS
-from pretune.tasks.task import Kind, Task, Type, get_task_type
-from pretune.tasks.template import Template
+from pretune.tasks.example import Example
+from pretune.tasks.task import Task, Template
+from pretune.tasks.types import TASK_TYPES, get_option
 
 TASK_FILE = "task.json"
 
@@ -29,8 +32,8 @@ class SavedTask:
     """A task, the columns of its files, and the encoding of its examples."""
 
     name: str
-    task_kind: Kind
-    type: Type | None = None  # as `--type` names it; None in old runs, and of several tasks with a head each
+    task_kind: str
+    type: str | None = None  # as `--type` names it; None in old runs, and of several tasks with a head each
     labels: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     scale: tuple[float, float] | None = None
@@ -41,7 +44,7 @@ class SavedTask:
     stride: int
     max_new_tokens: int | None = None
     virtual_tokens: int = 0
-    threshold: float | None = None  # above which the question has no answer
+    threshold: float | None = None  # of the decision, found on dev
     members: tuple[TaskMember, ...] = ()  # tasks trained together, in the order of their heads
 
     def write(self, run: Path) -> None:
@@ -56,9 +59,11 @@ class SavedTask:
             raise CheckpointError(f"{run}: no {TASK_FILE}: not a fine-tuned run; make one with `pretune finetune`")
         tree = migrate_task(io.read_json(file, CheckpointError), CheckpointError, str(file))
         try:
-            return config.from_dict(cls, tree, location=str(file))
+            saved_task = config.from_dict(cls, tree, location=str(file))
+            TASK_TYPES.get(saved_task.task_kind)
         except UsageError as error:
             raise CheckpointError(str(error)) from None
+        return saved_task
 
     def select(self, name: str | None) -> tuple[int, "SavedTask"]:
         """Return the index of a task among those trained together, and its own settings."""
@@ -74,7 +79,7 @@ class SavedTask:
             self,
             name=name,
             task_kind=task.kind,
-            type=get_task_type(task.kind),
+            type=get_option(task.kind),
             labels=task.labels,
             metrics=task.metrics,
             template=task.template,
@@ -89,6 +94,20 @@ class SavedTask:
         """The kinds of the tasks that the run was trained on."""
         names = self.name.split(",") if "," in self.name else []
         return frozenset(TASKS.get(name).kind for name in names if name in TASKS) or frozenset({self.task_kind})
+
+    def build_example(self, raw_input: Any, source: str) -> Example:
+        """Build an example from a text, two texts, or a mapping with the training columns (or text and pair)."""
+        if isinstance(raw_input, Example):
+            return raw_input
+        if isinstance(raw_input, str):
+            raw_input = {"text": raw_input}
+        elif (
+            isinstance(raw_input, Sequence) and len(raw_input) == 2 and all(isinstance(part, str) for part in raw_input)
+        ):
+            raw_input = {"text": raw_input[0], "pair": raw_input[1]}
+        if not isinstance(raw_input, Mapping):
+            raise DataError(f"{source}: expected a text, two texts or a mapping, got {type(raw_input).__name__}")
+        return self.build_task().type.read_input(raw_input, self.text, self.pair, source)
 
     def build_task(self) -> Task:
         """Return the task: the built-in one of this name, or one with the stored settings."""

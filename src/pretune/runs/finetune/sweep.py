@@ -14,24 +14,22 @@ from pretune.core import config, io, log
 from pretune.core.errors import PretuneError
 from pretune.core.format import join_names
 from pretune.core.run_dir import RunDir, RunLock
-from pretune.evaluation.baselines.run import COSINE, PROBE, RANDOM, BaselineResult
-from pretune.evaluation.baselines.table import MAX_TRAIN_EXAMPLES
+from pretune.evaluation.baselines.run import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, BaselineResult
 from pretune.evaluation.similarity import compute_cosines
 from pretune.reports.facts import format_subset
 from pretune.runs.finetune.adapted_model import has_backward_model
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.runs.finetune.defaults import build_finetune_config, explain_rate
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.linear_probe import TASK_KINDS, predict_with_probe
+from pretune.runs.finetune.linear_probe import predict_with_probe
 from pretune.runs.finetune.plan import RemainingWork, SweepPlan, estimate_baseline_seconds
 from pretune.runs.finetune.results import BaselineFactory, get_dev_score, read_predictions, write_results
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
-from pretune.runs.finetune.task_data import TaskData, count_labels
+from pretune.runs.finetune.task_data import TaskData
 from pretune.runs.finetune.trial import FinetuneTrial, read_finished_trial
-from pretune.tasks.decode import Prediction
-from pretune.tasks.encode import Items
-from pretune.tasks.example import Example
-from pretune.tasks.task import get_task_type
+from pretune.tasks.encoding import Items
+from pretune.tasks.example import Example, Prediction
+from pretune.tasks.types import get_option
 from pretune.tasks.user_table import get_columns
 from pretune.training.distributed import Ranks, run_on_rank_zero
 from pretune.training.guards import GracefulShutdown
@@ -69,7 +67,7 @@ class FinetuneSweep:
         if len(self.plan.rates) == 1:
             log.info(explain_rate(self.tuning))
         train = self.task_data.select_train(self.plan.max_train_examples, self.tuning.task.split_seed)
-        counts = count_labels(self.task_data.task, train)
+        counts = self.task_data.task.type.count_labels(train)
         label_counts = join_names([f"{name} {count:,.6g}" for name, count in counts.items()])
         size = format_subset(len(train), self.task_data.parts.split_sizes.get("train"))
         log.info(f"train: {size}{f': {label_counts}' if label_counts else ''}")
@@ -140,7 +138,7 @@ class FinetuneSweep:
 
     def _run_probe(self, train: Sequence[Example]) -> BaselineResult | None:
         task, start = self.task_data.task, time.perf_counter()
-        if task.kind not in TASK_KINDS:
+        if task.type.probe is None:
             return None
         predictions = predict_with_probe(
             self.tuning, task, train[:MAX_TRAIN_EXAMPLES], self.task_data.eval_examples, self.ranks.device
@@ -215,7 +213,7 @@ def build_saved_task(trial: FinetuneTrial, threshold: float | None) -> SavedTask
     return SavedTask(
         name=task.name,
         task_kind=task.kind,
-        type=None if members else get_task_type(task.kind),
+        type=None if members else get_option(task.kind),
         labels=task.labels,
         metrics=task.metrics,
         scale=None if trial.task_data.members else rules.scale,

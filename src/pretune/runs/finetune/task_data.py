@@ -1,22 +1,22 @@
 """Data of a task for a run: examples, splits, and notes about them."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.format import format_count, join_names
+from pretune.metrics.averages import compute_suite_averages
 from pretune.runs.finetune.config import TaskConfig
 from pretune.tasks import TASKS
-from pretune.tasks.decode import Prediction, compute_suite_averages, score
-from pretune.tasks.example import Example
-from pretune.tasks.loading import TaskSplits, load_task
-from pretune.tasks.splits import divide, sample_subset
-from pretune.tasks.table_reader import open_table
-from pretune.tasks.task import Task, get_task_type
-from pretune.tasks.user_table import UserTableReader, build_user_task, is_finite
-from pretune.tasks.user_types import SpanReader, SquadReader, TypeReader
+from pretune.tasks.example import Example, Prediction
+from pretune.tasks.splits import TaskSplits, divide, load_task, sample_subset
+from pretune.tasks.task import Task
+from pretune.tasks.types import get_option
+
+# GONE ['TableReader']
+from pretune.tasks.user_table import TableReader
+from pretune.tasks.user_task import build_user_task
 from pretune.text.corpora.builtin import Reviews
 
 AVERAGE_METRIC = "average"
@@ -42,7 +42,7 @@ class TaskData:
         """Split of the headline score: test, or dev if test has no answers."""
         if self.members:
             return "test" if all(member.headline_split == "test" for member in self.members) else "dev"
-        return "test" if self.parts.test and has_answers(self.task, self.parts.test) else "dev"
+        return "test" if self.parts.test and self.task.type.has_answers(self.parts.test) else "dev"
 
     @property
     def eval_examples(self) -> list[Example]:
@@ -100,9 +100,9 @@ def _open_single(task_config: TaskConfig) -> TaskData:
     notes: list[str] = []
     if task_config.name is not None:
         task = find_trainable_task(task_config.name)
-        if task_config.type not in (None, get_task_type(task.kind)):
+        if task_config.type not in (None, get_option(task.kind)):
             raise UsageError(
-                f"--type {task_config.type}: task '{task.name}' has the type {get_task_type(task.kind)}; remove --type"
+                f"--type {task_config.type}: task '{task.name}' has the type {get_option(task.kind)}; remove --type"
             )
     else:
         paths = {split: getattr(task_config, split) for split in SPLITS}
@@ -111,16 +111,14 @@ def _open_single(task_config: TaskConfig) -> TaskData:
             files, text=task_config.text, label=task_config.label, pair=task_config.pair, type=task_config.type
         )
         column_names = [column for column in (task_config.text, task_config.label, task_config.pair) if column]
-        read = task.splits["train"].files[0].reader
-        if not isinstance(read, SquadReader):
-            tables = {split: open_table(path, column_names) for split, path in files.items()}
-            notes += [str(table) for table in tables.values()]
-            if isinstance(read, UserTableReader):
-                notes.append(read.describe_columns(tables["train"].columns))
-            elif isinstance(read, TypeReader):
-                second = f", second text '{read.pair}'" if isinstance(read, SpanReader) else ""
-                notes.append(f"columns: text '{read.text}'{second}, label '{read.label}'")
-        notes.append(_describe_type(task, task_config))
+        reader = task.splits["train"][0].reader
+        tables = {split: task.type.open_file(Path(path), column_names) for split, path in files.items()}
+        notes += [str(table) for table in tables.values() if table.form != "squad"]
+        if isinstance(reader, TableReader) and tables["train"].form != "squad":
+            notes.append(reader.describe_columns(tables["train"].columns))
+        alternative = "" if task_config.type else task.type.describe_alternative()
+        labels = f": {join_names(task.labels)}" if task.labels else ""
+        notes.append(f"type {get_option(task.kind)}{alternative}{labels}")
     available = task.find_available(task_config.data)
     if set(available) == {"train"}:
         examples = list(available["train"].read())
@@ -139,25 +137,14 @@ def _open_single(task_config: TaskConfig) -> TaskData:
     task_data = TaskData(
         task=task, parts=replace(parts, notes=(*notes, *parts.notes, *_find_repeats(parts), *size_notes))
     )
-    if not has_answers(task, parts.train) or not has_answers(task, parts.dev):
+    if not task.type.has_answers(parts.train) or not task.type.has_answers(parts.dev):
         raise DataError(f"task '{task.name}': train or dev has no answers; choose another task")
-    if task.kind == "generation":
-        score(task, parts.dev[:1], [Prediction(text="")])  # raises now if a metric needs an extra
+    task.type.check_metrics(parts.dev)
     if task_data.headline_split == "dev":
         reason = "the test split has no answers" if parts.test else "no test split"
         headline_note = f"{reason}: scores are on dev, which also selects the model"
         task_data = replace(task_data, parts=replace(task_data.parts, notes=(*task_data.parts.notes, headline_note)))
     return task_data
-
-
-def _describe_type(task: Task, task_config: TaskConfig) -> str:
-    """Describe the type of the user's task, and the option that changes it if the labels allow another."""
-    alternative = ""
-    if task_config.type is None and task.kind == "regression":
-        alternative = " (inferred; use --type classification for classes)"
-    elif task_config.type is None and task.kind in ("classification", "pair") and all(map(is_finite, task.labels)):
-        alternative = " (inferred; use --type regression for scores)"
-    return f"type {get_task_type(task.kind)}{alternative}{f': {join_names(task.labels)}' if task.labels else ''}"
 
 
 def check_sizes(task_data: TaskData, task_config: TaskConfig, counts: Sequence[int | None]) -> None:
@@ -178,14 +165,11 @@ def check_size(task_data: TaskData, train: Sequence[Example]) -> None:
             f"task '{task.name}': {format_count(len(train), 'training examples')}, need at least "
             f"{MIN_TRAIN_EXAMPLES}; {remedy}"
         )
-    if task.kind in ("classification", "pair"):
-        train_labels = {example.label for example in train}
-        absent = [repr(name) for number, name in enumerate(task.labels) if number not in train_labels]
-        if absent:
-            raise DataError(
-                f"task '{task.name}': {len(absent)} of {len(task.labels)} classes have no training example "
-                f"({join_names(absent, 5)}); {remedy}"
-            )
+    if absent := [repr(name) for name in task.type.find_missing_labels(train)]:
+        raise DataError(
+            f"task '{task.name}': {len(absent)} of {len(task.labels)} classes have no training example "
+            f"({join_names(absent, 5)}); {remedy}"
+        )
 
 
 def _resolve_file(name: str) -> str:
@@ -195,13 +179,7 @@ def _resolve_file(name: str) -> str:
 
 def _find_size_problems(task: Task, parts: TaskSplits) -> Iterator[str]:
     """Yield warnings about classes without training examples and small test sets."""
-    train_labels = {example.label for example in parts.train}
-    missing_labels = (
-        [name for number, name in enumerate(task.labels) if number not in train_labels]
-        if task.kind != "tagging"
-        else []
-    )
-    if missing_labels:
+    if missing_labels := task.type.find_missing_labels(parts.train):
         names = join_names([repr(name) for name in missing_labels], 5)
         yield f"no training example of {names}; add some"
     split, eval_examples = ("test", parts.test) if parts.test else ("dev", parts.dev)
@@ -248,38 +226,9 @@ def find_trainable_task(name: str) -> Task:
     if "," in name:
         return combine_tasks([find_trainable_task(part) for part in name.split(",")])
     task = TASKS.get(name)
-    if task.kind in ("pairs", "cloze", "retrieval"):
+    if get_option(task.kind) is None:
         raise UsageError(f"task '{name}' is for evaluation only; use `pretune evaluate MODEL --task {name}`")
     return task
-
-
-def has_answers(task: Task, examples: Sequence[Example]) -> bool:
-    """Return whether the gold answers are known."""
-    if not examples:
-        return False
-    if task.kind == "tagging":
-        return all(example.tags for example in examples[:100])
-    if task.kind == "generation":
-        return all(example.target is not None for example in examples[:100])
-    if task.kind == "span":
-        return any(example.answers for example in examples[:1000])
-    return all(example.label is not None for example in examples)
-
-
-def count_labels(task: Task, examples: Sequence[Example]) -> dict[str, Any]:
-    """Count each label; for regression return the range; empty for text answers."""
-    if task.kind == "tagging":
-        return dict(Counter(tag for example in examples for tag in example.tags).most_common())
-    if task.kind == "regression":
-        values = [float(example.label) for example in examples if example.label is not None]
-        return {"lowest": min(values), "mean": sum(values) / len(values), "highest": max(values)}
-    if task.kind in ("classification", "pair") and task.labels:
-        counts = Counter(example.label for example in examples)
-        return {name: counts.get(number, 0) for number, name in enumerate(task.labels)}
-    if task.kind == "span":
-        unanswerable = sum(not example.answers for example in examples)
-        return {"with an answer": len(examples) - unanswerable, "without": unanswerable}
-    return {}
 
 
 def combine_tasks(tasks: Sequence[Task]) -> Task:
@@ -338,12 +287,12 @@ def compute_scores(
 ) -> dict[str, float]:
     """Return the official scores; for several tasks the average, each headline, and complete suite averages."""
     if not task_data.members:
-        return score(task_data.task, examples, predictions)
+        return task_data.task.type.score(examples, predictions)
     member_scores: dict[str, dict[str, float]] = {}
     for member, mine in zip(task_data.members, index_by_member(task_data, examples), strict=True):
         if mine:
-            member_scores[member.task.name] = score(
-                member.task, [examples[place] for place in mine], [predictions[place] for place in mine]
+            member_scores[member.task.name] = member.task.type.score(
+                [examples[place] for place in mine], [predictions[place] for place in mine]
             )
     headlines = {name: float(next(iter(scores.values()))) for name, scores in member_scores.items()}
     return {

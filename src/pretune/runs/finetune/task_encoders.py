@@ -13,9 +13,11 @@ from pretune.inference.text_model import count_unknown, describe_unknown
 from pretune.runs.finetune.adapted_model import build_encoder
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.runs.finetune.task_data import TaskData, index_by_member
-from pretune.tasks.decode import Prediction, predict
-from pretune.tasks.encode import Counts, Items, MultiTaskStream, TaskEncoder, TaskStream, mix_items
-from pretune.tasks.example import Example
+from pretune.tasks.encoder import TaskEncoder
+from pretune.tasks.encoding import Counts, Items, mix_items
+from pretune.tasks.example import Example, Prediction
+from pretune.tasks.predict import predict
+from pretune.tasks.stream import MultiTaskStream, TaskStream
 
 MAX_UNKNOWN_SHARE = 0.05
 """Share of unknown tokens that triggers a warning; text in the vocabulary's language has well below 1%."""

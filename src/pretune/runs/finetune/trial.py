@@ -28,12 +28,11 @@ from pretune.runs.finetune.defaults import FULL_METHODS
 from pretune.runs.finetune.forgetting import ForgettingMeter
 from pretune.runs.finetune.linear_probe import center_dropout, fit_head
 from pretune.runs.finetune.plan import RemainingWork, TrialOutlook, compute_eval_interval, count_steps
-from pretune.runs.finetune.results import build_row
-from pretune.runs.finetune.task_data import TaskData, compute_scores, count_labels, find_tasks
+from pretune.runs.finetune.task_data import TaskData, compute_scores, find_tasks
 from pretune.runs.finetune.task_encoders import TaskEncoders, sum_counts
-from pretune.tasks.decode import Prediction, answer_perplexity, apply_threshold, find_no_answer_threshold
-from pretune.tasks.encode import Items
-from pretune.tasks.example import Example
+from pretune.tasks.encoding import Items
+from pretune.tasks.example import Example, Prediction
+from pretune.tasks.predict import answer_perplexity
 from pretune.tasks.splits import sample_subset
 from pretune.training.checkpointing import collect_weights
 from pretune.training.clock import TrainingClock
@@ -204,10 +203,12 @@ class FinetuneTrial:
         if self.task_data.headline_split == "test":
             predictions["test"] = self._predict(parts.test)
         threshold = None
-        if self.task.metrics[0] == "squad2" and not self.encoders.is_generative:  # generative models answer in words
-            threshold = find_no_answer_threshold(parts.dev, predictions["dev"])
+        if not self.encoders.is_generative:  # generative models answer in words
+            threshold = self.task.type.find_threshold(parts.dev, predictions["dev"])
+        if threshold is not None:
             predictions = {
-                split: apply_threshold(split_predictions, threshold) for split, split_predictions in predictions.items()
+                split: self.task.type.apply_threshold(split_predictions, threshold)
+                for split, split_predictions in predictions.items()
             }
         if self.ranks.is_first:
             self._write_predictions(predictions)
@@ -227,7 +228,7 @@ class FinetuneTrial:
             "trained": sum(parameter.numel() for parameter in self.adapted_model.trainable_parameters.values()),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "counts": config.to_dict(sum_counts(self.items)),
-            "balance": count_labels(self.task, self.train_examples),
+            "balance": self.task.type.count_labels(self.train_examples),
             "notes": self.notes,
             "memory": _measure_memory(self.ranks),
             "threshold": threshold,
@@ -239,7 +240,7 @@ class FinetuneTrial:
     def _compute_scores(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Return the official scores; for generation also the perplexity of the gold answers, on rank 0."""
         scores = compute_scores(self.task_data, examples, predictions)
-        if self.task.kind == "generation" and not self.task_data.members and self.ranks.is_first:
+        if self.task.type.has_free_text and not self.task_data.members and self.ranks.is_first:
             encoder = self.encoders.encoders[0]
             scores["perplexity"] = answer_perplexity(self.model, encoder, examples, precision=self.precision)
         return scores
@@ -251,7 +252,7 @@ class FinetuneTrial:
             tasks = find_tasks(self.task_data, examples)
             for number, (task, example, prediction) in enumerate(zip(tasks, examples, split_predictions, strict=True)):
                 name = {"task": task.name} if self.task_data.members else {}
-                lines.append({**build_row(split, example.id or str(number), task, example, prediction), **name})
+                lines.append({**task.type.build_row(split, example.id or str(number), example, prediction), **name})
         text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
         io.atomic_write(self.run_dir.predictions, text)
 

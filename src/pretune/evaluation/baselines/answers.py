@@ -1,0 +1,114 @@
+"""Baselines for answers: the first words of a text, and for questions a sliding window over the passage."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.core.config import spec
+from pretune.evaluation.baselines.base import Examples, TaskBaseline
+from pretune.tasks.example import Prediction
+
+WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
+
+Answers = Sequence[str | None]
+"""One answer per question; None if it has no answer."""
+AnswerFinder = Callable[[Sequence[tuple[str, str]]], list[str]]
+"""Function from questions with their passages to answers; "" is no answer."""
+
+
+class SpanBaseline(TaskBaseline):
+    """Base class of baselines that find the answer to a question in a passage."""
+
+    def fit(self, questions: Sequence[tuple[str, str]], answers: Answers) -> AnswerFinder:
+        """Train on questions with their passages and answers."""
+        raise NotImplementedError
+
+    def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
+        """Fit on answered questions and answer others."""
+        questions, new_questions = ([(example.text, example.pair or "") for example in part] for part in (train, test))
+        find = self.fit(questions, [example.answers[0] if example.answers else None for example in train])
+        return [Prediction(text=text) for text in find(new_questions)]
+
+
+@spec
+class FirstWords(SpanBaseline):
+    """First words of the passage, or no answer if most questions have none."""
+
+    def fit(self, questions: Sequence[tuple[str, str]], answers: Answers) -> AnswerFinder:
+        """Measure the answers."""
+        length, mostly_unanswerable = _measure_answers(answers)
+
+        def get_first_words(passage: str) -> str:
+            ends = [match.end() for match in WORD.finditer(passage)][:length]
+            return passage[: ends[-1]] if ends else ""
+
+        return lambda questions: ["" if mostly_unanswerable else get_first_words(passage) for _, passage in questions]
+
+
+@spec
+class NearWords(SpanBaseline):
+    """Words near those of the question, or no answer if most questions have none.
+
+    A window of words closest to rare words of the question (a sliding window: Richardson, 2013), without words of the
+    question.
+    """
+
+    def fit(self, questions: Sequence[tuple[str, str]], answers: Answers) -> AnswerFinder:
+        """Count the passages of each word."""
+        length, mostly_unanswerable = _measure_answers(answers)
+        passages = {passage for _, passage in questions}
+        passage_counts = Counter(word for passage in passages for word in set(_split_words(passage)))
+        rarity = {word: np.log((2 + len(passages)) / (1 + count)) for word, count in passage_counts.items()}
+        unknown = float(np.log(2 + len(passages)))
+
+        def find(question: str, passage: str) -> str:
+            places = [match.span() for match in WORD.finditer(passage)]
+            words, question_words = _split_words(passage), set(_split_words(question))
+            count = min(length, len(words))
+            if not count:
+                return ""
+            weight = np.array([rarity.get(word, unknown) if word in question_words else 0.0 for word in words])
+            start = _find_best_start(weight, np.array([word in question_words for word in words]), count)
+            return passage[places[start][0] : places[start + count - 1][1]]
+
+        return lambda questions: ["" if mostly_unanswerable else find(*question) for question in questions]
+
+
+@spec
+class LeadWords(TaskBaseline):
+    """First words of the text, as many as in the answers."""
+
+    display_name: ClassVar[str] = "first_words"
+
+    def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
+        """Measure the answers, and return as many words of other texts."""
+        mean = round(float(np.mean([len((example.target or "").split()) for example in train])))
+        return [Prediction(text=" ".join(example.text.split()[: max(mean, 1)])) for example in test]
+
+
+def _measure_answers(answers: Answers) -> tuple[int, bool]:
+    """Return the median number of words of the answers, and whether most questions have none."""
+    lengths = [len(_split_words(answer)) for answer in answers if answer is not None]
+    return max(round(float(np.median(lengths))) if lengths else 1, 1), 2 * len(lengths) < len(answers)
+
+
+def _split_words(text: str) -> list[str]:
+    return [match.group().lower() for match in WORD.finditer(text)]
+
+
+def _find_best_start(weight: NDArray[np.float64], in_question: NDArray[np.bool_], count: int) -> int:
+    """Return the first window whose neighbours have the most weight, closer words counting more."""
+    starts = np.arange(len(weight) - count + 1)
+    positions = np.flatnonzero(weight)
+    left_distance = np.maximum(starts[:, None] - positions[None], 0)
+    right_distance = np.maximum(positions[None] - (starts[:, None] + count - 1), 0)
+    scores = (
+        (weight[positions] / (1 + left_distance + right_distance)).sum(1) if len(positions) else np.zeros(len(starts))
+    )
+    inside = np.concatenate(([0], np.cumsum(in_question)))
+    scores -= 1e6 * (inside[count:] - inside[:-count])
+    return int(np.argmax(scores))

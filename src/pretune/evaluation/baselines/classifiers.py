@@ -1,0 +1,113 @@
+"""Classifiers: the majority class, linear models on TF-IDF, and averaged static vectors (a bag of words).
+
+C is chosen by cross-validation.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pretune.adaptation.static.word2vec import Word2Vec
+from pretune.core.config import spec
+from pretune.data.sequences import Ints
+from pretune.evaluation.baselines.base import Classifier, Label, Predictor, Text, encode_labels, split_pairs
+from pretune.evaluation.baselines.features import TfIdf, average_vectors
+from pretune.inference.word_vectors import WordVectors
+
+
+@spec
+class Majority(Classifier):
+    """Most frequent label for every text; ties are broken alphabetically."""
+
+    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
+        """Count the labels."""
+        counts = Counter(labels)
+        majority_label = min(counts, key=lambda label: (-counts[label], str(label)))
+        return lambda texts: [majority_label] * len(texts)
+
+
+@spec
+class SVM(Classifier):
+    """Linear SVM on TF-IDF of words and bigrams (Joachims, 1998; Wang and Manning, 2012)."""
+
+    choices: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)  # candidates for C
+    folds: int = 3
+
+    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
+        """Train on labelled texts (or pairs)."""
+        from sklearn.svm import LinearSVC
+
+        if len(set(labels)) < 2:
+            return Majority().fit(texts, labels)
+        features, (classes, y) = TfIdf(texts), encode_labels(labels)
+        model = fit_best_c(LinearSVC(random_state=seed), features(texts), y, self.choices, self.folds, seed)
+        return lambda texts: [classes[i] for i in model.predict(features(texts))] if texts else []
+
+
+@spec
+class LogisticBaseline(Classifier):
+    """Logistic regression on TF-IDF of words and bigrams."""
+
+    choices: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)  # candidates for C
+    folds: int = 3
+
+    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
+        """Train on labelled texts (or pairs)."""
+        from sklearn.linear_model import LogisticRegression
+
+        if len(set(labels)) < 2:
+            return Majority().fit(texts, labels)
+        features, (classes, y) = TfIdf(texts), encode_labels(labels)
+        model = LogisticRegression(max_iter=300, random_state=seed)
+        classifier = fit_best_c(model, features(texts), y, self.choices, self.folds, seed)
+        return lambda texts: [classes[i] for i in classifier.predict(features(texts))] if texts else []
+
+
+@spec
+class AveragedVectors(Classifier):
+    """Logistic regression on the mean word vector of a text; the vectors are read from a file or trained here."""
+
+    vectors: str | None = None  # file in word2vec's or GloVe's text format; None: trained on the task's texts
+    word2vec: Word2Vec = Word2Vec(epochs=10, min_count=2)
+    choices: tuple[float, ...] = (0.03, 0.3, 3.0, 30.0)  # candidates for C
+    folds: int = 3
+
+    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
+        """Train on labelled texts (or pairs)."""
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+        if len(set(labels)) < 2:
+            return Majority().fit(texts, labels)
+        vectors = WordVectors.load(self.vectors) if self.vectors else self._train(texts, seed)
+        x, (classes, y) = average_vectors(vectors, texts), encode_labels(labels)
+        scale = StandardScaler().fit(x)
+        model = LogisticRegression(max_iter=300, random_state=seed)
+        pipeline = make_pipeline(scale, fit_best_c(model, scale.transform(x), y, self.choices, self.folds, seed))
+
+        def predict(texts: Sequence[Text]) -> list[Label]:
+            return [classes[i] for i in pipeline.predict(average_vectors(vectors, texts))] if texts else []
+
+        return predict
+
+    def _train(self, texts: Sequence[Text], seed: int) -> WordVectors:
+        first, second = split_pairs(texts)
+        words = [text for text in [*first, *(second or [])] if text.strip()]
+        return self.word2vec.train(words, seed=seed)
+
+
+def fit_best_c(model: Any, x: Any, y: Ints, choices: tuple[float, ...], folds: int, seed: int) -> Any:
+    """Fit a model with the best C by stratified cross-validation, refitted on all data.
+
+    The number of folds is at most the size of the smallest class; if that is 1, the middle choice is used.
+    """
+    from sklearn.model_selection import GridSearchCV, StratifiedKFold
+
+    folds = min(folds, int(np.bincount(y).min()))
+    if folds < 2:
+        return model.set_params(C=choices[len(choices) // 2]).fit(x, y)
+    split = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    return GridSearchCV(model, {"C": list(choices)}, cv=split, error_score="raise").fit(x, y).best_estimator_

@@ -1,0 +1,218 @@
+"""Multiple choice: COPA, SWAG, HellaSwag, WinoGrande, ARC and CommonsenseQA."""
+
+import re
+import zlib
+
+from pretune.core.errors import DataError
+from pretune.tasks.benchmarks.readers import Csv, RowReader, read_label_index
+from pretune.tasks.example import Example
+from pretune.tasks.table import Jsonl, TableRow
+from pretune.tasks.task import SplitFile, Task, Template
+
+_LETTERS = ("A", "B", "C", "D", "E")
+
+
+def _parse_copa(row: TableRow) -> Example:
+    question = row.get("question")
+    if question not in ("cause", "effect"):
+        raise DataError(f"{row.location}: question must be 'cause' or 'effect', got {str(question)[:40]!r}")
+    return Example(
+        text=row.get_text("premise"),
+        pair="What was the cause of this?" if question == "cause" else "What happened as a result?",
+        choices=(row.get_text("choice1"), row.get_text("choice2")),
+        label=read_label_index(row, "label", ("0", "1")),
+        id=str(row.get("idx")),
+        facts={"question": question},
+    )
+
+
+_copa = RowReader(table=Jsonl(), make=_parse_copa)
+COPA = Task(
+    name="copa",
+    kind="choice",
+    metrics=("choice_accuracy",),
+    folders=("copa", "COPA"),
+    splits={
+        "train": (SplitFile("train.jsonl", _copa, rows=400),),
+        "dev": (SplitFile("val.jsonl", _copa, rows=100),),
+    },
+    template=Template(
+        source="copa choice1: {choice1} choice2: {choice2} premise: {text} question: {question}",
+        targets=("choice1", "choice2"),
+    ),
+)
+"""COPA: which of two sentences is the cause, or the effect, of a third? (Roemmele et al., 2011)"""
+
+
+def _parse_swag(row: TableRow) -> Example:
+    # As in BERT's experiments, the start of the second sentence is part of every choice.
+    choices = tuple(f"{row.get_text('sent2')} {row.get_text(f'ending{number}')}" for number in range(4))
+    return Example(
+        text=row.get_text("sent1"), choices=choices, label=read_label_index(row, "label", ("0", "1", "2", "3"))
+    )
+
+
+_swag = RowReader(table=Csv(), make=_parse_swag)
+SWAG = Task(
+    name="swag",
+    kind="choice",
+    metrics=("choice_accuracy",),
+    folders=("swag", "SWAG"),
+    splits={
+        "train": (SplitFile("train.csv", _swag),),
+        "dev": (SplitFile("val.csv", _swag),),
+    },
+)
+"""SWAG: which of four endings continues a caption? (Zellers et al., 2018)"""
+
+
+def _parse_hellaswag(row: TableRow) -> Example:
+    return Example(
+        text=row.get_text("ctx"),
+        choices=tuple(row.get("endings")),
+        label=read_label_index(row, "label", ("0", "1", "2", "3")),
+        id=str(row.get("ind")),
+        group=row.get("activity_label"),
+    )
+
+
+_hellaswag = RowReader(table=Jsonl(), make=_parse_hellaswag)
+HELLASWAG = Task(
+    name="hellaswag",
+    kind="choice",
+    metrics=("choice_accuracy",),
+    splits={
+        "train": (SplitFile("hellaswag_train.jsonl", _hellaswag),),
+        "dev": (
+            SplitFile("hellaswag_val.jsonl", _hellaswag),
+            SplitFile("val_sample.jsonl", _hellaswag, rows=1000, is_partial=True),
+        ),
+    },
+)
+"""HellaSwag: which of four endings continues a text? The wrong ones are adversarial (Zellers et al., 2019)"""
+
+
+def _parse_winogrande(row: TableRow) -> Example:
+    return Example(
+        text=row.get_text("sentence"),
+        choices=(row.get_text("option1"), row.get_text("option2")),
+        label=read_label_index(row, "answer", ("1", "2")),
+        id=row.get("qID"),
+    )
+
+
+def _parse_winogrande_answers(row: TableRow) -> Example:
+    """Parse a row whose correct answer is first; a checksum of the sentence decides the order of the two."""
+    text = re.sub(r" (?:Who|What) does the blank refer to in the sentence\?$", "", row.get_text("Question"))
+    label = zlib.crc32(text.encode()) & 1
+    answers = [row.get_text("Answer"), row.get_text("Wrong_Answer")]
+    return Example(text=text, choices=(answers[label], answers[1 - label]), label=label)
+
+
+_winogrande = RowReader(table=Jsonl(), make=_parse_winogrande)
+_winogrande_csv = RowReader(table=Csv(), make=_parse_winogrande_answers)
+WINOGRANDE = Task(
+    name="winogrande",
+    kind="choice",
+    metrics=("choice_accuracy",),
+    folders=("winogrande", "winogrande_1.1"),
+    splits={
+        "train": (
+            SplitFile("train_xl.jsonl", _winogrande),
+            SplitFile("train_subset.csv", _winogrande_csv, rows=10000, is_partial=True),
+        ),
+        "dev": (SplitFile("dev.jsonl", _winogrande),),
+        "test": (SplitFile("test_subset.csv", _winogrande_csv, rows=7538, is_partial=True),),
+    },
+)
+"""WinoGrande: which of two nouns fills the blank of a sentence? (Sakaguchi et al., 2020)"""
+
+
+def _parse_arc_jsonl(row: TableRow) -> Example:
+    question = row.get("question")
+    letters = tuple(choice["label"] for choice in question["choices"])
+    return Example(
+        text=question["stem"],
+        choices=tuple(choice["text"] for choice in question["choices"]),
+        label=read_label_index(row, "answerKey", letters),
+        id=str(row.get("id")),
+    )
+
+
+def _parse_arc_csv(row: TableRow) -> Example | None:
+    """Parse a row of question, four choices and key; None if the correct choice is missing (a fifth, or all)."""
+    choices = [row.get(letter) for letter in _LETTERS[:4]]
+    while choices and not choices[-1].strip():
+        choices.pop()  # some questions have three
+    label = _LETTERS.index(row.get("key")) if row.get("key") in _LETTERS else 99
+    if label >= len(choices):
+        return None
+    return Example(text=row.get_text("question"), choices=tuple(choices), label=label)
+
+
+_arc_jsonl = RowReader(table=Jsonl(), make=_parse_arc_jsonl)
+_arc_csv = RowReader(table=Csv(columns=("question", *_LETTERS[:4], "key")), make=_parse_arc_csv)
+
+
+def _build_arc_splits(part: str, train: int, dev: int) -> dict[str, tuple[SplitFile, ...]]:
+    """Return ARC's splits; the counts are those of the rows that have their correct choice."""
+    lower = part.lower()
+    return {
+        "train": (
+            SplitFile(f"ARC-{part}/ARC-{part}-Train.jsonl", _arc_jsonl),
+            SplitFile(f"arc_{lower}_train.csv", _arc_csv, rows=train, is_partial=True),
+        ),
+        "dev": (
+            SplitFile(f"ARC-{part}/ARC-{part}-Dev.jsonl", _arc_jsonl),
+            SplitFile(f"arc_{lower}_dev.csv", _arc_csv, rows=dev, is_partial=True),
+        ),
+        "test": (SplitFile(f"ARC-{part}/ARC-{part}-Test.jsonl", _arc_jsonl),),
+    }
+
+
+ARC_EASY = Task(
+    name="arc_easy", kind="choice", metrics=("choice_accuracy",), folders=("arc", "ARC-V1-Feb2018-2"),
+    splits=_build_arc_splits("Easy", 2147, 549),
+)  # fmt: skip
+"""ARC-Easy: grade-school science questions, with up to five choices (Clark et al., 2018)"""
+
+ARC_CHALLENGE = Task(
+    name="arc_challenge", kind="choice", metrics=("choice_accuracy",), folders=("arc", "ARC-V1-Feb2018-2"),
+    splits=_build_arc_splits("Challenge", 1096, 294),
+)  # fmt: skip
+"""ARC-Challenge: the questions that retrieval and co-occurrence answer wrongly (Clark et al., 2018)"""
+
+_arc_splits = {
+    split: (SplitFile(f"arc_*_{split}.csv", _arc_csv, rows=rows, is_partial=True),)
+    for split, rows in (("train", 2147 + 1096), ("dev", 549 + 294))
+}
+ARC = Task(name="arc", kind="choice", metrics=("choice_accuracy",), splits=_arc_splits)
+"""ARC: the challenge and the easy questions (Clark et al., 2018)"""
+
+
+def _parse_commonsense(row: TableRow) -> Example:
+    question = row.get("question")
+    if isinstance(question, dict):  # the published format
+        stem, options = question["stem"], question["choices"]
+        letters, texts = [option["label"] for option in options], [option["text"] for option in options]
+    else:
+        stem, letters, texts = question, row.get("choices")["label"], row.get("choices")["text"]
+    return Example(
+        text=stem, choices=tuple(texts), label=read_label_index(row, "answerKey", tuple(letters)), id=str(row.get("id"))
+    )
+
+
+_commonsense = RowReader(table=Jsonl(), make=_parse_commonsense)
+COMMONSENSEQA = Task(
+    name="commonsenseqa",
+    kind="choice",
+    metrics=("choice_accuracy",),
+    splits={
+        "train": (SplitFile("train_rand_split.jsonl", _commonsense),),
+        "dev": (
+            SplitFile("dev_rand_split.jsonl", _commonsense),
+            SplitFile("dev.jsonl", _commonsense, rows=1221),
+        ),
+    },
+)
+"""CommonsenseQA: questions that need common sense, with five choices (Talmor et al., 2019)"""

@@ -1,0 +1,178 @@
+"""Text classification: IMDb (and its counterfactual part), AG News, SST-5, MR, MPQA, TREC and Emotion."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pretune.core.config import spec
+from pretune.core.errors import DataError
+from pretune.tasks.benchmarks.readers import Csv, Fields, LabelledLines, RowReader, Tsv, read_label_index
+from pretune.tasks.example import Example
+from pretune.tasks.table import Jsonl, TableRow, read_text
+from pretune.tasks.task import SplitFile, Task, Template
+
+_POLARITY = ("negative", "positive")
+
+
+@spec
+class FolderReader:
+    """A reader of one text per file, in a folder per label."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        for label, name in enumerate(self.names):
+            files = sorted((path / name).glob("*.txt"))
+            if not files:
+                raise DataError(f"{path / name}: no .txt files; expected one folder per label: {', '.join(self.names)}")
+            for file in files:
+                yield Example(text="".join(read_text(file)), label=label, id=f"{name}/{file.stem}")
+
+
+_reviews = FolderReader(names=("neg", "pos"))
+IMDB = Task(
+    name="imdb",
+    kind="classification",
+    metrics=("accuracy",),
+    labels=_POLARITY,
+    folders=("imdb", "aclImdb"),
+    splits={
+        "train": (SplitFile("train", _reviews),),
+        "test": (SplitFile("test", _reviews),),
+    },
+    template=Template(source="imdb sentence: {text}", targets=_POLARITY),
+)
+"""IMDb: sentiment of film reviews, as published in folders (Maas et al., 2011)"""
+
+_imdb_cf = RowReader(
+    table=Tsv(has_quotes=True), make=Fields(text="Text", label="Sentiment", labels=("Negative", "Positive"))
+)
+IMDB_CF = Task(
+    name="imdb_cf",
+    kind="classification",
+    metrics=("accuracy",),
+    labels=_POLARITY,
+    splits={
+        f"{split}{suffix}": (SplitFile(f"{part}_{split}.tsv", _imdb_cf, rows=rows),)
+        for part, suffix in (("orig", ""), ("revised", "_revised"))
+        for split, rows in (("train", 1707), ("dev", 245), ("test", 488))
+    },
+    template=Template(source="imdb sentence: {text}", targets=_POLARITY),
+)
+"""IMDb reviews, and the same edited to the opposite sentiment (Kaushik et al., 2020)"""
+
+_TOPICS = ("World", "Sports", "Business", "Sci/Tech")
+
+
+def _parse_article(row: TableRow) -> Example:
+    return Example(
+        text=f"{row.get_text('title')} {row.get_text('description')}",
+        label=read_label_index(row, "class", ("1", "2", "3", "4")),
+    )
+
+
+_ag_csv = RowReader(table=Csv(columns=("class", "title", "description")), make=_parse_article)
+_ag = RowReader(table=Tsv(columns=("text", "label")), make=Fields(text="text", label="label", labels=_TOPICS))
+AGNEWS = Task(
+    name="agnews",
+    kind="classification",
+    metrics=("accuracy",),
+    labels=_TOPICS,
+    folders=("agnews", "ag_news_csv"),
+    splits={
+        "train": (
+            SplitFile("train.csv", _ag_csv),
+            SplitFile("train_subset.tsv", _ag, rows=9994, is_partial=True),
+        ),
+        "test": (SplitFile("test.csv", _ag_csv), SplitFile("test.tsv", _ag, rows=7600)),
+    },
+    template=Template(source="agnews sentence: {text}", targets=_TOPICS),
+)
+"""AG News: the topic of a news item, one of four (Zhang et al., 2015)"""
+
+_SENTIMENTS = ("very negative", "negative", "neutral", "positive", "very positive")
+_sst5 = RowReader(table=LabelledLines(), make=Fields(text="text", label="label", labels=("0", "1", "2", "3", "4")))
+SST5 = Task(
+    name="sst5",
+    kind="classification",
+    metrics=("accuracy",),
+    labels=_SENTIMENTS,
+    splits={
+        split: (SplitFile(f"stsa.fine.{split}", _sst5, rows=rows),)
+        for split, rows in (("train", 8544), ("dev", 1101), ("test", 2210))
+    },
+    template=Template(source="sst5 sentence: {text}", targets=_SENTIMENTS),
+)
+"""SST-5: sentiment of sentences in five degrees (Socher et al., 2013)"""
+
+_polarity = RowReader(table=LabelledLines(), make=Fields(text="text", label="label", labels=("0", "1")))
+MR = Task(
+    name="mr",
+    kind="classification",
+    metrics=("accuracy",),
+    labels=_POLARITY,
+    splits={"all": (SplitFile("rt-polarity.all", _polarity, rows=10662),)},
+    template=Template(source="mr sentence: {text}", targets=_POLARITY),
+)
+"""MR: sentiment of sentences of film reviews, in one file (Pang and Lee, 2005)"""
+
+
+def _parse_phrase(row: TableRow) -> Example | None:
+    """Parse a phrase; three published lines have a label only, and are skipped."""
+    return _polarity.make(row) if row.get("text").strip() else None
+
+
+_phrases = RowReader(table=LabelledLines(), make=_parse_phrase)
+MPQA = Task(
+    name="mpqa",
+    kind="classification",
+    metrics=("accuracy",),
+    labels=_POLARITY,
+    splits={"all": (SplitFile("mpqa.all", _phrases, rows=10603),)},
+    template=Template(source="mpqa sentence: {text}", targets=_POLARITY),
+)
+"""MPQA: polarity of phrases of opinion, in one file (Wiebe et al., 2005)"""
+
+_QUESTION_TYPES = ("ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM")
+
+
+def _parse_question(row: TableRow) -> Example:
+    coarse, colon, fine = row.get_text("label").partition(":")
+    if coarse not in _QUESTION_TYPES or not colon:
+        raise DataError(
+            f"{row.location}: label must be COARSE:fine with COARSE one of {', '.join(_QUESTION_TYPES)}, "
+            f"got {row.get_text('label')[:40]!r}"
+        )
+    return Example(text=row.get_text("text"), label=_QUESTION_TYPES.index(coarse), facts={"fine": fine})
+
+
+# NOTE: the published files are not UTF-8.
+_trec = RowReader(table=LabelledLines(encoding="latin-1"), make=_parse_question)
+TREC = Task(
+    name="trec",
+    kind="classification",
+    metrics=("accuracy",),
+    labels=_QUESTION_TYPES,
+    folders=("trec", "TREC"),
+    splits={
+        "train": (SplitFile("train_5500.label", _trec),),
+        "test": (SplitFile("TREC_10.label", _trec),),
+    },
+    template=Template(source="trec sentence: {text}", targets=_QUESTION_TYPES),
+)
+"""TREC: the type of a question, one of six coarse classes (Li and Roth, 2002)"""
+
+_EMOTIONS = ("sadness", "joy", "love", "anger", "fear", "surprise")
+_emotion = RowReader(table=Jsonl(), make=Fields(text="text", label="label", labels=_EMOTIONS))
+EMOTION = Task(
+    name="emotion",
+    kind="classification",
+    metrics=("accuracy", "f1_macro"),
+    labels=_EMOTIONS,
+    splits={
+        "train": (SplitFile("train.jsonl", _emotion, rows=16000),),
+        "dev": (SplitFile("validation.jsonl", _emotion, rows=2000),),
+        "test": (SplitFile("test.jsonl", _emotion, rows=2000),),
+    },
+    template=Template(source="emotion sentence: {text}", targets=_EMOTIONS),
+)
+"""Emotion: the emotion of a tweet, one of six (Saravia et al., 2018)"""

@@ -1,0 +1,151 @@
+"""CoNLL columns: one word per line, blank lines between sentences; CoNLL-2003's named entities (Tjong Kim Sang, 2003).
+
+Published in IOB1, where an entity begins with I- unless it touches one of the same type. The reader converts to IOB2,
+where every entity begins with B-: the entities, and so their F1, are the same.
+
+    >>> to_iob2(["I-PER", "I-PER", "O", "I-ORG", "B-ORG", "I-LOC"])
+    ['B-PER', 'I-PER', 'O', 'B-ORG', 'B-ORG', 'B-LOC']
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pretune.core.config import spec
+from pretune.core.errors import DataError
+from pretune.core.format import join_names
+from pretune.tasks.example import Example
+from pretune.tasks.table import read_lines
+from pretune.tasks.task import SplitFile, Task
+
+_DOCUMENT = "-DOCSTART-"
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """Convert IOB1 or IOB2 tags to IOB2; other tags are unchanged."""
+    iob2_tags: list[str] = []
+    previous = "O"
+    for tag in tags:
+        starts = tag.startswith("I-") and (previous[:2] not in ("B-", "I-") or previous[2:] != tag[2:])
+        iob2_tags.append("B-" + tag[2:] if starts else tag)
+        previous = tag
+    return iob2_tags
+
+
+@spec
+class ConllReader:
+    """A reader of columns between blanks (or tabs): indices of the word and the tag column."""
+
+    word: int = 0
+    tag: int = -1
+    labels: tuple[str, ...] = ()  # allowed tags; empty: any
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        name, document = os.fspath(path), -1
+        for start, block in read_sentences(path):
+            if block[0][1][self.word] == _DOCUMENT:
+                document += 1
+                block = block[1:]
+            if not block:
+                continue
+            words = tuple(self._get_cell(cells, self.word, name, line) for line, cells in block)
+            tags = tuple(to_iob2([self._get_cell(cells, self.tag, name, line) for line, cells in block]))
+            for (line, _), tag in zip(block, tags, strict=True):
+                if self.labels and tag not in self.labels:
+                    raise DataError(f"{name}:{line}: tag must be one of {join_names(self.labels)}, got {tag[:40]!r}")
+            group = None if document < 0 else str(document)
+            yield Example(text=" ".join(words), words=words, tags=tags, id=str(start), group=group)
+
+    def _get_cell(self, cells: Sequence[str], index: int, name: str, line: int) -> str:
+        if not -len(cells) <= index < len(cells) or len(cells) < 2:
+            raise DataError(f"{name}:{line}: no column {index}, the line has {len(cells)}; expected a word and its tag")
+        return cells[index]
+
+
+def read_sentences(path: Path) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
+    """Yield (first line, [(line, cells), …]) of every block between blank lines."""
+    block: list[tuple[int, list[str]]] = []
+    for number, line in read_lines(path):
+        cells = line.split("\t") if "\t" in line else line.split()
+        if any(cell.strip() for cell in cells):
+            block.append((number, cells))
+        elif block:
+            yield block[0][0], block
+            block = []
+    if block:
+        yield block[0][0], block
+
+
+_NER = ("O", *(f"{part}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for part in "BI"))
+_conll = ConllReader(labels=_NER)
+CONLL2003 = Task(
+    name="conll2003",
+    kind="tagging",
+    metrics=("entity_f1", "tag_accuracy"),
+    labels=_NER,
+    splits={
+        "train": (SplitFile("eng.train", _conll, rows=14041),),
+        "dev": (SplitFile("eng.testa", _conll, rows=3250),),
+        "test": (SplitFile("eng.testb", _conll, rows=3453),),
+    },
+    group_field="group",
+)
+"""CoNLL-2003: persons, organizations, places and other names in the news (Tjong Kim Sang and De Meulder, 2003)"""
+
+
+UPOS = (
+    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM",
+    "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X",
+)  # fmt: skip
+"""The seventeen universal parts of speech."""
+
+
+@spec
+class ConlluReader:
+    """A reader of words and one column of tags: 3 for UPOS, 4 for XPOS."""
+
+    tag: int = 3
+    labels: tuple[str, ...] = UPOS
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        name = os.fspath(path)
+        for start, block in read_sentences(path):
+            comments: dict[str, str] = {}
+            words: list[str] = []
+            tags: list[str] = []
+            for line, cells in block:
+                if cells[0].startswith("#"):
+                    key, _, value = " ".join(cells).lstrip("# ").partition(" = ")
+                    comments[key] = value
+                    continue
+                if len(cells) != 10:
+                    raise DataError(f"{name}:{line}: a CoNLL-U line must have 10 columns, got {len(cells)}")
+                if cells[0].isdecimal():
+                    words.append(cells[1])
+                    tags.append(cells[self.tag])
+                    if self.labels and tags[-1] not in self.labels:
+                        raise DataError(
+                            f"{name}:{line}: tag must be one of {join_names(self.labels)}, got {tags[-1][:40]!r}"
+                        )
+            if words:
+                yield Example(
+                    text=comments.get("text", " ".join(words)),
+                    words=tuple(words),
+                    tags=tuple(tags),
+                    id=comments.get("sent_id", str(start)),
+                )
+
+
+_upos = ConlluReader()
+UD_EWT = Task(
+    name="ud_ewt",
+    kind="tagging",
+    metrics=("tag_accuracy",),
+    labels=UPOS,
+    splits={
+        "train": (SplitFile("en_ewt-ud-train.conllu", _upos, rows=12544),),
+        "dev": (SplitFile("en_ewt-ud-dev.conllu", _upos, rows=2001),),
+        "test": (SplitFile("en_ewt-ud-test.conllu", _upos, rows=2077),),
+    },
+)
+"""UD English EWT: universal parts of speech of web text (Silveira et al., 2014)"""

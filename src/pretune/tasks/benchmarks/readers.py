@@ -1,0 +1,131 @@
+"""Readers of published files: rows of TSV, CSV, JSONL and labelled lines, and their conversion to examples.
+
+    RowReader(table=Tsv(), make=Fields(text="sentence", label="label", labels=("0", "1")))
+
+reads a TSV file with a header. An invalid row raises an error with its file and line.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pretune.core.config import spec
+from pretune.core.errors import DataError
+from pretune.core.format import join_names
+from pretune.tasks.example import Example
+from pretune.tasks.table import Jsonl, TableRow, data_error, read_lines, read_text
+from pretune.text.corpora.tables import iter_delimited_rows
+
+
+@spec
+class Tsv:
+    """Tab-separated rows; `columns` are their names if there is no header. Quotes are literal unless `has_quotes`."""
+
+    columns: tuple[str, ...] = ()
+    delimiter: str = "\t"
+    has_quotes: bool = False
+    allow_extra_columns: bool = False  # allow further columns, which are ignored
+
+    def read_rows(self, path: Path) -> Iterator[TableRow]:
+        """Yield every row below the header."""
+        name = os.fspath(path)
+        rows = iter_delimited_rows(read_text(path), self.delimiter, self.has_quotes, name)
+        header = self.columns or tuple(next(rows, (0, []))[1])
+        for number, cells in rows:
+            if len(cells) < len(header) or (len(cells) > len(header) and not self.allow_extra_columns):
+                raise DataError(f"{name}:{number}: expected {len(header)} columns, got {len(cells)}")
+            yield TableRow(f"{name}:{number}", dict(zip(header, cells, strict=False)))
+
+
+def Csv(columns: tuple[str, ...] = ()) -> Tsv:  # noqa: N802 (a constructor)
+    """Return the format of comma-separated rows, whose fields may be quoted."""
+    return Tsv(columns=columns, delimiter=",", has_quotes=True)
+
+
+@spec
+class LabelledLines:
+    """One label, a space, and the text per line."""
+
+    encoding: str | None = None
+
+    def read_rows(self, path: Path) -> Iterator[TableRow]:
+        """Yield every line as `label` and `text`."""
+        for number, line in read_lines(path, self.encoding):
+            if line.strip():
+                label, space, text = line.partition(" ")
+                if not space:
+                    raise DataError(f"{path}:{number}: expected a label, a space and a text, got {line[:40]!r}")
+                yield TableRow(f"{path}:{number}", {"label": label, "text": text})
+
+
+@spec
+class Fields:
+    """Columns of an example; `labels` are the labels as spelled in the file, in the order of the task's."""
+
+    text: str
+    pair: str | None = None
+    label: str | None = None
+    labels: tuple[str, ...] = ()
+    scale: tuple[float, float] | None = None
+    target: str | None = None
+    id: str | None = None
+    group: str | None = None
+    facts: tuple[str, ...] = ()
+
+    def __call__(self, row: TableRow) -> Example:
+        label: int | float | None = None
+        if self.label is not None:
+            label = (
+                read_score(row, self.label, self.scale)
+                if self.scale
+                else read_label_index(row, self.label, self.labels)
+            )
+        return Example(
+            text=row.get_text(self.text),
+            pair=None if self.pair is None else row.get_text(self.pair),
+            label=label,
+            target=None if self.target is None else row.get_text(self.target),
+            id="" if self.id is None else str(row.get(self.id)),
+            group=None if self.group is None else str(row.get(self.group)),
+            facts={name: str(row.get(name)) for name in self.facts},
+        )
+
+
+@spec
+class RowReader:
+    """A reader: a table, and a function from a row to an example (None: the row is skipped)."""
+
+    table: Tsv | Jsonl | LabelledLines
+    make: Callable[[TableRow], Example | None]
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        for row in self.table.read_rows(path):
+            example = self.make(row)
+            if example is not None:
+                yield example
+
+
+def read_label_index(row: TableRow, column: str, labels: tuple[str, ...]) -> int:
+    """Return the index of a row's label."""
+    value = row.get(column)
+    if str(value) not in labels:
+        raise data_error(
+            f"{row.location}: label in '{column}' must be one of {join_names(labels)}, got {str(value)[:40]!r}"
+        )
+    return labels.index(str(value))
+
+
+def read_score(row: TableRow, column: str, scale: tuple[float, float]) -> float:
+    """Return the score of a row, which must be within the scale."""
+    value = row.get(column)
+    low, high = scale
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not low <= number <= high:
+        raise DataError(
+            f"{row.location}: score in '{column}' must be from {low:g} to {high:g}, got {str(value)[:40]!r}"
+        )
+    return number

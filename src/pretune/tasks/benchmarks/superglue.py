@@ -1,0 +1,310 @@
+"""SuperGLUE (Wang et al., 2019): BoolQ, CB, RTE, WiC, WSC, AX-b, AX-g, MultiRC and ReCoRD; COPA is in `choice`.
+
+In WiC and WSC the word in question is marked with asterisks in the text, as in T5.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pretune.core.errors import DataError
+from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, read_label_index
+from pretune.tasks.example import Example
+from pretune.tasks.table import Jsonl, TableRow, read_lines
+from pretune.tasks.task import SplitFile, Task, Template
+
+BOOLEAN_LABELS = ("False", "True")
+"""SuperGLUE's labels for no and yes, in this order."""
+
+_ENTAILMENT = ("entailment", "not_entailment")
+_CB_LABELS = ("entailment", "contradiction", "neutral")
+
+_boolq = RowReader(
+    table=Jsonl(), make=Fields(text="question", pair="passage", label="label", labels=BOOLEAN_LABELS, id="idx")
+)
+BOOLQ = Task(
+    name="boolq",
+    kind="pair",
+    metrics=("accuracy",),
+    labels=BOOLEAN_LABELS,
+    folders=("boolq", "BoolQ"),
+    splits={
+        "train": (SplitFile("train.jsonl", _boolq),),
+        "dev": (SplitFile("val.jsonl", _boolq, rows=3270),),
+        "train32": (SplitFile("train32.jsonl", _boolq, rows=32),),
+        "dev32": (SplitFile("dev32.jsonl", _boolq, rows=32),),
+    },
+    template=Template(source="boolq question: {text} passage: {pair}", targets=BOOLEAN_LABELS),
+)
+"""BoolQ: yes/no questions about a passage (Clark et al., 2019)"""
+
+_cb = RowReader(
+    table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_CB_LABELS, id="idx")
+)
+CB = Task(
+    name="cb",
+    kind="pair",
+    metrics=("accuracy_f1_macro",),
+    labels=_CB_LABELS,
+    folders=("cb", "CB"),
+    splits={
+        "train": (SplitFile("train.jsonl", _cb, rows=250),),
+        "dev": (SplitFile("val.jsonl", _cb, rows=56),),
+    },
+    template=Template(source="cb hypothesis: {pair} premise: {text}", targets=_CB_LABELS),
+)
+"""CB: is the writer of a text committed to one of its clauses? (de Marneffe et al., 2019)"""
+
+_rte = RowReader(
+    table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_ENTAILMENT, id="idx")
+)
+RTE = Task(
+    name="superglue_rte",
+    kind="pair",
+    metrics=("accuracy",),
+    labels=_ENTAILMENT,
+    folders=("superglue_rte", "RTE"),
+    splits={
+        "train": (SplitFile("train.jsonl", _rte, rows=2490),),
+        "dev": (SplitFile("val.jsonl", _rte, rows=277),),
+    },
+    template=Template(source="rte hypothesis: {pair} premise: {text}", targets=_ENTAILMENT),
+)
+"""RTE in SuperGLUE's format; the same pairs as GLUE's"""
+
+
+def _parse_wic(row: TableRow) -> Example:
+    sides = []
+    for side in (1, 2):
+        text, start, end = row.get_text(f"sentence{side}"), row.get(f"start{side}"), row.get(f"end{side}")
+        if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)):
+            raise DataError(f"{row.location}: start{side}, end{side} must be inside the sentence, got ({start}, {end})")
+        sides.append(f"{text[:start]}*{text[start:end]}*{text[end:]}")
+    return Example(
+        text=sides[0],
+        pair=sides[1],
+        label=read_label_index(row, "label", BOOLEAN_LABELS) if "label" in row.values else None,
+        id=str(row.get("idx")),
+        facts={name: row.get_text(name) for name in ("word", "sentence1", "sentence2")},
+    )
+
+
+def read_wic(path: Path) -> Iterator[Example]:
+    """Yield WiC's published pairs, whose word is given by word index; the labels T and F are in a second file."""
+    label_file = path.with_name(path.name.replace(".data.", ".gold."))
+    if not label_file.exists():
+        raise DataError(f"{label_file}: no such file; it must hold the labels of {path.name}")
+    label_rows = [
+        TableRow(f"{label_file}:{number}", {"label": line.strip()})
+        for number, line in read_lines(label_file)
+        if line.strip()
+    ]
+    rows = [*Tsv(columns=("word", "pos", "places", "sentence1", "sentence2")).read_rows(path)]
+    if len(label_rows) != len(rows):
+        raise DataError(
+            f"{label_file}: {len(label_rows)} labels for the {len(rows)} pairs of {path.name}; fetch both files again"
+        )
+    for number, (row, label) in enumerate(zip(rows, label_rows, strict=True)):
+        first, _, second = row.get_text("places").partition("-")
+        yield Example(
+            text=_mark_word(row, "sentence1", first),
+            pair=_mark_word(row, "sentence2", second),
+            label=read_label_index(label, "label", ("F", "T")),
+            id=str(number),
+            facts={name: row.get_text(name) for name in ("word", "sentence1", "sentence2")},
+        )
+
+
+def _mark_word(row: TableRow, side: str, place: str) -> str:
+    words = row.get_text(side).split()
+    if not place.isdecimal() or int(place) >= len(words):
+        raise DataError(
+            f"{row.location}: word index {row.get_text('places')[:40]!r} does not fit a sentence of {len(words)} words"
+        )
+    words[int(place)] = f"*{words[int(place)]}*"
+    return " ".join(words)
+
+
+_wic = RowReader(table=Jsonl(), make=_parse_wic)
+WIC = Task(
+    name="wic",
+    kind="pair",
+    metrics=("accuracy",),
+    labels=BOOLEAN_LABELS,
+    folders=("wic", "WiC", "WiC_dataset"),
+    splits={
+        "train": (SplitFile("train.jsonl", _wic), SplitFile("train/train.data.txt", read_wic)),
+        "dev": (SplitFile("val.jsonl", _wic), SplitFile("dev/dev.data.txt", read_wic)),
+        # SuperGLUE's test set has no labels.
+        "test": (SplitFile("test/test.data.txt", read_wic),),
+    },
+    template=Template(source="wic sentence1: {sentence1} sentence2: {sentence2} word: {word}", targets=BOOLEAN_LABELS),
+)
+"""WiC: does a word have the same meaning in two sentences? (Pilehvar and Camacho-Collados, 2019)"""
+
+
+def _parse_wsc(row: TableRow) -> Example:
+    text, target = row.get_text("text"), row.get("target")
+    pronoun = target["span2_text"]
+    starts = [match.start() for match in re.finditer(r"\S+", text)]  # spans are counted in words
+    expected_start = starts[min(target["span2_index"], len(starts) - 1)]
+    places = [match.start() for match in re.finditer(rf"\b{re.escape(pronoun)}\b", text, re.IGNORECASE)]
+    if not places:
+        raise DataError(f"{row.location}: pronoun {pronoun[:40]!r} is not in the text")
+    start = min(places, key=lambda place: abs(place - expected_start))
+    end = start + len(pronoun)
+    return Example(
+        text=f"{text[:start]}*{text[start:end]}*{text[end:]}",
+        pair=" ".join(target["span1_text"].split()),
+        label=read_label_index(row, "label", BOOLEAN_LABELS) if "label" in row.values else None,
+        id=str(row.get("idx")),
+        facts={"plain": text, "pronoun": pronoun},
+    )
+
+
+_wsc = RowReader(table=Jsonl(), make=_parse_wsc)
+WSC = Task(
+    name="wsc",
+    kind="pair",
+    metrics=("accuracy",),
+    labels=BOOLEAN_LABELS,
+    folders=("wsc", "WSC"),
+    splits={
+        "train": (SplitFile("train.jsonl", _wsc, rows=554),),
+        "dev": (SplitFile("val.jsonl", _wsc, rows=104),),
+    },
+    template=Template(source="wsc: {text} noun: {pair}", targets=BOOLEAN_LABELS),
+)
+"""WSC: does a pronoun refer to this noun? (Levesque et al., 2012)"""
+
+_axb = RowReader(
+    table=Jsonl(),
+    make=Fields(text="sentence1", pair="sentence2", label="label", labels=_ENTAILMENT, id="idx"),
+)
+_axg = RowReader(
+    table=Jsonl(),
+    make=Fields(text="premise", pair="hypothesis", label="label", labels=_ENTAILMENT, id="idx", group="pair_id"),
+)
+AXB = Task(
+    name="superglue_axb",
+    kind="pair",
+    metrics=("matthews",),
+    labels=_ENTAILMENT,
+    folders=("superglue_ax", "AX-b"),
+    splits={"test": (SplitFile("AX-b.jsonl", _axb, rows=1104),)},
+    template=Template(source="rte hypothesis: {pair} premise: {text}", targets=_ENTAILMENT),
+)
+"""AX-b: SuperGLUE's broad diagnostic of entailment, for models of RTE"""
+
+AXG = Task(
+    name="superglue_axg",
+    kind="pair",
+    metrics=("accuracy", "gender_parity"),
+    labels=_ENTAILMENT,
+    folders=("superglue_ax", "AX-g"),
+    splits={"test": (SplitFile("AX-g.jsonl", _axg, rows=356),)},
+    template=Template(source="rte hypothesis: {pair} premise: {text}", targets=_ENTAILMENT),
+)
+"""AX-g: SuperGLUE's Winogender pairs, which differ in a pronoun (Rudinger et al., 2018), for models of RTE"""
+
+AX = Task(
+    name="superglue_ax",
+    kind="pair",
+    metrics=("matthews", "accuracy"),
+    labels=_ENTAILMENT,
+    splits={"test": AXB.splits["test"], "test_gender": AXG.splits["test"]},
+    template=Template(source="rte hypothesis: {pair} premise: {text}", targets=_ENTAILMENT),
+)
+"""SuperGLUE's two diagnostics of entailment: AX-b as `test`, AX-g as `test_gender`"""
+
+
+def read_multirc(path: Path) -> Iterator[Example]:
+    """Yield every answer of every question of every passage."""
+    for row in Jsonl().read_rows(path):
+        try:
+            yield from _parse_answers(row)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{row.location}: not a passage with questions and answers ({error!r})") from None
+
+
+def _parse_answers(row: TableRow) -> Iterator[Example]:
+    passage = row.get("passage")
+    for question in passage["questions"]:
+        for answer in question["answers"]:
+            yield Example(
+                text=passage["text"],
+                pair=f"{question['question']} {answer['text']}",
+                label=int(answer["label"]) if "label" in answer else None,
+                id=f"{row.get('idx')}-{question['idx']}-{answer['idx']}",
+                group=f"{row.get('idx')}-{question['idx']}",
+                facts={"question": question["question"], "answer": answer["text"]},
+            )
+
+
+MULTIRC = Task(
+    name="multirc",
+    kind="pair",
+    metrics=("multirc",),
+    labels=BOOLEAN_LABELS,
+    folders=("multirc", "MultiRC"),
+    splits={
+        "train": (SplitFile("train.jsonl", read_multirc, rows=27243),),
+        "dev": (SplitFile("val.jsonl", read_multirc, rows=4848),),
+    },
+    template=Template(source="multirc question: {question} answer: {answer} paragraph: {text}", targets=BOOLEAN_LABELS),
+    group_field="text",
+)
+"""MultiRC: which of a question's answers are correct? Any number may be (Khashabi et al., 2018)"""
+
+
+def read_record(path: Path) -> Iterator[Example]:
+    """Yield every query of every passage; the label is the first correct choice, `answers` are all."""
+    for row in Jsonl().read_rows(path):
+        try:
+            yield from _parse_queries(row)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{row.location}: not a passage with entities and queries ({error!r})") from None
+
+
+def _parse_queries(row: TableRow) -> Iterator[Example]:
+    passage = row.get("passage")["text"]
+    places = sorted((place["start"], place["end"] + 1) for place in row.get("passage")["entities"])
+    names = tuple(dict.fromkeys(passage[start:end] for start, end in places))
+    text = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", passage)
+    text = text.replace("\n@highlight\n", ". ")
+    for query in row.get("qas"):
+        answers = tuple(dict.fromkeys(answer["text"] for answer in query.get("answers", ())))
+        correct = [index for index, name in enumerate(names) if name in answers]
+        if answers and not correct:
+            raise DataError(f"{row.location}: no answer of query {query['idx']} is an entity of the passage")
+        yield Example(
+            text=text,
+            pair=query["query"],
+            choices=names,
+            label=correct[0] if correct else None,
+            answers=answers,
+            id=f"{row.get('idx')}-{query['idx']}",
+            group=str(row.get("idx")),
+            facts={"entities": ", ".join(names)},
+        )
+
+
+RECORD = Task(
+    name="record",
+    kind="choice",
+    metrics=("record",),
+    folders=("record", "ReCoRD"),
+    splits={
+        "train": (
+            SplitFile("train.jsonl", read_record),
+            SplitFile("train32.jsonl", read_record, rows=32, is_partial=True),
+        ),
+        "dev": (
+            SplitFile("val.jsonl", read_record),
+            SplitFile("dev32.jsonl", read_record, rows=32, is_partial=True),
+        ),
+    },
+    template=Template(source="record query: {pair} entities: {entities} passage: {text}", target="{answer}"),
+    group_field="group",
+)
+"""ReCoRD: which entity of a passage fills the blank in a sentence? (Zhang et al., 2018)"""

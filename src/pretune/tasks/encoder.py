@@ -1,0 +1,211 @@
+"""`TaskEncoder`: the examples of a task as sequences for a model and its head; and the head of a task for a model.
+
+model = adapt(pt.load("runs/base"), build_head(task, base.spec, base.tokenizer))
+encoder = TaskEncoder.from_task(task, model)
+items = encoder.encode(parts.train)                # items.counts: truncation statistics
+stream = TaskStream(items, batch=32, seed=0)       # for `training.dataloader`
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from pretune.adaptation.adapted import ModelWithHead
+from pretune.adaptation.heads.base import TaskHead, use_stored_pooling
+from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.encoder_decoder import build_encoder_decoder_inputs
+from pretune.adaptation.heads.generation import Generation
+from pretune.core.errors import DataError, UsageError
+from pretune.data.sequences import Ints
+from pretune.data.virtual_tokens import reserve
+from pretune.inference.text_model import get_tokenizer
+from pretune.models.model import LanguageModel
+from pretune.models.spec import Model
+from pretune.tasks.encoding import EncodingRules, Items, build_task_template, compact
+from pretune.tasks.example import Example
+from pretune.tasks.task import Task
+from pretune.tasks.types.text_to_text import TextToText, encode_text_to_text
+from pretune.text.tokenizer import Tokenizer
+
+MAX_DEFAULT_LENGTH = 512
+"""Maximum of the default length if texts are long."""
+LENGTH_SAMPLE, MAX_TRUNCATED_SHARE = 500, 0.05
+"""Examples that are sampled to choose the default length, and the share of them that may be truncated."""
+MAX_TEXT_TOKENS, MAX_LABEL_TOKENS = 64, 16
+"""Maximum tokens of a generated answer: of a text, and of a label."""
+
+
+def build_head(
+    task: Task,
+    model: LanguageModel | Model,
+    tokenizer: Any = None,
+    *,
+    text_to_text: bool | None = None,
+    lm_loss_weight: float = 0.0,
+) -> TaskHead:
+    """Return the resolved head of a task for a model (or a spec); reject a model that cannot have it.
+
+    With `text_to_text` the answer is generated, by the task's template. That is the default for an encoder-decoder
+    whose vocabulary has sentinels (it was pre-trained to generate) if the task has a template. `lm_loss_weight` is the
+    weight of the auxiliary language modeling loss of a classification (Radford et al., 2018).
+    """
+    spec = model.spec if isinstance(model, LanguageModel) else model
+    if tokenizer is None and isinstance(model, LanguageModel) and model.tokenizer is not None:
+        tokenizer = get_tokenizer(model)
+    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        tokenizer = Tokenizer(tokenizer)
+    if text_to_text is None:
+        text_to_text = bool(
+            spec.shape == "encoder-decoder" and spec.head and task.template and tokenizer and tokenizer.sentinels
+        )
+    if text_to_text and not task.type.has_template:
+        raise UsageError(f"task '{task.name}' has no template, so it cannot be text-to-text")
+    head: TaskHead = Generation() if text_to_text else task.type.build_head()
+    if lm_loss_weight and not text_to_text:
+        if not isinstance(head, Classification):
+            raise UsageError(f"a language modeling loss needs a classification task; '{task.name}' is {task.kind}")
+        head = replace(head, lm_loss_weight=lm_loss_weight)
+    if isinstance(model, LanguageModel):
+        head = use_stored_pooling(head, model)
+    return head.resolve(spec)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEncoder:
+    """A task's encoding rules, the head, and the number of slots for a prompt."""
+
+    rules: EncodingRules
+    head: TaskHead
+    slots: int = 0
+
+    @classmethod
+    def from_task(
+        cls,
+        task: Task,
+        model: ModelWithHead,
+        tokenizer: Tokenizer | None = None,
+        *,
+        max_length: int | None = None,
+        stride: int = 128,
+        slots: int = 0,
+        scale: tuple[float, float] | None = None,
+        max_new_tokens: int | None = None,
+        examples: Sequence[Example] = (),
+    ) -> Self:
+        """Return the encoder of a task for a model; lengths default to the type's usual ones, within the model's limit.
+
+        With `examples` the default length is doubled, up to twice, if too many of them would be truncated.
+        """
+        tokenizer = tokenizer or get_tokenizer(model)
+        spec, is_generative = model.model.spec, isinstance(model.spec, Generation)
+        stacks = (model.model.encoder, model.model.decoder)
+        # The keys of a prefix take positions too.
+        reserved_positions = slots + max(stack.prefix_length if stack else 0 for stack in stacks)
+        if tokenizer.vocab > spec.vocab:
+            raise UsageError(
+                f"the tokenizer has {tokenizer.vocab} tokens, the model {spec.vocab}; use the model's own tokenizer"
+            )
+        scale = scale or task.scale
+        if scale is not None and not scale[0] < scale[1]:
+            raise UsageError(f"scale must be (low, high) with low < high, got ({scale[0]}, {scale[1]})")
+        rules = EncodingRules(
+            task=task,
+            spec=spec,
+            tokenizer=tokenizer,
+            sequence_template=build_task_template(tokenizer, spec),
+            max_length=_resolve_length(task, spec.max_length, max_length, reserved_positions, is_generative),
+            stride=stride,
+            max_new_tokens=_resolve_max_new_tokens(task, spec.max_length, max_new_tokens) if is_generative else 0,
+            scale=scale,
+            has_lm_loss=isinstance(model.spec, Classification) and model.spec.lm_loss_weight > 0,
+        )
+        encoder = cls(rules, model.spec, slots)
+        max_default = min(
+            spec.max_length - reserved_positions if spec.max_length else MAX_DEFAULT_LENGTH, MAX_DEFAULT_LENGTH
+        )
+        while (
+            max_length is None
+            and examples
+            and encoder.rules.max_length < max_default
+            and encoder._truncates_many(examples)
+        ):
+            encoder = replace(
+                encoder, rules=replace(encoder.rules, max_length=min(2 * encoder.rules.max_length, max_default))
+            )
+        return encoder
+
+    def _truncates_many(self, examples: Sequence[Example]) -> bool:
+        """Return True if more than a few of the sampled examples are truncated."""
+        sample = examples[:: max(len(examples) // LENGTH_SAMPLE, 1)]
+        return self.encode(sample, training=False).counts.truncated_share > MAX_TRUNCATED_SHARE
+
+    @property
+    def task(self) -> Task:
+        """The encoded task."""
+        return self.rules.task
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes or tags, in order."""
+        return self.task.labels
+
+    @property
+    def is_generative(self) -> bool:
+        """True if the model generates its answers as text."""
+        return isinstance(self.head, Generation)
+
+    def encode(self, examples: Sequence[Example], *, training: bool = True) -> Items:
+        """Encode examples; with `training` also their labels, which every example must have."""
+        if not examples:
+            raise DataError(f"task '{self.task.name}': no examples to encode; pass at least one")
+        if self.is_generative:
+            return self._finalize(encode_text_to_text(self.rules, examples, training=training))
+        items = self.task.type.encode(self.rules, examples, training=training)
+        return self._finalize(replace(items, sequences=build_encoder_decoder_inputs(items.sequences, self.rules.spec)))
+
+    def _finalize(self, items: Items) -> Items:
+        """Add the slots, and drop the fields that no batch uses."""
+        alignment = items.alignment
+        sequences = replace(items.sequences, special=None)
+        if self.slots:
+            if alignment is not None and sequences.source is None:
+                alignment = _shift_alignment(alignment, sequences.offsets, self.slots)
+            sequences = reserve(sequences, self.slots)
+        longest = items.counts.longest + self.slots
+        return replace(
+            items, sequences=compact(sequences), alignment=alignment, counts=replace(items.counts, longest=longest)
+        )  # fmt: skip
+
+
+def _shift_alignment(alignment: Ints, offsets: Ints, slots: int) -> Ints:
+    """Insert -1 at the slots before each sequence."""
+    return np.insert(alignment, np.repeat(offsets[:-1], slots), -1)
+
+
+def _resolve_length(
+    task: Task, max_positions: int | None, max_length: int | None, slots: int, is_generative: bool
+) -> int:
+    default_length = TextToText.default_length if is_generative else task.type.default_length
+    max_text_length = None if max_positions is None else max_positions - slots
+    if max_length is None:
+        max_length = default_length if max_text_length is None else min(default_length, max_text_length)
+    if max_text_length is not None and max_length > max_text_length:
+        slots_note = f" minus {slots} virtual tokens" if slots else ""
+        raise UsageError(
+            f"max_length must be <= {max_text_length} (positions of this model{slots_note}), got {max_length}"
+        )
+    if max_length < 2:
+        raise UsageError(f"max_length must be >= 2, got {max_length}")
+    return max_length
+
+
+def _resolve_max_new_tokens(task: Task, max_positions: int | None, max_new_tokens: int | None) -> int:
+    has_short_answers = task.template is not None and (task.template.targets or task.scale)
+    limit: Any = (
+        max_new_tokens if max_new_tokens is not None else MAX_LABEL_TOKENS if has_short_answers else MAX_TEXT_TOKENS
+    )
+    if limit < 1:
+        raise UsageError(f"max_new_tokens must be >= 1, got {limit}")
+    return int(limit) if max_positions is None else min(int(limit), max(max_positions - 4, 1))

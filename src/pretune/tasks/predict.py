@@ -1,0 +1,154 @@
+"""Predictions of a model for the examples of any task: logits of items or generated texts, decoded by the type.
+
+    predictions = predict(model, encoder, parts.dev)
+    task.type.score(parts.dev, predictions)              # {'f1': 0.88, 'exact_match': 0.81}: the headline first
+
+Sequences are packed into rows; each is computed once, without loss, and filler is removed from the result.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pretune.adaptation.adapted import ModelWithHead
+from pretune.core.errors import UsageError
+from pretune.data.inference_batches import pack_batches
+from pretune.data.sequences import spread
+from pretune.inference.decode import generate_tokens
+from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch
+from pretune.inference.text_model import check_outputs, eval_mode
+from pretune.metrics.numeric import perplexity
+from pretune.tasks.encoder import TaskEncoder
+from pretune.tasks.encoding import Floats, Items
+from pretune.tasks.example import Example, Prediction
+from pretune.tasks.types.text_to_text import count_answer_specials, get_end_tokens, get_start_token
+
+ProgressCallback = Callable[[int, int], None]
+"""Called with the number of finished examples, and of all."""
+BATCH_TOKENS = 16384
+"""Tokens of a batch."""
+GROUP_SIZE = 256
+"""Examples between two progress reports of generation."""
+
+
+def predict(
+    model: ModelWithHead,
+    encoder: TaskEncoder,
+    examples: Sequence[Example],
+    *,
+    tokens: int = BATCH_TOKENS,
+    precision: torch.dtype | None = None,
+    beams: int = 1,
+    on_progress: ProgressCallback | None = None,
+) -> list[Prediction]:
+    """Return one prediction per example, in order; labels are not used. `beams` is for generated answers."""
+    if beams < 1 or (beams > 1 and not encoder.is_generative):
+        raise UsageError(f"beams must be >= 1, and 1 for a model that does not generate its answers, got {beams}")
+    if encoder.is_generative:
+        return generate_texts(model, encoder, examples, beams=beams, precision=precision, on_progress=on_progress)
+    items, task_type = encoder.encode(examples, training=False), encoder.task.type
+    logits = compute_logits(
+        model, items, per_token=task_type.per_token, tokens=tokens, precision=precision, on_progress=on_progress
+    )
+    return task_type.decode(encoder, examples, items, logits)
+
+
+def compute_logits(
+    model: nn.Module,
+    items: Items,
+    *,
+    per_token: bool,
+    tokens: int,
+    precision: torch.dtype | None = None,
+    on_progress: ProgressCallback | None = None,
+) -> Floats:
+    """Return `[S, K]`, or with `per_token` `[T, K]`; a batch has about `tokens` tokens."""
+    sequences = replace(items.sequences, labels=None, targets=None)
+    device = next(model.parameters()).device
+    logits: Floats | None = None
+    count_done = 0
+    with eval_mode(model), torch.compiler.set_stance("force_eager"):
+        for part in pack_batches(sequences, tokens=tokens, device=device.type):
+            indices = part.indices
+            with torch.autocast(device.type, precision, enabled=precision is not None):
+                out = model(part.batch.to(device)).float().cpu()
+            # A layout has more cells than sequences, so as many rows as sequences have no filler.
+            has_filler = per_token or len(out) != len(indices)
+            values = (out[part.token_positions if per_token else part.cells] if has_filler else out).numpy()
+            check_outputs(values, "logits")
+            size = len(sequences.tokens) if per_token else len(sequences)
+            if logits is None:
+                logits = np.zeros((size, values.shape[1]), dtype=np.float32)
+            position: Any = (
+                spread(sequences.offsets[:-1][indices], sequences.lengths[indices]) if per_token else indices
+            )
+            logits[position] = values
+            count_done += len(indices)
+            if on_progress is not None:
+                on_progress(count_done, len(sequences))
+    assert logits is not None
+    return logits
+
+
+def generate_texts(
+    model: nn.Module,
+    encoder: TaskEncoder,
+    examples: Sequence[Example],
+    *,
+    beams: int = 1,
+    precision: torch.dtype | None = None,
+    on_progress: ProgressCallback | None = None,
+) -> list[Prediction]:
+    """Generate an answer for each example."""
+    rules = encoder.rules
+    no_slots = replace(encoder, slots=0)  # decoding reserves the slots itself
+    items = no_slots.encode(examples, training=False).sequences
+    side = items if items.source is None else items.source
+    prompts = [side.tokens[start:end].tolist() for start, end in zip(side.offsets[:-1], side.offsets[1:], strict=True)]
+    tokens = GenerationTokens(
+        start=get_start_token(rules) if rules.spec.is_encoder_decoder else None, eos=get_end_tokens(rules)
+    )
+    search = GreedySearch() if beams == 1 else BeamSearch(beams=beams)
+    decoding = GenerationConfig(max_new_tokens=rules.max_new_tokens + count_answer_specials(rules), search=search)
+    device = next(model.parameters()).device
+    predictions: list[Prediction] = []
+    for first in range(0, len(prompts), GROUP_SIZE):
+        with torch.autocast(device.type, precision, enabled=precision is not None):
+            outputs = generate_tokens(model, prompts[first : first + GROUP_SIZE], decoding, generation_tokens=tokens)
+        texts = [rules.tokenizer.decode(output[0].tokens, special=False).strip() for output in outputs]
+        predictions += [
+            rules.task.type.parse_answer(rules, example, text)
+            for example, text in zip(examples[first:], texts, strict=False)
+        ]
+        if on_progress is not None:
+            on_progress(len(predictions), len(examples))
+    return predictions
+
+
+def answer_perplexity(
+    model: ModelWithHead,
+    encoder: TaskEncoder,
+    examples: Sequence[Example],
+    *,
+    tokens: int = 16384,
+    precision: torch.dtype | None = None,
+) -> float:
+    """Return the perplexity per token of the answers, including their end tokens; of truncated ones, of the rest.
+
+    Models with different vocabularies have different tokens, so they cannot be compared by it.
+    """
+    if not encoder.is_generative:
+        raise UsageError("perplexity needs a model that generates its answers; this one has a head")
+    sequences = encoder.encode(examples).sequences
+    device = next(model.parameters()).device
+    nats = units = 0.0
+    with eval_mode(model), torch.compiler.set_stance("force_eager"):
+        for _, _, batch in pack_batches(sequences, tokens=tokens, device=device.type):
+            with torch.autocast(device.type, precision, enabled=precision is not None):
+                loss = model.spec.loss(model, batch.to(device))
+            nats, units = nats + float(loss.sum), units + float(loss.count)
+    return perplexity(nats, units)

@@ -1,0 +1,224 @@
+"""Multiple choice among continuations, answers or endings.
+
+    [CLS] he took the ball and [SEP] threw it [SEP]     [CLS] he took the ball and [SEP] ate it [SEP]
+
+Each option is a sequence with its context; the options of a question form one item. If the text has a blank, the option
+fills it: WinoGrande's "_", ReCoRD's "@placeholder". Users' tables have a text, its choices ("choices": a list, or
+columns choice1, choice2, …, or A, B, …) and the correct one.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from pretune.adaptation.heads.base import TaskHead
+from pretune.adaptation.heads.choice import Choice, build_group_labels
+from pretune.core.config import spec
+from pretune.core.errors import DataError
+from pretune.core.seed import mix
+from pretune.metrics.question_answering import normalise
+from pretune.tasks.encoding import Counts, EncodingRules, Floats, Items, build_items, read_classes
+from pretune.tasks.example import Example, Prediction, format_example
+from pretune.tasks.table import TableRow, data_error
+from pretune.tasks.task import Task
+from pretune.tasks.types.base import LabelsAndPredictions, TaskType
+from pretune.tasks.types.classification import choose_best
+from pretune.tasks.user_table import TableReader, UserTables
+
+if TYPE_CHECKING:
+    from pretune.tasks.encoder import TaskEncoder
+
+MAX_OPTIONS = 8
+"""Maximum options per question in training: the correct one, and sampled others. Predictions use all."""
+
+PLACEHOLDER = "@placeholder"
+BLANK_PATTERN = re.compile(r"(?<![\w_])_(?![\w_])")
+_CHOICE_LISTS = ("choices", "options", "endings")
+_NUMBERED_COLUMN = re.compile(r"(?:choice|option|ending|answer)_?(\d+)", re.IGNORECASE)
+
+
+class MultipleChoice(TaskType):
+    """One of several options for a text."""
+
+    default_length = 256
+    allows_pair = False
+    has_single_text = False
+    evaluator = "few_shot"
+    prompt = "{text} {answer}"
+    baselines: ClassVar = {"majority": "frequent_place", "svm": "tfidf", "vectors": "choice_vectors"}
+    errors_view = "options"
+
+    def build_head(self) -> TaskHead:
+        return Choice()
+
+    def count_options(self, example: Example) -> int:
+        return len(example.choices)
+
+    def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
+        """Encode the options of each example; in training those of a question form one item."""
+        count = len(examples)
+        for number, example in enumerate(examples):
+            if not example.choices:
+                raise DataError(f"task '{self.task.name}': example {number} ({format_example(example)}) has no choices")
+        correct = read_classes(self.task, examples) if training else np.zeros(count, dtype=np.int64)
+        options_by_example = [
+            _sample_options(len(example.choices), int(label), number) if training else [*range(len(example.choices))]
+            for number, (example, label) in enumerate(zip(examples, correct, strict=True))
+        ]
+        contexts = [split_context(example) for example in examples]
+        sizes = np.array([len(options) for options in options_by_example], dtype=np.int64)
+        owner = np.repeat(np.arange(count), sizes)
+        pool = rules.tokenize(
+            [
+                *(first for first, _ in contexts),
+                *(contexts[index][1][option] for index, options in enumerate(options_by_example) for option in options),
+            ]
+        )
+        layout, lost = rules.fit(pool, owner, count + np.arange(len(owner)))
+        lost_by_example = np.bincount(owner, weights=lost, minlength=count).astype(np.int64)
+        text = pool.lengths[owner] + pool.lengths[count:]
+        counts = Counts(
+            examples=count,
+            cut=int((lost_by_example > 0).sum()),
+            lost=int(lost_by_example.sum()),
+            empty=int((text == 0).sum()),
+            options_left=sum(len(example.choices) for example in examples) - len(owner),
+        )
+        sequences = rules.set_segments(layout.sequences)
+        if not training:
+            return build_items(sequences, examples=owner, counts=counts)
+        places = np.array(
+            [options.index(int(label)) for options, label in zip(options_by_example, correct, strict=True)],
+            dtype=np.int64,
+        )
+        return build_items(
+            replace(sequences, labels=build_group_labels(sizes, places)), examples=owner, sizes=sizes, counts=counts
+        )
+
+    def decode(
+        self, encoder: "TaskEncoder", examples: Sequence[Example], items: Items, logits: Floats
+    ) -> list[Prediction]:
+        """Return the best option of each example."""
+        ends = np.cumsum([len(example.choices) for example in examples])[:-1]
+        return [choose_best(row) for row in np.split(logits[:, 0], ends)]
+
+    def parse_answer(self, rules: EncodingRules, example: Example, text: str) -> Prediction:
+        """Parse a generated answer: a target of the template, or else one of the options."""
+        template = self.task.template
+        if template is not None and template.targets:
+            label = template.parse_label(text)
+        else:
+            matches = [index for index, option in enumerate(example.choices) if normalise(option) == normalise(text)]
+            label = matches[0] if matches else None
+        scores = tuple(float(index == label) for index in range(len(example.choices)))
+        return Prediction(text=text, label=label, scores=scores)
+
+    def collect_answers(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> LabelsAndPredictions:
+        """Return the reference answers, and the predicted option of each example."""
+        answers = [
+            prediction.text or "" if prediction.label is None else example.choices[prediction.label]
+            for example, prediction in zip(examples, predictions, strict=True)
+        ]
+        return [list(example.answers) for example in examples], answers
+
+    def read_input_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
+        choices = read_choices(fields, source)
+        if len(choices) < 2:
+            raise DataError(f"{source}: this task needs at least two options in the list 'choices'")
+        return {"choices": choices}
+
+    @classmethod
+    def build_user_task(cls, tables: UserTables) -> Task:
+        reader = ChoiceReader(**tables.pick_columns({"text": "stem", "label": "correct choice"}))
+        for _ in tables.read(reader):
+            pass
+        return tables.build_task("choice", reader, metrics=("choice_accuracy",))
+
+
+def split_context(example: Example) -> tuple[str, list[str]]:
+    """Return the context shared by all options, and the continuation of each.
+
+    >>> text = "The ball broke the table as _ was made of steel."
+    >>> split_context(Example(text=text, choices=("the ball", "the table")))
+    ('The ball broke the table as', ['the ball was made of steel.', 'the table was made of steel.'])
+    """
+    if example.pair and PLACEHOLDER in example.pair:
+        return example.text, [example.pair.replace(PLACEHOLDER, option) for option in example.choices]
+    if example.pair is None and len(BLANK_PATTERN.findall(example.text)) == 1:
+        context, continuation = BLANK_PATTERN.split(example.text)
+        return context.strip(), [option + continuation for option in example.choices]
+    return f"{example.text} {example.pair}" if example.pair else example.text, [*example.choices]
+
+
+def _sample_options(options: int, correct: int, number: int) -> list[int]:
+    """Return the options to train on, in order; the sample depends on the example's number only."""
+    if options <= MAX_OPTIONS:
+        return [*range(options)]
+    wrong_options = sorted(
+        (option for option in range(options) if option != correct), key=lambda option: mix(number, option)
+    )
+    return sorted([correct, *wrong_options[: MAX_OPTIONS - 1]])
+
+
+@spec
+class ChoiceReader(TableReader):
+    """Reader of questions with choices; the label is a number from 0, a letter from A, or the correct choice itself."""
+
+    def parse_row(self, row: TableRow) -> Example:
+        choices = read_choices(row.values, row.location)
+        if len(choices) < 2:
+            raise data_error(
+                f"{row.location}: at least two choices are needed, as a list 'choices' or as columns choice1, "
+                f"choice2, …, got {len(choices)}"
+            )
+        label, number = self._read_label(row, choices), row.location.rpartition(":")[2]
+        return Example(text=row.get_text(self.text), choices=choices, label=label, id=number)
+
+    def _read_label(self, row: TableRow, choices: Sequence[str]) -> int:
+        value = str(row.get(self.label) if row.get(self.label) is not None else "").strip()
+        names = row.values.get("choices")
+        letters = [str(name) for name in names["label"]] if isinstance(names, dict) and "label" in names else []
+        if value in letters:
+            return letters.index(value)
+        if value.isdecimal():
+            place = int(value)
+        elif len(value) == 1 and value.isascii() and value.isalpha():
+            place = ord(value.upper()) - ord("A")
+        else:
+            place = choices.index(value) if value in choices else len(choices)
+        if place >= len(choices):
+            raise data_error(
+                f"{row.location}: '{self.label}' must be the correct one of {len(choices)} choices: a number from 0 to "
+                f"{len(choices) - 1}, a letter from A, or the choice itself, got {value[:40]!r}"
+            )
+        return place
+
+
+def read_choices(values: Mapping[str, Any], location: str) -> tuple[str, ...]:
+    """Return the choices of a row: a list, or its numbered or lettered columns in order."""
+    names = {str(name).strip().lower(): name for name in values}
+    for name in _CHOICE_LISTS:
+        if name in names:
+            options = values[names[name]]
+            options = options.get("text") if isinstance(options, dict) else options
+            if not isinstance(options, list | tuple) or not all(
+                isinstance(option, str) and option.strip() for option in options
+            ):
+                raise data_error(f"{location}: '{name}' must be a list of texts, got {str(options)[:40]}")
+            return tuple(options)
+    numbered_columns = sorted(
+        (int(match[1]), name) for name in values if (match := _NUMBERED_COLUMN.fullmatch(str(name).strip()))
+    )
+    columns = [name for _, name in numbered_columns]
+    if not columns:
+        columns = [letter for letter in "ABCDEFGH" if letter in values]
+    cells = [values[column] for column in columns]
+    while cells and not str(cells[-1] if cells[-1] is not None else "").strip():
+        cells.pop()  # a question may have fewer choices than the table has columns
+    for cell in cells:
+        if not isinstance(cell, str) or not cell.strip():
+            raise data_error(f"{location}: an empty choice before the last one; fill it in, or remove the row")
+    return tuple(cells)

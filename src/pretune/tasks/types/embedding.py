@@ -1,0 +1,146 @@
+"""Embeddings: vectors of texts, trained on pairs, triplets, classes of pairs or scored pairs, of tasks and files.
+
+read_dataset(task="snli")                  # premise, entailed text, contradicting text where there is one
+read_dataset(task="snli", loss="classes")  # premise, hypothesis, class
+read_dataset(train="pairs.tsv")            # columns anchor, positive, negative; or two texts and a score or label
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretune.adaptation.contrastive import LOSSES, ContrastiveLoss, CosineScore, InBatch, PairClasses
+from pretune.core.errors import DataError, UsageError, suggest
+from pretune.tasks import TASKS
+from pretune.tasks.table import TableRow, find_column, open_table
+from pretune.tasks.task import Task
+from pretune.tasks.types.base import TaskType
+
+ENTAILMENT, CONTRADICTION = "entailment", "contradiction"
+
+
+class TextEmbedding(TaskType):
+    """Vectors of texts, near for texts of similar meaning; `runs.embedding` trains them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairDataset:
+    """Examples with the same number of texts, and a gold value each: a class, a score from 0 to 1, or 0 for none."""
+
+    texts: list[tuple[str, ...]]
+    gold: list[float]
+    classes: tuple[str, ...] = ()
+    is_scored: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Number of texts per example."""
+        return len(self.texts[0])
+
+    def build_default_loss(self) -> ContrastiveLoss:
+        """Return the default loss for these examples."""
+        if self.is_scored:
+            return CosineScore()
+        return PairClasses(classes=len(self.classes)) if self.classes else InBatch()
+
+
+def read_dataset(
+    *,
+    task: str | None = None,
+    train: str | os.PathLike[str] | None = None,
+    data: str | os.PathLike[str] | None = None,
+    split: str = "train",
+    loss: str | None = None,
+) -> PairDataset:
+    """Read the examples of a task's split or of a file; NLI gives entailed pairs unless the loss is `classes`."""
+    if loss is not None and loss not in LOSSES:
+        raise UsageError(f"unknown loss '{loss}'{suggest(loss, LOSSES)} ({', '.join(LOSSES)})")
+    if (task is None) == (train is None):
+        raise UsageError("pass either a task (embedding:NAME) or a file (--train FILE) to train on")
+    dataset = _read_file(Path(train)) if train is not None else _read_task(TASKS.get(task or ""), data, split)
+    if dataset.classes and loss != "classes":
+        if {ENTAILMENT, CONTRADICTION} <= {*dataset.classes}:
+            return build_entailment_pairs(dataset)
+        if loss is not None:
+            raise UsageError(f"the loss '{loss}' needs positive pairs, got pairs with the classes {dataset.classes}")
+    return dataset
+
+
+def select_loss(dataset: PairDataset, loss: str | None) -> ContrastiveLoss:
+    """Return the loss of this name, or the default; raises if the examples do not fit it."""
+    if loss is None:
+        return dataset.build_default_loss()
+    loss_class = LOSSES[loss]
+    has = "score" if dataset.is_scored else "class" if dataset.classes else "nothing"
+    if loss_class.gold not in ("nothing", has) or (has == "score" and loss_class.gold == "nothing"):
+        raise UsageError(f"the loss '{loss}' needs examples with {loss_class.gold}, got {has}")
+    if dataset.columns not in loss_class.columns:
+        raise UsageError(f"the loss '{loss}' needs {loss_class.columns} texts per example, got {dataset.columns}")
+    return PairClasses(classes=len(dataset.classes)) if loss_class is PairClasses else loss_class()
+
+
+def build_entailment_pairs(dataset: PairDataset) -> PairDataset:
+    """Return NLI as positive pairs, with a contradiction of the same premise as hard negative (Gao et al., 2021).
+
+    Returns pairs alone where at most half of them have a contradiction.
+    """
+    yes, no = (float(dataset.classes.index(name)) for name in (ENTAILMENT, CONTRADICTION))
+    against: dict[str, str] = {}
+    for (premise, hypothesis), label in zip(dataset.texts, dataset.gold, strict=True):
+        if label == no:
+            against.setdefault(premise, hypothesis)
+    pairs = [texts for texts, label in zip(dataset.texts, dataset.gold, strict=True) if label == yes]
+    triplets = [(premise, hypothesis, against[premise]) for premise, hypothesis in pairs if premise in against]
+    selection: list[tuple[str, ...]] = list(triplets if 2 * len(triplets) > len(pairs) else pairs)
+    if not selection:
+        raise DataError("no entailed pair; contrastive training needs positive pairs")
+    return PairDataset(texts=selection, gold=[0.0] * len(selection))
+
+
+def _read_task(task: Task, data: str | os.PathLike[str] | None, split: str) -> PairDataset:
+    examples = list(task.find(split, data).read())
+    is_scored = task.type.pair_gold == "score"
+    if task.type.pair_gold is None or not all(example.pair for example in examples):
+        raise UsageError(f"task '{task.name}' has the kind '{task.kind}'; embeddings train on pairs of texts")
+    low, high = (task.scale or (0.0, 1.0)) if is_scored else (0.0, 1.0)
+    texts, gold = list[tuple[str, ...]](), list[float]()
+    for example in examples:
+        if example.label is None:
+            raise DataError(f"task '{task.name}': the example '{example.text[:40]}' has no label")
+        texts.append((example.text, example.pair or ""))
+        gold.append((float(example.label) - low) / (high - low))
+    return PairDataset(texts=texts, gold=gold, classes=task.labels, is_scored=is_scored)
+
+
+def _read_file(path: Path) -> PairDataset:
+    """Read the user's table."""
+    table = open_table(path)
+    columns = {meaning: find_column(table.columns, meaning) for meaning in ("anchor", "positive", "negative")}
+    if columns["anchor"] is None or columns["positive"] is None:
+        expected_columns = "anchor and positive (and negative), or sentence1, sentence2 (and score or label)"
+        raise DataError(f"{path}: has the columns {', '.join(table.columns)[:200]}; expected {expected_columns}")
+    rows = list(table.read_rows())
+    if not rows:
+        raise DataError(f"{path}: no rows; expected a pair of texts per row")
+    texts = [tuple(row.get_text(column) for column in columns.values() if column is not None) for row in rows]
+    score, label = find_column(table.columns, "score"), find_column(table.columns, "class")
+    if score is not None and columns["negative"] is None:
+        return PairDataset(texts=texts, gold=_parse_scores(rows, score), is_scored=True)
+    if label is not None and columns["negative"] is None:
+        names = [str(row.get(label)) for row in rows]
+        classes = tuple(sorted({*names}))
+        return PairDataset(texts=texts, gold=[float(classes.index(name)) for name in names], classes=classes)
+    return PairDataset(texts=texts, gold=[0.0] * len(texts))
+
+
+def _parse_scores(rows: Sequence[TableRow], column: str) -> list[float]:
+    """Parse scores; values outside 0 to 1 are rescaled by their minimum and maximum."""
+    scores: list[float] = []
+    for row in rows:
+        try:
+            scores.append(float(row.get(column)))
+        except (TypeError, ValueError):
+            raise DataError(f"{row.location}: score {str(row.get(column))[:40]!r} is not a number") from None
+    low, high = (0.0, 1.0) if min(scores) >= 0 and max(scores) <= 1 else (min(scores), max(scores))
+    return [(value - low) / max(high - low, 1e-9) for value in scores]

@@ -1,0 +1,156 @@
+"""Multi-label classification: any number of labels for a text or a pair of texts.
+
+    text                                    labels
+    the film is long but funny              pace|humour           or in JSONL: ["pace", "humour"]
+    nothing to say                                                no label
+
+The head has a sigmoid per label. A label is predicted if its probability is above a threshold, one for all labels,
+which maximises micro F1 on dev and is stored with the task.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.adaptation.heads.base import TaskHead
+from pretune.adaptation.heads.multi_label import MultiLabel
+from pretune.core.errors import DataError
+from pretune.tasks.encoding import EncodingRules, Floats, Items
+from pretune.tasks.example import Example, Prediction, format_example
+from pretune.tasks.table import TableFile, TableRow, data_error
+from pretune.tasks.types.base import LabelsAndPredictions
+from pretune.tasks.types.classification import check_known
+from pretune.tasks.types.sequence import LABEL_SEPARATOR, SequenceType
+
+if TYPE_CHECKING:
+    from pretune.tasks.encoder import TaskEncoder
+
+DEFAULT_THRESHOLD = 0.5
+
+
+class MultiLabelClassification(SequenceType):
+    """Any number of labels for a text or a pair of texts."""
+
+    baselines: ClassVar = {"majority": "frequent_labels", "svm": "one_vs_rest"}
+    errors_view = "sets"
+
+    def build_head(self) -> TaskHead:
+        return MultiLabel(classes=len(self.task.labels), labels=self.task.labels)
+
+    def encode_labels(self, rules: EncodingRules, examples: Sequence[Example]) -> NDArray[np.float32]:
+        """Return 1 for the labels of each example and 0 for the others `[E, K]`."""
+        number = {name: index for index, name in enumerate(self.task.labels)}
+        rows = np.zeros((len(examples), len(number)), dtype=np.float32)
+        for index, example in enumerate(examples):
+            unknown = next((name for name in example.tags if name not in number), None)
+            if unknown is not None:
+                raise DataError(
+                    f"task '{self.task.name}': label of example {index} ({format_example(example)}) must be one of "
+                    f"{', '.join(number)[:200]}, got {unknown[:40]!r}"
+                )
+            rows[index, [number[name] for name in example.tags]] = 1
+        return rows
+
+    def decode(
+        self, encoder: "TaskEncoder", examples: Sequence[Example], items: Items, logits: Floats
+    ) -> list[Prediction]:
+        """Return the labels with a probability above the default threshold, and the probabilities of all."""
+        shares = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        return self.apply_threshold(
+            [Prediction(probabilities=tuple(row.tolist())) for row in shares], DEFAULT_THRESHOLD
+        )
+
+    def find_threshold(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> float | None:
+        """Return the threshold with the best micro F1, in the middle between two probabilities."""
+        shares = np.array([prediction.probabilities for prediction in predictions])
+        gold = np.array([[name in example.tags for name in self.task.labels] for example in examples])
+        order = np.argsort(-shares, axis=None, kind="stable")
+        sorted_shares, right = shares.ravel()[order], np.cumsum(gold.ravel()[order])
+        scores = 2 * right / (np.arange(1, len(order) + 1) + gold.sum())  # with the first labels predicted
+        is_last = np.append(sorted_shares[:-1] > sorted_shares[1:], True)  # of equal probabilities, all or none
+        best = int(np.argmax(np.where(is_last, scores, -1)))
+        following = sorted_shares[best + 1] if best + 1 < len(order) else 0.0
+        return float(sorted_shares[best] + following) / 2
+
+    def apply_threshold(self, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
+        """Return the predictions with the labels above a threshold, in the order of the task's."""
+        return [
+            replace(
+                prediction,
+                tags=tuple(
+                    name
+                    for name, share in zip(self.task.labels, prediction.probabilities, strict=True)
+                    if share > threshold
+                ),
+            )
+            for prediction in predictions
+        ]
+
+    def collect_tags(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> LabelsAndPredictions:
+        return [example.tags for example in examples], [prediction.tags for prediction in predictions]
+
+    def has_answer(self, example: Example) -> bool:
+        return bool(example.tags)
+
+    def has_answers(self, examples: Sequence[Example]) -> bool:
+        return any(map(self.has_answer, examples))  # an example may have no label
+
+    def count_labels(self, examples: Sequence[Example]) -> dict[str, Any]:
+        counts = Counter(name for example in examples for name in example.tags)
+        return {name: counts[name] for name in self.task.labels}
+
+    def find_missing_labels(self, examples: Sequence[Example]) -> list[str]:
+        return [name for name, count in self.count_labels(examples).items() if not count]
+
+    def describe_alternative(self) -> str:
+        return " (inferred; use --type classification for one label per text)"
+
+    def format_gold(self, example: Example) -> Any:
+        return list(example.tags)
+
+    def format_prediction(self, prediction: Prediction) -> dict[str, Any]:
+        shares = self.format_probabilities(prediction.probabilities)
+        return {"labels": list(prediction.tags), **({"probabilities": shares} if shares else {})}
+
+    @classmethod
+    def read_labels(cls, table: TableFile, column: str) -> tuple[str, ...]:
+        """Return the labels of the training data, sorted."""
+        labels = sorted({name for row in table.read_rows() for name in read_label_list(row, column)})
+        if len(labels) < 2:
+            raise data_error(
+                f"{table.path}: at least two different labels are needed in '{column}', got {len(labels)}; separate "
+                f"several with {LABEL_SEPARATOR}, or pass a JSON list"
+            )
+        return tuple(labels)
+
+    @classmethod
+    def read_gold(cls, row: TableRow, column: str, labels: tuple[str, ...]) -> dict[str, Any]:
+        names = read_label_list(row, column)
+        for name in names:
+            check_known(row, name, labels)
+        return {"tags": names}
+
+    @classmethod
+    def describe_user_task(cls, labels: tuple[str, ...], pair: str | None) -> dict[str, Any]:
+        return {"kind": "multi-label", "metrics": ("multilabel_f1",)}
+
+
+def read_label_list(row: TableRow, column: str) -> tuple[str, ...]:
+    """Return the labels of a row: a list, a JSON list as text, or text separated by "|"; an empty cell has none."""
+    value = row.get(column)
+    if isinstance(value, str) and value.strip().startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise data_error(f"{row.location}: '{column}' is not a JSON list: {value[:40]!r}") from None
+    if isinstance(value, str):
+        value = value.split(LABEL_SEPARATOR)
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    if any(isinstance(name, list | dict) for name in values):
+        raise data_error(f"{row.location}: '{column}' must be a list of labels, got {str(value)[:40]}")
+    return tuple(dict.fromkeys(str(name).strip() for name in values if str(name).strip()))

@@ -1,0 +1,230 @@
+"""Tagging of words: named entities, parts of speech.
+
+    [CLS] John  lives in  Par  ##is  [SEP]
+    -     B-PER O     O   B-LOC -    -
+
+The first token of a word carries its tag, the others none (Devlin et al., 2019, section 5.3). Words are joined by
+spaces and tokenized as one text, so that they get the tokens of running text. A word without a token (truncated, or
+removed by the tokenizer) is counted, and cannot be trained on. Users' files are CoNLL, or JSONL with a list of words
+and a list of tags.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from pretune.adaptation.heads.base import TaskHead
+from pretune.adaptation.heads.tagging import Tagging
+from pretune.core.config import spec
+from pretune.core.errors import DataError
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.sequences import Ints, compute_offsets, compute_starts
+from pretune.tasks.benchmarks.conll import ConllReader, ConlluReader, to_iob2
+from pretune.tasks.encoding import (
+    Counts,
+    EncodingRules,
+    Floats,
+    Items,
+    TokenPool,
+    build_items,
+    missing_value_error,
+)
+from pretune.tasks.example import Example, Prediction, format_example
+from pretune.tasks.table import COLUMNS, TableRow, data_error
+from pretune.tasks.task import Task
+from pretune.tasks.types.base import TaskType
+from pretune.tasks.user_table import TableReader, UserTables
+
+if TYPE_CHECKING:
+    from pretune.tasks.encoder import TaskEncoder
+
+OUTSIDE_TAG = "O"
+"""Tag of a word outside any entity."""
+
+
+class TokenTagging(TaskType):
+    """One of several tags for every word."""
+
+    per_token = True
+    allows_pair = False
+    reads_conll = True
+    baselines: ClassVar = {"majority": "frequent_tag", "svm": "window_tags"}
+    errors_view = "tags"
+
+    def build_head(self) -> TaskHead:
+        return Tagging(classes=len(self.task.labels), labels=self.task.labels)
+
+    def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
+        """Encode one sequence per sentence; `alignment` is the word of which a token is the first."""
+        count = len(examples)
+        sizes = np.array([len(example.words) for example in examples], dtype=np.int64)
+        pool = rules.tokenize([" ".join(example.words) for example in examples])
+        firsts = find_first_tokens(pool, examples)
+        layout, lost = rules.fit(pool, np.arange(count))
+        alignment = (
+            np.where(layout.pool_index < 0, -1, firsts[layout.pool_index])
+            if len(firsts)
+            else np.full(len(layout.pool_index), -1)
+        )
+        owners = layout.sequences.find_owners()
+        is_first = alignment >= 0
+        counts = Counts(
+            examples=count,
+            cut=int((lost > 0).sum()),
+            lost=int(lost.sum()),
+            empty=int((pool.lengths == 0).sum()),
+            words_lost=int(sizes.sum()) - int(is_first.sum()),
+        )
+        sequences = rules.set_segments(layout.sequences)
+        if training:
+            labels = self._read_tags(examples)
+            targets = np.full(len(alignment), IGNORE_INDEX)
+            targets[is_first] = labels[compute_starts(sizes)[owners[is_first]] + alignment[is_first]]
+            sequences = replace(sequences, targets=targets)
+        return build_items(sequences, counts=counts, alignment=alignment)
+
+    def _read_tags(self, examples: Sequence[Example]) -> Ints:
+        """Return the tags of all words as ids."""
+        tag_ids = {tag: number for number, tag in enumerate(self.task.labels)}
+        labels: list[int] = []
+        for number, example in enumerate(examples):
+            if len(example.tags) != len(example.words):
+                problem = f"{len(example.tags)} tags for {len(example.words)} words"
+                raise missing_value_error(self.task, number, example, problem)
+            for tag in example.tags:
+                if tag not in tag_ids:
+                    raise DataError(
+                        f"task '{self.task.name}': tag of example {number} ({format_example(example)}) must be one of "
+                        f"{', '.join(tag_ids)[:200]}, got {tag[:40]!r}"
+                    )
+                labels.append(tag_ids[tag])
+        return np.array(labels, dtype=np.int64)
+
+    def decode(
+        self, encoder: "TaskEncoder", examples: Sequence[Example], items: Items, logits: Floats
+    ) -> list[Prediction]:
+        """Return the tag of every word, from its first token; a word without tokens gets "O", or the frequent tag."""
+        assert items.alignment is not None
+        names, offsets = self.task.labels, items.sequences.offsets
+        best = logits.argmax(axis=1)
+        is_first = items.alignment >= 0
+        default_tag = OUTSIDE_TAG
+        if OUTSIDE_TAG not in names:
+            tag_counts = Counter(best[is_first].tolist())
+            default_tag = names[tag_counts.most_common(1)[0][0]] if tag_counts else names[0]
+        predictions: list[Prediction] = []
+        for example, low, high in zip(examples, offsets[:-1], offsets[1:], strict=True):
+            tags = [default_tag] * len(example.words)
+            for index in low + np.flatnonzero(is_first[low:high]):
+                tags[items.alignment[index]] = names[best[index]]
+            predictions.append(Prediction(tags=tuple(tags)))
+        return predictions
+
+    def has_answer(self, example: Example) -> bool:
+        return bool(example.tags)
+
+    def count_labels(self, examples: Sequence[Example]) -> dict[str, Any]:
+        return dict(Counter(tag for example in examples for tag in example.tags).most_common())
+
+    def format_gold(self, example: Example) -> Any:
+        return list(example.tags) or None
+
+    def format_input(self, example: Example) -> dict[str, Any]:
+        return {"words": list(example.words)}
+
+    def read_input_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
+        """Return the words of an input, split at blanks if it has only a text."""
+        word_lists = [_read_words(fields, name, source) for name in COLUMNS["words"]]
+        words = next(filter(None, word_lists), tuple((text or "").split()))
+        return {"words": words, "text": text if text is not None else " ".join(words)}
+
+    @classmethod
+    def build_user_task(cls, tables: UserTables) -> Task:
+        train = tables.train
+        if train.form == "conll":
+            reader: ConllReader | ConlluReader | TagListReader = _build_conll_reader(tables)
+        elif train.form == "jsonl":
+            columns = tables.pick_columns({"text": "words", "label": "tags"})
+            reader = TagListReader(text=columns["text"], label=columns["label"])
+        else:
+            raise DataError(
+                f"{train.path}: tagging needs a CoNLL file, or JSONL with a list of words and a list of tags"
+            )
+        reader = replace(reader, labels=tables.labels or _collect_tags(reader(train.path), train.path))
+        for _ in tables.read(reader):
+            pass
+        has_entities = any(tag.startswith("B-") for tag in reader.labels)
+        metrics = ("entity_f1", "tag_accuracy") if has_entities else ("tag_accuracy",)
+        return tables.build_task("tagging", reader, metrics=metrics, labels=reader.labels)
+
+
+def find_first_tokens(pool: TokenPool, examples: Sequence[Example]) -> Ints:
+    """Return for each token of the pool the word of which it is the first `[T]`; -1 for the others."""
+    word_index = np.full(len(pool.ids), -1)
+    for number, example in enumerate(examples):
+        low, high = pool.offsets[number], pool.offsets[number + 1]
+        begin = compute_offsets(np.array([len(word) + 1 for word in example.words], dtype=np.int64))  # characters
+        word = np.searchsorted(begin, pool.starts[low:high], side="right") - 1  # that a token starts in
+        if len(word):
+            starts_word = np.append(True, word[1:] != word[:-1]) & (word < len(example.words))
+            word_index[low:high][starts_word] = word[starts_word]
+    return word_index
+
+
+@spec
+class TagListReader(TableReader):
+    """Reader of sentences as lists of words and tags."""
+
+    labels: tuple[str, ...] = ()  # allowed tags; empty: any
+
+    def parse_row(self, row: TableRow) -> Example:
+        words, tags = (_read_strings(row, column) for column in (self.text, self.label))
+        if not words or len(words) != len(tags):
+            raise data_error(f"{row.location}: {len(words)} words and {len(tags)} tags; every word needs one tag")
+        tags = tuple(to_iob2(tags))
+        for tag in tags:
+            if self.labels and tag not in self.labels:
+                raise data_error(f"{row.location}: tag {tag[:40]!r} is not in the training data")
+        return Example(text=" ".join(words), words=words, tags=tags, id=row.location.rpartition(":")[2])
+
+    @property
+    def input_columns(self) -> tuple[str | None, str | None]:
+        return None, None
+
+
+def _build_conll_reader(tables: UserTables) -> ConllReader | ConlluReader:
+    path, label = tables.train.path, tables.label
+    if label is not None and not label.lstrip("-").isdecimal():
+        raise data_error(f"{path}: CoNLL columns have no names; pass --label as a number, -1 is the last")
+    is_conllu = ".conllu" in path.suffixes
+    column = (3 if is_conllu else -1) if label is None else int(label) - (int(label) > 0)
+    return ConlluReader(tag=column, labels=()) if is_conllu else ConllReader(tag=column, labels=())
+
+
+def _collect_tags(examples: Iterable[Example], path: Path) -> tuple[str, ...]:
+    """Return the tags of the training data, "O" first."""
+    tags = Counter(tag for example in examples for tag in example.tags)
+    if len(tags) < 2:
+        raise data_error(f"{path}: at least two different tags are needed, got {len(tags)}")
+    return tuple(sorted(tags, key=lambda tag: (tag != OUTSIDE_TAG, tag[2:] if tag[1:2] == "-" else tag, tag)))
+
+
+def _read_strings(row: TableRow, column: str) -> tuple[str, ...]:
+    values = row.get(column)
+    if not isinstance(values, list):
+        raise data_error(
+            f"{row.location}: '{column}' must be a list, got {str(values)[:40]!r}; use JSONL with lists, or CoNLL"
+        )
+    return tuple(str(value) for value in values)
+
+
+def _read_words(fields: Mapping[str, Any], name: str, source: str) -> tuple[str, ...]:
+    values = fields.get(name, ())
+    is_list = isinstance(values, Sequence) and not isinstance(values, str)
+    if not is_list or not all(isinstance(value, str) for value in values):
+        raise DataError(f"{source}: '{name}' must be a list of strings")
+    return tuple(values)

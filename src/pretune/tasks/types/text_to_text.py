@@ -1,0 +1,197 @@
+"""Text-to-text: the answer is generated (Raffel et al., 2020); source and target by the task's template, if it has one.
+
+source  cola sentence: The sailors rode. </s>          a decoder reads both as one sequence, and only
+target  acceptable </s>                                the target counts for the loss
+
+`encode_text_to_text` also encodes the tasks of other types for models that generate all answers. Users' tables have a
+text and the text to generate.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pretune.adaptation.heads.base import TaskHead
+from pretune.adaptation.heads.generation import Generation
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.sequences import Ints, Sequences
+from pretune.tasks.encoding import (
+    Counts,
+    EncodingRules,
+    Items,
+    PooledSequences,
+    TokenPool,
+    build_items,
+    compute_room,
+    missing_value_error,
+)
+from pretune.tasks.example import Example, Prediction
+from pretune.tasks.table import TableRow
+from pretune.tasks.task import Task
+from pretune.tasks.types.base import TaskType
+from pretune.tasks.user_table import TableReader, UserTables
+from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
+
+
+class TextToText(TaskType):
+    """A text to generate from a text."""
+
+    default_length = 512
+    allows_pair = False
+    has_single_text = False
+    evaluator = "generation"
+    prompt = "Text: {text}\nAnswer: {answer}"
+    max_answer_tokens = 64
+    baselines: ClassVar = {"majority": "lead_words"}
+    has_free_text = True
+    has_template = True
+
+    def build_head(self) -> TaskHead:
+        return Generation()
+
+    def has_answer(self, example: Example) -> bool:
+        return example.target is not None
+
+    def get_shot_class(self, example: Example) -> int | float | None:
+        return 0
+
+    def check_metrics(self, examples: Sequence[Example]) -> None:
+        self.score(examples[:1], [Prediction(text="")])
+
+    def format_gold(self, example: Example) -> Any:
+        return example.target
+
+    @classmethod
+    def build_user_task(cls, tables: UserTables) -> Task:
+        reader = TextPairReader(**tables.pick_columns({"text": "source", "label": "target"}))
+        for _ in tables.read(reader):
+            pass
+        return tables.build_task("generation", reader, metrics=("rouge", "exact_match"))
+
+
+@spec
+class TextPairReader(TableReader):
+    """Reader of texts and the texts to generate from them."""
+
+    def parse_row(self, row: TableRow) -> Example:
+        target, number = row.get_text(self.label), row.location.rpartition(":")[2]
+        return Example(text=row.get_text(self.text), target=target, answers=(target,), id=number)
+
+
+def encode_text_to_text(rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
+    """Encode a source and a target per example, or for a decoder both in one sequence.
+
+    Without `training` there are no targets: the decoder side of an encoder-decoder is its start token, and a decoder's
+    sequence ends where the answer begins.
+    """
+    if training:
+        rules.task.type.check_targets(rules, examples)
+    pairs = [rules.task.type.fill_template(example) for example in examples]
+    count = len(examples)
+    if training:
+        for number, (example, (_, target)) in enumerate(zip(examples, pairs, strict=True)):
+            if target is None:
+                raise missing_value_error(rules.task, number, example, "no target")
+    pool = rules.tokenize(
+        [*(source for source, _ in pairs), *((target or "") if training else "" for _, target in pairs)]
+    )
+    build = _encode_two_sides if rules.spec.is_encoder_decoder else _encode_one_side
+    sequences, lost = build(rules, pool, count, training)
+    empty = int((pool.lengths[:count] == 0).sum())
+    counts = Counts(examples=count, cut=int((lost > 0).sum()), lost=int(lost.sum()), empty=empty)
+    return build_items(sequences, counts=counts)
+
+
+def get_start_token(rules: EncodingRules) -> int:
+    """Return the decoder's start token, of an encoder-decoder."""
+    special = rules.spec.special
+    start = special.start if special.start is not None else next(iter(special.eos), special.bos)
+    if start is None:
+        special_ids = rules.tokenizer.special
+        start = next((special_ids[role] for role in ("bos", "pad", "eos") if role in special_ids), None)
+    if start is None:
+        raise UsageError("the decoder has no start token; set special.start, special.eos or special.bos of the model")
+    return start
+
+
+def get_end_tokens(rules: EncodingRules) -> tuple[int, ...]:
+    """Return the tokens that end a generated answer."""
+    last = (
+        _build_answer_template(rules).single[-1][0]
+        if rules.spec.is_encoder_decoder
+        else rules.sequence_template.pair[-1][0]
+    )
+    return (last,) if last >= 0 else rules.spec.special.eos
+
+
+def count_answer_specials(rules: EncodingRules) -> int:
+    """Return the number of special tokens generated with an answer, including its end token."""
+    return _build_answer_template(rules).special_count if rules.spec.is_encoder_decoder else 1
+
+
+def _build_answer_template(rules: EncodingRules) -> TokenTemplate:
+    """Return the template of a target: the tokenizer's, with an end token if it has none."""
+    template = rules.tokenizer.template
+    last = template.single[-1][0]
+    end = next(iter(rules.spec.special.eos), rules.tokenizer.special.get("eos", rules.tokenizer.special.get("sep")))
+    return (
+        template if last >= 0 or end is None else TokenTemplate(single=(*template.single, (end, 0)), pair=template.pair)
+    )
+
+
+def _encode_two_sides(rules: EncodingRules, pool: TokenPool, count: int, training: bool) -> tuple[Sequences, Ints]:
+    first = np.arange(count)
+    source, lost = rules.fit(pool, first)
+    start = get_start_token(rules)
+    if not training:
+        starts = Sequences(tokens=np.full(count, start), offsets=np.arange(count + 1))
+        return replace(starts, source=_strip_fields(source.sequences)), lost
+    target_lengths = np.minimum(pool.lengths[count:], rules.max_new_tokens)
+    answers = pool.lay_out(_build_answer_template(rules), pool.offsets[count:-1], target_lengths).sequences
+    decoder_inputs = np.roll(answers.tokens, 1)
+    decoder_inputs[answers.offsets[:-1]] = start
+    sequences = Sequences(
+        tokens=decoder_inputs, offsets=answers.offsets, targets=answers.tokens, source=_strip_fields(source.sequences)
+    )
+    return sequences, lost + pool.lengths[count:] - target_lengths
+
+
+def _encode_one_side(rules: EncodingRules, pool: TokenPool, count: int, training: bool) -> tuple[Sequences, Ints]:
+    """Encode for a decoder: [start] source [delimiter] target [end]."""
+    template, room = rules.sequence_template, compute_room(rules.sequence_template, rules.max_length, pair=True)
+    full_target_lengths = pool.lengths[count:]
+    target_lengths = np.minimum(full_target_lengths, min(rules.max_new_tokens, room - 1))
+    max_source_length = room - (target_lengths if training else min(rules.max_new_tokens, room - 1))
+    source_lengths = np.minimum(pool.lengths[:count], max_source_length)
+    lost = pool.lengths[:count] - source_lengths + full_target_lengths - target_lengths
+    place = [token for token, _ in template.pair].index(TEXT_B)
+    prompt = TokenTemplate(single=tuple((token, 0) for token, _ in template.pair[:place]), pair=template.pair)
+    prompts = pool.lay_out(prompt, pool.offsets[:count], source_lengths)
+    if not training:
+        return _strip_fields(prompts.sequences), lost
+    answer_template = TokenTemplate(
+        single=((TEXT_A, 0), *((token, 0) for token, _ in template.pair[place + 1 :])), pair=template.pair
+    )
+    answers = pool.lay_out(answer_template, pool.offsets[count:-1], target_lengths)
+    return _join(prompts, answers), lost
+
+
+def _join(prompts: PooledSequences, answers: PooledSequences) -> Sequences:
+    """Join prompts and answers; the answers' tokens are the targets."""
+    prompt, answer = prompts.sequences, answers.sequences
+    sizes = np.stack((prompt.lengths, answer.lengths), axis=1).ravel()
+    is_answer = np.repeat(np.tile([False, True], len(prompt)), sizes)
+    tokens = np.empty(len(is_answer), dtype=np.int64)
+    tokens[~is_answer], tokens[is_answer] = prompt.tokens, answer.tokens
+    offsets = prompt.offsets + answer.offsets
+    targets = np.append(np.where(is_answer, tokens, IGNORE_INDEX)[1:], IGNORE_INDEX)
+    targets[offsets[1:] - 1] = IGNORE_INDEX
+    return Sequences(tokens=tokens, offsets=offsets, targets=targets)
+
+
+def _strip_fields(sequences: Sequences) -> Sequences:
+    return Sequences(tokens=sequences.tokens, offsets=sequences.offsets)

@@ -1,0 +1,52 @@
+"""Logits that know what is right: what every way from logits to scores must make a perfect score of."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from pretune.adaptation.heads.span import END, START
+from pretune.core.types import IGNORE_INDEX
+from pretune.tasks.encoder import TaskEncoder
+from pretune.tasks.encoding import Items
+from pretune.tasks.example import Example, Prediction
+
+
+def perfect(encoder: TaskEncoder, examples: Sequence[Example]) -> list[Prediction]:
+    """The predictions of a model that says exactly what training asks for."""
+    training_items = encoder.encode(examples)
+    if encoder.is_generative:
+        targets, offsets = training_items.sequences.targets, training_items.sequences.offsets
+        assert targets is not None
+        decode = encoder.rules.tokenizer.decode
+        parts = [targets[low:high] for low, high in itertools.pairwise(offsets)]
+        texts = [decode(part[part != IGNORE_INDEX], special=False).strip() for part in parts]
+        return [
+            encoder.rules.task.type.parse_answer(encoder.rules, example, text)
+            for example, text in zip(examples, texts, strict=True)
+        ]
+    items = encoder.encode(examples, training=False)
+    return encoder.task.type.decode(encoder, examples, items, _logits(encoder, examples, training_items, items))
+
+
+def _logits(
+    encoder: TaskEncoder, examples: Sequence[Example], training_items: Items, items: Items
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    kind, labels, targets = encoder.task.kind, training_items.sequences.labels, training_items.sequences.targets
+    if kind == "regression":
+        assert labels is not None
+        return labels[:, None].astype(np.float32)
+    if kind == "multi-label":
+        assert labels is not None
+        return 2 * labels.astype(np.float32) - 1
+    if kind in ("classification", "pair"):
+        assert labels is not None
+        return np.eye(len(encoder.labels), dtype=np.float32)[labels]
+    if kind == "choice":
+        right = [float(index == example.label) for example in examples for index in range(len(example.choices))]
+        return np.array(right, dtype=np.float32)[:, None]
+    assert targets is not None
+    target_labels = np.where(targets == IGNORE_INDEX, 0, targets)
+    if kind == "tagging":
+        return np.eye(len(encoder.labels), dtype=np.float32)[target_labels]
+    return np.stack((target_labels & START > 0, target_labels & END > 0), axis=1).astype(np.float32) * 9

@@ -1,0 +1,210 @@
+"""From what a model says to scores: gold is perfect, order and batches do not matter, thresholds, groups, and a fit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pretune.core.errors import DataError, UsageError
+from pretune.metrics import get_headline
+from pretune.metrics.averages import compute_suite_averages
+from pretune.tasks.encoder import TaskEncoder
+from pretune.tasks.example import AnswerCandidate, Example, Prediction
+from pretune.tasks.predict import predict
+from pretune.tasks.stream import TaskStream
+from pretune.tasks.types.span import _score_spans
+from pretune.training.step import ModelWithLoss
+from tests.tasks.oracle import perfect
+from tests.tasks.small import KINDS, SHAPES, encoder_for, examples_of, model_for, task_of
+
+PAIRS = [(shape, kind) for shape in SHAPES for kind in KINDS if (shape, kind) != ("bert", "generation")]
+
+
+@pytest.mark.parametrize(("shape", "kind"), PAIRS)
+def test_gold_is_perfect(shape: str, kind: str) -> None:
+    task, examples = task_of(kind), examples_of(kind)
+    scores = task.type.score(examples, perfect(encoder_for(shape, task), examples))
+    assert get_headline(scores) == pytest.approx(
+        1.0, abs=0.02 if kind == "regression" else 1e-9
+    )  # written in steps of 0.2
+
+
+@pytest.mark.parametrize(("shape", "kind"), PAIRS)
+def test_one_prediction_for_each_example_however_they_are_packed(shape: str, kind: str) -> None:
+    task, examples = task_of(kind), examples_of(kind)
+    model = model_for(shape, task)
+    model.train()
+    encoder = TaskEncoder.from_task(task, model, max_length=48, max_new_tokens=4)
+    progress: list[tuple[int, int]] = []
+    predictions = predict(model, encoder, examples, on_progress=lambda count, total: progress.append((count, total)))
+    assert len(predictions) == len(examples) and model.training and progress[-1][0] == progress[-1][1]
+    single_predictions = [
+        predict(model, encoder, [replace(example, label=None, target=None)], tokens=8)[0] for example in examples[:3]
+    ]
+    for batch_prediction, single_prediction in zip(predictions, single_predictions, strict=False):
+        assert (batch_prediction.label, batch_prediction.text, batch_prediction.tags, batch_prediction.span) == (
+            single_prediction.label,
+            single_prediction.text,
+            single_prediction.tags,
+            single_prediction.span,
+        )
+        np.testing.assert_allclose(batch_prediction.probabilities, single_prediction.probabilities, atol=1e-5)
+        assert batch_prediction.value == pytest.approx(single_prediction.value, abs=1e-5)
+        if batch_prediction.probabilities and kind != "multi-label":
+            assert sum(batch_prediction.probabilities) == pytest.approx(1, abs=1e-6)
+    assert get_headline(task.type.score(examples, predictions)) <= 1
+    assert all(task.type.format_prediction(prediction) for prediction in predictions)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.slow] if pair[0] == "bart" or pair == ("t5", "choice") else [])
+        for pair in PAIRS
+    ],
+)
+def test_eight_rows_are_learnt(shape: str, kind: str) -> None:
+    task = task_of(kind)
+    model = model_for(shape, task)
+    work = ModelWithLoss(model, model.spec)
+    initial_state = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        stream = TaskStream(TaskEncoder.from_task(task, model, max_length=32).encode(examples_of(kind)), batch=8)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
+        losses = []
+        for step in range(12):
+            loss = work(stream[step]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert min(losses[-3:]) < 0.9 * losses[0]
+    finally:
+        model.load_state_dict(initial_state)  # the body is shared
+
+
+@pytest.mark.parametrize("shape", ["bert", pytest.param("t5", marks=pytest.mark.slow)])
+def test_a_fitted_model_says_what_it_has_learnt(shape: str) -> None:
+    task, examples = task_of("classification"), examples_of("classification")[4:]
+    model = model_for(shape, task)
+    initial_state = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        encoder = TaskEncoder.from_task(task, model, max_length=32)
+        stream = TaskStream(encoder.encode(examples), batch=4, seed=0)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
+        for step in range(80):
+            optimizer.zero_grad()
+            model.spec.loss(model, stream[step]).mean().backward()
+            optimizer.step()
+        assert task.type.score(examples, predict(model, encoder, examples))["accuracy"] == 1.0
+    finally:
+        model.load_state_dict(initial_state)
+
+
+def test_the_best_span_is_the_best_of_all() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        logits = rng.normal(size=(20, 2)).astype(np.float32)
+        alignment = np.where(np.arange(20) < 4, -1, np.arange(20) - 4)
+        spans = [
+            (float(logits[start, 0] + logits[end, 1]), start - 4, end - 4)
+            for start in range(4, 20)
+            for end in range(start, 20)
+        ]
+        assert max(_score_spans(logits, alignment)) == pytest.approx(max(spans))
+
+
+def test_the_threshold_is_that_of_the_best_f1() -> None:
+    examples = [
+        Example(text="q", pair="Paris is old", answers=("Paris",), spans=((0, 5),)),
+        Example(text="q", pair="Rome is old"),
+        Example(text="q", pair="Bonn is old", answers=("Bonn",), spans=((0, 4),)),
+    ]
+    texts, nulls = ("Paris", "Rome", "Bonn"), (-3.0, 2.0, 1.0)
+    predictions = [
+        Prediction(text="", null_score_diff=null, candidates=(AnswerCandidate(text, 1.0, (0, len(text))),))
+        for text, null in zip(texts, nulls, strict=True)
+    ]
+    span = task_of("span").type
+    threshold = span.find_threshold(examples, predictions)
+    assert threshold == 1.0
+    final = span.apply_threshold(predictions, threshold)
+    assert [prediction.text for prediction in final] == ["Paris", "", "Bonn"] and final[0].span == (0, 5)
+    assert span.score(examples, final)["f1"] == 1.0
+    scores = span.score(examples, span.apply_threshold(predictions, 0.0))
+    assert scores["f1"] == pytest.approx(2 / 3) and scores["best_f1"] == 1.0
+    with pytest.raises(UsageError):
+        span.find_threshold(examples, [Prediction(text="a")] * 3)
+
+
+def test_groups_options_and_answers_are_scored_as_published() -> None:
+    pair = task_of("pair")
+    examples = [
+        Example(text="p", pair=f"q{index}", label=index % 2, group="a" if index < 2 else "b") for index in range(4)
+    ]
+    right = [Prediction(label=index % 2) for index in range(3)]
+    multirc = replace(pair, metrics=("multirc",)).type.score(examples, [*right, Prediction(label=0)])
+    assert multirc["exact_match"] == 0.5 and multirc["average"] == pytest.approx((2 / 3 + 0.5) / 2)
+    parity = replace(pair, metrics=("accuracy", "gender_parity")).type.score(examples, [Prediction(label=1)] * 4)
+    assert parity == {"accuracy": 0.5, "gender_parity": 1.0}
+    record = replace(task_of("choice"), metrics=("record",))
+    questions = [
+        Example(text="t", pair="@placeholder", choices=("Nina Simone", "John"), label=0, answers=("Nina Simone",))
+    ]
+    assert record.type.score(questions, [Prediction(label=1, scores=(0, 1))])["average"] == 0
+    assert record.type.score(questions, [Prediction(label=0, scores=(1, 0))])["average"] == 1
+    assert record.type.score(questions, [Prediction(text="Nina")])["f1"] == pytest.approx(2 / 3)
+
+
+def test_what_is_written_stands_for_a_label_or_nothing() -> None:
+    rules = encoder_for("t5", task_of("classification")).rules
+    assert rules.task.type.parse_answer(rules, Example(text=""), " positive ").label == 1
+    assert rules.task.type.parse_answer(rules, Example(text=""), "posit").label is None
+    assert (
+        rules.task.type.score([Example(text="", label=1)] * 2, [Prediction(label=1), Prediction()])["accuracy"] == 0.5
+    )
+    score_rules = encoder_for("t5", task_of("regression")).rules
+    assert [
+        score_rules.task.type.parse_answer(score_rules, Example(text=""), text).value
+        for text in ("3.2", "9", "nan", "much")
+    ] == [
+        3.2,
+        5.0,
+        2.5,
+        2.5,
+    ]
+
+
+def test_words_without_tokens_are_outside() -> None:
+    task = task_of("tagging")
+    encoder = encoder_for("bert", task, max_length=6)
+    example = Example(text="", words=("Nina", "\x00", *["Paris"] * 20), tags=("B-PER", "O", *["B-LOC"] * 20))
+    (prediction,) = perfect(encoder, [example])
+    assert (
+        len(prediction.tags) == 22
+        and prediction.tags[0] == "B-PER"
+        and prediction.tags[1] == "O"
+        and prediction.tags[-1] == "O"
+    )
+
+
+def test_what_cannot_be_scored_is_named() -> None:
+    task, examples = task_of("classification"), [Example(text="a"), Example(text="b")]
+    with pytest.raises(DataError, match=f"'{task.name}'.*'a'"):
+        task.type.score(examples, [Prediction(label=0)] * 2)
+    with pytest.raises(DataError, match=r"\b1\b.*\b2\b"):
+        task.type.score(examples, [Prediction(label=0)])
+    with pytest.raises(UsageError, match=r"\b3\b"):
+        predict(model_for("bert", task), encoder_for("bert", task), examples, beams=3)
+
+
+def test_averages_need_all_tasks() -> None:
+    nine = {name: {"accuracy": 0.5} for name in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")}
+    assert compute_suite_averages(nine) == {"glue": 0.5}
+    assert compute_suite_averages({**nine, "mnli_mismatched": {"accuracy": 1.0}})["glue"] == pytest.approx(
+        (8 * 0.5 + 0.75) / 9
+    )
+    assert compute_suite_averages({"cola": {"matthews": 1.0}}) == {}
+    eight = {name: {"a": 1.0} for name in ("boolq", "cb", "copa", "multirc", "record", "superglue_rte", "wic", "wsc")}
+    assert compute_suite_averages({**eight, "rte": {"a": 0.0}}) == {"superglue": 1.0}
