@@ -12,7 +12,7 @@ from pretune.core.errors import UsageError
 from pretune.data.plan import BatchShape
 from pretune.reports import report
 from pretune.reports.facts import SPLITS, describe_sample_source
-from pretune.runs import sample_text, samples
+from pretune.runs import samples
 from pretune.runs.samples import SAMPLE_SHARES, SAMPLE_TEXTS, ProgressTrigger, count_samples, estimate_sample_cost
 from pretune.training.checkpointing import CheckpointHook
 from pretune.training.distributed import Ranks
@@ -120,7 +120,7 @@ class TestRuns:
         def broken(*_: Any) -> None:
             raise RuntimeError("REASON\nREST")
 
-        monkeypatch.setattr(sample_text, "generate_samples", broken)
+        monkeypatch.setattr(samples.SampleObjective, "loss", broken)
         found = run(prepared(), tmp_path / "run", **LONG)
         errors = capsys.readouterr().err
         assert errors.count("REASON\n") == 1 and "REST" not in errors

@@ -15,9 +15,15 @@ from pretune.models.bidirectional_lm import reverse_sequences
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import ModelShape, Objective
 from pretune.runs.show_batch import BatchExample, ModelSide, ShownSequence, build_example
-from pretune.runs.show_batch.attention import build_attention_maps
-from pretune.runs.show_batch.texts import build_sequence, build_variants, select_default_texts
-from pretune.runs.show_batch.token_text import TokenRenderer, build_piece_renderer, build_word_renderer
+from pretune.runs.show_batch.describe import build_attention_maps
+from pretune.runs.show_batch.texts import (
+    TokenRenderer,
+    build_piece_renderer,
+    build_sequence,
+    build_variants,
+    build_word_renderer,
+    select_default_texts,
+)
 from tests.contracts.objective_cases import MODELS
 from tests.contracts.tiny import rough
 from tests.text.tokenizers import trained

@@ -25,8 +25,7 @@ from pretune.runs.config import PretrainConfig
 from pretune.runs.data_phases import DataPhases, compute_eval_interval, count_workers
 from pretune.runs.defaults import explain_rate
 from pretune.runs.model_card import build_card
-from pretune.runs.sample_text import SampleObjective, check_prompts
-from pretune.runs.samples import SampleHook, build_trigger, estimate_sample_cost
+from pretune.runs.samples import SampleHook, SampleObjective, build_trigger, check_prompts, estimate_sample_cost
 from pretune.runs.training_data import TrainingData
 from pretune.training.checkpointing import collect_weights
 from pretune.training.clock import IN_FLIGHT_STEPS, TrainingClock

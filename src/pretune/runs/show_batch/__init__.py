@@ -1,23 +1,6 @@
 """Inputs, targets and attention masks of an objective on a sentence, as values for `pretune show-batch`."""
 
-from pretune.runs.show_batch.build import build_example
-from pretune.runs.show_batch.types import (
-    AttentionMap,
-    BatchExample,
-    LossTerm,
-    ModelSide,
-    ShownSequence,
-    TokenKind,
-    TokenRow,
-)
+from pretune.runs.show_batch.describe import AttentionMap, ModelSide, ShownSequence
+from pretune.runs.show_batch.example import BatchExample, build_example
 
-__all__ = [
-    "ShownSequence",
-    "BatchExample",
-    "TokenKind",
-    "TokenRow",
-    "ModelSide",
-    "AttentionMap",
-    "LossTerm",
-    "build_example",
-]
+__all__ = ["AttentionMap", "BatchExample", "ModelSide", "ShownSequence", "build_example"]

@@ -1,26 +1,141 @@
-"""Description of one corrupted sequence: input, targets, and facts about every token."""
+"""Description of one corrupted sequence: input, targets, attention masks, and facts about every token.
 
-from collections.abc import Iterator, Mapping
+All values come from a real corruption and a real batch. A recording model receives the inputs of the loss, so that
+targets and weights are those of the real loss.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
-from pretune.data.sequences import Sequences
+from pretune.data.sequences import Ints, Sequences
 from pretune.data.stream import Corruption
-from pretune.objectives.base import ModelShape, Objective
+from pretune.models.bidirectional_lm import reverse_sequences
+from pretune.nn.attention_mask import MaskSpec, build_context
+from pretune.nn.two_stream import build_stream_masks
+from pretune.objectives.base import ModelShape, Objective, count_vocabulary_targets
 from pretune.objectives.masked import MaskReplacement
 from pretune.objectives.replaced_token import fill_in
-from pretune.runs.show_batch.attention import build_attention_maps
-from pretune.runs.show_batch.recording_model import RecordedEdges, RecordingModel
-from pretune.runs.show_batch.token_text import TokenRenderer
-from pretune.runs.show_batch.types import LossTerm, ModelSide, ShownSequence, TokenKind, TokenRow
+from pretune.runs.show_batch.texts import TokenRenderer
 
+TokenFormatter = Callable[[Tensor], tuple[str, ...]]
+TokenKind = Literal["text", "special", "mask", "random", "kept", "sentinel"]
+"""Kind of an input token; `random` and `kept` tokens are predicted although they look unmasked."""
 IN_PLACE_SHAPES = ("encoder", "generator-discriminator", "two-stream")
 """Shapes whose targets are at the masked positions; those of others are the next tokens."""
 SHOWN_KINDS: Mapping[TokenKind, str] = {"mask": "mask", "random": "random", "kept": "kept"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """Row of a token table: a value per token, "" for none."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSide:
+    """Input of a model, or of one side of it, with the rows below its tokens."""
+
+    name: str
+    tokens: tuple[str, ...]
+    kinds: tuple[TokenKind, ...]
+    rows: tuple[TokenRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMap:
+    """Attention mask: a row per query, a column per key."""
+
+    name: str
+    queries: tuple[str, ...]
+    places: tuple[int, ...]  # of the queries in the input
+    keys: tuple[str, ...]
+    mask: tuple[tuple[bool, ...], ...]
+    cross: bool = False  # keys of another side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerm:
+    """Term of the loss: a mean over `count` targets, times its weight."""
+
+    name: str
+    weight: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownSequence:
+    """One corrupted sequence."""
+
+    title: str  # "" for a single one
+    input: str
+    target: str
+    sides: tuple[ModelSide, ...]
+    attention: tuple[AttentionMap, ...]
+    facts: tuple[str, ...]
+    terms: tuple[LossTerm, ...]
+
+
+class RecordedEdges(NamedTuple):
+    """Positions of the tokens next to the span of every target [M], the position within it, and the labels."""
+
+    left: Tensor
+    right: Tensor
+    place: Tensor
+    labels: Tensor
+
+
+class RecordingModel:
+    """Stand-in for a model of any shape. Its states are token positions, and its loss is 0.
+
+    As a generator it samples ordinary tokens uniformly, from the given random numbers.
+    """
+
+    def __init__(self, token_ids: Ints) -> None:
+        self.token_ids = torch.from_numpy(token_ids)
+        self.recorded_targets: list[Targets] = []  # of the language-modelling head, call by call
+        self.edges: RecordedEdges | None = None
+        self.proposed_tokens: Tensor | None = None
+        self.pair = nn.Linear(1, 2)  # classifies pairs
+
+    def states(self, batch: Batch) -> Tensor:
+        """Return token positions [N, 1]."""
+        return torch.arange(len(batch.tokens)).float()[:, None]
+
+    def compute_directional_states(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the same states for both directions."""
+        return self.states(batch), self.states(batch)
+
+    def loss(self, states: Tensor, batch: Batch) -> Loss:
+        """Record the targets; return a zero loss with their count."""
+        assert batch.targets is not None
+        self.recorded_targets.append(batch.targets)
+        return Loss(sum=torch.zeros(()), count=count_vocabulary_targets(batch))
+
+    def pool(self, states: Tensor, batch: Batch) -> Tensor:
+        """Return zeros [C, 1]."""
+        return states.new_zeros(batch.cells, 1)
+
+    def compute_span_loss(self, left: Tensor, right: Tensor, place: Tensor, labels: Tensor) -> Loss:
+        """Record the boundary positions, which the states hold; return a zero loss."""
+        self.edges = RecordedEdges(left[:, 0].long(), right[:, 0].long(), place, labels)
+        return Loss(sum=torch.zeros(()), count=(labels != IGNORE_INDEX).sum())
+
+    def propose(self, batch: Batch, chance: Tensor) -> tuple[Loss, Tensor]:
+        """Return a uniformly sampled token for every masked position."""
+        self.proposed_tokens = self.token_ids[(chance * len(self.token_ids)).long()]
+        return self.loss(self.states(batch), batch), self.proposed_tokens
+
+    def detect(self, batch: Batch) -> Tensor:
+        """Return zero logits [N]."""
+        return torch.zeros(len(batch.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +217,20 @@ def _build_sides(sequence: CorruptedSequence, model: RecordingModel, loss: Loss)
         yield _build_side(sequence, "generator", batch, [target_row], labels)
         yield _build_detector_side(sequence, model.proposed_tokens)
     else:
-        yield _build_side(
-            sequence, sequence.shape, batch, [target_row], labels if sequence.shape == "encoder" else None
-        )
+        hidden_labels = labels if sequence.shape == "encoder" else None
+        yield _build_side(sequence, sequence.shape, batch, [target_row], hidden_labels)
 
 
 def _build_detector_side(sequence: CorruptedSequence, proposed_tokens: Tensor) -> ModelSide:
     """Return the discriminator's input after replacement, and its label for every token."""
     filled_batch, is_replaced = fill_in(sequence.batch, proposed_tokens)
     news = is_replaced.tolist()
-    kinds: Iterator[TokenKind] = (
-        "random" if new else kind
-        for new, kind in zip(news, _classify_tokens(sequence, filled_batch.tokens), strict=True)
-    )
-    replaced_row = TokenRow(name="replaced", values=tuple("yes" if new else "no" for new in news))
+    kinds = _classify_tokens(sequence, filled_batch.tokens)
     return ModelSide(
         name="discriminator",
         tokens=sequence.format_tokens(filled_batch.tokens),
-        kinds=tuple(kinds),
-        rows=(replaced_row,),
+        kinds=tuple("random" if new else kind for new, kind in zip(news, kinds, strict=True)),
+        rows=(TokenRow(name="replaced", values=tuple("yes" if new else "no" for new in news)),),
     )
 
 
@@ -197,3 +307,51 @@ def _describe_edges(sequence: CorruptedSequence, edges: RecordedEdges) -> Iterat
             left_token, right_token = sequence.format_tokens(sequence.batch.tokens[[left, right]])
             boundaries = f"{left_token} ({left}) and {right_token} ({right})"
             yield f"Span boundary objective: '{text}' is also predicted from its boundaries {boundaries}."
+
+
+def build_attention_maps(batch: Batch, shape: ModelShape, formatter: TokenFormatter) -> tuple[AttentionMap, ...]:
+    """Return the attention masks of a model of this shape, built by the models' own functions."""
+
+    def build(
+        name: str, mask: Tensor, queries: Tensor | None = None, keys: Batch = batch, cross: bool = False
+    ) -> AttentionMap:
+        """Return a map [q, k]; `queries` are the positions of its rows in the batch, by default all."""
+        rows = torch.arange(len(batch.tokens)) if queries is None else queries
+        return AttentionMap(
+            name=name,
+            queries=formatter(batch.tokens[rows]),
+            places=tuple(rows.tolist()),
+            keys=formatter(keys.tokens),
+            mask=tuple(map(tuple, mask.tolist())),
+            cross=cross,
+        )
+
+    if shape == "two-way":
+        reversed_batch, index = reverse_sequences(batch)
+        backward = _build_mask(reversed_batch, reversed_batch, causal=True)[index][:, index]
+        return build("forward stack", _build_mask(batch, batch, causal=True)), build("backward stack", backward)
+    if shape == "two-stream":
+        content, query = build_stream_masks(batch)
+        maps = [build("content stream", _expand_mask(content.mask, batch, batch))]
+        if query is not None and batch.targets is not None:
+            rows = batch.targets.index[batch.targets.labels != IGNORE_INDEX]
+            maps.append(build("query stream", _expand_mask(query.mask, batch, batch)[rows], rows))
+        return tuple(maps)
+    if batch.source is not None:
+        (encoder,) = build_attention_maps(batch.source, "encoder", formatter)
+        decoder = build("decoder", _build_mask(batch, batch, causal=True))
+        cross = build("decoder to encoder", _build_mask(batch, batch.source), keys=batch.source, cross=True)
+        return encoder, decoder, cross
+    name = "generator and discriminator" if shape == "generator-discriminator" else shape
+    return (build(name, _build_mask(batch, batch, causal=shape == "decoder")),)
+
+
+def _build_mask(queries: Batch, keys: Batch, *, causal: bool = False) -> Tensor:
+    context = build_context(queries, keys, MaskSpec(causal=causal), "eager", torch.float32)
+    return _expand_mask(context.mask, queries, keys)
+
+
+def _expand_mask(mask: Tensor | None, queries: Batch, keys: Batch) -> Tensor:
+    """Expand to [q, k]; None masks nothing."""
+    size = (len(queries.tokens), len(keys.tokens))
+    return torch.ones(size, dtype=torch.bool) if mask is None else mask.expand(1, 1, *size)[0, 0]

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from pretune.core.errors import UsageError, suggest
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
-from pretune.data.sequences import Ints, Sequences
+from pretune.data.sequences import Sequences
 from pretune.data.stream import Corruption
 from pretune.nn.attention_mask import MaskKind as Way
 from pretune.objectives import OBJECTIVES
@@ -20,18 +21,19 @@ from pretune.objectives.masked import MaskedCorruption, mask_tokens
 from pretune.objectives.mixture import MixtureCorruption
 from pretune.objectives.seq2seq import NoiseSpans
 from pretune.objectives.span_corruption import SentinelCorruption
-from pretune.runs.show_batch.describe import CorruptedSequence, describe_sequence
+from pretune.runs.show_batch.describe import CorruptedSequence, ShownSequence, describe_sequence
 from pretune.runs.show_batch.texts import (
     TASK,
     Segments,
+    TokenRenderer,
+    build_piece_renderer,
     build_sequence,
     build_variants,
+    build_word_renderer,
     find_positions,
     repeat_sequence,
     select_default_texts,
 )
-from pretune.runs.show_batch.token_text import TokenRenderer, build_piece_renderer, build_word_renderer
-from pretune.runs.show_batch.types import BatchExample, ShownSequence
 from pretune.text.tokenizer import Tokenizer
 
 SAMPLE_COUNT = 64
@@ -43,6 +45,25 @@ DIRECTION_NAMES = {
     Way.ANTICAUSAL: "read from right to left",
     Way.PREFIX: "read as sequence to sequence",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchExample:
+    """An objective applied to a text."""
+
+    objective: str
+    title: str  # of the objective
+    about: str  # description and paper
+    settings: dict[str, Any]
+    shape: str
+    seed: int
+    text: tuple[str, ...]
+    sequences: tuple[ShownSequence, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        return asdict(self)
 
 
 def build_example(
@@ -99,20 +120,16 @@ def _resolve_shape(shape: str | None, objective: Objective) -> ModelShape:
     raise UsageError(f"unknown shape '{shape[:60]}'{suggest(shape, MODEL_SHAPES)} (allowed: {', '.join(MODEL_SHAPES)})")
 
 
+@dataclass(frozen=True, slots=True)
 class _ExampleBuilder:
     """Shared parts of all sequences of an example."""
 
-    def __init__(
-        self,
-        name: str,
-        objective: Objective,
-        corruption: Corruption,
-        renderer: TokenRenderer,
-        shape: ModelShape,
-        seed: int,
-    ) -> None:
-        self.name, self.objective, self.corruption, self.renderer = name, objective, corruption, renderer
-        self.shape, self.seed = shape, seed
+    name: str
+    objective: Objective
+    corruption: Corruption
+    renderer: TokenRenderer
+    shape: ModelShape
+    seed: int
 
     def build_sequences(self, title: str, segments: Segments, label: int, hide: Sequence[str]) -> list[ShownSequence]:
         """Return the corrupted sequences of a text: one of each kind."""
@@ -122,14 +139,11 @@ class _ExampleBuilder:
             rng = Counters.from_sequences(self.seed, sequence, copies=self.corruption.copies)
             return [self._describe(title, sequence, self._hide_words(sequence, places, rng))]
         repeats = repeat_sequence(sequence, SAMPLE_COUNT)
-        corrupted_sequences = self.corruption.corrupt(
-            repeats, Counters.from_sequences(self.seed, repeats, copies=self.corruption.copies)
-        )
+        rng = Counters.from_sequences(self.seed, repeats, copies=self.corruption.copies)
+        sequences = self.corruption.corrupt(repeats, rng)
         return [
-            self._describe(
-                "; ".join(filter(None, (title, description))), sequence, corrupted_sequences.take(np.array([index]))
-            )
-            for description, index in self._find_kinds(corrupted_sequences)
+            self._describe("; ".join(filter(None, (title, kind))), sequence, sequences.take(np.array([index])))
+            for kind, index in self._find_kinds(sequences)
         ]
 
     def _find_kinds(self, sequences: Sequences) -> list[tuple[str, int]]:
@@ -164,23 +178,12 @@ class _ExampleBuilder:
         raise UsageError(f"--hide does not support {self.name}, only masked and span_corruption")
 
     def _describe(self, title: str, original: Sequences, sequences: Sequences) -> ShownSequence:
-        batch = lay_out(sequences, np.zeros(1, dtype=np.int64), _build_shape(sequences))
+        source = None if sequences.source is None else max(int(sequences.source.lengths[0]), 1)
+        shape = BatchShape(rows=1, length=max(int(sequences.lengths[0]), 1), source=source)
+        batch = lay_out(sequences, np.zeros(1, dtype=np.int64), shape)
         return describe_sequence(
             CorruptedSequence(title, self.objective, self.corruption, self.renderer, self.shape, original, batch)
         )
-
-
-def _build_shape(sequences: Sequences) -> BatchShape:
-    """Return the shape of one row that fits a sequence."""
-
-    def size(lengths: Ints) -> int:
-        return max(int(lengths[0]), 1)
-
-    return BatchShape(
-        rows=1,
-        length=size(sequences.lengths),
-        source=None if sequences.source is None else size(sequences.source.lengths),
-    )
 
 
 def _build_notes(renderer: TokenRenderer, shape: ModelShape, corruption: Corruption, hide: Sequence[str]) -> list[str]:
