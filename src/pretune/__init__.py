@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pretune.inference.scoring import score
     from pretune.models.catalog import build
     from pretune.objectives import build_objective as objective
-    from pretune.reports import report
+    from pretune.reports.page import report
     from pretune.runs.embedding import train_embeddings
     from pretune.runs.evaluate import evaluate
     from pretune.runs.export import export
@@ -125,7 +125,7 @@ _PUBLIC = {
     "finetune": "pretune.runs.finetune.entry:finetune",
     "predict": "pretune.runs.finetune.finetuned_run:predict_run",
     "evaluate": "pretune.runs.evaluate:evaluate",
-    "report": "pretune.reports:report",
+    "report": "pretune.reports.page:report",
     "score": "pretune.inference.scoring:score",
     "batch": "pretune.data.layout:batch",
     "embed": "pretune.inference.embed:embed",

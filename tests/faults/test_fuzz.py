@@ -25,7 +25,7 @@ from pretune.core.errors import PretuneError
 from pretune.core.io import MANIFEST, write_manifest
 from pretune.inference.embed import build_embedder
 from pretune.inference.index import Index, build
-from pretune.reports import report
+from pretune.reports.page import report
 from pretune.runs.defaults import build_pretrain_config
 from pretune.runs.finetune.defaults import build_finetune_config as choose_tuning
 from pretune.runs.finetune.saved_task import SavedTask

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pretune.reports import report
+from pretune.reports.page import report
 from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.pretrain import pretrain
 from tests.runs import tasked

@@ -13,7 +13,7 @@ import pretune as pt
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.core.format import COST_SPAN, TRAINING_TIME, format_duration
 from pretune.data.prepare.run import prepare
-from pretune.reports import report
+from pretune.reports.page import report
 from pretune.runs import pretrain_run
 from pretune.runs.data_phases import DataPhases
 from pretune.runs.pretrain import run_pretrain

@@ -10,8 +10,8 @@ import torch
 import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.data.plan import BatchShape
-from pretune.reports import report
 from pretune.reports.facts import SPLITS, describe_sample_source
+from pretune.reports.page import report
 from pretune.runs import samples
 from pretune.runs.samples import SAMPLE_SHARES, SAMPLE_TEXTS, ProgressTrigger, count_samples, estimate_sample_cost
 from pretune.training.checkpointing import CheckpointHook

@@ -22,7 +22,7 @@ def report(
 
     Example: pretune report runs/books runs/sst2 --out report.html
     """
-    from pretune.reports import report as write
+    from pretune.reports.page import report as write
 
     page = write(runs, out, title=title)
     size = page.stat().st_size

@@ -25,7 +25,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pretune.adaptation.io import save
 from pretune.core import io, log
+from pretune.core.config import spec
 from pretune.core.errors import DataError, PretuneError, StoppedError, StopRequest, UsageError, UserInterruptError
 from pretune.core.format import format_duration
 from pretune.core.seed import make_generator
@@ -35,14 +37,12 @@ from pretune.inference.word_vectors import WordVectors
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap_of_means
 from pretune.models.catalog import build
 from pretune.models.families import FAMILIES
-from pretune.models.hf import checkpoint
-from pretune.reports import report
+from pretune.reports.page import report
 from pretune.runs.defaults import parse_duration
 from pretune.runs.finetune.defaults import read_base_spec
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.prepare import prepare
 from pretune.runs.pretrain import pretrain
-from pretune.runs.quickstart_plan import ROWS, SMALL_MODEL_ROWS, QuickstartPlan
 from pretune.runs.vectors import train_vectors
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
@@ -62,6 +62,55 @@ SIGNIFICANCE_LEVEL = 0.05
 """Differences with a p-value below this are significant."""
 READS_PER_STEP = 3
 """Cost of a training step, in forward passes over its reviews."""
+
+
+@spec
+class QuickstartPlan:
+    """Sizes, chosen on reviews outside the test set (docs/results.md)."""
+
+    labels: tuple[int, ...] = (200, 1000)
+    steps: tuple[int, ...] = (50, 125)  # for each number of labels
+    share: tuple[float, ...] = (0.12, 0.25)  # maximum share of the budget per training of the encoder
+    min_steps: int = 12  # on the slowest machine
+    seeds: int = 3
+    test: int = 1000
+    dev: int = 100  # validation reviews; they select nothing
+    length: int = 64  # maximum tokens per review
+    batch: int = 16
+    size: str = "tiny"  # of the small model
+    vocab: int = 8192  # of the small model
+    pretrain: float = 1 / 6  # share of the budget in which the small model is pre-trained
+
+
+@dataclass(frozen=True, slots=True)
+class QuickstartRow:
+    """Row of the results table; `finetune_method` and `lr` are arguments of `pt.finetune`."""
+
+    method: str
+    group: str
+    about: str
+    finetune_method: str = ""
+    lr: float = 0.0
+
+
+ROWS = {
+    "majority": QuickstartRow("majority class", "baseline", "predicts the more frequent label"),
+    "svm": QuickstartRow("TF-IDF + SVM", "baseline", "linear SVM on TF-IDF of words and word pairs"),
+    "static": QuickstartRow(
+        "averaged static vectors", "baseline", "word vectors from co-occurrence counts in the reviews"
+    ),
+    "random": QuickstartRow(
+        "random weights", "random", "a small model, trained from scratch on the labels", "full+from-scratch", 1e-3
+    ),
+    "own": QuickstartRow("pre-trained here", "pretrained", "the same small model, pre-trained here", "full", 1e-3),
+    "frozen": QuickstartRow(
+        "feature extraction", "pretrained", "a linear classifier on the frozen encoder", "frozen", 1e-5
+    ),
+    "lora": QuickstartRow("LoRA", "pretrained", "low-rank updates of the pre-trained encoder", "lora", 2e-3),
+    "full": QuickstartRow("full fine-tuning", "pretrained", "all weights of the pre-trained encoder", "full", 1e-4),
+}
+SMALL_MODEL_ROWS = ("random", "own")
+"""Rows of the small model; the other networks use the pre-trained encoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,37 +216,24 @@ class QuickstartRun:
 
     def run(self) -> None:
         """Run all stages, the most important rows first."""
-        fewest_labels, most_labels, limit = (
-            min(self.plan.labels),
-            max(self.plan.labels),
-            self.plan.pretrain * self.budget,
-        )
-        first: list[Job] = [("frozen", fewest_labels, 0), ("full", fewest_labels, 0)]
-        second: list[Job] = [
-            *((key, labels, 0) for labels in self.plan.labels for key in SMALL_MODEL_ROWS),
-            ("full", most_labels, 0),
+        sizes, limit = sorted(self.plan.labels), self.plan.pretrain * self.budget
+        first: list[Job] = [("frozen", sizes[0], 0), ("full", sizes[0], 0)]
+        second: list[Job] = [(key, labels, 0) for labels in self.plan.labels for key in SMALL_MODEL_ROWS]
+        second.append(("full", sizes[-1], 0))
+        keys = ("full", *SMALL_MODEL_ROWS, "frozen", "lora")
+        jobs = itertools.product(range(self.plan.seeds), self.plan.labels, keys)
+        third = [job for seed, labels, key in jobs if (job := (key, labels, seed)) not in first + second]
+        texts, limit_text = f"{len(self.train_pool):,} unlabelled reviews", f"at most {format_duration(limit)}"
+        encoder_text = f"and the encoder with {sizes[-1]:,} labels"
+        stages: list[tuple[str, str, Callable[[], None]]] = [
+            ("read", f"{texts} give a vocabulary and word vectors", self.prepare_data),
+            ("baselines", "simple methods, for all numbers of labels", self.fit_baselines),
+            ("few labels", f"the pre-trained encoder with {sizes[0]:,} labels", lambda: self.measure(first)),
+            ("pre-train", f"a small model predicts masked words, {limit_text}", lambda: self.pretrain(limit)),
+            ("fine-tune", f"the small model, {encoder_text}", lambda: self.measure(second)),
+            ("repeat", "other methods and seeds, while the budget lasts", lambda: self.measure(third, optional=True)),
         ]
-        keys, seeds = ("full", *SMALL_MODEL_ROWS, "frozen", "lora"), range(self.plan.seeds)
-        jobs = [(key, labels, seed) for seed in seeds for labels in self.plan.labels for key in keys]
-        third = [job for job in jobs if job not in first + second]
-        stages: dict[str, tuple[str, Callable[[], None]]] = {
-            "read": (
-                f"{len(self.train_pool):,} unlabelled reviews give a vocabulary and word vectors",
-                self.prepare_data,
-            ),
-            "baselines": ("simple methods, for all numbers of labels", self.fit_baselines),
-            "few labels": (f"the pre-trained encoder with {fewest_labels:,} labels", lambda: self.measure(first)),
-            "pre-train": (
-                f"a small model predicts masked words, at most {format_duration(limit)}",
-                lambda: self.pretrain(limit),
-            ),
-            "fine-tune": (
-                f"the small model, and the encoder with {most_labels:,} labels",
-                lambda: self.measure(second),
-            ),
-            "repeat": ("other methods and seeds, while the budget lasts", lambda: self.measure(third, optional=True)),
-        }
-        for number, (name, (about, work)) in enumerate(stages.items(), start=1):
+        for number, (name, about, work) in enumerate(stages, start=1):
             self.stages.append({"name": name, "seconds": 0.0, "about": about})
             self.log(f"[{number}/{len(stages)}] {name}: {about}")
             start = time.monotonic()
@@ -211,11 +247,8 @@ class QuickstartRun:
         corpus.parent.mkdir(parents=True, exist_ok=True)
         self.write_table("dev", self.train_pool[: self.plan.dev])
         self.write_table("test", self.test)
-        lines = [
-            json.dumps({"text": example.text}, ensure_ascii=False, allow_nan=False) + "\n"
-            for example in self.train_pool
-        ]
-        io.atomic_write(corpus, "".join(lines))
+        lines = [json.dumps({"text": example.text}, ensure_ascii=False, allow_nan=False) for example in self.train_pool]
+        io.atomic_write(corpus, "\n".join([*lines, ""]))
         train_tokenizer("wordpiece", corpus, field="text", vocab=self.plan.vocab, lowercase=True).save(tokenizer)
         prepare([corpus], tokenizer=tokenizer, out=self.run_dir / "data", field="text")
         vectors = self.run_dir / "vectors.txt"
@@ -227,17 +260,18 @@ class QuickstartRun:
         methods: dict[str, Classifier] = {"majority": Majority(), "svm": SVM(), "static": static}
         for labels, seed in itertools.product(self.plan.labels, range(self.plan.seeds)):
             subset = self.draw(labels, seed)
+            texts, targets = [example.text for example in subset], [int(example.label or 0) for example in subset]
             for key, method in methods.items():
-                predict = method.fit(
-                    [example.text for example in subset], [int(example.label or 0) for example in subset], seed=seed
-                )
-                answers = zip(predict([example.text for example in self.test]), self.test, strict=True)
-                right = np.array([answer == example.label for answer, example in answers], dtype=float)
-                self.hits.setdefault((key, labels), {})[seed] = right
+                answers = method.fit(texts, targets, seed=seed)([example.text for example in self.test])
+                right = [answer == example.label for answer, example in zip(answers, self.test, strict=True)]
+                self.hits.setdefault((key, labels), {})[seed] = np.array(right, dtype=float)
 
     def pretrain(self, limit: float) -> None:
         """Pre-train the small model: embeddings of whole words start as their word vectors, then masked LM."""
-        tokenizer, vectors = Tokenizer.load(self.run_dir / "tokenizer"), WordVectors.load(self.run_dir / "vectors.txt")
+        tokenizer, vectors = (
+            Tokenizer.load(self.run_dir / "tokenizer"),
+            WordVectors.load(self.run_dir / "vectors.txt"),
+        )
         words = tokenizer.encode_batch(vectors.words, literal=True)
         is_whole_word = np.diff(words.offsets) == 1
         ids, rows = words.ids[words.offsets[:-1][is_whole_word]], torch.from_numpy(vectors.matrix[is_whole_word])
@@ -246,7 +280,7 @@ class QuickstartRun:
         with torch.no_grad():
             model.tokens.weight[torch.from_numpy(ids).long()] = rows / rows.std() * 0.1
         model.assets.files = tokenizer.build_files()
-        checkpoint.save(model, start := self.run_dir / "start")
+        save(model, start := self.run_dir / "start")
         changes: Facts = {"data.max_length": self.plan.length, "data.length_schedule": None, "train.batch_tokens": 2048}
         changes |= {"train.lr": 1e-3, "train.compile": False}
         budget, epochs = (limit, None) if self.device == "cpu" else (None, 10.0)  # NOTE: after more it overfits
@@ -260,9 +294,8 @@ class QuickstartRun:
         skip_count = 0
         for key, labels, seed in jobs:
             steps, encoder = self.count_steps(key, labels), key not in SMALL_MODEL_ROWS
-            reads = (
-                labels + self.plan.test + self.plan.dev + (key != "frozen") * READS_PER_STEP * self.plan.batch * steps
-            )
+            trained_reviews = 0 if key == "frozen" else READS_PER_STEP * self.plan.batch * steps
+            reads = labels + self.plan.test + self.plan.dev + trained_reviews
             if optional and self.seconds_per_review[encoder] * reads > self.seconds_left:
                 skip_count += 1
                 continue
@@ -285,10 +318,9 @@ class QuickstartRun:
             return 1  # the head is a linear probe before the first step
         if key in SMALL_MODEL_ROWS:
             return self.plan.steps[place]
-        affordable = (
-            self.plan.share[place] * self.budget / (READS_PER_STEP * self.plan.batch * self.seconds_per_review[True])
-        )
-        return min(self.plan.steps[place], max(self.plan.min_steps, int(affordable)))
+        seconds_per_step = READS_PER_STEP * self.plan.batch * self.seconds_per_review[True]
+        affordable_steps = int(self.plan.share[place] * self.budget / seconds_per_step)
+        return min(self.plan.steps[place], max(self.plan.min_steps, affordable_steps))
 
     def finetune(self, key: str, labels: int, seed: int, steps: int) -> Floats:
         """Fine-tune a model and return its test hits; the head starts as a linear probe (LP-FT)."""
@@ -334,16 +366,11 @@ class QuickstartRun:
                 continue
             row, seed_scores = ROWS[key], {seed: float(right.mean()) for seed, right in self.hits[key, labels].items()}
             interval = compute_interval([*seed_scores.values()])
-            facts: Facts = {
-                "method": row.method,
-                "labels": labels,
-                "mean": round(interval.mean, 4),
-                "seeds": [*seed_scores],
-            }
-            facts["each"] = [round(score, 4) for score in seed_scores.values()]
+            facts: Facts = {"method": row.method, "labels": labels, "mean": round(interval.mean, 4)}
+            facts |= {"seeds": [*seed_scores], "each": [round(score, 4) for score in seed_scores.values()]}
             if interval.std is not None and interval.low is not None and interval.high is not None:
-                facts |= {"std": round(interval.std, 4), "low": round(max(interval.low, 0.0), 4)}
-                facts |= {"high": round(min(interval.high, 1.0), 4)}
+                low, high = max(interval.low, 0.0), min(interval.high, 1.0)
+                facts |= {"std": round(interval.std, 4), "low": round(low, 4), "high": round(high, 4)}
             note = self.notes.get((key, labels))
             facts |= {"group": row.group, "about": f"{row.about}; {note}" if note else row.about}
             if row.group != "baseline":
@@ -360,19 +387,19 @@ class QuickstartRun:
             if ("full", labels) in self.hits:
                 best = self.find_baseline(labels)
                 gap = self.compare("full", best, labels)
+                verdict = describe_gap(gap, "the encoder wins", "the simple baseline wins")
                 yield (
                     f"With {labels:,} labels, full fine-tuning of the pre-trained encoder reaches an accuracy of "
                     f"{share['full', labels]} on {self.plan.test:,} test reviews; the best simple baseline, "
-                    f"{ROWS[best].method}, reaches {share[best, labels]}: "
-                    f"{describe_gap(gap, 'the encoder wins', 'the simple baseline wins')}."
+                    f"{ROWS[best].method}, reaches {share[best, labels]}: {verdict}."
                 )
         for labels in self.plan.labels:
             if all((key, labels) in self.hits for key in SMALL_MODEL_ROWS):
                 gap = self.compare("own", "random", labels)
+                benefit = describe_gap(gap, "its short pre-training helps", "its short pre-training hurts")
                 yield (
                     f"The small model pre-trained here reaches {share['own', labels]} with {labels:,} labels, from "
-                    f"random weights {share['random', labels]}: "
-                    f"{describe_gap(gap, 'its short pre-training helps', 'its short pre-training hurts')}."
+                    f"random weights {share['random', labels]}: {benefit}."
                 )
 
     def find_baseline(self, labels: int) -> str:
