@@ -16,7 +16,6 @@ from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.catalog import convert_to_shape, list_models, resolve
 from pretune.models.cost import flops_per_token
 from pretune.models.generator_discriminator import GeneratorDiscriminator, Pair, add_generator, build_pair
-from pretune.models.hf.checkpoint import load_pair
 from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import ModelShape
 from pretune.models.verify import verify
@@ -92,6 +91,10 @@ def test_what_is_shared() -> None:
     assert not any(torch.equal(a, b) for a, b in drawn)
 
 
+def load_pair(folder: Path) -> GeneratorDiscriminator:
+    return GeneratorDiscriminator(pt.load(folder), pt.load(folder / "generator"))
+
+
 def test_a_directory_is_the_discriminator_with_its_generator_inside(tmp_path: Path) -> None:
     model = build_pair(tiny())
     model.discriminator.assets.files["vocab.txt"] = b"a\nb\n"
@@ -115,7 +118,7 @@ def test_what_does_not_belong_together(tmp_path: Path) -> None:
     tensors = load_file(file)
     tensors["electra.embeddings.word_embeddings.weight"] += 1
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"generator: .*'tokens.weight'"):
+    with pytest.raises(UsageError, match=r"'tokens.weight'"):
         load_pair(tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"generator/model.safetensors: "):
         verify(tmp_path / "run")

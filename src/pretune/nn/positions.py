@@ -14,8 +14,22 @@ from pretune.core.config import Fraction, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 
 
+class PositionEncoding:
+    """Base class of position encodings: without parameters and without a maximum length unless stated."""
+
+    __slots__ = ()
+
+    def params(self, *, width: int, heads: int) -> int:
+        return 0
+
+    @property
+    def max_length(self) -> int | None:
+        """Maximum sequence length, if there is one."""
+        return None
+
+
 @spec(kind="learned")
-class LearnedEmbedding:
+class LearnedEmbedding(PositionEncoding):
     """Learned absolute positions (Gehring et al., 2017).
 
     Table of `rows` vectors; position p uses row p + `offset` (some releases leave the first rows unused).
@@ -54,7 +68,7 @@ class LearnedPositions(nn.Module):
 
 
 @spec
-class Sinusoidal:
+class Sinusoidal(PositionEncoding):
     """Sinusoidal positions (Vaswani et al., 2017): sines in even channels, cosines in odd channels.
 
     Wavelengths grow geometrically from 2 pi to `base` x 2 pi.
@@ -66,13 +80,6 @@ class Sinusoidal:
 
     def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
         return SinusoidalPositions(self, width)
-
-    def params(self, *, width: int, heads: int) -> int:
-        return 0
-
-    @property
-    def max_length(self) -> None:
-        return None
 
 
 class SinusoidalPositions(nn.Module):
@@ -117,7 +124,7 @@ class BandedScaling:
 
 
 @spec
-class Rotary:
+class Rotary(PositionEncoding):
     """Rotary positions (Su et al., 2021): queries and keys are rotated by angles proportional to position.
 
     Rotates the first `fraction` of each head, in pairs (i, i + half).
@@ -131,13 +138,6 @@ class Rotary:
 
     def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
         return RotaryPositions(self, head_width)
-
-    def params(self, *, width: int, heads: int) -> int:
-        return 0
-
-    @property
-    def max_length(self) -> None:
-        return None
 
 
 class RotaryPositions(nn.Module):
@@ -167,7 +167,7 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 @spec
-class Alibi:
+class Alibi(PositionEncoding):
     """ALiBi (Press et al., 2022): a linear bias by distance, with one slope per head.
 
     Slopes are powers of two from 2^(-`steepest` / heads) down to 2^-`steepest`.
@@ -179,13 +179,6 @@ class Alibi:
 
     def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
         return AlibiPositions(self, heads)
-
-    def params(self, *, width: int, heads: int) -> int:
-        return 0
-
-    @property
-    def max_length(self) -> None:
-        return None
 
 
 class AlibiPositions(nn.Module):
@@ -204,7 +197,7 @@ class AlibiPositions(nn.Module):
 
 
 @spec
-class RelativeBias:
+class RelativeBias(PositionEncoding):
     """Relative position buckets (Raffel et al., 2020): a learned bias per head and distance bucket.
 
     Short distances have a bucket each; longer ones share logarithmic buckets up to `max_distance`.
@@ -234,10 +227,6 @@ class RelativeBias:
 
     def params(self, *, width: int, heads: int) -> int:
         return self.buckets * heads
-
-    @property
-    def max_length(self) -> None:
-        return None
 
 
 class RelativePositions(nn.Module):

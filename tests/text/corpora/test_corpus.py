@@ -106,7 +106,6 @@ class TestFingerprint:
         assert open_corpus([str(path)]).compute_fingerprint() == before
         assert open_corpus([str(path)], by="line").compute_fingerprint() != before
         assert open_corpus([str(path)], errors="replace").compute_fingerprint() != before
-        assert open_corpus([str(path)], weights={str(path): 3}).compute_fingerprint() == before, "the text is the same"
 
     def test_order_and_names_matter(self, tmp_path: Path) -> None:
         one, two = tmp_path / "1", tmp_path / "2"
@@ -135,10 +134,6 @@ class TestFingerprint:
         ({"by": "lines"}, ("'lines'", "'line'", "'auto', 'file', 'block', 'line', 'field'")),
         ({"errors": "ignore"}, ("'ignore'", "'strict', 'replace'")),
         ({"by": "line", "field": "text"}, ("'text'", "'line'")),
-        ({"weights": {"b": 1.0}}, ("'b'",)),
-        ({"weights": {"a": 0.0}}, ("'a'", "0.0")),
-        ({"weights": {"a": float("nan")}}, ("'a'", "nan")),
-        ({"weights": {"a": float("inf")}}, ("'a'", "inf")),
     ],
 )
 def test_what_is_asked_is_checked_first(options: dict[str, Any], values: tuple[str, ...]) -> None:

@@ -39,11 +39,11 @@ def test_globs(folder: Path) -> None:
 
 
 def test_one_source_per_input(folder: Path) -> None:
-    corpus = open_corpus([str(folder / "a"), str(folder / "b.txt"), f"{folder}/c/*"], weights={str(folder / "a"): 0.5})
-    assert [(source.kind, source.weight, len(source.items)) for source in corpus.sources] == [
-        ("folder", 0.5, 2),
-        ("file", 1.0, 1),
-        ("glob", 1.0, 1),
+    corpus = open_corpus([str(folder / "a"), str(folder / "b.txt"), f"{folder}/c/*"])
+    assert [(source.kind, len(source.items)) for source in corpus.sources] == [
+        ("folder", 2),
+        ("file", 1),
+        ("glob", 1),
     ]
     assert [source.path for source in corpus.sources] == [str(folder / "a"), str(folder / "b.txt"), None]
     assert [(document.source, document.text) for document in corpus.read_documents()] == [

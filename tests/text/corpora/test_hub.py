@@ -71,14 +71,14 @@ def test_what_is_no_name(given: str) -> None:
 
 def test_rows_are_streamed(hub: dict[tuple[str, str | None, str], Stream]) -> None:
     hub["owner/name", None, "train"] = Stream(ROWS, FEATURES)
-    corpus = open_corpus(["hf:owner/name"], weights={"hf:owner/name": 2})
+    corpus = open_corpus(["hf:owner/name"])
     assert [(document.text, document.location) for document in corpus.read_documents()] == [
         ("one", "hf:owner/name:row 1"),
         ("three", "hf:owner/name:row 3"),
     ]
     assert corpus.counts == {"empty_documents": 1}
     (source,) = corpus.sources
-    assert (source.kind, source.bytes, source.weight) == ("hub", None, 2.0)
+    assert (source.kind, source.bytes) == ("hub", None)
     assert corpus.bytes is None
     assert len(corpus.plan_parts(1)) == 1
     before = corpus.compute_fingerprint()

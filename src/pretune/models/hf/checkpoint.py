@@ -22,11 +22,9 @@ from pretune.core.migration import migrate_specs
 from pretune.core.run_dir import RunDir
 from pretune.models import tensor_files
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
-from pretune.models.bidirectional_lm import BidirectionalLM
 from pretune.models.catalog import AnyModel
 from pretune.models.families import FAMILIES, find_by_model_type, get_model_types, make_missing_error
 from pretune.models.generator_discriminator import GENERATOR_FOLDER as GENERATOR
-from pretune.models.generator_discriminator import GeneratorDiscriminator
 from pretune.models.hf.config import Layout, is_equivalent, refuse_code
 from pretune.models.hf.detect import add_tied_head, detect_contents
 from pretune.models.hf.weights import HEAD_KEY, HeadLayout, Move, Rule, plan_moves, split_head
@@ -98,24 +96,6 @@ def load(
     model.assets.modules = tensor_files.read_sentence_files(folder)
     model.assets.tokenizer = _read_tokenizer(folder, spec)
     return model.eval()
-
-
-def load_pair(
-    directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-) -> GeneratorDiscriminator:
-    """Load a discriminator and the generator in its directory, as `save` writes them."""
-    discriminator, generator = (load(Path(directory) / name, dtype=dtype, device=device) for name in ("", GENERATOR))
-    with _add_path(Path(directory) / GENERATOR):
-        return GeneratorDiscriminator(discriminator, generator)
-
-
-def load_bidirectional_lm(
-    directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-) -> BidirectionalLM:
-    """Load a forward model and the backward model in its directory, as `save` writes them."""
-    forwards, backwards = (load(Path(directory) / name, dtype=dtype, device=device) for name in ("", BACKWARD))
-    with _add_path(Path(directory) / BACKWARD):
-        return BidirectionalLM(forwards, backwards)
 
 
 def save(

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +42,6 @@ class CorpusSource:
     kind: Literal["file", "folder", "glob", "pair", "builtin", "hub", "given"]
     path: str | None  # of a file or folder
     bytes: int | None  # on disk, possibly compressed; None if unknown
-    weight: float
     licence: str | None
     items: tuple[CorpusItem, ...]  # in order
 
@@ -123,45 +121,38 @@ def open_corpus(
     *,
     by: DocumentBoundary = "auto",
     field: str | None = None,
-    weights: Mapping[str, float] | None = None,
     errors: Errors = "strict",
 ) -> Corpus:
     """Find and validate inputs: files, folders, globs, `pair:A,B`, `builtin:NAME`, `hf:NAME/…:SPLIT:COLUMN`.
 
     An input that is not a string is an item (`items.CorpusItem`). `by` is the unit of a document, `field` the text
-    field of tables; `weights` maps some inputs to weights, 1 by default. With errors="replace", invalid bytes become
-    U+FFFD and are counted.
+    field of tables. With errors="replace", invalid bytes become U+FFFD and are counted.
     """
     names = [item if isinstance(item, str) else item.name for item in inputs]
-    _check_inputs(inputs if isinstance(inputs, str) else names, by, field, weights or {}, errors)
+    _check_inputs(inputs if isinstance(inputs, str) else names, by, field, errors)
     finder = FileFinder(by, field, errors)
     sources: list[CorpusSource] = []
     for entry_name, entry in zip(names, inputs, strict=True):
-        weight = float((weights or {}).get(entry_name, 1.0))
         name = format_path(entry_name)
         if not isinstance(entry, str):
-            sources.append(CorpusSource(name, "given", None, entry.bytes, weight, None, (entry,)))
+            sources.append(CorpusSource(name, "given", None, entry.bytes, None, (entry,)))
         elif entry.startswith(PAIR):
             pairs = open_pairs(entry, errors)
-            sources.append(CorpusSource(name, "pair", None, pairs.bytes, weight, None, (pairs,)))
+            sources.append(CorpusSource(name, "pair", None, pairs.bytes, None, (pairs,)))
         elif entry.startswith(BUILTIN):
             builtin = BUILTINS.get(entry.removeprefix(BUILTIN))()
             builtin.check()
-            sources.append(CorpusSource(name, "builtin", None, builtin.bytes, weight, builtin.licence, (builtin,)))
+            sources.append(CorpusSource(name, "builtin", None, builtin.bytes, builtin.licence, (builtin,)))
         elif entry.startswith(HUB):
-            sources.append(CorpusSource(name, "hub", None, None, weight, None, (open_hub_dataset(entry, field),)))
+            sources.append(CorpusSource(name, "hub", None, None, None, (open_hub_dataset(entry, field),)))
         else:
             kind, files = finder.find_files(entry)
             size = sum(file.bytes for file in files)
-            sources.append(
-                CorpusSource(name, kind, None if kind == "glob" else entry, size, weight, None, tuple(files))
-            )
+            sources.append(CorpusSource(name, kind, None if kind == "glob" else entry, size, None, tuple(files)))
     return Corpus(sources, finder.skip_counts, errors)
 
 
-def _check_inputs(
-    inputs: Sequence[str], by: DocumentBoundary, field: str | None, weights: Mapping[str, float], errors: Errors
-) -> None:
+def _check_inputs(inputs: Sequence[str], by: DocumentBoundary, field: str | None, errors: Errors) -> None:
     if isinstance(inputs, str):
         raise UsageError(f"inputs must be a list, got the string '{inputs[:60]}'; put it into brackets")
     if not inputs:
@@ -174,11 +165,6 @@ def _check_inputs(
             )
     if field is not None and by not in ("auto", "field"):
         raise UsageError(f"field='{field}' and by='{by}' exclude each other; omit one")
-    for name, weight in weights.items():
-        if name not in inputs:
-            raise UsageError(f"the weight of '{name}' has no matching input{suggest(name, inputs)}")
-        if not (weight > 0 and math.isfinite(weight)):
-            raise UsageError(f"the weight of '{name}' must be > 0, got {weight}")
     duplicates = [entry for entry, count in Counter(inputs).items() if count > 1]
     if duplicates:
         raise UsageError(f"'{duplicates[0]}' is listed twice, which would repeat its text; remove one")
