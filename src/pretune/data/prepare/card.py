@@ -6,7 +6,8 @@ processes, so equal data has an equal card.
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,7 @@ def _build_card(
         "pretune": __version__,
         "command": format_command(recipe),
         "fingerprint": recipe.fingerprint,
-        "tokenizer": {
-            "sha256": tokenizer.sha256,
-            "vocab": tokenizer.vocab,
-        },
+        "tokenizer": {"sha256": tokenizer.sha256, "vocab": tokenizer.vocab},
         "sources": _merge_source_facts(stages[0].facts["sources"], recipe, result.facts),
         "languages": {
             lang: round(count / total, 4)
@@ -145,98 +143,60 @@ def _sample_documents(folder: Path, tokenizer: Tokenizer) -> list[dict[str, Any]
 
 
 def render_markdown(card: Mapping[str, Any]) -> str:
-    """Return the text of card.md for the content of card.json."""
-    splits, settings = card["splits"], card["settings"]
-    train = splits["train"]
-    lines = [
-        "# Data card",
-        "",
-        f"{format_count(train['tokens'], 'training tokens')} in {format_count(train['documents'], 'documents')} "
-        f"({_format_megabytes(train['bytes'])} of text). Vocabulary size: {card['tokenizer']['vocab']:,}.",
-        "",
-        "```",
-        card["command"],
-        "```",
-        "",
-        "## Splits",
-        "",
-        *_render_table(
+    """Return the text of card.md for the content of card.json; the file card.md of this package is its template."""
+    splits, train = card["splits"], card["splits"]["train"]
+    quantiles = [{"0%": "shortest", "50%": "median", "100%": "longest"}.get(name, name) for name in train["lengths"]]
+    pairs = [f"{split['pairs']:,} in {name}" for name, split in splits.items() if split["pairs"]]
+    template = resources.files("pretune.data.prepare").joinpath("card.md").read_text(encoding="utf-8")
+    return template.format(
+        tokens=format_count(train["tokens"], "training tokens"),
+        documents=format_count(train["documents"], "documents"),
+        bytes=_format_megabytes(train["bytes"]),
+        vocab=card["tokenizer"]["vocab"],
+        command=card["command"],
+        splits=_render_table(
             ["split", "documents", "tokens", "bytes", "sentences", "bytes/token", "tokens/word", "unknown tokens"],
-            [
-                [
-                    name,
-                    *(f"{split[key]:,}" for key in ("documents", "tokens", "bytes", "sentences")),
-                    f"{split['bytes_per_token']:.2f}",
-                    f"{split['tokens_per_word']:.2f}",
-                    f"{split['unknown_share']:.3%}",
-                ]
-                for name, split in splits.items()
-            ],
+            [[name, *_format_split(split)] for name, split in splits.items()],
         ),
-        "",
-        *_render_pairs(splits),
-        _render_held_out(card),
-        "",
-        "Tokens per document:",
-        "",
-        *_render_table(
-            ["split", *({"0%": "shortest", "50%": "median", "100%": "longest"}.get(q, q) for q in train["lengths"])],
+        pairs=f"Text pairs: {', '.join(pairs)}.\n\n" if pairs else "",
+        held_out=_render_held_out(card),
+        lengths=_render_table(
+            ["split", *quantiles],
             [[name, *(f"{value:,}" for value in split["lengths"].values())] for name, split in splits.items()],
         ),
-        "",
-        "## Sources",
-        "",
-        *_render_table(
+        sources=_render_table(
             ["source", "kind", "licence", "files", "size", *(f"{name} tokens" for name in splits)],
-            [
-                [
-                    _escape_cell(source["name"]),
-                    source["kind"],
-                    _escape_cell(source["licence"] or "not stated"),
-                    f"{source['files']:,}",
-                    "unknown" if source["bytes"] is None else _format_megabytes(source["bytes"]),
-                    *(f"{source[name]['tokens']:,}" for name in splits),
-                ]
-                for source in card["sources"]
-            ],
+            [_format_source(source, splits) for source in card["sources"]],
             text_columns=3,
         ),
-        "",
-        "Languages (detected automatically): "
-        + (", ".join(f"{k} {v:.1%}" for k, v in card["languages"].items()) or "unknown")
-        + ".",
-        "",
-        "## Dropped documents",
-        "",
-        f"Documents read: {card['documents_read']:,}.",
-        "",
-        *_render_dropped(card),
-        "",
-        "## Samples",
-        "",
-        "Decoded from the stored tokens.",
-        "",
-    ]
-    for sample in card["samples"]:
-        lines += [
-            f"> {_escape_cell(sample['text'])}",
-            ">",
-            f"> (document {sample['document']}, {_escape_cell(sample['source'])})",
-            "",
-        ]
-    lines += [
-        "## Settings",
-        "",
-        *_render_table(["setting", "value"], [[name, _format_value(settings[name])] for name in settings], 2),
-    ]
-    lines += ["", f"Tokenizer `{card['tokenizer']['sha256'][:16]}…`, data `{card['fingerprint'][:16]}…`, "]
-    lines[-1] += f"pretune {card['pretune']}."
-    return "\n".join(lines) + "\n"
+        languages=", ".join(f"{name} {share:.1%}" for name, share in card["languages"].items()) or "unknown",
+        documents_read=card["documents_read"],
+        dropped=_render_dropped(card),
+        samples="".join(map(_render_sample, card["samples"])),
+        settings=_render_table(
+            ["setting", "value"], [[name, _format_value(value)] for name, value in card["settings"].items()], 2
+        ),
+        tokenizer=card["tokenizer"]["sha256"],
+        fingerprint=card["fingerprint"],
+        pretune=card["pretune"],
+    )
 
 
-def _render_pairs(splits: Mapping[str, Any]) -> list[str]:
-    counts = [f"{split['pairs']:,} in {name}" for name, split in splits.items() if split["pairs"]]
-    return [f"Text pairs: {', '.join(counts)}.", ""] if counts else []
+def _format_split(split: Mapping[str, Any]) -> list[str]:
+    counts = [f"{split[name]:,}" for name in ("documents", "tokens", "bytes", "sentences")]
+    ratios = [f"{split[name]:.2f}" for name in ("bytes_per_token", "tokens_per_word")]
+    return [*counts, *ratios, f"{split['unknown_share']:.3%}"]
+
+
+def _format_source(source: Mapping[str, Any], splits: Iterable[str]) -> list[str]:
+    size = "unknown" if source["bytes"] is None else _format_megabytes(source["bytes"])
+    words = [_escape_cell(source["name"]), source["kind"], _escape_cell(source["licence"] or "not stated")]
+    return [*words, f"{source['files']:,}", size, *(f"{source[name]['tokens']:,}" for name in splits)]
+
+
+def _render_sample(sample: Mapping[str, Any]) -> str:
+    text, source = _escape_cell(sample["text"]), _escape_cell(sample["source"])
+    return f"> {text}\n>\n> (document {sample['document']}, {source})\n\n"
 
 
 def _render_held_out(card: Mapping[str, Any]) -> str:
@@ -257,20 +217,22 @@ def _render_held_out(card: Mapping[str, Any]) -> str:
     )
 
 
-def _render_dropped(card: Mapping[str, Any]) -> list[str]:
-    rows = [[_split_name(name), "", "", f"{count:,}"] for name, count in card["skipped"].items()]
-    rows += [
+def _render_dropped(card: Mapping[str, Any]) -> str:
+    filters = [
         [f"filter {name}", *(f"{counts[key]:,}" for key in ("kept", "changed", "dropped"))]
         for name, counts in card["filters"].items()
     ]
-    rows += [[_split_name(name), "", "", f"{count:,}"] for name, count in card["dropped"].items()]
-    return _render_table(["reason", "kept", "changed", "dropped"], rows)
+    skipped, dropped = (
+        [[name.replace("_", " "), "", "", f"{count:,}"] for name, count in card[key].items()]
+        for key in ("skipped", "dropped")
+    )
+    return _render_table(["reason", "kept", "changed", "dropped"], [*skipped, *filters, *dropped])
 
 
-def _render_table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> list[str]:
-    """Return the lines of a table; the first `text_columns` columns are text, the others right-aligned numbers."""
+def _render_table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
+    """Return a table; the first `text_columns` columns are text, the others right-aligned numbers."""
     rule = [*["---"] * text_columns, *["---:"] * (len(header) - text_columns)]
-    return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
 
 
 def _escape_cell(text: str) -> str:
@@ -278,10 +240,6 @@ def _escape_cell(text: str) -> str:
     for special in "\\`*_[]<>|#":
         text = text.replace(special, "\\" + special)
     return " ".join(text.split())
-
-
-def _split_name(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _format_value(value: object) -> str:
