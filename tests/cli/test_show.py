@@ -12,7 +12,7 @@ from pretune.cli import _inputs, main, show
 from pretune.core.config import from_dict, replace
 from pretune.core.errors import UsageError
 from pretune.models import catalog
-from pretune.models.cost import DEVICES
+from pretune.models.devices import DEVICES
 from pretune.models.spec import Model
 
 Capture = pytest.CaptureFixture[str]

@@ -16,7 +16,6 @@ from pretune.core.config import replace
 from pretune.core.errors import UsageError
 from pretune.models import catalog, cost
 from pretune.models.cost import (
-    DEVICES,
     MemoryEstimate,
     count_params_by_part,
     count_visible_keys,
@@ -25,6 +24,7 @@ from pretune.models.cost import (
     estimate_target_share,
     flops_per_token,
 )
+from pretune.models.devices import DEVICES
 from pretune.models.model import LanguageModel
 
 SMALL = {"width": 64, "depth": 3, "heads": 4, "vocab": 97}
@@ -358,10 +358,3 @@ class TestDevices:
         assert actual.kwh == pytest.approx(actual.seconds / 3600 * 0.7)
         assert actual.co2_kg == pytest.approx(actual.kwh * 0.475)
         assert actual.dollars == pytest.approx(actual.seconds / 3600 * 3.80)
-
-    def test_the_grid_is_an_argument(self) -> None:
-        spec, device = catalog.resolve("bert-tiny"), DEVICES["l4"]
-        clean = estimate_cost(spec, 1e9, device, 128, 0.15, co2_per_kwh=0.0)
-        dirty = estimate_cost(spec, 1e9, device, 128, 0.15, co2_per_kwh=1.0)
-        assert clean.co2_kg == 0
-        assert dirty.co2_kg == dirty.kwh == clean.kwh

@@ -26,7 +26,7 @@ from pretune.core.format import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pretune.models.cost import Device
+    from pretune.models.devices import Device
     from pretune.models.generator_discriminator import Pair
     from pretune.models.spec import Model
     from pretune.nn.two_stream import AnyStack
@@ -93,8 +93,8 @@ def collect(
 ) -> dict[str, Any]:
     """Return all facts, JSON-ready."""
     from pretune.core.config import to_dict
-    from pretune.models.cost import CO2_KG_PER_KWH, DEVICES, estimate_memory, estimate_target_share, flops_per_token
-    from pretune.models.devices import DOLLARS_PER_KWH
+    from pretune.models.cost import CO2_KG_PER_KWH, estimate_memory, estimate_target_share, flops_per_token
+    from pretune.models.devices import DEVICES, DOLLARS_PER_KWH
 
     length = _resolve_length(spec, length)
     targets = estimate_target_share(spec) if targets is None else targets

@@ -54,12 +54,7 @@ RENAMED_VALUES: dict[str, dict[Any, str]] = {
 RENAMED_OPTIONS = {"--labels": "--train-examples"}
 """Old options of the command line to new ones."""
 
-RENAMED_ARGUMENTS = {
-    "changes": "overrides",
-    "labels": "train_examples",
-    "settings": "config",
-    "start": "init_from",
-}
+RENAMED_ARGUMENTS = {"changes": "overrides", "labels": "train_examples", "settings": "config", "start": "init_from"}
 """Old arguments of `pt.pretrain` and `pt.finetune` to new ones."""
 
 RENAMED_METHODS = {

@@ -61,11 +61,7 @@ class BatchShape:
                 f"{self.rows} rows cannot be divided into {parts} equal parts; change the tokens per batch"
             )
         return BatchShape(
-            rows=self.rows // parts,
-            length=self.length,
-            source=self.source,
-            sequences=self.sequences,
-            slots=self.slots,
+            rows=self.rows // parts, length=self.length, source=self.source, sequences=self.sequences, slots=self.slots
         )
 
 

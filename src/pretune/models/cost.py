@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pretune.core.errors import UsageError
-from pretune.models.devices import DEVICES, Device
+from pretune.models.devices import Device
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
 from pretune.nn.heads import Head
@@ -21,18 +21,6 @@ from pretune.nn.loss import BLOCK_BYTES
 from pretune.nn.relative_attention import RelativeAttention
 from pretune.nn.two_stream import AnyBlock, AnyStack, TwoStream
 
-__all__ = [
-    "DEVICES",
-    "Device",
-    "CostEstimate",
-    "MemoryEstimate",
-    "estimate_cost",
-    "flops_per_token",
-    "estimate_memory",
-    "count_params_by_part",
-    "estimate_target_share",
-]
-
 Precision = Literal["fp32", "bf16"]
 
 CO2_KG_PER_KWH = 0.475
@@ -40,12 +28,8 @@ CO2_KG_PER_KWH = 0.475
 
 _FP32_BYTES = 4  # bytes of a number in fp32
 _PRECISION_BYTES = {"fp32": 4, "bf16": 2}
-_SAVED_TENSORS = {
-    "relu": 1,
-    "tanh": 1,
-    "identity": 1,
-    "quick_gelu": 3,
-}  # hidden tensors saved for backward; other activations save 2
+# Hidden tensors saved for backward; other activations save 2.
+_SAVED_TENSORS = {"relu": 1, "tanh": 1, "identity": 1, "quick_gelu": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,30 +147,16 @@ def estimate_memory(
     )
 
 
-def estimate_cost(
-    spec: Model,
-    tokens: float,
-    device: Device,
-    length: int,
-    targets: float,
-    *,
-    target_length: int | None = None,
-    co2_per_kwh: float = CO2_KG_PER_KWH,
-) -> CostEstimate:
+def estimate_cost(spec: Model, tokens: float, device: Device, length: int, targets: float) -> CostEstimate:
     """Return time, energy, CO2e and price of training on `tokens` tokens.
 
     Does not check that the model fits into memory; see `estimate_memory`.
     """
-    flops = tokens * flops_per_token(spec, length=length, targets=targets, target_length=target_length)
+    flops = tokens * flops_per_token(spec, length=length, targets=targets)
     seconds = flops / device.rate
     kwh = seconds * device.watts / 3.6e6
-    return CostEstimate(
-        flops=flops,
-        seconds=seconds,
-        kwh=kwh,
-        co2_kg=kwh * co2_per_kwh,
-        dollars=seconds / 3600 * device.dollars_per_hour,
-    )
+    dollars = seconds / 3600 * device.dollars_per_hour
+    return CostEstimate(flops=flops, seconds=seconds, kwh=kwh, co2_kg=kwh * CO2_KG_PER_KWH, dollars=dollars)
 
 
 def count_params_by_part(spec: Model) -> dict[str, int]:

@@ -23,7 +23,7 @@ from pretune.core.errors import CheckpointError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
-PICKLE_PREFIXES = (b"PK\x03\x04", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
+PICKLE_PREFIXES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """First bytes of a pickle: torch's zip archive, or a bare pickle."""
 
 FLOAT_DTYPES = frozenset({"F32", "F16", "BF16", "F64"})

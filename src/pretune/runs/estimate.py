@@ -8,8 +8,8 @@ import torch
 
 from pretune.data.prepared_data import PreparedData
 from pretune.models import catalog
-from pretune.models.cost import CO2_KG_PER_KWH, DEVICES
-from pretune.models.devices import DOLLARS_PER_KWH, Device
+from pretune.models.cost import CO2_KG_PER_KWH
+from pretune.models.devices import DEVICES, DOLLARS_PER_KWH, Device
 from pretune.objectives.base import Vocabulary
 from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import estimate_steps, explain_rate

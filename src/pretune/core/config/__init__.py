@@ -16,15 +16,7 @@ A config cannot name code: `kind` only selects among the classes that the field'
 
 from pretune.core.config.edit import diff, list_paths, parse_assignments, replace
 from pretune.core.config.read import from_dict
-from pretune.core.config.records import (
-    Amount,
-    Count,
-    Number,
-    check_record,
-    read_record,
-    read_records,
-    read_spec,
-)
+from pretune.core.config.records import Amount, Count, Number, check_record, read_record, read_records, read_spec
 from pretune.core.config.specs import (
     Constraint,
     Fraction,

@@ -7,7 +7,7 @@ import torch
 
 from pretune.adaptation.finetune_flops import FlopsCounter
 from pretune.core import config
-from pretune.models.cost import DEVICES
+from pretune.models.devices import DEVICES
 from pretune.runs.estimate import THIS_MACHINE, detect_device, estimate_cost
 from pretune.runs.finetune.adapted_model import build_adapted_model
 from pretune.runs.finetune.config import FinetuneConfig

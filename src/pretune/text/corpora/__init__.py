@@ -13,12 +13,4 @@ the file and the byte or line.
 from pretune.text.corpora.corpus import Corpus, CorpusPart, CorpusSource, is_held_out, open_corpus
 from pretune.text.corpora.document import MAX_CHARACTERS, Document
 
-__all__ = [
-    "MAX_CHARACTERS",
-    "Corpus",
-    "Document",
-    "CorpusPart",
-    "CorpusSource",
-    "is_held_out",
-    "open_corpus",
-]
+__all__ = ["MAX_CHARACTERS", "Corpus", "Document", "CorpusPart", "CorpusSource", "is_held_out", "open_corpus"]

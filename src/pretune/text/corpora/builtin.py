@@ -30,8 +30,7 @@ from pretune.text.corpora.items import FULL_SPAN, Span, Stamp, make_documents, s
 PREFIX = "builtin:"
 
 BUILTINS: "Registry[type[Reviews | Docs]]" = Registry(
-    "built-in corpus",
-    {"reviews": "pretune.text.corpora.builtin:Reviews", "docs": "pretune.text.corpora.builtin:Docs"},
+    "built-in corpus", {"reviews": "pretune.text.corpora.builtin:Reviews", "docs": "pretune.text.corpora.builtin:Docs"}
 )
 
 _BREAK = re.compile(r"<br\s*/?>(?:\s*<br\s*/?>)*\s*")
