@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pretune.core.errors import DataError, UsageError
-from pretune.core.io import atomic, atomic_directory, remove_abandoned
+from pretune.core.io import atomic_directory, files, remove_abandoned
 from pretune.data.prepare import dedup_split, run
 from pretune.data.prepare.run import merge, prepare
 from pretune.data.prepare.stage import StageWriter
@@ -29,7 +29,7 @@ POINTS: dict[str, tuple[Any, str, bool]] = {
     "between shards": (ShardWriter, "close", True),
     "before the card": (run, "write_card", False),
     "before the manifests": (run, "_seal", False),
-    "before publishing": (atomic, "_sync_tree", False),
+    "before publishing": (files, "_sync_tree", False),
     "after publishing": (run, "_checked", False),
 }
 """The life of a `prepare`: the owner of a function, its name, and whether the kill comes after it or before it."""

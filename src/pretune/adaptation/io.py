@@ -32,7 +32,7 @@ from pretune.models import tensor_files
 from pretune.models.catalog import AnyModel
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
-from pretune.models.hf.checks import allow_null, check_rate, check_size, make_unsupported_error, read_key
+from pretune.models.hf.config import allow_null, check_rate, check_size, make_unsupported_error, read_key
 from pretune.models.hf.weights import HEAD_KEY, TASK_PREFIX, HeadLayout, Move, Rule, plan_moves
 from pretune.models.model import LanguageModel
 from pretune.models.tensor_files import TensorInfo

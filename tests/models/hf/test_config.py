@@ -8,8 +8,7 @@ import pytest
 from pretune.core.errors import CheckpointError, PretuneError
 from pretune.models.catalog import resolve
 from pretune.models.families import FAMILIES, get_model_types
-from pretune.models.hf.checks import check_size, read_key
-from pretune.models.hf.config import CODE_KEYS, IGNORED_KEYS, Layout, is_equivalent, refuse_code
+from pretune.models.hf.config import CODE_KEYS, IGNORED_KEYS, Layout, check_size, is_equivalent, read_key, refuse_code
 from pretune.models.spec import Model
 from pretune.nn.positions import BandedScaling, LinearScaling, Rotary
 

@@ -4,14 +4,19 @@ All important writes go through this package, so a full disk or a kill never lea
 name, and the same problem always gives the same one-line error.
 """
 
-from pretune.core.io.atomic import MANIFEST, atomic_directory, atomic_write, remove, sweep, translate_write_errors
-from pretune.core.io.paths import (
+from pretune.core.io.files import (
+    MANIFEST,
+    atomic_directory,
+    atomic_write,
     is_file_name,
     open_in_place,
     open_regular,
     read_bounded,
+    remove,
     remove_abandoned,
     resolve_inside,
+    sweep,
+    translate_write_errors,
 )
 from pretune.core.io.strict_json import check_manifest, parse_json, read_json, sha256, write_json, write_manifest
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pretune.core.errors import CheckpointError, PretuneError, explain_missing, suggest
-from pretune.core.io.atomic import MANIFEST, atomic_write
-from pretune.core.io.paths import is_file_name, open_regular, read_bounded, resolve_inside
+from pretune.core.io.files import MANIFEST, atomic_write, is_file_name, open_regular, read_bounded, resolve_inside
 
 MAX_BYTES = 64 * 2**20
 MAX_DEPTH = 100

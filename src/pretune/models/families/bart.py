@@ -5,8 +5,18 @@ from functools import partial
 from typing import Any
 
 from pretune.models.family import ADAM, Family, PaperDefaults, Size
-from pretune.models.hf.checks import check_size, read_key
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, Entry, FixedKey, Key, Layout, expand_sides, get_path
+from pretune.models.hf.config import (
+    ACTIVATIONS,
+    CustomKey,
+    Entry,
+    FixedKey,
+    Key,
+    Layout,
+    check_size,
+    expand_sides,
+    get_path,
+    read_key,
+)
 from pretune.models.hf.weights import RowPacking, Rule, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention

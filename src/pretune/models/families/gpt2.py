@@ -14,8 +14,7 @@ from pretune.models.families.shared import (
     read_gpt_width,
 )
 from pretune.models.family import Family, Size
-from pretune.models.hf.checks import allow_null, check_size, read_key
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout, allow_null, check_size, read_key
 from pretune.models.hf.weights import define_score_head, define_token_heads, make_rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special

@@ -14,8 +14,7 @@ from pretune.models.families.shared import (
     build_rope_key,
 )
 from pretune.models.family import Family, Size
-from pretune.models.hf.checks import allow_null, check_size
-from pretune.models.hf.config import Key
+from pretune.models.hf.config import Key, allow_null, check_size
 from pretune.models.hf.weights import define_score_head, define_token_heads
 from pretune.models.spec import Model
 from pretune.nn.layers import RMSNorm

@@ -7,8 +7,19 @@ from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.models.families.shared import build_decoder_training
 from pretune.models.family import ADAM_LARGE, Family, Size
-from pretune.models.hf.checks import allow_null, check_positive, check_rate, check_size, read_key, read_object
-from pretune.models.hf.config import IGNORED_KEYS, CustomKey, FixedKey, Key, Layout
+from pretune.models.hf.config import (
+    IGNORED_KEYS,
+    CustomKey,
+    FixedKey,
+    Key,
+    Layout,
+    allow_null,
+    check_positive,
+    check_rate,
+    check_size,
+    read_key,
+    read_object,
+)
 from pretune.models.hf.weights import FusedPacking, Rule, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention

@@ -11,8 +11,7 @@ from pretune.models.families.shared import (
     build_rope_key,
 )
 from pretune.models.family import ADAM_LARGE, Family, Size
-from pretune.models.hf.checks import allow_null, check_positive
-from pretune.models.hf.config import Key
+from pretune.models.hf.config import Key, allow_null, check_positive
 from pretune.models.hf.weights import define_score_head
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms

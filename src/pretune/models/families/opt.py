@@ -8,8 +8,18 @@ from pretune.core.config import to_dict
 from pretune.models.families.gpt2 import build_spec as build_gpt2_spec
 from pretune.models.families.shared import build_decoder_classes, build_decoder_training
 from pretune.models.family import Family, Size
-from pretune.models.hf.checks import allow_null, check_flag, check_size, read_key
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout, get_path
+from pretune.models.hf.config import (
+    ACTIVATIONS,
+    CustomKey,
+    FixedKey,
+    Key,
+    Layout,
+    allow_null,
+    check_flag,
+    check_size,
+    get_path,
+    read_key,
+)
 from pretune.models.hf.weights import define_score_head, define_token_heads, make_rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special

@@ -8,8 +8,14 @@ from pretune.core.config import to_dict
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.models.family import ADAM_LARGE, PaperDefaults
-from pretune.models.hf.checks import (
+from pretune.models.hf.config import (
+    ACTIVATIONS,
     Check,
+    CustomKey,
+    Entry,
+    FixedKey,
+    Key,
+    Layout,
     allow_null,
     check_choice,
     check_positive,
@@ -18,7 +24,6 @@ from pretune.models.hf.checks import (
     read_key,
     read_object,
 )
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, Entry, FixedKey, Key, Layout
 from pretune.models.hf.weights import FusedPacking, HeadLayout, Rule, TransposedPacking, make_rules
 from pretune.models.spec import Model
 from pretune.nn.heads import PoolingConfig

@@ -5,8 +5,20 @@ from functools import partial
 from typing import Any
 
 from pretune.models.family import Family, PaperDefaults, Size
-from pretune.models.hf.checks import allow_null, check_choice, check_flag, check_size, read_key
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, Entry, FixedKey, Key, Layout, expand_sides
+from pretune.models.hf.config import (
+    ACTIVATIONS,
+    CustomKey,
+    Entry,
+    FixedKey,
+    Key,
+    Layout,
+    allow_null,
+    check_choice,
+    check_flag,
+    check_size,
+    expand_sides,
+    read_key,
+)
 from pretune.models.hf.weights import Rule, define_head, define_token_heads, make_rules
 from pretune.models.init import FanIn
 from pretune.models.spec import Model, Special
