@@ -222,11 +222,11 @@ def _render_dropped(card: Mapping[str, Any]) -> str:
         [f"filter {name}", *(f"{counts[key]:,}" for key in ("kept", "changed", "dropped"))]
         for name, counts in card["filters"].items()
     ]
-    skipped, dropped = (
+    skip_rows, drop_rows = (
         [[name.replace("_", " "), "", "", f"{count:,}"] for name, count in card[key].items()]
         for key in ("skipped", "dropped")
     )
-    return _render_table(["reason", "kept", "changed", "dropped"], [*skipped, *filters, *dropped])
+    return _render_table(["reason", "kept", "changed", "dropped"], [*skip_rows, *filters, *drop_rows])
 
 
 def _render_table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
