@@ -21,9 +21,7 @@ from pretune.cli import main
 from pretune.core.errors import DataError, ResourceError, UsageError
 from pretune.data.prepare import encoding, work_units
 from pretune.data.prepare.run import merge, prepare
-from pretune.data.shards import Shards
 from pretune.data.shards.files import NpyWriter
-from pretune.text.tokenizer import Tokenizer
 from tests.conftest import ROOT
 from tests.data.texts import MANY, blocks, byte_tokenizer, stories, texts_of, tree
 from tests.selection import keep_quick
@@ -160,25 +158,6 @@ class TestTokenizers:
         assert str(tmp_path / "absent") in refused(capsys, place, tmp_path / "absent", given, code=4)
         (tmp_path / "tokenizer.json").write_text('{"model": 3}')
         assert str(tmp_path / "tokenizer.json") in refused(capsys, place, tmp_path, given, code=4)
-
-    def test_data_and_tokenizers_that_do_not_belong_together(
-        self, place: Path, tmp_path: Path, tokenizer: Path
-    ) -> None:
-        data = prepare([blocks(tmp_path / "a.txt", MANY[:9])], tokenizer=tokenizer, out=place / "data")
-        shards, other = data.open_shards(), Tokenizer.load(byte_tokenizer(tmp_path / "other", 5))
-        shards.check(tokenizer_sha256=Tokenizer.load(tokenizer).sha256, vocab=257, fingerprint=data.fingerprint)
-        with pytest.raises(DataError, match="tokenizer"):
-            shards.check(tokenizer_sha256=other.sha256)
-        with pytest.raises(DataError, match=r"\b257\b.*\b256\b"):
-            shards.check(vocab=256)
-
-    def test_a_corpus_that_changed_under_a_run(self, place: Path, tmp_path: Path, tokenizer: Path) -> None:
-        given = blocks(tmp_path / "a.txt", MANY[:9])
-        before = prepare([given], tokenizer=tokenizer, out=place / "data").fingerprint
-        blocks(tmp_path / "a.txt", MANY[:10])
-        prepare([given], tokenizer=tokenizer, out=place / "data", overwrite=True)
-        with pytest.raises(DataError, match="fingerprint"):
-            Shards.open(place / "data", "train").check(fingerprint=before)
 
 
 class TestDisks:

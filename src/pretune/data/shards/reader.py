@@ -59,18 +59,6 @@ class Shards:
         """Return the number of tokens."""
         return int(self._starts[-1])
 
-    @property
-    def vocab(self) -> int:
-        return self.index.vocab
-
-    @property
-    def tokenizer_sha256(self) -> str:
-        return self.index.tokenizer_sha256
-
-    @property
-    def fingerprint(self) -> str:
-        return self.index.fingerprint
-
     @functools.cached_property
     def documents(self) -> Ints:
         """Start of each document, and the end of the last [D + 1]."""
@@ -120,36 +108,6 @@ class Shards:
     def take_words(self, starts: Ints, lengths: Ints) -> Bools:
         """Return True for each token of the concatenated ranges that starts a word."""
         return self._gather(starts, lengths, _MappedShard.take_words, np.dtype(bool))
-
-    def check(
-        self, *, tokenizer_sha256: str | None = None, vocab: int | None = None, fingerprint: str | None = None
-    ) -> None:
-        """Check that a tokenizer, a model or a run matches this data; values of None are not checked.
-
-        Args:
-            tokenizer_sha256: Hash of the tokenizer.
-            vocab: Vocabulary size of the model.
-            fingerprint: Fingerprint of the data that the run was started with.
-
-        Raises:
-            DataError: The tokenizer or the fingerprint differs, or the vocabulary of the model is too small.
-        """
-        path = self.directory / INDEX_FILE
-        if tokenizer_sha256 is not None and tokenizer_sha256 != self.tokenizer_sha256:
-            raise DataError(
-                f"{path}: made with the tokenizer {self.tokenizer_sha256[:12]}…, not with {tokenizer_sha256[:12]}…; "
-                "use the tokenizer saved with the data, or prepare the data again"
-            )
-        if vocab is not None and vocab < self.vocab:
-            raise DataError(
-                f"{path}: the data has a vocabulary of {self.vocab} tokens, the model one of {vocab}; "
-                "use a model with an equal or larger vocabulary"
-            )
-        if fingerprint is not None and fingerprint != self.fingerprint:
-            raise DataError(
-                f"{path}: the data has the fingerprint {self.fingerprint[:12]}…, but the run was started with "
-                f"{fingerprint[:12]}…; restore the old data, or start a new run"
-            )
 
     def _gather(
         self, starts: Ints, lengths: Ints, take: Callable[["_MappedShard", Ints], NDArray[Any]], dtype: np.dtype[Any]
