@@ -45,12 +45,11 @@ from pretune.training.trainer import Trainer, TrainingPhase
 
 
 @spec(has_kind=False)
-class EmbeddingTrainConfig:
-    """Training settings; the values are those of S-BERT, except the batch, since in-batch negatives need large ones.
+class EmbeddingConfig:
+    """Settings of a run; the values are those of S-BERT, except the batch, since in-batch negatives need large ones.
 
     `loss`: triplet, in_batch, classes or cosine; None: the default for the examples. `pooling`, `normalise` and
-    `length`
-    are those of `embed`; None: as the model's directory configures.
+    `length` are those of `embed`; None: as the model's directory configures.
     """
 
     loss: str | None = None
@@ -65,6 +64,17 @@ class EmbeddingTrainConfig:
     weight_decay: float = 0.01
     clip: float = 1.0
     seed: int = 0
+
+    def build_train_config(self) -> TrainConfig:
+        """Return the settings of the trainer."""
+        return TrainConfig(
+            lr=self.lr,
+            optimizer=AdamW(lr=self.lr, weight_decay=self.weight_decay),
+            schedule=LinearSchedule(warmup=self.warmup),
+            clip=self.clip,
+            seed=self.seed,
+            compile=False,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +156,7 @@ def train_embeddings(
     }  # fmt: skip
     run_dir = RunDir(Path(out))
     changes = {name: value for name, value in settings.items() if value is not None}
-    train_config = config.replace(EmbeddingTrainConfig(), changes)  # strings are converted to the field's type
+    train_config = config.replace(EmbeddingConfig(), changes)  # strings are converted to the field's type
     stop = GracefulShutdown("resume with the same command and --resume", has_checkpoint=resume)
     with stop.handle_signals():
         if resume and run_dir.is_finished:
@@ -175,7 +185,7 @@ class EmbeddingRun:
     def __init__(
         self,
         model: Path,
-        settings: EmbeddingTrainConfig,
+        settings: EmbeddingConfig,
         dataset: PairDataset,
         dev: PairDataset | None,
         run_dir: RunDir,
@@ -215,7 +225,7 @@ class EmbeddingRun:
 
     def run(self, *, resume: bool) -> TrainedEmbeddings:
         """Train from the start, or from the newest valid checkpoint, and evaluate before and after."""
-        settings = self.settings
+        train_config = self.settings.build_train_config()
         log.info(
             f"{format_count(len(self.dataset.texts), 'examples')} of {self.dataset.columns} texts, "
             f"{config.get_kind(self.loss)}, {format_count(self.steps, 'steps')}"
@@ -223,18 +233,11 @@ class EmbeddingRun:
         self.ranks.broadcast_tensors(self.model.parameters())
         initial_scores = self._read_initial_scores() if resume else self._evaluate()
         tree = {**self._describe_settings(), "initial_scores": initial_scores}
-        train_config = TrainConfig(
-            lr=settings.lr,
-            optimizer=AdamW(lr=settings.lr, weight_decay=settings.weight_decay),
-            clip=settings.clip,
-            seed=settings.seed,
-            compile=False,
-        )
         with Trainer(
             model=self.model,
             objective=ContrastiveObjective(self.dataset.columns, self.ranks),
             phases=[TrainingPhase(batches=self.stream)],
-            clock=TrainingClock(schedule=LinearSchedule(warmup=settings.warmup), steps=self.steps),
+            clock=TrainingClock(schedule=train_config.schedule, steps=self.steps),
             config=train_config,
             run_dir=self.run_dir,
             ranks=self.ranks,
