@@ -29,7 +29,7 @@ from pretune.reports.page import report
 from pretune.runs.defaults import build_pretrain_config
 from pretune.runs.finetune.defaults import build_finetune_config as choose_tuning
 from pretune.runs.finetune.saved_task import SavedTask
-from pretune.training.checkpointing import read_state
+from pretune.training.checkpoints import read_state
 from pretune.training.checkpoints.checkpoint import TensorSnapshot, describe_state, open_checkpoint, write_checkpoint
 from pretune.training.step import TrainState
 from tests.contracts.tiny import model_of

@@ -14,7 +14,7 @@ from pretune.runs import pretrain_run
 from pretune.runs.finetune import trial
 from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.samples import SampleHook
-from pretune.training.checkpointing import collect_weights
+from pretune.training.checkpoints import collect_weights
 from pretune.training.guards import DivergenceGuard
 from pretune.training.loop import Loop
 from pretune.training.metrics_log import read_metrics

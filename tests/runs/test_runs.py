@@ -21,8 +21,7 @@ from pretune.runs.pretrain_run import PretrainedRun
 from pretune.runs.samples import SampleHook
 from pretune.text.tokenizer import Tokenizer
 from pretune.training import validation as evaluation
-from pretune.training.checkpointing import CheckpointHook
-from pretune.training.checkpoints import CheckpointManager
+from pretune.training.checkpoints import CheckpointHook, CheckpointManager
 from pretune.training.loop import Loop
 from pretune.training.metrics_log import read_metrics
 from tests.data.texts import blocks, stories

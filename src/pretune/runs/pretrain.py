@@ -25,8 +25,7 @@ from pretune.runs.pretrain_run import PretrainedRun, PretrainRun, load_finished_
 from pretune.runs.training_data import DataConfig
 from pretune.runs.verify import check_model
 from pretune.text.tokenizer import Tokenizer
-from pretune.training.checkpointing import read_state
-from pretune.training.checkpoints import CheckpointManager
+from pretune.training.checkpoints import CheckpointManager, read_state
 from pretune.training.distributed import init_distributed, resolve_device
 from pretune.training.guards import GracefulShutdown
 from pretune.training.records import ResumeFile

@@ -27,7 +27,7 @@ from pretune.runs.defaults import explain_rate
 from pretune.runs.model_card import build_card
 from pretune.runs.samples import SampleHook, SampleObjective, build_trigger, check_prompts, estimate_sample_cost
 from pretune.runs.training_data import TrainingData
-from pretune.training.checkpointing import collect_weights
+from pretune.training.checkpoints import collect_weights
 from pretune.training.clock import IN_FLIGHT_STEPS, TrainingClock
 from pretune.training.config import TrainConfig, configure_model
 from pretune.training.data_worker import start_forkserver

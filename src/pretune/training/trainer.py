@@ -24,8 +24,7 @@ from pretune.core.run_dir import RunDir, RunLock
 from pretune.data.plan import BatchShape
 from pretune.models.spec import Model
 from pretune.training.batch_transfer import BatchStats
-from pretune.training.checkpointing import CheckpointHook, restore_checkpoint
-from pretune.training.checkpoints import Checkpoint, CheckpointManager
+from pretune.training.checkpoints import Checkpoint, CheckpointHook, CheckpointManager, restore_checkpoint
 from pretune.training.clock import TrainingClock, estimate_reserve
 from pretune.training.config import TrainConfig
 from pretune.training.cuda_graph import build_cuda_graph

@@ -34,7 +34,7 @@ from pretune.tasks.encoding import Items
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import answer_perplexity
 from pretune.tasks.splits import sample_subset
-from pretune.training.checkpointing import collect_weights
+from pretune.training.checkpoints import collect_weights
 from pretune.training.clock import TrainingClock
 from pretune.training.distributed import Ranks, run_on_rank_zero
 from pretune.training.guards import GracefulShutdown

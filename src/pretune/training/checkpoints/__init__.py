@@ -19,6 +19,22 @@ before `save` (which is the barrier), and all may read the checkpoint that `find
 """
 
 from pretune.training.checkpoints.checkpoint import Checkpoint, list_checkpoints
-from pretune.training.checkpoints.manager import CheckpointManager, verify_checkpoints
+from pretune.training.checkpoints.manager import (
+    CheckpointHook,
+    CheckpointManager,
+    collect_weights,
+    read_state,
+    restore_checkpoint,
+    verify_checkpoints,
+)
 
-__all__ = ["Checkpoint", "CheckpointManager", "list_checkpoints", "verify_checkpoints"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointHook",
+    "CheckpointManager",
+    "collect_weights",
+    "list_checkpoints",
+    "read_state",
+    "restore_checkpoint",
+    "verify_checkpoints",
+]
