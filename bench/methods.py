@@ -19,7 +19,7 @@ import common
 import torch
 
 import pretune as pt
-from pretune.adaptation.peft import nf4
+from pretune.adaptation.peft import qlora
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
 from pretune.adaptation.peft.lora import LoRA
 from pretune.adaptation.peft.prefix import PrefixTuning
@@ -69,7 +69,7 @@ def main() -> None:
         if name == "qlora, without bitsandbytes":
             if not (gpu and result["bitsandbytes"]):
                 continue
-            nf4._has_bitsandbytes = lambda: False  # type: ignore[assignment]
+            qlora._has_bitsandbytes = lambda: False  # type: ignore[assignment]
         result["rows"][name] = measure_method(base, method, batch, options)
     common.print_result(result, options.out)
 
@@ -81,11 +81,11 @@ def compare_quantization(base: LanguageModel) -> float:
     for device in {base.tokens.weight.device, torch.device("cpu")}:
         weight = layer.weight.detach().to(device)  # type: ignore[union-attr]
         on_device, on_cpu = (
-            nf4.dequantize(
-                nf4.quantize(weight.to(place)),
+            qlora.dequantize(
+                qlora.quantize(weight.to(place)),
                 torch.float32,
-                nf4.build_value_table(place),
-                nf4.build_scale_table(place),
+                qlora.build_value_table(place),
+                qlora.build_scale_table(place),
             ).cpu()
             for place in (device, torch.device("cpu"))
         )

@@ -22,7 +22,7 @@ import common
 import numpy as np
 import torch
 
-from pretune.adaptation.static.glove import Glove
+from pretune.adaptation.static.cooccurrence import Glove
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.adaptation.static.word_ids import WordCorpus
 from pretune.inference.word_vectors import WordVectors, split_words

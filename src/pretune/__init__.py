@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pretune.adaptation.custom import add_adapter, add_head
+    from pretune.adaptation.adapted import add_adapter, add_head
     from pretune.adaptation.io import load, save
     from pretune.adaptation.peft.adapter import Adapter
     from pretune.adaptation.peft.bitfit import BitFit
@@ -99,8 +99,8 @@ _PUBLIC = {
     "export": "pretune.runs.export:export",
     "verify": "pretune.runs.verify:verify",
     "Tokenizer": "pretune.text.tokenizer:Tokenizer",
-    "add_head": "pretune.adaptation.custom:add_head",
-    "add_adapter": "pretune.adaptation.custom:add_adapter",
+    "add_head": "pretune.adaptation.adapted:add_head",
+    "add_adapter": "pretune.adaptation.adapted:add_adapter",
     "LoRA": "pretune.adaptation.peft.lora:LoRA",
     "QLoRA": "pretune.adaptation.peft.qlora:QLoRA",
     "IA3": "pretune.adaptation.peft.ia3:IA3",

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.extra_layers import add_blocks
 from pretune.adaptation.freeze import LastOnly, freeze
+from pretune.adaptation.surgery import add_blocks
 from pretune.core.errors import UsageError
 from pretune.runs.finetune.entry import run_finetune as finetune
 from tests.contracts.tiny import CASES, lay, model_of, text

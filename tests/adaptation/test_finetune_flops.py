@@ -8,8 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.finetune_flops import FlopsCounter, compute_flops_share
-from pretune.adaptation.freeze import FirstFrozen, FreezeStrategy, Frozen, LastOnly, freeze
-from pretune.adaptation.gradual_unfreezing import Gradual
+from pretune.adaptation.freeze import FirstFrozen, FreezeStrategy, Frozen, Gradual, LastOnly, freeze
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.methods import METHODS, apply_method
 from pretune.models.catalog import resolve

@@ -5,8 +5,19 @@ import torch
 
 import pretune as pt
 from pretune.adaptation.adapted import adapt
-from pretune.adaptation.freeze import Decay, FirstFrozen, FreezeStrategy, Frozen, Full, LastOnly, freeze
-from pretune.adaptation.gradual_unfreezing import Epochs, Gradual, Plateau, UnfreezingHook
+from pretune.adaptation.freeze import (
+    Decay,
+    Epochs,
+    FirstFrozen,
+    FreezeStrategy,
+    Frozen,
+    Full,
+    Gradual,
+    LastOnly,
+    Plateau,
+    UnfreezingHook,
+    freeze,
+)
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.multi_task import MultiTask

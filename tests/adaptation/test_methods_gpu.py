@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.peft.nf4 import build_scale_table, build_value_table, dequantize, quantize
 from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.qlora import QLoRA
+from pretune.adaptation.peft.qlora import QLoRA, build_scale_table, build_value_table, dequantize, quantize
 from pretune.core.errors import UsageError
 from pretune.models.catalog import build
 from pretune.models.model import LanguageModel

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pretune.adaptation.static import ppmi as counting
-from pretune.adaptation.static.ppmi import Ppmi, compute_ppmi, count_cooccurrences
+from pretune.adaptation.static import cooccurrence as counting
+from pretune.adaptation.static.cooccurrence import Ppmi, compute_ppmi, count_matrix
 from pretune.adaptation.static.word_ids import WordCorpus
 from pretune.core.errors import UsageError
 
@@ -23,7 +23,7 @@ def test_words_meet_within_a_window_and_a_text() -> None:
     for text in TEXTS:
         for i, word in enumerate(text):
             met.update((word, text[j]) for j in range(max(0, i - 2), min(len(text), i + 3)) if j != i)
-    counts = count_cooccurrences(words, 2)
+    counts = count_matrix(words, 2)
     for i, word in enumerate(words.words):
         for j, context in enumerate(words.words):
             assert counts[i, j] == met[word, context], (word, context)
@@ -50,7 +50,7 @@ def texts(count: int = 300) -> list[list[str]]:
 def test_the_directions_are_those_of_a_whole_decomposition() -> None:
     words = WordCorpus.from_texts(texts(), min_count=1)
     vectors = torch.from_numpy(Ppmi(width=4, min_count=1).fit(words).matrix)
-    u, s, _ = torch.linalg.svd(compute_ppmi(count_cooccurrences(words, 5), 0.75))
+    u, s, _ = torch.linalg.svd(compute_ppmi(count_matrix(words, 5), 0.75))
     torch.testing.assert_close(vectors @ vectors.T, (u[:, :4] * s[:4]) @ u[:, :4].T, atol=2e-2, rtol=0)
 
 

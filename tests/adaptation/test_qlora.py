@@ -7,9 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretune.adaptation.peft.nf4 import (
+from pretune.adaptation.peft.qlora import (
     NF4_VALUES,
+    QLoRA,
     QuantizedWeight,
+    Weight4bit,
     build_scale_table,
     build_value_table,
     compute_scales,
@@ -17,7 +19,6 @@ from pretune.adaptation.peft.nf4 import (
     dequantize_by_kernel,
     quantize,
 )
-from pretune.adaptation.peft.qlora import QLoRA, Weight4bit
 from pretune.core.errors import UsageError
 from tests.contracts.laws import read
 from tests.contracts.tiny import model_of, text

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
+from pretune.adaptation.peft.base import NUM_COMMON_TOKENS, choose_tokens
 from pretune.adaptation.peft.prefix import PrefixTuning, compute_keys_values, list_stacks
 from pretune.adaptation.peft.prompt import PromptTuning
-from pretune.adaptation.peft.token_init import NUM_COMMON_TOKENS, choose_tokens
 from pretune.models.catalog import resolve
 from pretune.models.model import build
 from tests.contracts.tiny import model_of

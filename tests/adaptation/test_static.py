@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pretune.adaptation.static import word2vec
-from pretune.adaptation.static.glove import Glove, count_cooccurrences
+from pretune.adaptation.static.cooccurrence import Glove, count_pairs
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.adaptation.static.word_ids import WordCorpus, read_shard_texts
 from pretune.core.errors import DataError, DivergedError, UsageError
@@ -161,7 +161,7 @@ def test_meetings_are_counted_as_by_a_loop(texts: list[list[str]], window: int) 
         for i, j in itertools.combinations(range(len(ids)), 2):
             if j - i <= window:
                 expected[min(ids[i], ids[j]), max(ids[i], ids[j])] += 1 / (j - i)  # type: ignore[assignment]
-    first, second, met = count_cooccurrences(words, window)
+    first, second, met = count_pairs(words, window)
     counts = dict(zip(zip(first.tolist(), second.tolist(), strict=True), met.tolist(), strict=True))
     assert counts == pytest.approx(dict(expected))
 

@@ -13,8 +13,7 @@ from pretune.adaptation.peft import PEFT_METHODS
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears, get_adapter_state
 from pretune.adaptation.peft.io import AdapterExtras, load_adapter, save_adapter
 from pretune.adaptation.peft.lora import LoRA
-from pretune.adaptation.peft.nf4 import build_scale_table, build_value_table, dequantize, quantize
-from pretune.adaptation.peft.qlora import QLoRA
+from pretune.adaptation.peft.qlora import QLoRA, build_scale_table, build_value_table, dequantize, quantize
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.bidirectional_lm import build_bidirectional_lm, make_two_way
 from pretune.models.model import LanguageModel

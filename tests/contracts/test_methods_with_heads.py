@@ -12,8 +12,7 @@ import torch
 
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
-from pretune.adaptation.freeze import Frozen, Full
-from pretune.adaptation.gradual_unfreezing import Gradual
+from pretune.adaptation.freeze import Frozen, Full, Gradual
 from pretune.adaptation.heads import HEADS
 from pretune.adaptation.methods import (
     METHODS,

@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.minimal_pairs import evaluate_bias_pairs, evaluate_minimal_pairs
-from pretune.evaluation.pair_files import read_bias_pairs, read_pair_folder, read_pairs
+from pretune.evaluation.minimal_pairs import (
+    evaluate_bias_pairs,
+    evaluate_minimal_pairs,
+    read_bias_pairs,
+    read_pair_folder,
+    read_pairs,
+)
 from pretune.runs.evaluate import evaluate
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example

@@ -19,8 +19,14 @@ from pretune.evaluation.prompting import (
     make_content_free,
     softmax,
 )
-from pretune.evaluation.prompts import PROMPTS, PromptTemplate, build_text_to_text_prompt, get_prompt, render_prompt
-from pretune.evaluation.shots import draw_shots
+from pretune.evaluation.prompts import (
+    PROMPTS,
+    PromptTemplate,
+    build_text_to_text_prompt,
+    draw_shots,
+    get_prompt,
+    render_prompt,
+)
 from pretune.inference.scoring import ScoringConfig
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example

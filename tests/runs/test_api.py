@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 import pretune as pt
-from pretune.adaptation.custom import HeadKind
+from pretune.adaptation.adapted import HeadKind
 from pretune.adaptation.heads import HEADS
 from pretune.core.arguments import UnknownArgumentError
 

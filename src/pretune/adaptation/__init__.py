@@ -10,7 +10,7 @@ METHODS: Registry[Any] = Registry(
     {
         "full": "pretune.adaptation.freeze:Full",
         "frozen": "pretune.adaptation.freeze:Frozen",
-        "gradual": "pretune.adaptation.gradual_unfreezing:Gradual",
+        "gradual": "pretune.adaptation.freeze:Gradual",
         **PEFT_METHODS.table,
     },
 )

@@ -6,14 +6,15 @@ ModelWithLoss(model, model.spec)     # for the training loop: the head's spec is
 pt.save(model, "runs/sst2")
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from pretune.adaptation.heads import HEADS
 from pretune.adaptation.heads.base import TaskHead, use_stored_pooling
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
@@ -21,6 +22,7 @@ from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.multi_label import MultiLabel
 from pretune.adaptation.heads.multi_task import MultiTask, MultiTaskHeads
 from pretune.adaptation.heads.regression import Regression
+from pretune.adaptation.peft.base import PeftMethod
 from pretune.adaptation.scalar_mix import extract_layers
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
@@ -135,3 +137,61 @@ def _uses_vocabulary_head(head: TaskHead) -> bool:
     if isinstance(head, MultiTask):
         return any(map(_uses_vocabulary_head, head.heads))
     return isinstance(head, Generation) or (isinstance(head, Classification) and head.lm_loss_weight > 0)
+
+
+M = TypeVar("M", bound=LanguageModel | ModelWithHead)
+HeadKind = Literal["classification", "multi_label", "regression", "tagging", "span", "choice", "generation"]
+HEADS_WITH_LABELS = ("classification", "multi_label", "tagging")
+"""Heads that need the names of their labels."""
+
+
+def add_head(
+    model: nn.Module,
+    kind: HeadKind,
+    *,
+    labels: Sequence[str] | None = None,
+    dropout: float | None = None,
+    seed: int = 0,
+) -> ModelWithHead:
+    """Return a model with a new task head; its body has the same weights as `model`, which is unchanged.
+
+    Args:
+        model: A pre-trained model, as returned by `pt.load`.
+        kind: "classification", "multi_label", "regression", "tagging", "span", "choice" or "generation".
+        labels: The names of the classes or tags, in the order of their numbers (the first two, and tagging).
+        dropout: Dropout before the head; None: the head's default.
+        seed: Seed of the new weights.
+
+    Raises:
+        UsageError: an unknown kind, missing labels, labels that the head does not have, or a model that has a head.
+    """
+    if not isinstance(model, LanguageModel):
+        raise UsageError(f"add_head takes a model as returned by pt.load, got {type(model).__name__}")
+    head = HEADS.get(kind)
+    settings: dict[str, Any] = {} if dropout is None else {"dropout": dropout}
+    if kind in HEADS_WITH_LABELS:
+        if not labels:
+            raise UsageError(f"a {kind} head needs labels, such as labels=['bad', 'good']")
+        settings |= {"classes": len(labels), "labels": tuple(labels)}
+    elif labels is not None:
+        raise UsageError(f"a {kind} head has no labels; remove labels")
+    return adapt(model, head(**settings), seed=seed)
+
+
+def add_adapter(model: M, method: PeftMethod, *, seed: int = 0) -> M:
+    """Apply a parameter-efficient method to a model in place, and return the same model.
+
+    All other parameters of the body are frozen; those of a task head stay trainable.
+
+    Args:
+        model: A pre-trained model, with or without a head (`pt.add_head`).
+        method: The method, such as `pt.LoRA(rank=8)`.
+        seed: Seed of the new weights.
+
+    Raises:
+        UsageError: a model that has an adapter already.
+    """
+    if not isinstance(model, LanguageModel | ModelWithHead):
+        raise UsageError(f"add_adapter takes a model as returned by pt.load, got {type(model).__name__}")
+    method.apply(model.model if isinstance(model, ModelWithHead) else model, seed=seed)
+    return model

@@ -20,12 +20,19 @@ from pretune.adaptation.heads.multi_task import MultiTask, SingleHead
 from pretune.adaptation.heads.regression import Regression
 from pretune.adaptation.heads.span import Span
 from pretune.adaptation.heads.tagging import Tagging
-from pretune.adaptation.peft.base import PeftMethod
-from pretune.adaptation.peft.base_model import find_base_directories
-from pretune.adaptation.peft.io import ADAPTER_FILE, PEFT_CONFIG_FILE, check_base, load_adapter, read_peft_head
+from pretune.adaptation.peft.base import PeftMethod, get_adapter_state
+from pretune.adaptation.peft.io import (
+    ADAPTER_FILE,
+    PEFT_CONFIG_FILE,
+    check_base,
+    find_base_directories,
+    load_adapter,
+    read_peft_head,
+)
 from pretune.core import config, io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError
+from pretune.core.format import format_count
 from pretune.core.hub import resolve_path
 from pretune.core.migration import migrate_specs
 from pretune.models import tensor_files
@@ -347,3 +354,40 @@ def _load_head_weights(
     with torch.no_grad():
         for move, tensor in zip(moves, values, strict=True):
             names[move.param_names[0]].copy_(tensor)
+
+
+def is_adapter_directory(directory: str | Path) -> bool:
+    """Return True if the directory holds an adapter without its base model."""
+    folder = Path(directory)
+    return (folder / ADAPTER_FILE).is_file() or (
+        (folder / PEFT_CONFIG_FILE).is_file() and not (folder / checkpoint.CONFIG_FILE).is_file()
+    )
+
+
+def verify_adapter(directory: str | Path, *, base: str | Path | None = None) -> list[str]:
+    """Verify an adapter; return one line per check, raise CheckpointError at the first failure.
+
+    The base model is loaded from the stored path or from `base`, to check that the adapter fits; it is not verified
+    itself.
+    """
+    folder = Path(directory)
+    lines = [f"{io.MANIFEST}: missing, file contents cannot be verified"]
+    if (folder / io.MANIFEST).exists():
+        lines = [
+            f"{io.MANIFEST}: sizes and SHA-256 of "
+            f"{format_count(len(io.check_manifest(folder)['files']), 'files')} match"
+        ]
+    model, method = load_with_method(folder, base=base)
+    assert method is not None
+    body = model.model if isinstance(model, ModelWithHead) else model
+    tensors = dict(get_adapter_state(method, body))
+    if isinstance(model, ModelWithHead) and model.head is not None:
+        tensors |= {f"head.{name}": tensor for name, tensor in checkpoint.iterate_weights(model.head)}
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{folder}: tensor '{name}' has non-finite values")
+    config_file = ADAPTER_FILE if (folder / ADAPTER_FILE).is_file() else PEFT_CONFIG_FILE
+    lines.append(f"{config_file}: {config.get_kind(method)}, base model of family '{body.spec.family}' found")
+    lines.append(f"tensors: {len(tensors)}, names and shapes match the base model")
+    lines.append(f"values: {sum(tensor.numel() for tensor in tensors.values()):,}, all finite")
+    return lines

@@ -18,8 +18,7 @@ import torch
 from pretune.adaptation import METHODS as METHODS
 from pretune.adaptation import io
 from pretune.adaptation.adapted import ModelWithHead
-from pretune.adaptation.freeze import Frozen, Full, freeze
-from pretune.adaptation.gradual_unfreezing import Gradual
+from pretune.adaptation.freeze import Frozen, Full, Gradual, freeze
 from pretune.adaptation.peft.base import PeftMethod
 from pretune.adaptation.peft.io import (
     ADAPTER_FILE,

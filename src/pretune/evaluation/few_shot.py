@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,9 +12,8 @@ from torch import nn
 from pretune.core.errors import DataError, UsageError
 from pretune.core.format import format_count
 from pretune.evaluation.prompting import ChoiceConfig, ChoiceScores, Prompter, softmax
-from pretune.evaluation.prompts import PromptTemplate, build_text_to_text_prompt, get_options, get_prompt
+from pretune.evaluation.prompts import PromptTemplate, build_text_to_text_prompt, draw_shots, get_options, get_prompt
 from pretune.evaluation.result import EvaluationResult
-from pretune.evaluation.shots import draw_shots
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.splits import sample_subset
@@ -42,6 +41,15 @@ class FewShotConfig:
 DEFAULT = FewShotConfig()
 
 
+class Selection(NamedTuple):
+    """Split to evaluate, its questions, the shots and the split of the shots."""
+
+    split: str
+    examples: list[Example]
+    shots: list[Example]
+    shot_split: str
+
+
 class Truncation(NamedTuple):
     """Dropped shots of each example, and the number of texts too long even without shots."""
 
@@ -59,41 +67,62 @@ def evaluate_few_shot(
 ) -> EvaluationResult:
     """Evaluate a model on a classification or choice task with `shots` solved examples before each question."""
     prompt, scoring = _resolve_prompt(task, config, scoring)
-    split, examples, shot_examples, source = select_examples(task, config, shots)
-    prompter = Prompter(model, prompt, shot_examples, scoring)
+    selection = select_examples(task, config, shots)
+    examples = selection.examples
+    prompter = Prompter(model, prompt, selection.shots, scoring)
     length = config.length or ("sum" if prompt.answers else "token")
     if length not in ("sum", "token", "byte"):
         raise UsageError(f"unknown length normalization '{length[:40]}' (allowed: sum, token, byte)")
     choice = ChoiceConfig(length=length, calibrate=config.calibrate)  # type: ignore[arg-type]
     choices = prompter.score_choices(examples, choice, on_progress)
     predictions = predict(choices)
-    counts = {
-        "examples": len(examples),
-        "ties": sum(prediction.label is None for prediction in predictions),
-        "cut": choices.truncated_texts,
-        "shots_dropped": sum(choices.dropped_shots),
-        "questions_with_fewer_shots": sum(lost > 0 for lost in choices.dropped_shots),
-    }
-    return EvaluationResult(
-        task=task.name,
-        split=split,
-        shots=shots,
+    return build_result(
+        task,
+        shots,
+        config,
+        selection,
+        Truncation(choices.dropped_shots, choices.truncated_texts),
         scores=compute_scores(task, examples, choices, predictions),
-        counts={name: count for name, count in counts.items() if count or name in ("examples", "ties")},
-        notes=build_notes(
-            task,
-            Truncation(choices.dropped_shots, choices.truncated_texts),
-            shots,
-            shot_examples,
-            (source, split),
-            config,
-        ),
+        counts={"ties": sum(prediction.label is None for prediction in predictions)},
         prompt=_render_prompt(prompter, examples[0]) if config.show else None,
     )
 
 
-def select_examples(task: Task, config: FewShotConfig, shots: int) -> tuple[str, list[Example], list[Example], str]:
-    """Return the split to evaluate, its questions, the shots and the split of the shots."""
+def build_result(
+    task: Task,
+    shots: int,
+    config: FewShotConfig,
+    selection: Selection,
+    truncation: Truncation,
+    *,
+    scores: Mapping[str, float],
+    counts: Mapping[str, int],
+    prompt: str | None,
+) -> EvaluationResult:
+    """Build the result of a prompted evaluation; counts of zero are dropped, except those given."""
+    dropped_shots = truncation.dropped_shots
+    truncation_counts = {
+        "cut": truncation.truncated_texts,
+        "shots_dropped": sum(dropped_shots),
+        "questions_with_fewer_shots": sum(count > 0 for count in dropped_shots),
+    }
+    return EvaluationResult(
+        task=task.name,
+        split=selection.split,
+        shots=shots,
+        scores=scores,
+        counts={
+            "examples": len(selection.examples),
+            **counts,
+            **{name: count for name, count in truncation_counts.items() if count},
+        },
+        notes=build_notes(task, truncation, shots, selection, config.seed),
+        prompt=prompt,
+    )
+
+
+def select_examples(task: Task, config: FewShotConfig, shots: int) -> Selection:
+    """Select the questions and the shots."""
     split, examples = read_questions(task, config)
     examples = _add_labels(task, examples)
     shot_examples, source = select_shots(task, config, split, examples, shots)
@@ -106,7 +135,7 @@ def select_examples(task: Task, config: FewShotConfig, shots: int) -> tuple[str,
     examples = [example for example in examples if id(example) not in shot_ids]
     if config.limit is not None:
         examples = sample_subset(examples, config.limit, config.seed, task.get_groups(examples))
-    return split, examples, shot_examples, source
+    return Selection(split, examples, shot_examples, source)
 
 
 def read_questions(task: Task, config: FewShotConfig) -> tuple[str, list[Example]]:
@@ -181,22 +210,15 @@ def _add_labels(task: Task, examples: Sequence[Example]) -> list[Example]:
     return [replace(example, label=task_type.get_shot_class(example)) for example in examples]
 
 
-def build_notes(
-    task: Task,
-    truncation: Truncation,
-    shots: int,
-    shot_examples: Sequence[Example],
-    splits: tuple[str, str],
-    config: FewShotConfig,
-) -> tuple[str, ...]:
+def build_notes(task: Task, truncation: Truncation, shots: int, selection: Selection, seed: int) -> tuple[str, ...]:
     """Return notes on the shots and on truncation."""
     notes = []
-    source, split = splits
+    split, _, shot_examples, source = selection
     if shot_examples:
         classes = 0 if any(example.choices for example in shot_examples) else len(task.labels)
         balance = f", balanced over {format_count(classes, 'classes')}" if classes else ""
         shot_count = format_count(len(shot_examples), "shots")
-        notes.append(f"{shot_count} of '{source}'{balance}, seed {config.seed}, the same for all examples")
+        notes.append(f"{shot_count} of '{source}'{balance}, seed {seed}, the same for all examples")
         if source == split:
             notes.append(f"no training split: the shots are from '{source}' and excluded from evaluation")
     if len(shot_examples) < shots:

@@ -16,10 +16,9 @@ import torch
 from torch import nn
 
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.few_shot import DEFAULT, FewShotConfig, Truncation, build_notes, select_examples
-from pretune.evaluation.prompts import BLANK, PromptTemplate, render_prompt
+from pretune.evaluation.few_shot import DEFAULT, FewShotConfig, Truncation, build_result, select_examples
+from pretune.evaluation.prompts import BLANK, PromptTemplate, count_fitting, render_prompt
 from pretune.evaluation.result import EvaluationResult
-from pretune.evaluation.shots import count_fitting
 from pretune.inference.decode import BATCH_ROWS, DecodingCallbacks, check_can_generate, generate_tokens
 from pretune.inference.generate import Continuation, StopStrings
 from pretune.inference.generation_config import GenerationConfig, GenerationTokens
@@ -63,29 +62,25 @@ def evaluate_generation(
         raise UsageError(
             f"task '{task.name}' is evaluated by generation: length normalization and calibration do not apply"
         )
-    split, examples, shot_examples, source = select_examples(task, config, shots)
+    selection = select_examples(task, config, shots)
+    examples = selection.examples
     generator = AnswerGenerator(
         model,
         _resolve_prompt(task, config),
-        shot_examples,
+        selection.shots,
         replace(scoring, conditional=config.text_to_text),
         max_tokens=task.type.max_answer_tokens,
     )
     texts, truncation = generator.generate(examples, on_progress)
-    counts = {
-        "examples": len(examples),
-        "empty": sum(not text for text in texts),
-        "cut": truncation.truncated_texts,
-        "shots_dropped": sum(truncation.dropped_shots),
-        "questions_with_fewer_shots": sum(count > 0 for count in truncation.dropped_shots),
-    }
-    return EvaluationResult(
-        task=task.name,
-        split=split,
-        shots=shots,
+    empty = sum(not text for text in texts)
+    return build_result(
+        task,
+        shots,
+        config,
+        selection,
+        truncation,
         scores=compute_scores(task, examples, texts),
-        counts={name: count for name, count in counts.items() if count or name == "examples"},
-        notes=build_notes(task, truncation, shots, shot_examples, (source, split), config),
+        counts={"empty": empty} if empty else {},
         prompt=f"{generator.render(examples[0])}\n\n(generated: {texts[0]})" if config.show else None,
     )
 

@@ -24,8 +24,7 @@ from torch import nn
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.prompts import PromptTemplate, RenderedPrompt, get_options, render_prompt
-from pretune.evaluation.shots import count_fitting
+from pretune.evaluation.prompts import PromptTemplate, RenderedPrompt, count_fitting, get_options, render_prompt
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig, compute_token_logprobs, encode_passages
 from pretune.inference.scoring.logprobs import build_scoring_method, get_max_length
 from pretune.inference.text_model import get_language_model, get_tokenizer

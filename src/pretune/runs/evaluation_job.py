@@ -15,8 +15,13 @@ from pretune.core.run_dir import RunDir
 from pretune.evaluation.cloze import evaluate_cloze, read_blanks
 from pretune.evaluation.few_shot import FewShotConfig, evaluate_few_shot
 from pretune.evaluation.generative import evaluate_generation
-from pretune.evaluation.minimal_pairs import evaluate_bias_pairs, evaluate_minimal_pairs
-from pretune.evaluation.pair_files import read_bias_pairs, read_pair_folder, read_pairs
+from pretune.evaluation.minimal_pairs import (
+    evaluate_bias_pairs,
+    evaluate_minimal_pairs,
+    read_bias_pairs,
+    read_pair_folder,
+    read_pairs,
+)
 from pretune.evaluation.perplexity import evaluate_perplexity
 from pretune.evaluation.result import EvaluationResult
 from pretune.inference.embed import build_embedder

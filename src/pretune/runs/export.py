@@ -9,7 +9,7 @@ import torch
 
 from pretune.adaptation import io
 from pretune.adaptation.adapted import ModelWithHead
-from pretune.adaptation.verify import is_adapter_directory, verify_adapter
+from pretune.adaptation.io import is_adapter_directory, verify_adapter
 from pretune.core import config, log
 from pretune.core.arguments import check_arguments
 from pretune.core.config.read import format_value

@@ -11,8 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pretune.adaptation.static.glove import Glove
-from pretune.adaptation.static.ppmi import MAX_WORDS, Ppmi
+from pretune.adaptation.static.cooccurrence import MAX_WORDS, Glove, Ppmi
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.adaptation.static.word_ids import WordCorpus
 from pretune.core.errors import UsageError, suggest

@@ -4,7 +4,7 @@ import os
 import shlex
 from pathlib import Path
 
-from pretune.adaptation.verify import is_adapter_directory, verify_adapter
+from pretune.adaptation.io import is_adapter_directory, verify_adapter
 from pretune.core import config, io
 from pretune.core.arguments import check_arguments
 from pretune.core.errors import CheckpointError

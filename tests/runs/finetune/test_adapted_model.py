@@ -8,7 +8,7 @@ import torch
 
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead
-from pretune.adaptation.gradual_unfreezing import Epochs, Plateau
+from pretune.adaptation.freeze import Epochs, Plateau
 from pretune.adaptation.scalar_mix import ScalarMixHead
 from pretune.core.errors import UsageError
 from pretune.core.run_dir import RunDir

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from pretune.adaptation.adapted import adapt
-from pretune.adaptation.freeze import Frozen, Full
-from pretune.adaptation.gradual_unfreezing import Gradual
+from pretune.adaptation.freeze import Frozen, Full, Gradual
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.methods import METHODS
 from pretune.adaptation.peft.bitfit import BitFit

@@ -10,6 +10,7 @@ A directory without `adapter.json` was written by peft.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from torch.nn import Parameter
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.peft import PEFT_METHODS
 from pretune.adaptation.peft.base import PeftMethod, get_adapter_state, sample_weight
-from pretune.adaptation.peft.base_model import build_base_paths, resolve_reference_path
 from pretune.adaptation.peft.head_format import add_head, detect_head, split_head
 from pretune.adaptation.peft.lora import LoraLinear
 from pretune.adaptation.peft.peft_format import LoadedAdapter, pack, unpack
@@ -33,6 +33,7 @@ from pretune.adaptation.peft.qlora import iter_original_weights
 from pretune.core import config, io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError
+from pretune.core.hub import PREFIX, is_hub, resolve_path
 from pretune.core.migration import migrate_specs
 from pretune.models import tensor_files
 from pretune.models.hf import checkpoint
@@ -279,3 +280,62 @@ def _prefix_errors(file: Path) -> Iterator[None]:
         yield
     except PretuneError as error:
         raise CheckpointError(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
+
+
+MAX_PATH = 4096
+"""Maximum characters of a path that is looked up; no system has longer ones."""
+
+
+def build_base_paths(base: str | None, directory: str | Path) -> dict[str, str | None]:
+    """Return the base model's paths for `adapter.json`: absolute, and relative to the adapter's directory.
+
+    A path that does not exist is stored unchanged, and is looked up relative to the adapter.
+    """
+    if base is None or is_hub(base) or not Path(base).is_dir():
+        return {"path": base}
+    absolute = str(Path(base).resolve())
+    try:
+        return {"path": absolute, "relative": os.path.relpath(absolute, Path(directory).resolve())}
+    except ValueError:  # on another drive (Windows)
+        return {"path": absolute}
+
+
+def resolve_reference_path(base: str | None) -> str | None:
+    """Return the base model's path for `adapter_config.json`: an absolute path, or a name on the hub."""
+    if base is None or not is_hub(base):
+        return None if base is None else str(Path(base).resolve())
+    return base.removeprefix(PREFIX).partition("@")[0]
+
+
+def find_base_directories(folder: Path, base_info: Mapping[str, Any], base: str | Path | None = None) -> list[Path]:
+    """Return the candidate directories of an adapter's base model, best first; `base` is the only one if given.
+
+    A path stored by earlier releases is relative to the working directory of the run, or to the adapter.
+    """
+    if base is not None:
+        place = resolve_path(base)
+        if not place.is_dir():
+            raise CheckpointError(f"{place}: no such directory; --base must be the base model of {folder}")
+        return [place]
+    relative, path = (_check_path(folder, base_info.get(name)) for name in ("relative", "path"))
+    places = [] if relative is None else [folder / relative]
+    if path is not None:
+        places += [resolve_path(path)] if is_hub(path) else [Path(path), folder / path]
+    if not places:
+        raise CheckpointError(
+            f"{folder}: no base model is stored with this adapter; pass it with --base DIR (Python: base=)"
+        )
+    distinct = {os.path.realpath(place): place for place in reversed(places) if place.is_dir()}
+    if not distinct:
+        raise CheckpointError(
+            f"{folder}: base model {format_value(path or relative)} not found; pass it with --base DIR (Python: base=)"
+        )
+    return [*reversed(distinct.values())]
+
+
+def _check_path(folder: Path, path: object) -> str | None:
+    if path is None:
+        return None
+    if not isinstance(path, str) or not path or len(path) > MAX_PATH or "\0" in path:
+        raise CheckpointError(f"{folder}: invalid base model path {format_value(path)}; pass it with --base DIR")
+    return path

@@ -3,6 +3,10 @@
 If the reference holds queries, keys and values in one layer, our k products of rank r are stored as a block diagonal of
 rank k r, with alpha k times as large: the same numbers in a layer three times as wide. When a fused product trained by
 others is read, each part gets the full A and its rows of B.
+
+A prefix is a table with a row per virtual token, holding the keys and values of all layers. In peft an encoder-decoder
+has a prefix in the decoder's self-attention only. It lays its layers out twice and reads every other pair of them, so
+that of an even number of layers the upper half has the prefix of the lower half.
 """
 
 import re
@@ -17,14 +21,15 @@ from pretune.adaptation.peft.base import PeftMethod, Target
 from pretune.adaptation.peft.ia3 import IA3, InputScaledLinear, ScaledLinear
 from pretune.adaptation.peft.lora import LoRA, LoraLinear
 from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.prefix_format import TABLE_KEY, pack_prefix, unpack_prefix
 from pretune.adaptation.peft.prompt import PromptTuning
 from pretune.adaptation.peft.target_modules import PeftLayer, list_peft_layers, pad_columns
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
+from pretune.models.families import FAMILIES
 from pretune.models.hf.checkpoint import NATIVE_TYPE, describe_checkpoint
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
+from pretune.nn.stack import Stack
 
 ROOT_PREFIX = "base_model.model."
 PEFT_TYPES = ("LORA", "IA3", "PROMPT_TUNING", "PREFIX_TUNING")
@@ -55,10 +60,7 @@ def pack(method: PeftMethod, model: LanguageModel) -> PeftAdapter | None:
     if isinstance(method, PromptTuning):
         return _pack_prompt(method, model)
     if isinstance(method, PrefixTuning):
-        prefix = pack_prefix(*method.fold(model), model.spec)
-        if prefix is None:
-            return None
-        return PeftAdapter(config={**_COMMON_CONFIG, **prefix[0]}, tensors={TABLE_KEY: prefix[1]})
+        return _pack_prefix(*method.fold(model), model.spec)
     if not isinstance(method, LoRA | IA3):
         return None
     peft_layers = list_peft_layers(model.spec)
@@ -139,19 +141,27 @@ def _pack_prompt(method: PromptTuning, model: LanguageModel) -> PeftAdapter | No
     ):
         return None
     assert model.prompt is not None
-    config = {
-        "peft_type": "PROMPT_TUNING",
-        "task_type": {"encoder-decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}.get(spec.shape, "FEATURE_EXTRACTION"),
-        "num_virtual_tokens": method.count,
-        "token_dim": spec.width,
-        "num_transformer_submodules": 1,
-        "num_attention_heads": stack.blocks[0].attention.heads,
-        "num_layers": stack.depth,
-        "prompt_tuning_init": "RANDOM",
+    heads = stack.blocks[0].attention.heads
+    config = _describe_virtual_tokens("PROMPT_TUNING", spec, method.count, spec.width, heads, stack.depth)
+    config |= {"prompt_tuning_init": "RANDOM"}
+    return PeftAdapter(config=config, tensors={TABLE_KEY: model.get_parameter("prompt.table").detach()})
+
+
+def _describe_virtual_tokens(
+    kind: str, spec: Model, count: int, width: int, heads: int, layers: int, submodules: int = 1
+) -> dict[str, Any]:
+    """Return the config of a method with virtual tokens."""
+    tasks = {"encoder-decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}
+    return {
+        **_COMMON_CONFIG,
+        "peft_type": kind,
+        "task_type": tasks.get(spec.shape, "FEATURE_EXTRACTION"),
+        "num_virtual_tokens": count,
+        "token_dim": width,
+        "num_transformer_submodules": submodules,
+        "num_attention_heads": heads,
+        "num_layers": layers,
     }
-    return PeftAdapter(
-        config={**_COMMON_CONFIG, **config}, tensors={TABLE_KEY: model.get_parameter("prompt.table").detach()}
-    )
 
 
 _COMMON_CONFIG = {
@@ -180,10 +190,7 @@ def unpack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model
     if kind == "PROMPT_TUNING":
         return _unpack_prompt(config, tensors, spec)
     if kind == "PREFIX_TUNING":
-        prefix, prefix_tensors = unpack_prefix(
-            int(_read_number(config, "num_virtual_tokens", 0)), tensors.get(TABLE_KEY), spec
-        )
-        return LoadedAdapter(method=prefix, tensors=prefix_tensors)
+        return _unpack_prefix(int(_read_number(config, "num_virtual_tokens", 0)), tensors.get(TABLE_KEY), spec)
     by_name = {f"{ROOT_PREFIX}{place.peft_path}": place for place in list_peft_layers(spec) or ()}
     remaining = dict(tensors)
     out = _unpack_lora(config, remaining, by_name, blocks) if kind == "LORA" else _unpack_ia3(remaining, by_name)
@@ -297,3 +304,69 @@ def _read_number(config: Mapping[str, Any], key: str, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CheckpointError(f"key '{key}' = {format_value(value)} must be a number")
     return value
+
+
+TABLE_KEY = "prompt_embeddings"
+
+
+def _pack_prefix(method: PrefixTuning, tensors: Mapping[str, Tensor], spec: Model) -> PeftAdapter | None:
+    """Return an adapter with a table `[P, layers 2 width]`; None if peft cannot represent such a prefix."""
+    shape = _get_head_shape(spec)
+    if shape is None or not method.count or (spec.is_encoder_decoder and method.sides != ("decoder",)):
+        return None
+    heads, head = shape
+    places = _map_layers(spec)
+    if len(set(places)) < len(places):
+        return None
+    side = "decoder" if spec.decoder is not None else "encoder"
+    table = torch.empty(method.count, len(places), 2, heads * head)
+    for layer, place in enumerate(places):
+        for i, part in enumerate(("keys", "values")):
+            table[:, place, i] = tensors[f"{side}.{layer}.attention.prefix.{part}"].reshape(method.count, -1)
+    submodules = 2 if spec.is_encoder_decoder else 1
+    config = _describe_virtual_tokens("PREFIX_TUNING", spec, method.count, heads * head, heads, len(places), submodules)
+    config |= {"encoder_hidden_size": heads * head, "prefix_projection": False}
+    return PeftAdapter(config=config, tensors={TABLE_KEY: table.flatten(1)})
+
+
+def _unpack_prefix(count: int, table: Tensor | None, spec: Model) -> LoadedAdapter:
+    """Read a prefix of peft's."""
+    shape = _get_head_shape(spec)
+    if shape is None:
+        raise CheckpointError("this model cannot have a prefix of peft's: its layers differ in shape")
+    heads, head = shape
+    places = _map_layers(spec)
+    expected_shape = [count, len(places) * 2 * heads * head]
+    if table is None or list(table.shape) != expected_shape:
+        problem = "missing" if table is None else f"of shape {list(table.shape)}"
+        raise CheckpointError(f"tensor '{TABLE_KEY}' is {problem}; this model expects {expected_shape}")
+    side = "decoder" if spec.decoder is not None else "encoder"
+    parts = table.view(count, len(places), 2, heads, head)
+    out = {
+        f"{side}.{layer}.attention.prefix.{part}": parts[:, place, i].contiguous()
+        for layer, place in enumerate(places)
+        for i, part in enumerate(("keys", "values"))
+    }
+    sides = ("decoder",) if spec.is_encoder_decoder else PrefixTuning().sides
+    return LoadedAdapter(method=PrefixTuning(count=count, sides=sides), tensors=out)
+
+
+def _get_head_shape(spec: Model) -> tuple[int, int] | None:
+    """Return the number and width of key heads, if all layers of the side with the prefix agree and peft has them."""
+    stack, family = spec.last_stack, FAMILIES.get(spec.family) if spec.family in FAMILIES else None
+    if family is not None and family.layout is not None and not family.layout.supports_cache:
+        return None  # the reference would silently ignore the prefix
+    if (
+        not isinstance(stack, Stack)
+        or stack.share is not None
+        or describe_checkpoint(spec)[0]["model_type"] == NATIVE_TYPE
+    ):
+        return None
+    shapes = {block.attention.resolve_shape(width=spec.width)[1:] for block in stack.blocks}
+    return shapes.pop() if len(shapes) == 1 else None
+
+
+def _map_layers(spec: Model) -> list[int]:
+    """Return the position of each layer's pair in the table."""
+    depth = spec.last_stack.depth
+    return [2 * layer % depth if spec.is_encoder_decoder else layer for layer in range(depth)]

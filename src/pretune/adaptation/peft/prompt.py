@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import MAX_SIZE, freeze_base, train_only
-from pretune.adaptation.peft.token_init import choose_tokens
+from pretune.adaptation.peft.base import MAX_SIZE, choose_tokens, freeze_base, train_only
 from pretune.core.config import Ge, Le, NonEmpty, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch

@@ -8,14 +8,12 @@ import torch
 
 from pretune.adaptation import methods
 from pretune.adaptation.adapted import ModelWithHead, adapt
-from pretune.adaptation.extra_layers import add_blocks
-from pretune.adaptation.freeze import Decay, Full, freeze
-from pretune.adaptation.gradual_unfreezing import Gradual, UnfreezingHook
+from pretune.adaptation.freeze import Decay, Full, Gradual, UnfreezingHook, freeze
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.adaptation.scalar_mix import ScalarMixHead
-from pretune.adaptation.surgery import add_task_tokens, replace_vocabulary, resize_positions
+from pretune.adaptation.surgery import add_blocks, add_task_tokens, replace_vocabulary, resize_positions
 from pretune.core import config
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.hub import resolve_path

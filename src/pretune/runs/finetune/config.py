@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pretune.adaptation.freeze import FirstFrozen, Frozen, Full, LastOnly
-from pretune.adaptation.gradual_unfreezing import Gradual
+from pretune.adaptation.freeze import FirstFrozen, Frozen, Full, Gradual, LastOnly
 from pretune.adaptation.methods import METHODS, AnyMethod
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core import config

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretune.adaptation.freeze import Frozen, Full
-from pretune.adaptation.gradual_unfreezing import Gradual
+from pretune.adaptation.freeze import Frozen, Full, Gradual
 from pretune.adaptation.methods import AnyMethod, count_positions
 from pretune.core.errors import DataError, UsageError
 from pretune.models.families import FAMILIES
