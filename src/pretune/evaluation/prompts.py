@@ -146,8 +146,7 @@ PROMPTS: Mapping[str, PromptTemplate] = {
         answers=("no", "yes"),
     ),
     "qnli": PromptTemplate(
-        text="{text}\n{pair}\nQuestion: Does the sentence answer the question?\nAnswer: {answer}",
-        answers=("yes", "no"),
+        text="{text}\n{pair}\nQuestion: Does the sentence answer the question?\nAnswer: {answer}", answers=("yes", "no")
     ),
     "mnli": _ENTAILMENT_THREE_WAY,
     "snli": _ENTAILMENT_THREE_WAY,

@@ -124,9 +124,7 @@ def _fill_sentinels(
         results = _search_answers(model, source, generation_tokens, decoder_prompt, k, max_tokens + 1)
         answers.append(
             _merge_answers(
-                tokenizer,
-                ((result.tokens[:max_tokens], _compute_probability(result)) for result in results),
-                k,
+                tokenizer, ((result.tokens[:max_tokens], _compute_probability(result)) for result in results), k
             )
         )
         decoder_prompt += answers[-1][0].tokens if answers[-1] else []
@@ -158,9 +156,7 @@ def _fill_masks(
         complete = [result for result in results if result.finish_reason == "end"] or results
         answers.append(
             _merge_answers(
-                tokenizer,
-                ((result.tokens[:max_tokens], _compute_probability(result)) for result in complete),
-                k,
+                tokenizer, ((result.tokens[:max_tokens], _compute_probability(result)) for result in complete), k
             )
         )
         decoder_prompt = [*decoder_prompt, *(answers[-1][0].tokens if answers[-1] else []), *following]
