@@ -10,6 +10,7 @@ Raise an error where the value is used. Anything that is not a `PretuneError` is
 """
 
 import difflib
+import importlib
 import itertools
 import os
 import stat
@@ -17,7 +18,7 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from pretune.core.synonyms import find_synonyms
 
@@ -86,6 +87,14 @@ class StopRequest(BaseException):
     def __init__(self, error: PretuneError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def import_extra(module: str, extra: str, purpose: str) -> Any:
+    """Import an optional library, or raise a UsageError that names the extra it belongs to."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UsageError(f"{purpose} the extra '{extra}': pip install 'pretune[{extra}]'") from None
 
 
 def suggest(word: str, options: Iterable[str]) -> str:

@@ -14,10 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise, zip_longest
-from types import ModuleType
 from typing import Any
 
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import DataError, import_extra
 from pretune.metrics.checks import check_pairs, harmonic_mean, to_texts
 
 _IRREGULAR = {
@@ -248,10 +247,5 @@ def _transpose_references(gold: Iterable[Any], predictions: Iterable[str]) -> tu
     return outputs, [list(stream) for stream in zip_longest(*references)]
 
 
-def _import_sacrebleu() -> ModuleType:
-    try:
-        import sacrebleu
-    except ImportError:
-        raise UsageError("BLEU and chrF need the extra 'bleu': pip install 'pretune[bleu]'") from None
-    module: ModuleType = sacrebleu
-    return module
+def _import_sacrebleu() -> Any:
+    return import_extra("sacrebleu", "bleu", "BLEU and chrF need")

@@ -178,10 +178,7 @@ bart = Family(
         schedule={"kind": "linear", "warmup": 10_000},
         tokenizer=("bpe", "s-mask", 50_265),
     ),
-    sizes={
-        "base": Size({}, 139_420_416),
-        "large": Size({"width": 1024, "depth": 12, "heads": 16}, 406_291_456),
-    },
+    sizes={"base": Size({}, 139_420_416), "large": Size({"width": 1024, "depth": 12, "heads": 16}, 406_291_456)},
     layout=BART_LAYOUT,
 )
 """BART: a denoising encoder-decoder (Lewis et al., 2020)."""

@@ -93,12 +93,7 @@ llama = Family(
     shape="decoder",
     default="7b",
     training=build_decoder_training(
-        length=2048,
-        batch_tokens=4_194_304,
-        lr=3e-4,
-        width=4096,
-        warmup=2_000,
-        tokenizer=("bpe", "endoftext", 32_000),
+        length=2048, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 32_000)
     ),
     sizes={
         "7b": Size({}, 6_738_415_616),
@@ -115,12 +110,7 @@ llama2 = Family(
     shape="decoder",
     default="7b",
     training=build_decoder_training(
-        length=4096,
-        batch_tokens=4_194_304,
-        lr=3e-4,
-        width=4096,
-        warmup=2_000,
-        tokenizer=("bpe", "endoftext", 32_000),
+        length=4096, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 32_000)
     ),
     sizes={
         "7b": Size({}, 6_738_415_616),
@@ -132,6 +122,7 @@ llama2 = Family(
 """Llama 2: longer context, grouped-query attention in the largest size (Touvron et al., 2023)."""
 
 _LONG_CONTEXT_ROTARY = Rotary(theta=500000.0, scaling=BandedScaling(factor=32.0, low=1.0, high=4.0, original=8192))
+_LLAMA_3_2 = {"hidden": 8192, "tied": True, "position": _LONG_CONTEXT_ROTARY, "context": 131072}
 llama3 = Family(
     build_spec=partial(
         build_spec,
@@ -156,29 +147,8 @@ llama3 = Family(
     ),
     sizes={
         # Llama 3.2 (text): tied heads and scaled rotary frequencies.
-        "1b": Size(
-            {
-                "width": 2048,
-                "depth": 16,
-                "hidden": 8192,
-                "tied": True,
-                "position": _LONG_CONTEXT_ROTARY,
-                "context": 131072,
-            },
-            1_235_814_400,
-        ),
-        "3b": Size(
-            {
-                "width": 3072,
-                "depth": 28,
-                "heads": 24,
-                "hidden": 8192,
-                "tied": True,
-                "position": _LONG_CONTEXT_ROTARY,
-                "context": 131072,
-            },
-            3_212_749_824,
-        ),
+        "1b": Size({"width": 2048, "depth": 16, **_LLAMA_3_2}, 1_235_814_400),
+        "3b": Size({"width": 3072, "depth": 28, "heads": 24, **_LLAMA_3_2}, 3_212_749_824),
         "8b": Size({}, 8_030_261_248),
         "70b": Size({"width": 8192, "depth": 80, "heads": 64, "hidden": 28672}, 70_553_706_496),
     },

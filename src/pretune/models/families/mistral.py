@@ -53,12 +53,7 @@ mistral = Family(
     shape="decoder",
     default="7b",
     training=build_decoder_training(
-        length=8192,
-        batch_tokens=4_194_304,
-        lr=3e-4,
-        width=4096,
-        warmup=2_000,
-        tokenizer=("bpe", "endoftext", 32_000),
+        length=8192, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 32_000)
     ),
     sizes={"7b": Size({}, 7_241_732_096)},
     layout=build_llama_layout(

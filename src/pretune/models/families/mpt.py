@@ -153,11 +153,7 @@ mpt = Family(
         ),
         prefix="transformer.",
         # MPTForCausalLM is the equivalent class in the code of the release.
-        classes={
-            "MptForCausalLM": frozenset({"head"}),
-            "MPTForCausalLM": frozenset({"head"}),
-            "MptModel": frozenset(),
-        },
+        classes={"MptForCausalLM": frozenset({"head"}), "MPTForCausalLM": frozenset({"head"}), "MptModel": frozenset()},
         task_heads={**define_score_head("Mpt"), **define_token_heads("Mpt")},
         head="lm_head.weight",
         rules=(

@@ -120,12 +120,7 @@ olmo2 = Family(
     shape="decoder",
     default="7b",
     training=build_decoder_training(
-        length=4096,
-        batch_tokens=4_194_304,
-        lr=3e-4,
-        width=4096,
-        warmup=2_000,
-        tokenizer=("bpe", "endoftext", 100_278),
+        length=4096, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 100_278)
     ),
     sizes={
         "1b": Size({"width": 2048, "depth": 16, "heads": 16, "hidden": 8192}, 1_484_916_736),

@@ -16,12 +16,7 @@ from pretune.nn.stack import Stack
 
 
 def build_spec(
-    *,
-    width: int = 768,
-    depth: int = 12,
-    heads: int = 12,
-    vocab: int = 50304,
-    hidden: int | None = None,
+    *, width: int = 768, depth: int = 12, heads: int = 12, vocab: int = 50304, hidden: int | None = None
 ) -> Model:
     """Build a spec: parallel attention and feed-forward; a quarter of each head is rotated."""
     norm = LayerNorm()

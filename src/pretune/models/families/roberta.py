@@ -6,13 +6,7 @@ from functools import partial
 from typing import Any
 
 from pretune.models.families.bert import build_spec as build_bert_spec
-from pretune.models.families.shared import (
-    ENCODER_ACTIVATION,
-    ENCODER_KEYS,
-    ENCODER_NAMES,
-    LARGE_SETTINGS,
-    POOLER,
-)
+from pretune.models.families.shared import ENCODER_ACTIVATION, ENCODER_KEYS, ENCODER_NAMES, LARGE_SETTINGS, POOLER
 from pretune.models.family import ADAM, Family, PaperDefaults, Size
 from pretune.models.hf.config import ACTIVATIONS, FixedKey, Key, Layout
 from pretune.models.hf.weights import define_head, define_token_heads, make_rules
@@ -73,10 +67,7 @@ def build_layout(model_type: str, name: str, vocab: int) -> Layout:
             FixedKey("pad_token_id", (1,)),
         ),
         prefix="roberta.",
-        classes={
-            f"{name}ForMaskedLM": frozenset({"head"}),
-            f"{name}Model": frozenset({"pooler"}),
-        },
+        classes={f"{name}ForMaskedLM": frozenset({"head"}), f"{name}Model": frozenset({"pooler"})},
         task_heads={
             f"{name}ForSequenceClassification": define_head(
                 "classification", {"dense": "classifier.dense", "out": "classifier.out_proj"}, FIRST_TOKEN
@@ -138,12 +129,7 @@ roberta = Family(
     pooling=FIRST_TOKEN,
     choice_pooling=POOLER,
     default="base",
-    training=_build_training(
-        batch_tokens=4_194_304,
-        lr=6e-4,
-        warmup=24_000,
-        tokenizer=("bpe", "s-mask", 50_265),
-    ),
+    training=_build_training(batch_tokens=4_194_304, lr=6e-4, warmup=24_000, tokenizer=("bpe", "s-mask", 50_265)),
     sizes={
         "base": Size({}, 124_645_632, "body_with_pooler"),  # "125M"
         "large": Size(LARGE_SETTINGS, 355_359_744, "body_with_pooler"),  # "355M"
@@ -202,12 +188,7 @@ miniberta = Family(
     pooling=FIRST_TOKEN,
     choice_pooling=POOLER,
     default="base",
-    training=_build_training(
-        batch_tokens=262_144,
-        lr=6e-4,
-        warmup=6_000,
-        tokenizer=("bpe", "s-mask", 50_265),
-    ),
+    training=_build_training(batch_tokens=262_144, lr=6e-4, warmup=6_000, tokenizer=("bpe", "s-mask", 50_265)),
     sizes={
         "base": Size({}, 124_645_632, "body_with_pooler"),  # 10M to 1B words
         "med-small": Size({"width": 512, "depth": 6, "heads": 8, "hidden": 2048}, 45_177_344, "body_with_pooler"),  # 1M

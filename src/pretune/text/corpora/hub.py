@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretune.core.errors import DataError, PretuneError, UsageError
+from pretune.core.errors import DataError, PretuneError, UsageError, import_extra
 from pretune.core.hub import is_repository
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document, choose_field
@@ -107,10 +107,7 @@ def open_hub_dataset(address: str, field: str | None) -> HubDataset:
 def _load(path: str, config: str | None, split: str) -> Iterable[Mapping[str, Any]]:
     if Path(path).exists():  # the library would read the local path
         raise UsageError(f"'{PREFIX}{path}': the local path '{path}' would be read instead; omit {PREFIX} to read it")
-    try:
-        import datasets
-    except ImportError:
-        raise UsageError(f"'{PREFIX}{path}': needs the extra 'hub': pip install 'pretune[hub]'") from None
+    datasets = import_extra("datasets", "hub", f"'{PREFIX}{path}': needs")
     dataset: Iterable[Mapping[str, Any]] = datasets.load_dataset(path, name=config, split=split, streaming=True)
     return dataset
 

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from pretune.core.errors import DataError, UsageError, suggest_file
+from pretune.core.errors import DataError, import_extra, suggest_file
 from pretune.core.io import open_regular
 
 CHUNK_BYTES = 2**20
@@ -107,10 +107,7 @@ def _read_xz(file: io.FileIO) -> Iterator[bytes]:
 
 
 def _read_zstd(file: io.FileIO, name: str) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ImportError:
-        raise UsageError(f"{name}: reading zstd needs the extra 'zstd': pip install 'pretune[zstd]'") from None
+    zstandard = import_extra("zstandard", "zstd", f"{name}: reading zstd needs")
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
     stream, in_stream, ready, size = decompressor.decompressobj(), False, list[bytes](), 0
     for piece in (

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import DataError, import_extra
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import MAX_CHARACTERS, MAX_ROW_CHARACTERS, DelimitedFormat, find_cut
 
@@ -235,12 +235,9 @@ def _is_text(pyarrow: Any, kind: Any) -> bool:
 
 
 def _import_pyarrow(name: str) -> Any:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet
-    except ImportError:
-        raise UsageError(f"{name}: reading Parquet needs the extra 'parquet': pip install 'pretune[parquet]'") from None
-    return pa
+    pyarrow = import_extra("pyarrow", "parquet", f"{name}: reading Parquet needs")
+    import_extra("pyarrow.parquet", "parquet", f"{name}: reading Parquet needs")
+    return pyarrow
 
 
 def _get_first_line(fault: Exception) -> str:
