@@ -10,7 +10,7 @@ import pytest
 import pretune as pt
 from pretune.adaptation.adapted import HeadKind
 from pretune.adaptation.heads import HEADS
-from pretune.core.arguments import UnknownArgumentError
+from pretune.core.api import UnknownArgumentError
 
 FUNCTIONS = (pt.pretrain, pt.finetune, pt.evaluate, pt.train_embeddings, pt.export, pt.verify, pt.add_head)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pretune.core.results import Result
+from pretune.core.api import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,8 @@ from typing import Literal
 
 from torch import nn
 
-from pretune.core.arguments import check_arguments
+from pretune.core.api import ResultList, check_arguments
 from pretune.core.errors import UsageError, suggest
-from pretune.core.results import ResultList
 from pretune.evaluation.result import EvaluationResult
 from pretune.metrics.averages import collect_suite_scores, compute_suite_averages
 from pretune.runs.evaluation_job import FILE_TASKS, EvaluateOptions, EvaluationJob, ProgressCallback

@@ -11,11 +11,10 @@ from pretune.adaptation import io
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.io import is_adapter_directory, verify_adapter
 from pretune.core import config, log
-from pretune.core.arguments import check_arguments
+from pretune.core.api import Result, check_arguments
 from pretune.core.config.read import format_value
 from pretune.core.errors import PretuneError, UsageError
 from pretune.core.hub import resolve_path
-from pretune.core.results import Result
 from pretune.models import tensor_files
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint

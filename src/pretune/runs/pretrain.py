@@ -14,7 +14,7 @@ from typing import Any
 
 from pretune.core import config as specs
 from pretune.core import log
-from pretune.core.arguments import check_arguments
+from pretune.core.api import check_arguments
 from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError
 from pretune.core.run_dir import RunDir

@@ -13,10 +13,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from pretune.core import config, io, log
+from pretune.core.api import Result
 from pretune.core.errors import CheckpointError
 from pretune.core.format import format_count, join_names
 from pretune.core.hub import resolve_path
-from pretune.core.results import Result
 from pretune.core.run_dir import RunDir
 from pretune.models import catalog
 from pretune.models.hf import checkpoint

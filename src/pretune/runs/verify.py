@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pretune.adaptation.io import is_adapter_directory, verify_adapter
 from pretune.core import config, io
-from pretune.core.arguments import check_arguments
+from pretune.core.api import check_arguments
 from pretune.core.errors import CheckpointError
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir

@@ -17,11 +17,10 @@ from typing import Annotated, Any
 
 from pretune.adaptation.contrastive import ContrastiveLoss, ContrastiveModel, ContrastiveObjective
 from pretune.core import config, io, log
-from pretune.core.arguments import check_arguments
+from pretune.core.api import Result, check_arguments
 from pretune.core.config import Ge, Positive, spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.format import format_count
-from pretune.core.results import Result
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.similarity import compute_cosines, triplet_accuracy
 from pretune.inference import sentence_modules

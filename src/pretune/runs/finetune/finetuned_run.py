@@ -17,10 +17,10 @@ from pretune.adaptation import methods
 from pretune.adaptation.adapted import ModelWithHead, adapt, select_head
 from pretune.adaptation.heads.generation import Generation
 from pretune.core import config, log
+from pretune.core.api import Result
 from pretune.core.errors import CheckpointError, DataError, UsageError, explain_missing
 from pretune.core.format import join_names
 from pretune.core.hub import resolve_path
-from pretune.core.results import Result
 from pretune.core.run_dir import RunDir
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.config import TaskConfig

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from pretune.core.arguments import UnknownArgumentError, check_arguments
+from pretune.core.api import Result, ResultList, UnknownArgumentError, check_arguments, flatten, render_table
 from pretune.core.errors import UsageError
-from pretune.core.results import Result, ResultList, flatten, render_table
 
 
 @check_arguments(paths=["train.warmup", "data.max_length"])
