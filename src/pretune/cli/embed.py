@@ -61,17 +61,10 @@ def embed(
     from pretune.inference.embed import build_embedder
     from pretune.inference.word_vectors import is_word_vectors, write_vectors
 
-    options: dict[str, Any] = {
-        "pooling": pooling,
-        "layer": layer,
-        "normalise": normalise,
-        "length": length,
-        "prompt": prompt,
-    }
+    options: dict[str, Any] = {"pooling": pooling, "layer": layer, "normalise": normalise, "length": length}
+    options |= {"prompt": prompt, "batch_tokens": batch_tokens}
     words = is_word_vectors(model)
-    embedder = build_embedder(
-        model if words else load_model(model, base=base, device=device), batch_tokens=batch_tokens, **options
-    )
+    embedder = build_embedder(model if words else load_model(model, base=base, device=device), **options)
     start = time.monotonic()
     with show_progress("embedding") as report:
         embeddings = embedder(texts.texts, report_texts(report))

@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,12 @@ def env(as_json: AsJson = False, as_csv: AsCsv = False) -> None:
 
 def collect() -> dict[str, Any]:
     """Return the facts, JSON-ready; unknown values are null."""
-    torch = _import_torch()
+    torch: Any
+    try:
+        import torch
+    except (ImportError, OSError):  # OSError: a shared library is missing; the versions are still useful
+        torch = None
+    directory = os.environ.get("PRETUNE_DATA")
     return {
         "pretune": __version__,
         "place": str(Path(__file__).parents[1]),
@@ -92,10 +98,13 @@ def collect() -> dict[str, Any]:
         "threads": None if torch is None else torch.get_num_threads(),
         "memory": _measure_memory(),
         "memory_free": _read_proc("/proc/meminfo", "MemAvailable", 1024),
-        "disks": {name: {"path": path, "free": _measure_free_space(path)} for name, path in _list_places().items()},
+        "disks": {
+            name: {"path": path, "free": _measure_free_space(path)}
+            for name, path in (("here", str(Path.cwd())), ("temporary", tempfile.gettempdir()))
+        },
         "devices": [] if torch is None else _list_devices(torch),
         "cuda": None if torch is None else torch.version.cuda,
-        "data": _find_task_data(),
+        "data": {"PRETUNE_DATA": directory, "there": bool(directory) and Path(directory or "").is_dir()},
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
     }
 
@@ -125,9 +134,7 @@ def _find_processor() -> str:
 
 def _count_cores() -> int | None:
     """Return the number of cores available to this process, which containers and batch systems may limit."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _measure_memory() -> int | None:
@@ -152,23 +159,11 @@ def _read_proc(file: str, key: str, unit: int) -> int | None:
         return None
 
 
-def _list_places() -> dict[str, str]:
-    import tempfile
-
-    return {"here": str(Path.cwd()), "temporary": tempfile.gettempdir()}
-
-
 def _measure_free_space(path: str) -> int | None:
     try:
         return shutil.disk_usage(path).free
     except OSError:
         return None
-
-
-def _find_task_data() -> dict[str, Any]:
-    """Return the directory of task data, and whether it exists."""
-    directory = os.environ.get("PRETUNE_DATA")
-    return {"PRETUNE_DATA": directory, "there": bool(directory) and Path(directory or "").is_dir()}
 
 
 def _format_data(data: dict[str, Any]) -> str:
@@ -177,26 +172,13 @@ def _format_data(data: dict[str, Any]) -> str:
     return f"{data['PRETUNE_DATA']}{'' if data['there'] else ' (no such folder)'}"
 
 
-def _import_torch() -> Any:
-    try:
-        import torch
-    except (ImportError, OSError):  # OSError: a shared library is missing; the versions are still useful
-        return None
-    return torch
-
-
 def _list_devices(torch: Any) -> list[dict[str, Any]]:
     devices: list[dict[str, Any]] = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        devices.append(
-            {
-                "kind": "cuda",
-                "name": properties.name,
-                "memory": properties.total_memory,
-                "capability": f"{properties.major}.{properties.minor}",
-            }
-        )
+        capability = f"{properties.major}.{properties.minor}"
+        size, name = properties.total_memory, properties.name
+        devices.append({"kind": "cuda", "name": name, "memory": size, "capability": capability})
     if torch.backends.mps.is_available():
         devices.append({"kind": "mps", "name": "Apple GPU", "memory": torch.mps.recommended_max_memory()})
     return devices

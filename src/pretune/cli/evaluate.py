@@ -101,21 +101,11 @@ def evaluate(
     check_format(as_json, as_csv)
     counts = None if shots is None else _parse_shots(shots)
     options: dict[str, Any] = {
-        "split": split,
-        "limit": limit,
-        "seed": seed,
-        "prompt": None if prompt is None else unescape(prompt),
-        "calibrate": calibrate,
-        "length": None if length is None else str(length),
-        "text_to_text": text_to_text,
-        "show": show_prompt,
-        "order": str(order),
-        "base": base,
-        "words": words,
-        "window": window,
-        "stride": stride,
-        "precision": None if precision is None else str(precision),
-    }
+        "split": split, "limit": limit, "seed": seed, "prompt": None if prompt is None else unescape(prompt),
+        "calibrate": calibrate, "length": length and str(length), "text_to_text": text_to_text, "show": show_prompt,
+        "order": str(order), "base": base, "words": words, "window": window, "stride": stride,
+        "precision": precision and str(precision),
+    }  # fmt: skip
     with shut_down_cleanly():
         from pretune.runs.evaluate import evaluate as work
 
@@ -129,16 +119,9 @@ def evaluate(
             def report_task(name: str, count: int, total: int) -> None:
                 report(count / max(total, 1), f"{name}, {count:,} of {total:,}")
 
-            results = work(
-                model,
-                [task, *list_user_tasks(user_task)],
-                text=text or (),
-                data=data,
-                shots=counts,
-                device=device,
-                on_progress=report_task,
-                **options,
-            )
+            tasks: list[str | Task] = [task] if user_task is None else [task, user_task]
+            options |= {"text": text or (), "data": data, "shots": counts, "device": device}
+            results = work(model, tasks, on_progress=report_task, **options)
     if as_json:
         log.print_json({"model": model, "results": [result.to_dict() for result in results]})
         return
@@ -155,17 +138,11 @@ def evaluate(
     if task_name is None:
         hint("show", model)
     elif user_task is not None and task_name == user_task.name:
-        hint(
-            "finetune", model, *_format_table_options(train, test, column or []), "--out", find_free_path("runs/tuned")
-        )
+        tables = _format_table_options(train, test, column or [])
+        hint("finetune", model, *tables, "--out", find_free_path("runs/tuned"))
     else:
         source = () if data is None else ("--data", data)
         hint("finetune", model, "--task", task_name, *source, "--out", find_free_path(f"runs/{task_name}"))
-
-
-def list_user_tasks(task: "Task | None") -> "list[Task]":
-    """Return a list with the user's task, if there is one."""
-    return [] if task is None else [task]
 
 
 def _parse_shots(text: str) -> list[int]:
@@ -220,14 +197,8 @@ def _format_lines(results: "Sequence[EvaluationResult]") -> "Iterator[str]":
     for result in results:
         first = (result.task, result.split or "-", "-" if result.shots is None else str(result.shots))
         for place, (name, value) in enumerate(result.scores.items()):
-            rows.append(
-                (
-                    *(("", "", "") if place else first),
-                    name,
-                    format_score(name, value),
-                    "" if place else _format_counts(result),
-                )
-            )
+            start, counts = (("", "", ""), "") if place else (first, _format_counts(result))
+            rows.append((*start, name, format_score(name, value), counts))
         rows += [("", "", "", f"· {name}", format_score("", value), "") for name, value in result.groups.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -96,19 +96,11 @@ def generate(
     loaded_model = load_model(model, base=base, device=device, dtype=dtype, needs_head=True)
     options: dict[str, Any] = {
         "max_new_tokens": choose_max_new_tokens(loaded_model) if max_new_tokens is None else max_new_tokens,
-        "min_new_tokens": min_new_tokens,
-        "num": num,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "beams": beams,
-        "length_penalty": length_penalty,
+        "min_new_tokens": min_new_tokens, "num": num, "temperature": temperature, "top_k": top_k, "top_p": top_p,
+        "min_p": min_p, "seed": seed, "beams": beams, "length_penalty": length_penalty,
         "early_stopping": None if early is None else {"true": True, "false": False, "never": "never"}[early],
-        "repetition_penalty": repetition_penalty,
-        "no_repeat_ngram": no_repeat_ngram,
-    }
+        "repetition_penalty": repetition_penalty, "no_repeat_ngram": no_repeat_ngram,
+    }  # fmt: skip
     set_options: GenerationOptions = {name: value for name, value in options.items() if value is not None}  # type: ignore[assignment]
     generation_config = build_generation_config(**set_options)
     is_single = len(texts) == num == beams == 1 and not as_json

@@ -52,17 +52,9 @@ def index(
     options: dict[str, Any] = {"pooling": pooling, "layer": layer, "normalise": normalise, "length": length}
     options |= {"prompt": prompt, "query_prompt": query_prompt}
     with show_progress("indexing") as report:
-        search_index = build(
-            model,
-            texts.texts,
-            out=out,
-            ids=texts.ids if has_ids else None,
-            method=method,
-            add=add,
-            on_progress=report_texts(report),
-            device=str(resolve_device(device)),
-            **options,
-        )
+        options |= {"method": method, "add": add, "device": str(resolve_device(device))}
+        ids = texts.ids if has_ids else None
+        search_index = build(model, texts.texts, out=out, ids=ids, on_progress=report_texts(report), **options)
     if search_index.metadata["cut"]:
         log.warn(f"{format_count(search_index.metadata['cut'], 'texts')} truncated to the model's maximum length")
     if as_json:

@@ -47,9 +47,8 @@ def list_(
     else:
         log.print_result("\n".join(_format_lines(lists[selection])))
         if selection == "tasks" and not any(task["rows"] for task in lists[selection].values()):
-            log.info(
-                "no task data: set $PRETUNE_DATA, or --data of other verbs, to the directory of the published files"
-            )
+            remedy = "set $PRETUNE_DATA, or --data of other verbs, to the directory of the published files"
+            log.info(f"no task data: {remedy}")
     hint(*(("list", "families") if selection is None else _NEXT_COMMANDS[selection](list(lists[selection]))))
 
 
@@ -64,9 +63,7 @@ def list_sizes() -> dict[str, int]:
     """Return published sizes with their exact numbers of parameters."""
     from pretune.models.families import FAMILIES
 
-    return {
-        f"{name}-{size}": size_spec.params for name in FAMILIES for size, size_spec in FAMILIES.get(name).sizes.items()
-    }
+    return {f"{name}-{size}": value.params for name in FAMILIES for size, value in FAMILIES.get(name).sizes.items()}
 
 
 def list_objectives() -> dict[str, dict[str, Any]]:
@@ -175,15 +172,12 @@ def _list_records(lists: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], li
     if len(lists) > 1:
         return ["kind", "name"], [[kind, name] for kind, names in lists.items() for name in names]
     ((kind, entries),) = lists.items()
-    records = {name: value if isinstance(value, Mapping) else {_VALUE_COLUMNS.get(kind, "about"): value}
-             for name, value in entries.items()}  # fmt: skip
+    column = "parameters" if kind == "sizes" else "about"
+    records = {name: value if isinstance(value, Mapping) else {column: value} for name, value in entries.items()}
     columns = list(dict.fromkeys(column for value in records.values() for column in value))
     return ["name", *columns], [
         [name, *(_format_cell(value.get(column)) for column in columns)] for name, value in records.items()
     ]
-
-
-_VALUE_COLUMNS = {"sizes": "parameters"}
 
 
 def _format_cell(value: object) -> object:

@@ -60,23 +60,14 @@ def neighbors(
     if as_json:
         log.print_json(_to_dict(result))
     elif as_csv:
-        context = [
-            ("context", rank, neighbor.score, neighbor.word, neighbor.line, neighbor.text)
-            for rank, neighbor in enumerate(result.context, 1)
-        ]
-        static = [
-            ("static", rank, neighbor.score, neighbor.word, None, None)
-            for rank, neighbor in enumerate(result.static, 1)
-        ]
+        context = [("context", rank, n.score, n.word, n.line, n.text) for rank, n in enumerate(result.context, 1)]
+        static = [("static", rank, n.score, n.word, None, None) for rank, n in enumerate(result.static, 1)]
         print_csv(("kind", "rank", "score", "word", "line", "text"), [*context, *static])
     else:
         _print(result)
     command = ("neighbors", model, word, "--in", sentence, "--corpus", corpus)
-    hint(
-        *command,
-        *(("--same",) if layer == 0 or same_word else ("--layer", 0)),
-        silent=as_json or as_csv or corpus == "-",
-    )
+    variation = ("--same",) if layer == 0 or same_word else ("--layer", 0)
+    hint(*command, *variation, silent=as_json or as_csv or corpus == "-")
 
 
 def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> None:
@@ -96,10 +87,8 @@ def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> 
         log.print_json({"word": name, "words": len(vectors), "static": static})
         return
     if as_csv:
-        print_csv(
-            ("kind", "rank", "score", "word"),
-            [("static", i, s, neighbor) for i, (neighbor, s) in enumerate(nearest, 1)],
-        )
+        rows = [("static", rank, score, neighbor) for rank, (neighbor, score) in enumerate(nearest, 1)]
+        print_csv(("kind", "rank", "score", "word"), rows)
         return
     for neighbor, score in nearest:
         log.print_result(f"  {score:.4f}  {to_one_line(neighbor)}")
@@ -119,11 +108,8 @@ def _print(result: "Neighbors") -> None:
 
 def _format_occurrence(occurrence: "Occurrence") -> str:
     """Return the word in brackets with its context."""
-    end = occurrence.start + len(occurrence.word)
-    left, right = (
-        occurrence.text[max(0, occurrence.start - CONTEXT_CHARACTERS) : occurrence.start],
-        occurrence.text[end : end + CONTEXT_CHARACTERS],
-    )
+    text, start, end = occurrence.text, occurrence.start, occurrence.start + len(occurrence.word)
+    left, right = text[max(0, start - CONTEXT_CHARACTERS) : start], text[end : end + CONTEXT_CHARACTERS]
     return " ".join(f"{left}[{occurrence.word}]{right}".split())
 
 

@@ -109,25 +109,11 @@ def prepare(
                     report(share, f"{characters / 1e6:,.0f} MB, {rate:.1f} MB/s, {tokens:,} tokens")
 
                 data = work(
-                    corpus,
-                    tokenizer=tokenizer,
-                    out=out,
-                    data=tasks,
-                    valid=valid or None,
-                    holdout=holdout,
-                    by=by,
-                    field=field,
-                    errors=errors,
-                    clean=[name for name in clean.split(",") if name],
-                    near=max_similarity,
-                    lang=lang,
-                    sentences=sentences,
-                    licence=licence or (),
-                    workers=workers,
-                    shard=shard,
-                    overwrite=overwrite,
-                    progress=report_tokens,
-                )
+                    corpus, tokenizer=tokenizer, out=out, data=tasks, valid=valid or None, holdout=holdout, by=by,
+                    field=field, errors=errors, clean=[name for name in clean.split(",") if name], near=max_similarity,
+                    lang=lang, sentences=sentences, licence=licence or (), workers=workers, shard=shard,
+                    overwrite=overwrite, progress=report_tokens,
+                )  # fmt: skip
     _show(data, as_json)
 
 
@@ -137,11 +123,8 @@ def _show(data: "PreparedData", as_json: bool) -> None:
         return
     if data.is_new and data.slice is None:
         card = data.card
-        dropped_counts = {
-            **card["skipped"],
-            **{name: filter_card["dropped"] for name, filter_card in card["filters"].items()},
-            **card["dropped"],
-        }
+        filters = {name: filter_card["dropped"] for name, filter_card in card["filters"].items()}
+        dropped_counts = {**card["skipped"], **filters, **card["dropped"]}
         counts = [f"{name.replace('_', ' ')} {count:,}" for name, count in dropped_counts.items() if count]
         if counts:
             log.info(f"dropped: {', '.join(counts)} (see {data.path / 'card.md'})")

@@ -72,101 +72,71 @@ def search(
         )
         _print_answers(texts, answers, hits, as_json, as_csv)
         return
-    _print(texts, hits, as_json, as_csv)
+    _print_hits(texts, hits, as_json, as_csv)
     quiet = as_json or as_csv
-    query_options = [query] if query is not None else ["--queries", queries]
-    hint(
-        "search",
-        index,
-        *query_options,
-        *(() if words else ("--bm25",)),
-        "--hits",
-        k if not words else 2 * k,
-        silent=quiet,
-    )
+    words_option = ("--hits", 2 * k) if words else ("--bm25", "--hits", k)
+    hint("search", index, *([query] if query is not None else ["--queries", queries]), *words_option, silent=quiet)
     hint_other(f"search {quote(index)} QUESTION --answer --reader MODEL", silent=quiet)
 
 
-def _print(texts: list[str], hits: "list[list[Hit]]", as_json: bool, as_csv: bool) -> None:
+def _print_hits(texts: list[str], hits: "list[list[Hit]]", as_json: bool, as_csv: bool) -> None:
+    results = [*zip(texts, hits, strict=True)]
     if as_csv:
-        print_csv(
-            ("query", "rank", "score", "id", "text"),
-            (
-                (text, rank, hit.score, hit.id, hit.text)
-                for text, query_hits in zip(texts, hits, strict=True)
-                for rank, hit in enumerate(query_hits, 1)
-            ),
-        )
+        rows = ((text, rank, hit.score, hit.id, hit.text) for text, row in results for rank, hit in enumerate(row, 1))
+        print_csv(("query", "rank", "score", "id", "text"), rows)
         return
     if as_json:
-        rows = [
-            {"query": text, "hits": [hit._asdict() for hit in query_hits]}
-            for text, query_hits in zip(texts, hits, strict=True)
-        ]
-        log.print_json(rows)
+        log.print_json([{"query": text, "hits": [hit._asdict() for hit in row]} for text, row in results])
         return
-    for text, query_hits in zip(texts, hits, strict=True):
+    for text, row in results:
         if len(texts) > 1:
             log.print_result(f"# {text}")
-        for rank, hit in enumerate(query_hits, 1):
+        for rank, hit in enumerate(row, 1):
             log.print_result(f"{rank:>3}  {hit.score:.4f}  {hit.id}  {_shorten(hit.text)}")
-        if not query_hits:
+        if not row:
             log.warn("no hits: no text has a word of the query")
 
 
 def _print_answers(texts: list[str], answers: list[Any], hits: "list[list[Hit]]", as_json: bool, as_csv: bool) -> None:
-    rows = zip(texts, answers, hits, strict=True)
+    """Print generated answers with the ids of the hits that were read."""
+    sources = [[hit.id for hit in row[: reply.hits_read]] for reply, row in zip(answers, hits, strict=True)]
+    results = [*zip(texts, answers, sources, strict=True)]
     if as_csv:
-        read = (
-            " ".join(hit.id for hit in query_hits[: reply.hits_read])
-            for _, reply, query_hits in zip(texts, answers, hits, strict=True)
-        )
-        print_csv(("query", "answer", "read"), zip(texts, (reply.text for reply in answers), read, strict=True))
-        return
-    if as_json:
+        print_csv(("query", "answer", "read"), ((text, reply.text, " ".join(ids)) for text, reply, ids in results))
+    elif as_json:
         records = [
-            {
-                "query": text,
-                "answer": reply.text,
-                "read": [hit.id for hit in query_hits[: reply.hits_read]],
-                "prompt": reply.prompt,
-            }
-            for text, reply, query_hits in rows
+            {"query": text, "answer": reply.text, "read": ids, "prompt": reply.prompt} for text, reply, ids in results
         ]
         log.print_json(records)
-        return
-    for _, reply, query_hits in rows:
-        log.print_result(reply.text)
-        log.info(f"sources: {', '.join(hit.id for hit in query_hits[: reply.hits_read]) or 'none'}")
+    else:
+        for _, reply, ids in results:
+            log.print_result(reply.text)
+            log.info(f"sources: {', '.join(ids) or 'none'}")
 
 
 def _print_extracted(texts: list[str], answers: "list[ExtractedAnswer]", as_json: bool, as_csv: bool) -> None:
     """Print extracted answers with the ids and scores of their passages."""
-    rows = [
-        {
-            "query": text,
-            "answer": extracted_answer.text,
-            "score": extracted_answer.score,
-            "id": extracted_answer.hit and extracted_answer.hit.id,
-            "passage": extracted_answer.hit and extracted_answer.hit.text,
-            "span": extracted_answer.span,
-        }
-        for text, extracted_answer in zip(texts, answers, strict=True)
-    ]
-    if as_json:
-        log.print_json(rows)
-    elif as_csv:
+    if as_json or as_csv:
+        rows = [
+            {
+                "query": text,
+                "answer": answer.text,
+                "score": answer.score,
+                "id": answer.hit and answer.hit.id,
+                "passage": answer.hit and answer.hit.text,
+                "span": answer.span,
+            }
+            for text, answer in zip(texts, answers, strict=True)
+        ]
         names = ("query", "answer", "score", "id", "passage")
-        print_csv(names, ([row[name] for name in names] for row in rows))
-    else:
-        for extracted_answer in answers:
-            log.print_result(extracted_answer.text)
-            log.info(
-                "no answer in the hits"
-                if extracted_answer.hit is None
-                else f"from {extracted_answer.hit.id}, score {extracted_answer.score:.4g}: "
-                f"{_shorten(extracted_answer.hit.text)}"
-            )
+        log.print_json(rows) if as_json else print_csv(names, ([row[name] for name in names] for row in rows))
+        return
+    for answer in answers:
+        log.print_result(answer.text)
+        if answer.hit is None:
+            log.info("no answer in the hits")
+        else:
+            log.info(f"from {answer.hit.id}, score {answer.score:.4g}: {_shorten(answer.hit.text)}")
 
 
 def _print_scores(
@@ -176,12 +146,10 @@ def _print_scores(
     from pretune.evaluation.retrieval import read_judgements, score_hits
 
     judgments = read_judgements(qrels)
-    scores = {
-        name: score_hits(
-            judgments, ids, [[hit.id for hit in row] for row in index.search(texts, k, model=model, words=by)], k
-        )
-        for name, by in (("index", False), ("bm25", True))
-    }
+    scores = {}
+    for name, by_words in (("index", False), ("bm25", True)):
+        hits = index.search(texts, k, model=model, words=by_words)
+        scores[name] = score_hits(judgments, ids, [[hit.id for hit in row] for row in hits], k)
     if as_json:
         log.print_json(scores)
         return

@@ -79,20 +79,9 @@ def tokenizer(
                 log.info(f"read {words}")
 
         trained_tokenizer = train_tokenizer(
-            kind,
-            corpus,
-            vocab=vocab,
-            style=style,
-            lowercase=lowercase,
-            strip_accents=accents,
-            min_frequency=min_frequency,
-            alphabet=alphabet,
-            sample_bytes=limit,
-            seed=seed,
-            by=by.value,
-            field=field,
-            progress=report_bytes,
-        )
+            kind, corpus, vocab=vocab, style=style, lowercase=lowercase, strip_accents=accents, alphabet=alphabet,
+            min_frequency=min_frequency, sample_bytes=limit, seed=seed, by=by.value, field=field, progress=report_bytes,
+        )  # fmt: skip
     trained_tokenizer.save(out)
     if trained_tokenizer.vocab < vocab:
         log.warn(f"{trained_tokenizer.vocab:,} tokens, not {vocab:,}: small corpus; add text, or use --min-frequency 1")

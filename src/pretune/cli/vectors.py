@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pretune.cli._options import AsJson, Corpus, DocumentUnit, TextField, Unit, complete_names, option
 from pretune.cli._output import check_new_file, hint, show_progress
@@ -41,8 +41,9 @@ def vectors(
     check_new_file(out)
     from pretune.runs.vectors import build_trainer, train_vectors
 
-    options = {"mode": mode, "width": width, "window": window, "epochs": epochs}
-    build_trainer(kind, **options, min_count=min_count, max_words=max_words)
+    options: dict[str, Any] = {"mode": mode, "width": width, "window": window, "epochs": epochs}
+    options |= {"min_count": min_count, "max_words": max_words}
+    build_trainer(kind, **options)  # raises before the corpus is read
     start = time.monotonic()
     with show_progress("reading") as show:
 
@@ -50,30 +51,12 @@ def vectors(
             show(share, "training" if share == 1 else f"{share:.0%} of the corpus")
 
         word_vectors = train_vectors(
-            corpus,
-            kind=kind,
-            out=out,
-            mode=mode,
-            width=width,
-            window=window,
-            epochs=epochs,
-            min_count=min_count,
-            max_words=max_words,
-            seed=seed,
-            by=by.value,
-            field=field,
-            progress=report,
+            corpus, kind=kind, out=out, seed=seed, by=by.value, field=field, progress=report, **options
         )
     seconds = round(time.monotonic() - start, 1)
     if as_json:
-        facts = {
-            "out": str(out),
-            "kind": kind,
-            "words": len(word_vectors),
-            "width": word_vectors.width,
-            "seconds": seconds,
-        }
-        log.print_json(facts)
+        facts = {"out": str(out), "kind": kind, "words": len(word_vectors), "width": word_vectors.width}
+        log.print_json({**facts, "seconds": seconds})
         return
     log.print_result(f"{out}: {format_count(len(word_vectors), 'words')} of width {word_vectors.width}, {kind}")
     log.info(f"took {seconds} s")
