@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pretune.core.errors import UsageError
+
 Completer = Callable[[str], list[str]]
 
 FILE_TASKS = ("minimal_pairs", "bias_pairs", "cloze", "scored_pairs", "triplets")
@@ -44,6 +46,12 @@ def option(usage: str, about: str, complete: Completer | None = None, **more: An
 def argument(metavar: str, about: str, complete: Completer | None = None) -> Any:
     """Return a positional argument for `Annotated`."""
     return typer.Argument(metavar=metavar, help=about, autocompletion=complete)
+
+
+def check_format(as_json: bool, as_csv: bool) -> None:
+    """Raise where two output formats are requested."""
+    if as_json and as_csv:
+        raise UsageError("--json and --csv exclude each other; choose one")
 
 
 def complete_names(*sources: str, separator: str = "") -> Completer:

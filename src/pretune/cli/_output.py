@@ -64,12 +64,6 @@ def _explain_path(out: Path) -> Iterator[None]:
         raise UsageError(f"cannot write '{out}': {reason}; choose another path") from fault
 
 
-def check_format(as_json: bool, as_csv: bool) -> None:
-    """Raise where two output formats are requested."""
-    if as_json and as_csv:
-        raise UsageError("--json and --csv exclude each other; choose one")
-
-
 def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print records (RFC 4180) to stdout; None is an empty field. On a terminal, control characters are escaped."""
     text = io.StringIO()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pretune import __version__
-from pretune.cli._options import AsCsv, AsJson
-from pretune.cli._output import check_format, print_csv
+from pretune.cli._options import AsCsv, AsJson, check_format
+from pretune.cli._output import print_csv
 from pretune.core import log
 
 _PACKAGES = (

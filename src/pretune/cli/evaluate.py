@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._inputs import unescape
-from pretune.cli._options import AsCsv, AsJson, Base, DeviceName, ModelName, complete_eval_tasks, option
-from pretune.cli._output import check_format, find_free_path, hint, print_csv, show_progress
+from pretune.cli._options import AsCsv, AsJson, Base, DeviceName, ModelName, check_format, complete_eval_tasks, option
+from pretune.cli._output import find_free_path, hint, print_csv, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.format import format_count

@@ -3,8 +3,19 @@
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli._inputs import load_model, read_prompts
-from pretune.cli._options import AsCsv, AsJson, Base, DeviceName, Dtype, ModelName, WeightDtype, argument, option
-from pretune.cli._output import check_format, hint, print_csv
+from pretune.cli._options import (
+    AsCsv,
+    AsJson,
+    Base,
+    DeviceName,
+    Dtype,
+    ModelName,
+    WeightDtype,
+    argument,
+    check_format,
+    option,
+)
+from pretune.cli._output import hint, print_csv
 from pretune.core import log
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from pretune.cli._options import (
     TaskData,
     TextColumn,
     argument,
+    check_format,
     complete_baselines,
     complete_methods,
     complete_settings,
@@ -23,16 +24,7 @@ from pretune.cli._options import (
     complete_tasks,
     option,
 )
-from pretune.cli._output import (
-    check_format,
-    find_free_path,
-    format_costs,
-    hint,
-    hint_other,
-    print_csv,
-    print_settings,
-    quote,
-)
+from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_csv, print_settings, quote
 from pretune.core import log
 from pretune.core.errors import UsageError, suggest
 from pretune.core.format import format_count
@@ -287,8 +279,7 @@ def _show(tuning: "FinetuneConfig", plan: "SweepPlan", as_json: bool, device: st
 
 
 def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
-    from pretune.core.format import format_duration, format_number, join_names
-    from pretune.reports.facts import format_examples
+    from pretune.core.format import format_duration, format_examples, format_number, join_names
 
     yield from forecast["notes"]
     kind = (

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pretune.cli._options import AsCsv, AsJson, argument
-from pretune.cli._output import check_format, hint, print_csv
+from pretune.cli._options import AsCsv, AsJson, argument, check_format
+from pretune.cli._output import hint, print_csv
 from pretune.core import log
 from pretune.core.errors import UsageError, suggest
 

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pretune.cli._errors import to_one_line
 from pretune.cli._inputs import load_model, read_texts
-from pretune.cli._options import AsCsv, AsJson, Base, DeviceName, EmbeddingModel, argument, option
-from pretune.cli._output import check_format, hint, print_csv
+from pretune.cli._options import AsCsv, AsJson, Base, DeviceName, EmbeddingModel, argument, check_format, option
+from pretune.cli._output import hint, print_csv
 from pretune.core import log
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.format import format_count

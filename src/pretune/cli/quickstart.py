@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
-from pretune.cli._options import AsCsv, AsJson, DeviceName, option
-from pretune.cli._output import check_format, check_new_folder, print_csv, quote
+from pretune.cli._options import AsCsv, AsJson, DeviceName, check_format, option
+from pretune.cli._output import check_new_folder, print_csv, quote
 from pretune.core import log
 from pretune.core.errors import UserInterruptError
 

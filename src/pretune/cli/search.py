@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli._inputs import load_model, read_texts, resolve_device
-from pretune.cli._options import AsCsv, AsJson, DeviceName, argument, option
-from pretune.cli._output import check_format, hint, hint_other, print_csv, quote
+from pretune.cli._options import AsCsv, AsJson, DeviceName, argument, check_format, option
+from pretune.cli._output import hint, hint_other, print_csv, quote
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.hub import resolve_path

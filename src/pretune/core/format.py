@@ -1,7 +1,7 @@
 """Formatting of numbers, counts, lists of names and aligned tables."""
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 _SCALES = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -74,6 +74,24 @@ def format_count(count: int, plural_noun: str) -> str:
     if plural_noun.endswith("ies"):
         return f"1 {plural_noun[:-3]}y"
     return f"1 {plural_noun.removesuffix('es' if plural_noun.endswith('sses') else 's')}"
+
+
+def format_examples(counts: Mapping[str, int], pool: Mapping[str, int]) -> str:
+    """Format the examples of each split, and the pool they were sampled from if larger.
+
+    >>> format_examples({"train": 1000, "dev": 546, "test": 0}, {"train": 4907, "dev": 546})
+    'train 1,000 of 4,907, dev 546'
+    """
+    return ", ".join(f"{split} {format_subset(count, pool.get(split))}" for split, count in counts.items() if count)
+
+
+def format_subset(count: int, pool: int | None) -> str:
+    """Format a number of examples and the pool they were sampled from.
+
+    >>> format_subset(1000, 4907), format_subset(1000, 1000), format_subset(1000, None)
+    ('1,000 of 4,907', '1,000', '1,000')
+    """
+    return f"{count:,}" if pool in (None, count) else f"{count:,} of {pool:,}"
 
 
 def join_names(names: Collection[object], limit: int = 20) -> str:

@@ -13,6 +13,7 @@ from pretune.core.format import (
     format_dollars,
     format_duration,
     format_energy,
+    format_examples,
     format_kilograms,
     format_number,
 )
@@ -77,24 +78,6 @@ def build_finetuning_rows(tree: Facts, scores: Facts) -> Rows:
         ("examples", format_examples(scores["examples"], scores.get("pool", {}))),
         ("longest input", f"{format_count(counts['longest'], 'tokens')}; truncated: {counts['cut']:,} of {examples}"),
     ]
-
-
-def format_examples(counts: Mapping[str, int], pool: Mapping[str, int]) -> str:
-    """Format the examples of each split, and the pool they were sampled from if larger.
-
-    >>> format_examples({"train": 1000, "dev": 546, "test": 0}, {"train": 4907, "dev": 546})
-    'train 1,000 of 4,907, dev 546'
-    """
-    return ", ".join(f"{split} {format_subset(count, pool.get(split))}" for split, count in counts.items() if count)
-
-
-def format_subset(count: int, pool: int | None) -> str:
-    """Format a number of examples and the pool they were sampled from.
-
-    >>> format_subset(1000, 4907), format_subset(1000, 1000), format_subset(1000, None)
-    ('1,000 of 4,907', '1,000', '1,000')
-    """
-    return f"{count:,}" if pool in (None, count) else f"{count:,} of {pool:,}"
 
 
 def build_cost_rows(cost: Facts) -> Rows:
