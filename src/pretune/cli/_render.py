@@ -144,11 +144,9 @@ def _to_encodable(text: str, encoding: str) -> str:
     """Replace characters that the encoding lacks, keeping the width (but for dots)."""
     if not _is_encodable("■·…×─", encoding):
         text = text.translate(_ASCII)
-    return (
-        text
-        if _is_encodable(text, encoding)
-        else "".join(c if _is_encodable(c, encoding) else "?" * count_cells(c) for c in text)
-    )
+    if _is_encodable(text, encoding):
+        return text
+    return "".join(c if _is_encodable(c, encoding) else "?" * count_cells(c) for c in text)
 
 
 def _is_encodable(text: str, encoding: str) -> bool:

@@ -1,5 +1,6 @@
 """`pretune show-batch`: inputs, targets and attention masks of an objective."""
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -70,11 +71,14 @@ def show_batch(
         log.print_json(example.to_dict())
         return
     print_lines(lambda width, colour: render_page(example, width, colour))
-    options: list[object] = [word for option, words in (("--text", text), ("--hide", hide), ("--set", settings))
-                           for value in words or () for word in (option, value)]  # fmt: skip
-    options += [
-        word for pair in (("--tokenizer", tokenizer), ("--shape", shape)) if pair[1] is not None for word in pair
-    ]
+    values_by_option: dict[str, Any] = {
+        "--text": text,
+        "--hide": hide,
+        "--set": settings,
+        "--tokenizer": tokenizer and [tokenizer],
+        "--shape": shape and [shape],
+    }
+    options = [word for name, values in values_by_option.items() for value in values or () for word in (name, value)]
     hint("show-batch", objective, *options, "--seed", seed + 1)
     hint_other(f"pretrain FAMILY --objective {objective} --data DATA --out {quote(find_free_path('runs/base'))}")
 
@@ -112,32 +116,19 @@ def _render_sequence(sequence: "ShownSequence", width: int, colour: bool) -> Ite
     yield []
     yield [("Attention mask", "bold"), (": rows attend to columns", "")]
     if colour:
-        cross_legend = (
-            [("■ cross-attention", "cyan")] if any(attention_map.cross for attention_map in sequence.attention) else []
-        )
+        has_cross = any(attention_map.cross for attention_map in sequence.attention)
+        cross_legend = [("■ cross-attention", "cyan")] if has_cross else []
         yield [("■ earlier  ", "blue"), ("■ same  ", "bold"), ("■ later  ", "magenta"), *cross_legend]
     tall = max(len(attention_map.keys) for attention_map in sequence.attention) > 10
-    yield from place_side_by_side(
-        [_render_grid(attention_map, paint, tall) for attention_map in sequence.attention], width
-    )
+    yield from place_side_by_side([_render_grid(maps, paint, tall) for maps in sequence.attention], width)
 
 
 def _choose_styles(sequence: "ShownSequence") -> Mapping[str, str]:
     """Return styles by token: one for the mask, and a colour for every sentinel."""
-    styles: dict[str, str] = {}
-    sentinels = [
-        token
-        for side in sequence.sides
-        for token, kind in zip(side.tokens, side.kinds, strict=True)
-        if kind == "sentinel"
-    ]
-    for number, token in enumerate(sorted({*sentinels}, key=sentinels.index)):
-        styles[token] = _SENTINEL_STYLES[number % len(_SENTINEL_STYLES)]
-    for side in sequence.sides:
-        styles |= {
-            token: _TOKEN_STYLES["mask"] for token, kind in zip(side.tokens, side.kinds, strict=True) if kind == "mask"
-        }
-    return styles
+    kinds = {token: kind for side in sequence.sides for token, kind in zip(side.tokens, side.kinds, strict=True)}
+    sentinels = [token for token, kind in kinds.items() if kind == "sentinel"]
+    styles = dict(zip(sentinels, itertools.cycle(_SENTINEL_STYLES), strict=False))
+    return styles | {token: _TOKEN_STYLES["mask"] for token, kind in kinds.items() if kind == "mask"}
 
 
 def _render_sentence(name: str, text: str, token_styles: Mapping[str, str], width: int) -> Iterator[Line]:
