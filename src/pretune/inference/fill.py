@@ -12,8 +12,9 @@ decoder's prompt.
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import overload
 
 from torch import nn
@@ -101,114 +102,47 @@ def infill(
     The probability of a filler is the sum over all generated texts (2 k of them) with this filler.
     """
     check_can_generate(model)
-    if tokenizer.sentinels:
-        return _fill_sentinels(model, tokenizer, blanks, k, max_tokens)
-    if "mask" in tokenizer.special:
-        return _fill_masks(model, tokenizer, blanks, k, max_tokens)
-    raise UsageError("cannot fill masks: the tokenizer has neither sentinels nor a mask token")
-
-
-def _fill_sentinels(
-    model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, k: int, max_tokens: int
-) -> list[list[FillPrediction]]:
     sentinels, count = tokenizer.sentinels, blanks.count
-    if count >= len(sentinels):
+    if not sentinels and "mask" not in tokenizer.special:
+        raise UsageError("cannot fill masks: the tokenizer has neither sentinels nor a mask token")
+    if sentinels and count >= len(sentinels):
         raise UsageError(f"too many masks: {count}; the model has sentinels for {len(sentinels) - 1}")
-    text = blanks.fill([tokenizer.get_token(sentinel) for sentinel in sentinels[:count]])
-    source = tokenizer.template.apply(tokenizer.encode(text, add_special_tokens=False)).ids.tolist()
+    masks = [*sentinels[:count]] if sentinels else [tokenizer.special["mask"]] * count
+    source = tokenizer.encode(blanks.fill([tokenizer.get_token(mask) for mask in masks]))
+    # Tokens of the decoder before each filler, and the tokens that end it.
+    leads, ends = [[mask] for mask in masks], [sentinels] * count
+    if not sentinels:
+        edges = [-1, *(i for i, token in enumerate(source) if token == masks[0]), len(source)]
+        parts = [source[start + 1 : stop] for start, stop in pairwise(edges)]
+        if len(parts) != count + 1:
+            raise UsageError("cannot fill masks: the tokenizer does not recognize its mask token in text")
+        leads, ends = parts[:-1], [tuple(part[:1]) for part in parts[1:]]
     default_tokens = GenerationTokens.from_model(model)
-    generation_tokens = replace(default_tokens, forced_bos=None, eos=(*default_tokens.eos, *sentinels), forced_eos=None)
+    beams = BeamSearch(beams=2 * k, length_penalty=0.0, early_stopping=True)
+    config = GenerationConfig(max_new_tokens=max_tokens + 1, min_new_tokens=1, search=beams, returns=2 * k)
     decoder_prompt, answers = list[int](), list[list[FillPrediction]]()
-    for sentinel in sentinels[:count]:
-        decoder_prompt = [*decoder_prompt, sentinel]
-        results = _search_answers(model, source, generation_tokens, decoder_prompt, k, max_tokens + 1)
-        answers.append(
-            _merge_answers(
-                tokenizer, ((result.tokens[:max_tokens], _compute_probability(result)) for result in results), k
-            )
+    for lead, end in zip(leads, ends, strict=True):
+        decoder_prompt = [*decoder_prompt, *lead]
+        generation_tokens = replace(default_tokens, forced_bos=None, eos=(*default_tokens.eos, *end), forced_eos=None)
+        (results,) = generate_tokens(
+            model, [source], config, generation_tokens=generation_tokens, decoder_prompts=[decoder_prompt]
         )
+        if not sentinels:
+            results = [result for result in results if result.finish_reason == "end"] or results
+        answers.append(_merge_fillers(tokenizer, results, max_tokens)[:k])
         decoder_prompt += answers[-1][0].tokens if answers[-1] else []
     return answers
 
 
-def _fill_masks(
-    model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, k: int, max_tokens: int
-) -> list[list[FillPrediction]]:
-    mask = tokenizer.special["mask"]
-    source = tokenizer.template.apply(
-        tokenizer.encode(blanks.fill([tokenizer.get_token(mask)] * blanks.count), add_special_tokens=False)
-    ).ids
-    parts = _split_at_mask(source.tolist(), mask)
-    if len(parts) != blanks.count + 1:
-        raise UsageError("cannot fill masks: the tokenizer does not recognize its mask token in text")
-    default_tokens = GenerationTokens.from_model(model)
-    decoder_prompt, answers = parts[0], []
-    for following in parts[1:]:
-        eos = (*default_tokens.eos, *following[:1])
-        results = _search_answers(
-            model,
-            source.tolist(),
-            replace(default_tokens, forced_bos=None, eos=eos, forced_eos=None),
-            decoder_prompt,
-            k,
-            max_tokens + 1,
-        )
-        complete = [result for result in results if result.finish_reason == "end"] or results
-        answers.append(
-            _merge_answers(
-                tokenizer, ((result.tokens[:max_tokens], _compute_probability(result)) for result in complete), k
-            )
-        )
-        decoder_prompt = [*decoder_prompt, *(answers[-1][0].tokens if answers[-1] else []), *following]
-    return answers
-
-
-def _split_at_mask(tokens: list[int], mask: int) -> list[list[int]]:
-    """Split tokens at masks."""
-    parts: list[list[int]] = [[]]
-    for token in tokens:
-        if token == mask:
-            parts.append([])
-        else:
-            parts[-1].append(token)
-    return parts
-
-
-def _search_answers(
-    model: LanguageModel,
-    source: list[int],
-    generation_tokens: GenerationTokens,
-    decoder_prompt: Iterable[int],
-    k: int,
-    max_new_tokens: int,
-) -> list[GeneratedTokens]:
-    beams = 2 * k
-    config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=1,
-        search=BeamSearch(beams=beams, length_penalty=0.0, early_stopping=True),
-        returns=beams,
-    )
-    return generate_tokens(
-        model, [source], config, generation_tokens=generation_tokens, decoder_prompts=[list(decoder_prompt)]
-    )[0]
-
-
-def _compute_probability(result: GeneratedTokens) -> float:
-    return math.exp(result.score or 0.0)
-
-
-def _merge_answers(tokenizer: Tokenizer, pairs: Iterable[tuple[list[int], float]], k: int) -> list[FillPrediction]:
+def _merge_fillers(tokenizer: Tokenizer, results: Sequence[GeneratedTokens], max_tokens: int) -> list[FillPrediction]:
     """Sort fillers by probability, merging those with the same text."""
     predictions: dict[str, FillPrediction] = {}
-    for tokens, probability in pairs:
+    for result in results:
+        tokens, probability = result.tokens[:max_tokens], math.exp(result.score or 0.0)
         word = tokenizer.decode(tokens, special=False).strip()
-        if not word:
-            continue
-        previous = predictions.get(word)
-        predictions[word] = (
-            FillPrediction(word, probability, tokens)
-            if previous is None
-            else previous._replace(probability=previous[1] + probability)
-        )
-    return sorted(predictions.values(), key=lambda answer: -answer.probability)[:k]
+        if word in predictions:
+            probability += predictions[word].probability
+            predictions[word] = predictions[word]._replace(probability=probability)
+        elif word:
+            predictions[word] = FillPrediction(word, probability, tokens)
+    return sorted(predictions.values(), key=lambda answer: -answer.probability)

@@ -18,15 +18,13 @@ from torch.nn import Parameter
 
 from pretune.adaptation.peft.base import (
     MAX_SIZE,
+    PeftMethod,
     find_adapted_layers,
     find_linears,
-    freeze_base,
     init_uniform,
-    train_only,
     wrap_linear,
 )
 from pretune.core.config import Ge, Le, NonEmpty, spec
-from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
 from pretune.nn.layers import ACTIVATIONS, ActivationName
@@ -38,7 +36,7 @@ OUTPUT_LAYERS: dict[str, str] = {"attention": "out", "feedforward": "down"}
 
 
 @spec
-class Adapter:
+class Adapter(PeftMethod):
     """Bottlenecks after attention and feed-forward layers, and the norms (Houlsby et al., 2019)."""
 
     bottleneck: Annotated[int, Ge(1), Le(MAX_SIZE)] = 64
@@ -49,17 +47,14 @@ class Adapter:
     )  # feed-forward only: Pfeiffer et al., 2021
     norms: bool = True  # train the norms of the blocks too
 
-    is_mergeable: ClassVar[bool] = False
     rate: ClassVar[float] = 1e-3
 
-    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Insert a bottleneck after every sublayer; return the names of their parameters, and of the norms'."""
-        freeze_base(model)
+    def insert_modules(self, model: LanguageModel, seed: int) -> None:
+        """Insert a bottleneck after every sublayer."""
         places = [OUTPUT_LAYERS[place] for place in self.sublayers]
         for number, (_, owner, name, linear) in enumerate(find_linears(model, places)):
             assert isinstance(linear, nn.Linear)
             setattr(owner, name, LinearWithAdapter(linear, self, mix(seed, number) >> 1))
-        return train_only(model, self.list_trainable_names(model))
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """Return the down- and up-projections with their biases, and the norms of the stacks."""
@@ -73,10 +68,6 @@ class Adapter:
             if self.norms and isinstance(module, NORM_MODULES) and path.startswith(("encoder.", "decoder.")):
                 names += [f"{path}.{name}" for name, _ in module.named_parameters()]
         return tuple(names)
-
-    def merge(self, model: LanguageModel) -> None:
-        """Raise UsageError: the activation prevents merging."""
-        raise UsageError("adapters cannot be merged into the weights: keep them separate, or use LoRA or IA3")
 
 
 class LinearWithAdapter(nn.Module):

@@ -5,7 +5,7 @@ A replacement has the replaced layer's `weight` and `bias`, the same parameters 
 """
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,25 +28,34 @@ FINGERPRINT_SAMPLES = 64
 ADAPTABLE_LAYERS = (MultiHeadAttention, RelativeAttentionLayer, FeedForwardLayer)
 
 
-class PeftMethod(Protocol):
-    """A parameter-efficient method as a value.
+class PeftMethod:
+    """Base class of parameter-efficient methods, which are values.
 
     Contract: right after `apply` the model's outputs are unchanged (methods with virtual tokens: if there are none);
     parameters not returned by `apply` get no gradient; `merge` restores the base model's modules with the same outputs;
     `get_adapter_state` returns all trained parameters, and they are small.
     """
 
-    is_mergeable: ClassVar[bool]  # the adapter can be merged into the base model's weights
+    is_mergeable: ClassVar[bool] = False  # the adapter can be merged into the base model's weights
     rate: ClassVar[float]  # default peak learning rate
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Apply the method in place, freeze all other parameters, and return the names of the trained ones."""
+        freeze_base(model)
+        self.insert_modules(model, seed)
+        return train_only(model, self.list_trainable_names(model))
+
+    def insert_modules(self, model: LanguageModel, seed: int) -> None:
+        """Add the method's parameters to a frozen model."""
+        raise NotImplementedError
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """Return the names of the trained parameters of a model that the method was applied to."""
+        raise NotImplementedError
 
     def merge(self, model: LanguageModel) -> None:
-        """Merge the adapter into the weights and remove the method's modules."""
+        """Merge the adapter into the weights and remove the method's modules; UsageError if that is impossible."""
+        raise UsageError(f"{type(self).__name__} cannot be merged into the weights: keep it separate")
 
 
 def get_adapter_state(method: PeftMethod, model: LanguageModel) -> dict[str, Tensor]:

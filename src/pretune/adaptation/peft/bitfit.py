@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import TARGETS, find_linears, freeze_base, train_only
+from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
 from pretune.core.config import spec
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
@@ -30,21 +30,19 @@ QUERY_BIASES = ("content", "position", "segment")
 
 
 @spec(kind="bitfit")
-class BitFit:
+class BitFit(PeftMethod):
     """BitFit: train only the biases (Ben Zaken et al., 2022)."""
 
     is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 3e-3
 
-    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Add missing biases and unfreeze all of the body; return their names."""
-        freeze_base(model)
+    def insert_modules(self, model: LanguageModel, seed: int) -> None:
+        """Add missing biases. The seed is not used."""
         for _, owner, _, linear in find_linears(model, TARGETS):
             if isinstance(owner, MultiHeadAttention | FeedForwardLayer) and getattr(linear, "bias", None) is None:
                 assert isinstance(linear, nn.Linear)
                 linear.bias = Parameter(torch.zeros_like(linear.weight[:, 0]))
         model.spec = add_biases(model.spec)
-        return train_only(model, self.list_trainable_names(model))
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """Return the biases of the body, norms included; those of the heads are excluded."""

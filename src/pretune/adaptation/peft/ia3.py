@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from pretune.adaptation.peft.base import (
+    PeftMethod,
     Target,
     find_adapted_layers,
     find_linears,
-    freeze_base,
     to_linear,
-    train_only,
     wrap_linear,
 )
 from pretune.core.config import NonEmpty, spec
@@ -26,7 +25,7 @@ from pretune.models.model import LanguageModel
 
 
 @spec
-class IA3:
+class IA3(PeftMethod):
     """Learned vectors that rescale keys, values and hidden activations (Liu et al., 2022)."""
 
     targets: Annotated[tuple[Target, ...], NonEmpty()] = ("k", "v", "down")
@@ -35,13 +34,11 @@ class IA3:
     is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 1e-2
 
-    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Add a vector of ones to every target of every block; return their names. The seed is not used."""
-        freeze_base(model)
+    def insert_modules(self, model: LanguageModel, seed: int) -> None:
+        """Add a vector of ones to every target of every block. The seed is not used."""
         for _, owner, name, linear in find_linears(model, self.targets):
             assert isinstance(linear, nn.Linear)
             setattr(owner, name, InputScaledLinear(linear) if name in self.inputs else ScaledLinear(linear))
-        return train_only(model, self.list_trainable_names(model))
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """Return the vector of every target."""

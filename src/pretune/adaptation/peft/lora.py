@@ -19,13 +19,12 @@ from torch.nn import Parameter
 
 from pretune.adaptation.peft.base import (
     MAX_SIZE,
+    PeftMethod,
     Target,
     find_adapted_layers,
     find_linears,
-    freeze_base,
     init_uniform,
     to_linear,
-    train_only,
     wrap_linear,
 )
 from pretune.core.config import Ge, Le, Lt, NonEmpty, Positive, spec
@@ -34,7 +33,7 @@ from pretune.models.model import LanguageModel
 
 
 @spec(kind="lora")
-class LoRA:
+class LoRA(PeftMethod):
     """LoRA: low-rank products added to linear layers: rank, alpha, targets, dropout (Hu et al., 2022)."""
 
     rank: Annotated[int, Ge(1), Le(MAX_SIZE)] = 8
@@ -48,13 +47,11 @@ class LoRA:
     is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 1e-3
 
-    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Add a product to every target of every block; return the names of all A and B."""
-        freeze_base(model)
+    def insert_modules(self, model: LanguageModel, seed: int) -> None:
+        """Add a product to every target of every block."""
         for number, (_, owner, name, linear) in enumerate(find_linears(model, self.targets)):
             assert isinstance(linear, nn.Linear)
             setattr(owner, name, LoraLinear(linear, self, mix(seed, number) >> 1))
-        return train_only(model, self.list_trainable_names(model))
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """Return A and B of every target."""

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import MAX_SIZE, choose_tokens, freeze_base, init_uniform, train_only
+from pretune.adaptation.peft.base import MAX_SIZE, PeftMethod, choose_tokens, init_uniform
 from pretune.core.config import Ge, Le, NonEmpty, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
@@ -40,7 +40,7 @@ PREFIX_PATH = ".attention.prefix."
 
 
 @spec(kind="prefix")
-class PrefixTuning:
+class PrefixTuning(PeftMethod):
     """Prefix tuning: learned keys and values before the text, in every block (Li and Liang, 2021)."""
 
     count: Annotated[int, Ge(0), Le(MAX_SIZE)] = 20
@@ -50,12 +50,10 @@ class PrefixTuning:
     )
     sides: tuple[Side, ...] = ("encoder", "decoder")  # stacks that get a prefix, if the model has them
 
-    is_mergeable: ClassVar[bool] = False
     rate: ClassVar[float] = 1e-2
 
-    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Add a prefix to the keys of every block; return the names of the trained parameters."""
-        freeze_base(model)
+    def insert_modules(self, model: LanguageModel, seed: int) -> None:
+        """Add a prefix to the keys of every block."""
         stacks = [(side, stack) for side, stack in list_stacks(model) if side in self.sides]
         if not stacks:
             raise UsageError(f"this model has no stack for a prefix on {', '.join(self.sides) or 'no side'}")
@@ -73,15 +71,10 @@ class PrefixTuning:
                 layer.attention.prefix = (
                     KeyValuePrefix(*initial) if trunk is None else ReparameterizedPrefix(*initial, trunk)
                 )
-        return train_only(model, self.list_trainable_names(model))
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """Return the keys and values of every block, or the parameters of the reparameterization."""
         return tuple(name for name, _ in model.named_parameters() if PREFIX_PATH in name)
-
-    def merge(self, model: LanguageModel) -> None:
-        """Raise UsageError: keys and values are not weights."""
-        raise UsageError("a prefix cannot be merged into the weights: it is input of every text")
 
     def fold(self, model: LanguageModel) -> "tuple[PrefixTuning, dict[str, Tensor]]":
         """Return the prefix without its reparameterization, and its keys and values by name."""

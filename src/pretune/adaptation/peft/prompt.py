@@ -13,40 +13,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import MAX_SIZE, choose_tokens, freeze_base, train_only
+from pretune.adaptation.peft.base import MAX_SIZE, PeftMethod, choose_tokens
 from pretune.core.config import Ge, Le, NonEmpty, spec
-from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.models.model import LanguageModel
 
 
 @spec(kind="prompt")
-class PromptTuning:
+class PromptTuning(PeftMethod):
     """Prompt tuning: learned vectors before the text, at the input only (Lester et al., 2021)."""
 
     count: Annotated[int, Ge(0), Le(MAX_SIZE)] = 20
     tokens: Annotated[tuple[int, ...], NonEmpty()] | None = None  # initial ids, repeated; None: sampled ones
 
-    is_mergeable: ClassVar[bool] = False
     rate: ClassVar[float] = 0.03
 
-    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Add a table for the slots to the model; return its name."""
-        freeze_base(model)
-        model.prompt = PromptTable(self._init_table(model, seed))
-        return train_only(model, self.list_trainable_names(model))
+    def insert_modules(self, model: LanguageModel, seed: int) -> None:
+        """Add a table for the slots to the model."""
+        tokens = choose_tokens(model, self.count, self.tokens, seed)
+        model.prompt = PromptTable(model.tokens.weight.detach().index_select(0, tokens).clone())
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """Return the name of the table."""
         return () if model.prompt is None else ("prompt.table",)
-
-    def merge(self, model: LanguageModel) -> None:
-        """Raise UsageError: the vectors are input, not weights."""
-        raise UsageError("a prompt cannot be merged into the weights: it is input of every text")
-
-    def _init_table(self, model: LanguageModel, seed: int) -> Tensor:
-        tokens = choose_tokens(model, self.count, self.tokens, seed)
-        return model.tokens.weight.detach().index_select(0, tokens).clone()
 
 
 class PromptTable(nn.Module):

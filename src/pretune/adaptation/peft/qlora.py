@@ -31,10 +31,8 @@ from pretune.adaptation.peft.base import (
     Target,
     find_adapted_layers,
     find_linears,
-    freeze_base,
     sample_weight,
     to_linear,
-    train_only,
 )
 from pretune.adaptation.peft.lora import LoRA, LoraLinear
 from pretune.core.config import Ge, NonEmpty, Positive, spec
@@ -174,14 +172,12 @@ class QLoRA(LoRA):
         if self.block % 2:
             raise UsageError(f"block of QLoRA must be even, got {self.block}")
 
-    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Quantize the linear layers of the blocks and add products to the targets; return the names of all A and B."""
-        freeze_base(model)
+    def insert_modules(self, model: LanguageModel, seed: int) -> None:
+        """Quantize the linear layers of the blocks and add products to the targets."""
         for number, (_, owner, name, linear) in enumerate(find_linears(model, TARGETS)):
             assert isinstance(linear, nn.Linear)
             base = Linear4bit(linear, block=self.block, group=self.group)
             setattr(owner, name, LoraLinear(base, self, mix(seed, number) >> 1) if name in self.targets else base)
-        return train_only(model, self.list_trainable_names(model))
 
     @torch.no_grad()
     def merge(self, model: LanguageModel) -> None:
