@@ -11,9 +11,9 @@ import torch
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads import HEADS
+from pretune.adaptation.heads.base import build_encoder_decoder_inputs
 from pretune.adaptation.heads.choice import Choice, build_group_labels
 from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.heads.encoder_decoder import build_encoder_decoder_inputs
 from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.span import END, START, Span
 from pretune.adaptation.heads.tagging import Tagging

@@ -31,7 +31,7 @@ from pretune.inference.scoring import ScoringConfig
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from pretune.tasks.task import SplitFile
-from pretune.tasks.user_task import build_user_task
+from pretune.tasks.user_table import build_user_task
 from tests.inference.scorers import ids, log_softmax, scorer
 
 SEA = PromptTemplate(text="{text} was {answer}", answers=("old", "quiet"), join=" ")

@@ -14,8 +14,8 @@ import transformers as tf
 
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
+from pretune.adaptation.heads.base import build_encoder_decoder_inputs
 from pretune.adaptation.heads.choice import build_group_labels
-from pretune.adaptation.heads.encoder_decoder import build_encoder_decoder_inputs
 from pretune.adaptation.heads.multi_label import MultiLabel
 from pretune.core.errors import CheckpointError
 from pretune.core.types import IGNORE_INDEX

@@ -11,7 +11,7 @@ from pretune.evaluation.baselines import BASELINES
 from pretune.evaluation.baselines.run import run_baselines
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
-from pretune.tasks.user_task import build_user_task
+from pretune.tasks.user_table import build_user_task
 
 TASK = Task(name="topics", kind="multi-label", metrics=("multilabel_f1",), splits={}, labels=("film", "music", "place"))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pretune.core.errors import DataError, UsageError
 from pretune.tasks.splits import load_task
 from pretune.tasks.table import open_table
-from pretune.tasks.user_task import build_user_task
+from pretune.tasks.user_table import build_user_task
 from tests.selection import scale_examples
 
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1, max_size=20).filter(

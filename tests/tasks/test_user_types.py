@@ -8,8 +8,7 @@ import pytest
 
 from pretune.core.errors import DataError, UsageError
 from pretune.tasks.task import Task
-from pretune.tasks.user_table import get_columns
-from pretune.tasks.user_task import build_user_task
+from pretune.tasks.user_table import build_user_task, get_columns
 
 
 def table(folder: Path, rows: list[dict[str, Any]], name: str = "own.jsonl") -> Path:

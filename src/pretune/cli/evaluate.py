@@ -159,7 +159,7 @@ def _build_user_task(model: str | None, train: Path | None, test: Path | None, c
         if train is not None or columns:
             raise UsageError("--train and --column need --test, the table to evaluate on")
         return None
-    from pretune.tasks.user_task import build_user_task
+    from pretune.tasks.user_table import build_user_task
 
     roles = dict(part.partition("=")[::2] for part in columns)
     wrong = next((role for role in roles if role not in ("text", "pair", "label") or not roles[role]), None)

@@ -46,7 +46,7 @@ from pretune.runs.pretrain import pretrain
 from pretune.runs.vectors import train_vectors
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
-from pretune.tasks.user_task import build_user_task
+from pretune.tasks.user_table import build_user_task
 from pretune.text.corpora.builtin import Reviews
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train_tokenizer

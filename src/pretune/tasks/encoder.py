@@ -13,9 +13,8 @@ from typing import Any, Self
 import numpy as np
 
 from pretune.adaptation.adapted import ModelWithHead
-from pretune.adaptation.heads.base import TaskHead, use_stored_pooling
+from pretune.adaptation.heads.base import TaskHead, build_encoder_decoder_inputs, use_stored_pooling
 from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.heads.encoder_decoder import build_encoder_decoder_inputs
 from pretune.adaptation.heads.generation import Generation
 from pretune.core.errors import DataError, UsageError
 from pretune.data.sequences import Ints

@@ -1,15 +1,32 @@
-"""Users' files of a task: the reader of a table's columns, and the task that they make."""
+"""Tasks from users' own files: their type, columns and labels.
 
+    task = build_user_task({"train": "train.csv", "dev": "dev.csv"}, text="review", label="stars")
+    task.kind, task.labels          # 'classification', ('1', '2', '3', '4', '5')
+
+`type` sets the type. Without it CoNLL files are tagging, and otherwise the labels of the training file decide
+(`infer_kind`). The labels are those of the training data: a label that only dev or test has is an error, and so is a
+single class.
+"""
+
+import math
+import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pretune.core.config import spec
-from pretune.core.errors import DataError
+from pretune.core.errors import DataError, UsageError, suggest
 from pretune.tasks.example import Example
-from pretune.tasks.table import TableFile, TableRow, open_table, pick_column
+from pretune.tasks.table import TableFile, TableRow, data_error, find_pair_columns, open_table, pick_column
 from pretune.tasks.task import Reader, SplitFile, Task
+from pretune.tasks.types import TASK_TYPES, TYPE_OPTIONS, get_option
+
+MAX_NUMERIC_CLASSES = 20
+"""Maximum number of different integers that are treated as classes, not scores."""
+LABEL_SEPARATOR = "|"
+"""Separator of several labels in a cell."""
 
 
 @spec
@@ -61,7 +78,7 @@ class UserTables:
         return {role: pick_column(self.train, getattr(self, role), meaning, role) for role, meaning in meanings.items()}
 
     def read(self, reader: Reader) -> Iterator[Example]:
-        """Yield the examples of all files, so that errors are found now; raise DataError for a file without rows."""
+        """Yield the examples of all files; raise DataError for a file without rows."""
         for table in self.files.values():
             count = 0
             for count, example in enumerate(reader(table.path), start=1):  # noqa: B007 (the last value counts)
@@ -70,10 +87,142 @@ class UserTables:
                 raise DataError(f"{table.path}: no rows below the header")
 
     def build_task(self, kind: str, reader: Reader, **fields: Any) -> Task:
-        """Return the task of these files."""
+        """Return the task of these files; every row is read once, so that errors are found now."""
+        for _ in self.read(reader):
+            pass
         # Absolute, so that joining them to any data directory returns them unchanged.
         splits = {split: (SplitFile(str(table.path.absolute()), reader),) for split, table in self.files.items()}
         return Task(name=self.name, kind=kind, splits=splits, **fields)
+
+
+def build_user_task(
+    files: Mapping[str, str | os.PathLike[str]],
+    text: str | None = None,
+    label: str | None = None,
+    pair: str | None = None,
+    name: str = "own",
+    labels: tuple[str, ...] | None = None,
+    type: str | None = None,
+    has_pair: bool | None = None,
+) -> Task:
+    """Build a task from files by split, with at least one for train; every row is checked.
+
+    With `labels`, those of a model to be evaluated (empty for scores), no training file is needed. `type` is one of
+    `TYPE_OPTIONS`, except embedding. `has_pair` sets whether two texts are read; None: two if no text column is named
+    and the columns are one of `PAIR_COLUMNS`.
+    """
+    options = [option for option in TYPE_OPTIONS if option != "embedding"]
+    if type is not None and type not in options:
+        raise UsageError(f"unknown type '{type[:40]}'{suggest(type, options)} (allowed: {', '.join(options)})")
+    if "train" not in files and labels is None:
+        raise UsageError(f"a training file is needed (train), got {', '.join(files) or 'none'}")
+    kind = next((kind for kind in TASK_TYPES if type is not None and get_option(kind) == type), None)
+    open_file = open_table if kind is None else TASK_TYPES.get(kind).open_file
+    column_names = [column for column in (text, label, pair) if column]
+    tables = {split: open_file(Path(path), column_names) for split, path in files.items()}
+    user_tables = UserTables(
+        files=tables, name=name, text=text, label=label, pair=pair, labels=labels, has_pair=has_pair
+    )
+    forms = {table.form == "conll" for table in tables.values()}
+    if len(forms) > 1:
+        raise DataError(
+            f"{user_tables.train.path}: CoNLL files and tables cannot be mixed; use one format for all splits"
+        )
+    if kind is None:
+        kind = "tagging" if forms == {True} else infer_kind(user_tables)
+    type_class = TASK_TYPES.get(kind)
+    if forms == {True} and not type_class.reads_conll:
+        raise UsageError(f"{user_tables.train.path}: a CoNLL file is for tagging, got type '{type}'; use a table")
+    if pair is not None and not type_class.allows_pair:
+        raise UsageError(f"--pair '{pair}': a task of type {type} has one text; remove --pair")
+    return type_class.build_user_task(user_tables)
+
+
+def pick_text_columns(tables: UserTables) -> tuple[str, str, str | None]:
+    """Return the columns of text, label and second text, which all files must have."""
+    text, pair, train = tables.text, tables.pair, tables.train
+    if text is None and pair is None and tables.has_pair is not False:
+        text, pair = find_pair_columns(train.columns, tables.label) or (None, None)
+    if tables.has_pair and pair is None:
+        raise DataError(f"{train.path}: two texts are needed; name the second column with --column pair=NAME")
+    text = pick_column(train, text, "text", "text")
+    label = pick_column(train, tables.label, "label", "label")
+    if text == label or pair in (text, label):
+        raise UsageError(
+            f"text, label and pair must be different columns, got text '{text}', label '{label}'"
+            f"{f', pair {pair!r}' if pair else ''}"
+        )
+    for table in tables.files.values():
+        for column in (text, label, *([pair] if pair else [])):
+            table.check_column(column)
+    return text, label, pair
+
+
+def infer_kind(tables: UserTables) -> str:
+    """Return the kind of task of labelled texts, inferred from the labels of the training file.
+
+    Lists, and labels with "|", are several labels. If most labels are not numbers, they are classes; if most are
+    numbers, all must be: up to `MAX_NUMERIC_CLASSES` different integers are classes, other numbers are scores.
+    """
+    if tables.labels is not None:
+        return "classification" if tables.labels else "regression"
+    _, column, _ = pick_text_columns(tables)
+    if any(_has_several(row.get(column)) for row in tables.train.read_rows()):
+        return "multi-label"
+    counts, locations = count_values(tables.train, column)
+    if 2 * sum(count for value, count in counts.items() if _is_number(value)) < sum(counts.values()):
+        return "classification"
+    check_numbers(locations, "most labels are numbers; fix the row, or set the type with --type classification")
+    is_classification = len(counts) <= MAX_NUMERIC_CLASSES and all(float(value).is_integer() for value in counts)
+    return "classification" if is_classification else "regression"
+
+
+def _has_several(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, str) and LABEL_SEPARATOR in value)
+
+
+def count_values(table: TableFile, column: str) -> tuple[Counter[str], dict[str, str]]:
+    """Return how often each label occurs, and the location of its first row."""
+    locations: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for row in table.read_rows():
+        value = read_label(row, column)
+        locations.setdefault(value, row.location)
+        counts[value] += 1
+    if not counts:
+        raise data_error(f"{table.path}: no rows below the header")
+    return counts, locations
+
+
+def read_label(row: TableRow, column: str) -> str:
+    """Return the label of a row as written in the file; raise DataError if there is none."""
+    value = row.get(column)
+    if value is None or not str(value).strip():
+        raise data_error(f"{row.location}: no label in '{column}'; fill it in, or remove the row")
+    if isinstance(value, list | dict):
+        raise data_error(f"{row.location}: '{column}' must be a single label, got {str(value)[:40]}")
+    return str(value).strip()
+
+
+def check_numbers(locations: Mapping[str, str], reason: str) -> None:
+    """Raise DataError for the first label that is not a finite number."""
+    for value, location in locations.items():
+        if not is_finite(value):
+            raise data_error(f"{location}: label {value[:40]!r} is not a finite number: {reason}")
+
+
+def _is_number(value: str) -> bool:
+    """Return True for numbers, including NaN and infinity."""
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def is_finite(value: str) -> bool:
+    """Return True for a finite number."""
+    return _is_number(value) and math.isfinite(float(value))
 
 
 def get_columns(task: Task) -> tuple[str | None, str | None]:

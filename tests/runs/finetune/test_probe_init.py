@@ -18,7 +18,7 @@ from pretune.runs.finetune.linear_probe import center_dropout, fit_head
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Items
 from pretune.tasks.predict import compute_logits
-from pretune.tasks.user_task import build_user_task
+from pretune.tasks.user_table import build_user_task
 
 MEAN = PoolingConfig(mode="mean")
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
+from pretune.data.sequences import Sequences
 from pretune.inference.sentence_modules import read_pooling
 from pretune.models.families import FAMILIES
 from pretune.models.hf.weights import LAST_TOKEN
@@ -176,3 +178,37 @@ def check_classes(classes: int, labels: tuple[str, ...]) -> None:
     """Reject a number of classes that does not match the labels."""
     if labels and len(labels) != classes:
         raise UsageError(f"classes must be equal to the number of labels ({len(labels)}), got {classes}")
+
+
+def build_encoder_decoder_inputs(sequences: Sequences, spec: Model) -> Sequences:
+    """Return inputs of both sides: the text for the encoder, and shifted right behind the start token for the decoder.
+
+    The decoder's state at a position then belongs to the token that the encoder has there, and the last state to the
+    whole text. For other models the sequences are returned unchanged.
+
+    >>> from pretune.models.catalog import resolve
+    >>> sequences = Sequences(tokens=np.array([0, 7, 8, 2]), offsets=np.array([0, 4]))
+    >>> build_encoder_decoder_inputs(sequences, resolve("bart-base")).tokens.tolist()
+    [2, 0, 7, 8]
+    """
+    if not spec.is_encoder_decoder:
+        return sequences
+    start = spec.special.start
+    if start is None:
+        start = next(iter(spec.special.eos), spec.special.bos)
+    if start is None:
+        raise UsageError("the decoder has no start token; set special.start, special.eos or special.bos of the model")
+    decoder_tokens = np.roll(sequences.tokens, 1)
+    decoder_tokens[sequences.offsets[:-1][sequences.lengths > 0]] = start
+    return replace(
+        sequences, tokens=decoder_tokens, source=Sequences(tokens=sequences.tokens, offsets=sequences.offsets)
+    )
+
+
+def segment_logsumexp(values: Tensor, group: Tensor, groups: int) -> Tensor:
+    """Return the log-sum-exp of the rows `[R, D]` of each group `[groups, D]`; 0 for an empty group."""
+    index = group[:, None].expand_as(values)
+    tops = values.new_full((groups, values.shape[1]), -torch.inf).scatter_reduce(0, index, values.detach(), "amax")
+    tops = tops.where(tops.isfinite(), 0.0)
+    sums = torch.zeros_like(tops).index_add(0, group, (values - tops[group]).exp())
+    return sums.where(sums > 0, 1.0).log() + tops

@@ -17,8 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pretune.adaptation.heads.base import HeadedModel, build_sequence_head, get_labels, resolve_pooling
-from pretune.adaptation.heads.segment_sum import segment_logsumexp
+from pretune.adaptation.heads.base import (
+    HeadedModel,
+    build_sequence_head,
+    get_labels,
+    resolve_pooling,
+    segment_logsumexp,
+)
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import Fraction, spec
 from pretune.core.errors import UsageError

@@ -13,8 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from pretune.adaptation.heads.base import HeadedModel, build_token_head
-from pretune.adaptation.heads.segment_sum import segment_logsumexp
+from pretune.adaptation.heads.base import HeadedModel, build_token_head, segment_logsumexp
 from pretune.adaptation.heads.tagging import get_targets
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import Fraction, spec

@@ -41,7 +41,7 @@ class TaskConfig:
     """The task: a built-in one by `name`, or files of the user by `train` and columns."""
 
     name: str | None = None
-    type: str | None = None  # of the user's files; None: detected by `tasks.user_task`
+    type: str | None = None  # of the user's files; None: detected by `tasks.user_table`
     train: str | None = None
     dev: str | None = None
     test: str | None = None

@@ -36,7 +36,7 @@ from pretune.tasks.table import open_table
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_option
 from pretune.tasks.types.span import is_squad
-from pretune.tasks.user_task import build_user_task
+from pretune.tasks.user_table import build_user_task
 from pretune.training.distributed import resolve_device
 from pretune.training.records import HeadlineFile, read_run_record
 

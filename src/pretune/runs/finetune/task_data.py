@@ -15,8 +15,7 @@ from pretune.tasks.task import Task
 from pretune.tasks.types import get_option
 
 # GONE ['TableReader']
-from pretune.tasks.user_table import TableReader
-from pretune.tasks.user_task import build_user_task
+from pretune.tasks.user_table import TableReader, build_user_task
 from pretune.text.corpora.builtin import Reviews
 
 AVERAGE_METRIC = "average"

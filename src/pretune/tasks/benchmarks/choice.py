@@ -32,10 +32,7 @@ COPA = Task(
     kind="choice",
     metrics=("choice_accuracy",),
     folders=("copa", "COPA"),
-    splits={
-        "train": (SplitFile("train.jsonl", _copa, rows=400),),
-        "dev": (SplitFile("val.jsonl", _copa, rows=100),),
-    },
+    splits={"train": (SplitFile("train.jsonl", _copa, rows=400),), "dev": (SplitFile("val.jsonl", _copa, rows=100),)},
     template=Template(
         source="copa choice1: {choice1} choice2: {choice2} premise: {text} question: {question}",
         targets=("choice1", "choice2"),
@@ -58,10 +55,7 @@ SWAG = Task(
     kind="choice",
     metrics=("choice_accuracy",),
     folders=("swag", "SWAG"),
-    splits={
-        "train": (SplitFile("train.csv", _swag),),
-        "dev": (SplitFile("val.csv", _swag),),
-    },
+    splits={"train": (SplitFile("train.csv", _swag),), "dev": (SplitFile("val.csv", _swag),)},
 )
 """SWAG: which of four endings continues a caption? (Zellers et al., 2018)"""
 
@@ -209,10 +203,7 @@ COMMONSENSEQA = Task(
     metrics=("choice_accuracy",),
     splits={
         "train": (SplitFile("train_rand_split.jsonl", _commonsense),),
-        "dev": (
-            SplitFile("dev_rand_split.jsonl", _commonsense),
-            SplitFile("dev.jsonl", _commonsense, rows=1221),
-        ),
+        "dev": (SplitFile("dev_rand_split.jsonl", _commonsense), SplitFile("dev.jsonl", _commonsense, rows=1221)),
     },
 )
 """CommonsenseQA: questions that need common sense, with five choices (Talmor et al., 2019)"""

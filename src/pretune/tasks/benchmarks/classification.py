@@ -35,10 +35,7 @@ IMDB = Task(
     metrics=("accuracy",),
     labels=_POLARITY,
     folders=("imdb", "aclImdb"),
-    splits={
-        "train": (SplitFile("train", _reviews),),
-        "test": (SplitFile("test", _reviews),),
-    },
+    splits={"train": (SplitFile("train", _reviews),), "test": (SplitFile("test", _reviews),)},
     template=Template(source="imdb sentence: {text}", targets=_POLARITY),
 )
 """IMDb: sentiment of film reviews, as published in folders (Maas et al., 2011)"""
@@ -79,10 +76,7 @@ AGNEWS = Task(
     labels=_TOPICS,
     folders=("agnews", "ag_news_csv"),
     splits={
-        "train": (
-            SplitFile("train.csv", _ag_csv),
-            SplitFile("train_subset.tsv", _ag, rows=9994, is_partial=True),
-        ),
+        "train": (SplitFile("train.csv", _ag_csv), SplitFile("train_subset.tsv", _ag, rows=9994, is_partial=True)),
         "test": (SplitFile("test.csv", _ag_csv), SplitFile("test.tsv", _ag, rows=7600)),
     },
     template=Template(source="agnews sentence: {text}", targets=_TOPICS),
@@ -153,10 +147,7 @@ TREC = Task(
     metrics=("accuracy",),
     labels=_QUESTION_TYPES,
     folders=("trec", "TREC"),
-    splits={
-        "train": (SplitFile("train_5500.label", _trec),),
-        "test": (SplitFile("TREC_10.label", _trec),),
-    },
+    splits={"train": (SplitFile("train_5500.label", _trec),), "test": (SplitFile("TREC_10.label", _trec),)},
     template=Template(source="trec sentence: {text}", targets=_QUESTION_TYPES),
 )
 """TREC: the type of a question, one of six coarse classes (Li and Roth, 2002)"""

@@ -21,10 +21,7 @@ COLA = Task(
     metrics=("matthews",),
     labels=("unacceptable", "acceptable"),
     folders=("cola", "CoLA"),
-    splits={
-        "train": (SplitFile("train.tsv", _cola, rows=8551),),
-        "dev": (SplitFile("dev.tsv", _cola, rows=1043),),
-    },
+    splits={"train": (SplitFile("train.tsv", _cola, rows=8551),), "dev": (SplitFile("dev.tsv", _cola, rows=1043),)},
     template=Template(source="cola sentence: {text}", targets=("unacceptable", "acceptable")),
 )
 """CoLA: is a sentence acceptable English? (Warstadt et al., 2019)"""
@@ -94,14 +91,8 @@ QQP = Task(
     labels=("not_duplicate", "duplicate"),
     folders=("qqp", "QQP"),
     splits={
-        "train": (
-            SplitFile("train.tsv", _qqp),
-            SplitFile("train_subset.tsv", _qqp, rows=23496, is_partial=True),
-        ),
-        "dev": (
-            SplitFile("dev.tsv", _qqp),
-            SplitFile("dev_subset.tsv", _qqp, rows=18990, is_partial=True),
-        ),
+        "train": (SplitFile("train.tsv", _qqp), SplitFile("train_subset.tsv", _qqp, rows=23496, is_partial=True)),
+        "dev": (SplitFile("dev.tsv", _qqp), SplitFile("dev_subset.tsv", _qqp, rows=18990, is_partial=True)),
     },
     template=Template(source="qqp question1: {text} question2: {pair}", targets=("not_duplicate", "duplicate")),
 )
@@ -126,10 +117,7 @@ MNLI = Task(
             SplitFile("train.tsv", _mnli_tsv),
             SplitFile("train_subset.jsonl", _mnli, rows=9888, is_partial=True),
         ),
-        "dev": (
-            SplitFile("dev_matched.tsv", _mnli_tsv),
-            SplitFile("dev_matched.jsonl", _mnli, rows=9815),
-        ),
+        "dev": (SplitFile("dev_matched.tsv", _mnli_tsv), SplitFile("dev_matched.jsonl", _mnli, rows=9815)),
         "dev_mismatched": (
             SplitFile("dev_mismatched.tsv", _mnli_tsv),
             SplitFile("dev_mismatched_sample.tsv", _mnli_sample, rows=1000, is_partial=True),
@@ -148,10 +136,7 @@ QNLI = Task(
     metrics=("accuracy",),
     labels=_ENTAILMENT,
     folders=("qnli", "QNLI"),
-    splits={
-        "train": (SplitFile("train.tsv", _qnli),),
-        "dev": (SplitFile("dev.tsv", _qnli, rows=5463),),
-    },
+    splits={"train": (SplitFile("train.tsv", _qnli),), "dev": (SplitFile("dev.tsv", _qnli, rows=5463),)},
     template=Template(source="qnli question: {text} sentence: {pair}", targets=_ENTAILMENT),
 )
 """QNLI: does a sentence contain the answer to a question? (from SQuAD)"""
@@ -165,10 +150,7 @@ RTE = Task(
     metrics=("accuracy",),
     labels=_ENTAILMENT,
     folders=("rte", "RTE"),
-    splits={
-        "train": (SplitFile("train.tsv", _rte, rows=2490),),
-        "dev": (SplitFile("dev.tsv", _rte, rows=277),),
-    },
+    splits={"train": (SplitFile("train.tsv", _rte, rows=2490),), "dev": (SplitFile("dev.tsv", _rte, rows=277),)},
     template=Template(source="rte sentence1: {text} sentence2: {pair}", targets=_ENTAILMENT),
 )
 """RTE: does a sentence follow from a text? (the challenges of 2006 to 2011)"""
@@ -182,10 +164,7 @@ WNLI = Task(
     metrics=("accuracy",),
     labels=("not_entailment", "entailment"),
     folders=("wnli", "WNLI"),
-    splits={
-        "train": (SplitFile("train.tsv", _wnli, rows=635),),
-        "dev": (SplitFile("dev.tsv", _wnli, rows=71),),
-    },
+    splits={"train": (SplitFile("train.tsv", _wnli, rows=635),), "dev": (SplitFile("dev.tsv", _wnli, rows=71),)},
     template=Template(source="wnli sentence1: {text} sentence2: {pair}", targets=("not_entailment", "entailment")),
 )
 """WNLI: does a sentence with its pronoun replaced follow? (from the Winograd schemas)"""

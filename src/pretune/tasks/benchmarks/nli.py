@@ -40,10 +40,7 @@ SNLI = Task(
             SplitFile("snli_1.0_train.jsonl", _snli),
             SplitFile("train_subset.jsonl", _snli_plain, rows=19999, is_partial=True),
         ),
-        "dev": (
-            SplitFile("snli_1.0_dev.jsonl", _snli),
-            SplitFile("dev.jsonl", _snli_plain, rows=9842),
-        ),
+        "dev": (SplitFile("snli_1.0_dev.jsonl", _snli), SplitFile("dev.jsonl", _snli_plain, rows=9842)),
         "test": (
             SplitFile("snli_1.0_test.jsonl", _snli),
             SplitFile("test_sample_400.tsv", _snli_sample, rows=400, is_partial=True),

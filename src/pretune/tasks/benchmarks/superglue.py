@@ -47,10 +47,7 @@ CB = Task(
     metrics=("accuracy_f1_macro",),
     labels=_CB_LABELS,
     folders=("cb", "CB"),
-    splits={
-        "train": (SplitFile("train.jsonl", _cb, rows=250),),
-        "dev": (SplitFile("val.jsonl", _cb, rows=56),),
-    },
+    splits={"train": (SplitFile("train.jsonl", _cb, rows=250),), "dev": (SplitFile("val.jsonl", _cb, rows=56),)},
     template=Template(source="cb hypothesis: {pair} premise: {text}", targets=_CB_LABELS),
 )
 """CB: is the writer of a text committed to one of its clauses? (de Marneffe et al., 2019)"""
@@ -64,10 +61,7 @@ RTE = Task(
     metrics=("accuracy",),
     labels=_ENTAILMENT,
     folders=("superglue_rte", "RTE"),
-    splits={
-        "train": (SplitFile("train.jsonl", _rte, rows=2490),),
-        "dev": (SplitFile("val.jsonl", _rte, rows=277),),
-    },
+    splits={"train": (SplitFile("train.jsonl", _rte, rows=2490),), "dev": (SplitFile("val.jsonl", _rte, rows=277),)},
     template=Template(source="rte hypothesis: {pair} premise: {text}", targets=_ENTAILMENT),
 )
 """RTE in SuperGLUE's format; the same pairs as GLUE's"""
@@ -169,17 +163,13 @@ WSC = Task(
     metrics=("accuracy",),
     labels=BOOLEAN_LABELS,
     folders=("wsc", "WSC"),
-    splits={
-        "train": (SplitFile("train.jsonl", _wsc, rows=554),),
-        "dev": (SplitFile("val.jsonl", _wsc, rows=104),),
-    },
+    splits={"train": (SplitFile("train.jsonl", _wsc, rows=554),), "dev": (SplitFile("val.jsonl", _wsc, rows=104),)},
     template=Template(source="wsc: {text} noun: {pair}", targets=BOOLEAN_LABELS),
 )
 """WSC: does a pronoun refer to this noun? (Levesque et al., 2012)"""
 
 _axb = RowReader(
-    table=Jsonl(),
-    make=Fields(text="sentence1", pair="sentence2", label="label", labels=_ENTAILMENT, id="idx"),
+    table=Jsonl(), make=Fields(text="sentence1", pair="sentence2", label="label", labels=_ENTAILMENT, id="idx")
 )
 _axg = RowReader(
     table=Jsonl(),
@@ -299,10 +289,7 @@ RECORD = Task(
             SplitFile("train.jsonl", read_record),
             SplitFile("train32.jsonl", read_record, rows=32, is_partial=True),
         ),
-        "dev": (
-            SplitFile("val.jsonl", read_record),
-            SplitFile("dev32.jsonl", read_record, rows=32, is_partial=True),
-        ),
+        "dev": (SplitFile("val.jsonl", read_record), SplitFile("dev32.jsonl", read_record, rows=32, is_partial=True)),
     },
     template=Template(source="record query: {pair} entities: {entities} passage: {text}", target="{answer}"),
     group_field="group",

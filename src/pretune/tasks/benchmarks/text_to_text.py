@@ -21,10 +21,7 @@ XSUM = Task(
     splits={
         "train": (SplitFile("train.jsonl", _xsum),),
         "dev": (SplitFile("validation.jsonl", _xsum),),
-        "test": (
-            SplitFile("test.jsonl", _xsum),
-            SplitFile("test_sample.jsonl", _xsum, rows=1000, is_partial=True),
-        ),
+        "test": (SplitFile("test.jsonl", _xsum), SplitFile("test_sample.jsonl", _xsum, rows=1000, is_partial=True)),
     },
     template=_TEMPLATE,
 )
@@ -89,11 +86,7 @@ CNNDM = Task(
     folders=("cnndm", "cnn_dailymail"),
     splits={
         split: _build_cnndm_files(stem, url_list)
-        for split, stem, url_list in (
-            ("train", "train", "train"),
-            ("dev", "validation", "val"),
-            ("test",) * 3,
-        )
+        for split, stem, url_list in (("train", "train", "train"), ("dev", "validation", "val"), ("test",) * 3)
     },
     template=_TEMPLATE,
 )

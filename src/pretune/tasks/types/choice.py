@@ -133,8 +133,6 @@ class MultipleChoice(TaskType):
     @classmethod
     def build_user_task(cls, tables: UserTables) -> Task:
         reader = ChoiceReader(**tables.pick_columns({"text": "stem", "label": "correct choice"}))
-        for _ in tables.read(reader):
-            pass
         return tables.build_task("choice", reader, metrics=("choice_accuracy",))
 
 

@@ -15,13 +15,8 @@ from pretune.tasks.encoding import EncodingRules, Floats, Items, read_classes
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.table import TableFile, TableRow, data_error
 from pretune.tasks.task import Template
-from pretune.tasks.types.sequence import (
-    MAX_NUMERIC_CLASSES,
-    SequenceType,
-    count_values,
-    is_finite,
-    read_label,
-)
+from pretune.tasks.types.sequence import SequenceType
+from pretune.tasks.user_table import MAX_NUMERIC_CLASSES, count_values, is_finite, read_label
 
 if TYPE_CHECKING:
     from pretune.tasks.encoder import TaskEncoder

@@ -24,15 +24,7 @@ from pretune.core.errors import DataError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Ints, compute_offsets, compute_starts
 from pretune.tasks.benchmarks.conll import ConllReader, ConlluReader, to_iob2
-from pretune.tasks.encoding import (
-    Counts,
-    EncodingRules,
-    Floats,
-    Items,
-    TokenPool,
-    build_items,
-    missing_value_error,
-)
+from pretune.tasks.encoding import Counts, EncodingRules, Floats, Items, TokenPool, build_items, missing_value_error
 from pretune.tasks.example import Example, Prediction, format_example
 from pretune.tasks.table import COLUMNS, TableRow, data_error
 from pretune.tasks.task import Task
@@ -155,8 +147,6 @@ class TokenTagging(TaskType):
                 f"{train.path}: tagging needs a CoNLL file, or JSONL with a list of words and a list of tags"
             )
         reader = replace(reader, labels=tables.labels or _collect_tags(reader(train.path), train.path))
-        for _ in tables.read(reader):
-            pass
         has_entities = any(tag.startswith("B-") for tag in reader.labels)
         metrics = ("entity_f1", "tag_accuracy") if has_entities else ("tag_accuracy",)
         return tables.build_task("tagging", reader, metrics=metrics, labels=reader.labels)

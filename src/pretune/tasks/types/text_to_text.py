@@ -68,8 +68,6 @@ class TextToText(TaskType):
     @classmethod
     def build_user_task(cls, tables: UserTables) -> Task:
         reader = TextPairReader(**tables.pick_columns({"text": "source", "label": "target"}))
-        for _ in tables.read(reader):
-            pass
         return tables.build_task("generation", reader, metrics=("rouge", "exact_match"))
 
 
