@@ -41,26 +41,6 @@ class TfIdf:
         )
 
 
-class NgramCounts:
-    """Word and bigram counts of many texts, computed once, so that TF-IDF of subsets is cheap."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        from sklearn.feature_extraction.text import CountVectorizer
-
-        self._counts = CountVectorizer(analyzer=extract_ngrams, dtype=np.float32).fit_transform(texts)
-
-    def compute_tfidf(self, train: Sequence[int], test: Sequence[int]) -> tuple[Any, Any]:
-        """Return the TF-IDF features of the texts with these numbers, fitted on the training texts."""
-        from sklearn.feature_extraction.text import TfidfTransformer
-
-        train_counts, test_counts = self._counts[np.asarray(train)], self._counts[np.asarray(test)]
-        columns = np.flatnonzero(
-            np.bincount(train_counts.indices, minlength=train_counts.shape[1]) >= compute_min_df(len(train))
-        )
-        transformer = TfidfTransformer(sublinear_tf=True)
-        return transformer.fit_transform(train_counts[:, columns]), transformer.transform(test_counts[:, columns])
-
-
 def compute_min_df(texts: int) -> int:
     """Return the minimum document frequency for a number of texts."""
     return 2 if texts >= 1000 else 1
