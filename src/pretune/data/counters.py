@@ -8,7 +8,7 @@ The numbers do not depend on which sequences share a batch, a worker or a rank. 
 different number `use`. `Purpose` separates the random numbers of the parts of the pipeline.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -38,14 +38,10 @@ class EpochOrder:
 
     def take(self, selection: Ints) -> "EpochOrder":
         """Return the selected draws."""
-        return EpochOrder(
-            seed=self.seed,
-            round=self.round,
-            samples=self.samples[selection],
-            epochs=self.epochs[selection],
-            partners=None if self.partners is None else self.partners[selection],
-            labels=None if self.labels is None else self.labels[selection],
-        )
+        partners = None if self.partners is None else self.partners[selection]
+        labels = None if self.labels is None else self.labels[selection]
+        samples, epochs = self.samples[selection], self.epochs[selection]
+        return replace(self, samples=samples, epochs=epochs, partners=partners, labels=labels)
 
 
 class SampleLengths(NamedTuple):

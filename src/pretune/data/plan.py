@@ -13,7 +13,7 @@ epoch may have empty rows. So every draw is read exactly once, and the batch of 
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -60,9 +60,7 @@ class BatchShape:
             raise UsageError(
                 f"{self.rows} rows cannot be divided into {parts} equal parts; change the tokens per batch"
             )
-        return BatchShape(
-            rows=self.rows // parts, length=self.length, source=self.source, sequences=self.sequences, slots=self.slots
-        )
+        return replace(self, rows=self.rows // parts)
 
 
 @spec

@@ -265,18 +265,9 @@ class BatchStream:
                 del self._epochs[next(iter(self._epochs))]
             draws = self._draw_epoch(epoch)
             lengths, source = compute_row_lengths(self.samples, self.corruption, draws)
-            self._epochs[epoch] = (
-                draws,
-                build_plan(
-                    lengths,
-                    self.shape,
-                    seed=self.seed,
-                    epoch=epoch,
-                    source=source,
-                    window=self._window,
-                    cache=self._cache,
-                ),
-            )
+            keys = {"seed": self.seed, "epoch": epoch, "window": self._window}
+            plan = build_plan(lengths, self.shape, source=source, cache=self._cache, **keys)
+            self._epochs[epoch] = (draws, plan)
         return self._epochs[epoch]
 
     def _draw_epoch(self, epoch: int) -> EpochOrder:

@@ -88,17 +88,9 @@ def add_generator(discriminator: Model, *, multiplier: float = 1 / 4) -> Pair:
         discriminator = replace(discriminator, detector=detector, head=None, pooler=None, pair=None, span=None)
     width, table = max(1, round(discriminator.width * multiplier)), discriminator.table
     head = Head(bias="learned", transform=Transform(activation="gelu", norm=stack.embed.norm or block.norms.post))
-    return Pair(
-        generator=replace(
-            discriminator,
-            width=width,
-            encoder=_narrow_stack(stack, width, multiplier, table),
-            head=head,
-            pooler=None,
-            detector=None,
-        ),
-        discriminator=discriminator,
-    )
+    encoder = _narrow_stack(stack, width, multiplier, table)
+    generator = replace(discriminator, width=width, encoder=encoder, head=head, pooler=None, detector=None)
+    return Pair(generator=generator, discriminator=discriminator)
 
 
 def _narrow_stack(stack: Stack, width: int, multiplier: float, table: int) -> Stack:

@@ -113,20 +113,8 @@ def attend_tiles(
     seed = torch.randint(0, 2**31 - 1, (2,), device=q.device, dtype=torch.int32) if dropout else None
     _, q_sequence, k_sequence, forward_spans, backward_spans, key_spans = layout
     bias = None if bias is None else bias.contiguous()
-    arguments = (
-        q_sequence,
-        k_sequence,
-        forward_spans,
-        backward_spans,
-        key_spans,
-        bias,
-        seed,
-        causal,
-        window or 0,
-        scale,
-        dropout,
-    )
-    out: Tensor = _attend(q, k, v, *arguments)[0]
+    spans = (forward_spans, backward_spans, key_spans)
+    out: Tensor = _attend(q, k, v, q_sequence, k_sequence, *spans, bias, seed, causal, window or 0, scale, dropout)[0]
     return out
 
 
@@ -248,20 +236,8 @@ def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
     else:
         dq, dk, dv = first.split([heads * width, kv_heads * width, kv_heads * width], 1)
     gradients = (dq.view(q.shape), dk.view(k.shape), dv.view(k.shape))
-    return (
-        *gradients,
-        None,
-        None,
-        None,
-        None,
-        None,
-        slope.to(bias.dtype) if bias_needs_grad else None,
-        None,
-        None,
-        None,
-        None,
-        None,
-    )
+    bias_gradient = slope.to(bias.dtype) if bias_needs_grad else None
+    return *gradients, None, None, None, None, None, bias_gradient, None, None, None, None, None
 
 
 _attend.register_autograd(_backward, setup_context=_setup_context)

@@ -69,15 +69,12 @@ def build_denoisers(*, with_mode_tokens: bool = True) -> tuple[Part, ...]:
     average); the others share the rest equally. Mode tokens: 0 regular, 1 sequential, 2 extreme.
     """
     spans = [(0, 0.15, 3.0), (0, 0.15, 8.0), (2, 0.5, 3.0), (2, 0.5, 8.0), (2, 0.15, 64.0), (2, 0.5, 64.0)]
+    mode_marks = (0, 1, 2) if with_mode_tokens else (None, None, None)
     parts = [
-        Part(
-            objective=SpanCorruption(rate=rate, mean=mean, prefix=True),
-            weight=0.8 / 6,
-            mark=mark if with_mode_tokens else None,
-        )
-        for mark, rate, mean in spans
+        Part(objective=SpanCorruption(rate=rate, mean=mean, prefix=True), weight=0.8 / 6, mark=mode_marks[mode])
+        for mode, rate, mean in spans
     ]
-    return (*parts, Part(objective=PrefixLM(), weight=0.2, mark=1 if with_mode_tokens else None))
+    return (*parts, Part(objective=PrefixLM(), weight=0.2, mark=mode_marks[1]))
 
 
 @spec
@@ -176,12 +173,8 @@ class MixtureCorruption(BaseCorruption):
             source, target = self._find_max_lengths(bounds, self._find_possible_parts(self.pair_weights))
             source = np.where(is_pair, source, part_source)
             return source, None if part_target is None or target is None else np.where(is_pair, target, part_target)
-        part_ids, source, target = (
-            self._draw_parts(is_pair, rng),
-            np.zeros_like(lengths.first_lengths),
-            np.zeros_like(lengths.first_lengths),
-        )
-        sides = 1
+        part_ids, sides = self._draw_parts(is_pair, rng), 1
+        source, target = np.zeros_like(lengths.first_lengths), np.zeros_like(lengths.first_lengths)
         for number, (corruption, mode_token) in enumerate(zip(self.corruptions, self.mode_tokens, strict=True)):
             index = np.flatnonzero(part_ids == number)
             part_source, part_target = predict_lengths(corruption, lengths.take(index), rng.take(index).derive(number))
@@ -233,22 +226,15 @@ class MixtureCorruption(BaseCorruption):
         )
         if any(self.pair_weights):
             return int(max_targets.max())  # the number of pairs and the lengths of their targets depend on the data
-        mean = (
-            np.array(
-                [
-                    corruption.targets(_LARGE_BATCH_FACTOR * tokens, _LARGE_BATCH_FACTOR * sequences)
-                    for corruption in self.corruptions
-                ]
-            )
-            / _LARGE_BATCH_FACTOR
-        )
+        large_tokens, large_sequences = _LARGE_BATCH_FACTOR * tokens, _LARGE_BATCH_FACTOR * sequences
+        means = [corruption.targets(large_tokens, large_sequences) for corruption in self.corruptions]
+        mean = np.array(means) / _LARGE_BATCH_FACTOR
         sides = [corruption.lengths(np.array([tokens // sequences])) for corruption in self.corruptions]
         sizes = np.array([int((source if target is None else target)[0]) for source, target in sides])
         sizes = sizes * self.document_weights
         shares = sizes / max(sizes.sum(), 1e-9)  # of the tokens
-        chance = (
-            float((mean - mean @ shares) ** 2 @ shares) * LENGTH_DISPERSION / sequences
-        )  # variance of the choice of parts
+        # Variance of the choice of parts.
+        chance = float((mean - mean @ shares) ** 2 @ shares) * LENGTH_DISPERSION / sequences
         return bound_target_slots(
             float(mean @ shares), float(((max_targets - mean) / 6) ** 2 @ shares) + chance, int(max_targets.max())
         )

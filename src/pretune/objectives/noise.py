@@ -111,9 +111,8 @@ class TextInfilling:
         order = np.argsort(places)
         places, length = places[order], length[order]  # spans in text order
         free = places - np.repeat(compute_starts(slots), counts) - spread(np.zeros_like(counts), counts)
-        start = (
-            np.repeat(compute_starts(sizes), counts) + free + exclusive_cumsum(length, counts)
-        )  # among the ordinary tokens
+        # Among the ordinary tokens.
+        start = np.repeat(compute_starts(sizes), counts) + free + exclusive_cumsum(length, counts)
         return infill_spans(sequences, NoiseSpans(start, length, counts), mask)
 
     def draw_budget(self, sizes: Ints, rng: Counters) -> Ints:

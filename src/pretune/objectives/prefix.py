@@ -48,9 +48,8 @@ class PrefixCorruption(BaseCorruption):
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         prefix = draw_split_points(sequences, rng)
-        is_context = (
-            sequences.compute_positions() < np.repeat(prefix, sequences.lengths) - 1
-        )  # the last token of the prefix predicts the next
+        # The last token of the prefix predicts the next.
+        is_context = sequences.compute_positions() < np.repeat(prefix, sequences.lengths) - 1
         return replace(
             sequences, targets=np.where(is_context, IGNORE_INDEX, find_next_tokens(sequences)), prefix=prefix
         )

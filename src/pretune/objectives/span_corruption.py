@@ -80,9 +80,8 @@ class SentinelCorruption(BaseCorruption):
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         noise, spans = self.count_noise(n)
         fewer_tokens, fewer_spans = self.count_noise(np.maximum(n - 1, 0))
-        target = (
-            np.maximum(noise + spans, fewer_tokens + fewer_spans + 1) + self.objective.closing
-        )  # all tokens ordinary, or the last one special
+        # All tokens ordinary, or the last one special.
+        target = np.maximum(noise + spans, fewer_tokens + fewer_spans + 1) + self.objective.closing
         if isinstance(self.layout, DecoderLayout):
             return self.layout.lengths(n + 2 * spans + self.objective.closing + 1, np.zeros_like(n))
         if self.objective.specials is None:

@@ -23,12 +23,6 @@ from pretune.data.shards.reader import Shards
 from pretune.data.shards.writer import ShardWriter
 
 __all__ = [
-    "DataIndex",
-    "ShardFacts",
-    "ShardWriter",
-    "Shards",
-    "ShardSplit",
-    "read_index",
-    "choose_token_dtype",
+    "DataIndex", "ShardFacts", "ShardWriter", "Shards", "ShardSplit", "read_index", "choose_token_dtype",
     "write_index",
-]
+]  # fmt: skip

@@ -155,16 +155,8 @@ class CorpusFile:
         return find_cut_points(self.path, self.name, separator, n_bytes)
 
     def compute_identity(self) -> list[object]:
-        file_format = self.format
-        return [
-            self.name,
-            self.bytes,
-            sha256(self.path),
-            file_format.kind,
-            file_format.unit,
-            file_format.encoding,
-            file_format.field,
-        ]
+        settings = (self.format.kind, self.format.unit, self.format.encoding, self.format.field)
+        return [self.name, self.bytes, sha256(self.path), *settings]
 
     def list_stamps(self) -> list[Stamp]:
         return [(self.path, self.bytes, self.modified_ns)]
