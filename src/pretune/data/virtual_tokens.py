@@ -30,6 +30,8 @@ def reserve(sequences: Sequences, count: int) -> Sequences:
     """
     if count < 0:
         raise UsageError(f"number of slots must be >= 0, got {count}")
+    if count == 0:
+        return sequences
     if sequences.source is not None:
         return replace(sequences, source=reserve(sequences.source, count))
     lengths = sequences.lengths + count

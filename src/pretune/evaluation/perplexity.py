@@ -112,10 +112,8 @@ def _choose_window(
     model: nn.Module, scoring: ScoringConfig, is_bidirectional: bool, window: int | None, train_length: int | None
 ) -> int:
     """Return the window length: the requested one, else the training length, else the model's maximum."""
-    max_length, method = (
-        get_max_length(get_language_model(model)),
-        build_scoring_method(get_language_model(model), get_tokenizer(model), scoring),
-    )
+    max_length = get_max_length(get_language_model(model))
+    method = build_scoring_method(get_language_model(model), get_tokenizer(model), scoring)
     max_window = None if max_length is None else method.get_max_passage(max_length)
     if window is None:
         default_window = (

@@ -53,10 +53,8 @@ def evaluate_retrieval(
             model if isinstance(model, Embedder) else build_embedder(model, **{"normalise": True, **embed_options})
         )
         prompts = (None, None) if isinstance(model, Embedder) or "prompt" in embed_options else embedder.prompts
-        document_vectors, query_vectors = (
-            _normalise(embedder.with_prompt(prompts[0])(texts, on_progress)),
-            _normalise(embedder.with_prompt(prompts[1])(query_texts)),
-        )
+        document_vectors = _normalise(embedder.with_prompt(prompts[0])(texts, on_progress))
+        query_vectors = _normalise(embedder.with_prompt(prompts[1])(query_texts))
         hits = search_exact([document_vectors], query_vectors, k)
     gains = {query.id: dict.fromkeys(query.answers, 1.0) for query in queries}
     ids = [document.id for document in documents]

@@ -181,10 +181,8 @@ def _generate_group(job: PromptGroup, callbacks: DecodingCallbacks, torch_compil
     capacity = max(map(len, prompts)) + decoding.max_new_tokens - 1  # the last token is never an input
     source_capacity = cache.cross[0].keys.shape[2] if cache.cross else 0
     if device.type == "cuda":
-        capacity, source_capacity = (
-            _round_up(capacity, get_length_limits(model)[1]),
-            _round_up(source_capacity, model.spec.max_length),
-        )
+        capacity = _round_up(capacity, get_length_limits(model)[1])
+        source_capacity = _round_up(source_capacity, model.spec.max_length)
 
     def build_state() -> SearchState:
         kind = BeamSearchState if isinstance(decoding.search, BeamSearch) else DecodingState

@@ -194,10 +194,8 @@ def generate_texts(
     """Generate like `generate`; returns `GeneratedText`s by prompt."""
     language_model = get_language_model(model)
     check_can_generate(language_model)
-    tokenizer, stop_strings = (
-        get_tokenizer(language_model),
-        stop if isinstance(stop, StopStrings) else StopStrings(stop),
-    )
+    tokenizer = get_tokenizer(language_model)
+    stop_strings = stop if isinstance(stop, StopStrings) else StopStrings(stop)
     start_id = None if start is None else find_token_id(tokenizer, start)
     generation_tokens = GenerationTokens.from_model(language_model, start=start_id)
     prompt_ids, truncated_tokens = encode_prompts(

@@ -250,10 +250,8 @@ def build(
         embedder = _check_embedder(build_embedder(model, device=device, **embedding_options))
         if "prompt" not in embedding_options:
             document_prompt, default_query_prompt = embedder.prompts
-            embedder, query_prompt = (
-                embedder.with_prompt(document_prompt),
-                default_query_prompt if query_prompt is None else query_prompt,
-            )
+            embedder = embedder.with_prompt(document_prompt)
+            query_prompt = default_query_prompt if query_prompt is None else query_prompt
     result = embedder(list(texts), on_progress)
     model_path = previous.metadata["model"] if previous else _locate_model(model)
     info = {"model": model_path, "query_prompt": query_prompt}

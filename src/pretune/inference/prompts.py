@@ -72,9 +72,7 @@ def pack_prompts(
         prefix=flat.lengths if prefix else None,
         source=None if sources is None else _flatten(sources),
     )
-    if slots:
-        flat = reserve(flat, slots)
-    return pack_in_order(flat)
+    return pack_in_order(reserve(flat, slots))
 
 
 def _flatten(sequences: Sequence[Sequence[int]]) -> Sequences:

@@ -220,13 +220,8 @@ def _load_dense(files: Mapping[str, bytes], path: str) -> Dense:
 
 def _read_max_length(files: Mapping[str, bytes]) -> int | None:
     """Return the maximum length if a file defines it; otherwise the tokenizer's applies."""
-    start, _, end = LENGTH_FILE_PATTERN.partition("*")
-    for name in files:
-        if name.startswith(start) and name.endswith(end):
-            value = _read_json(files, name).get("max_seq_length")
-            if type(value) is int and value > 0:
-                return value
-    return None
+    values = [_read_json(files, name).get("max_seq_length") for name in files if fnmatch(name, LENGTH_FILE_PATTERN)]
+    return next((value for value in values if type(value) is int and value > 0), None)
 
 
 def _refuse_lower(model: LanguageModel) -> None:

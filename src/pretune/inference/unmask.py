@@ -254,8 +254,7 @@ def _build_batch(model: LanguageModel, queries: Sequence[tuple[TemplatedTokens, 
         order=order,
         segments=segments if segments.any() else None,
     )
-    flat = reserve(flat, count_prompt_slots(model)) if count_prompt_slots(model) else flat
-    return pack_in_order(flat)
+    return pack_in_order(reserve(flat, count_prompt_slots(model)))
 
 
 def _flatten_positions(offsets: list[int], queries: Sequence[tuple[TemplatedTokens, list[int]]]) -> Iterator[int]:

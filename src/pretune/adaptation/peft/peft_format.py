@@ -213,11 +213,9 @@ _SUPPORTED_VALUES: dict[str, Any] = {
 def _unpack_lora(
     config: Mapping[str, Any], tensors: dict[str, Tensor], layers_by_name: Mapping[str, PeftLayer], blocks: Blocks
 ) -> LoadedAdapter:
-    rank, alpha, dropout = (
-        _read_number(config, "r", 8),
-        _read_number(config, "lora_alpha", 8),
-        _read_number(config, "lora_dropout", 0),
-    )
+    rank = _read_number(config, "r", 8)
+    alpha = _read_number(config, "lora_alpha", 8)
+    dropout = _read_number(config, "lora_dropout", 0)
     alphas = _parse_patterns(config.get("alpha_pattern"))
     if config.get("init_lora_weights") not in (None, True, False, "gaussian", "eva", "orthogonal"):
         value = format_value(config["init_lora_weights"])

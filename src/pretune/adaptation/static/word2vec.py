@@ -64,10 +64,8 @@ class Word2Vec:
 
     def fit(self, words: WordCorpus, *, seed: int = 0) -> WordVectors:
         """Train vectors on a corpus of word ids."""
-        tables, top = (
-            _Tables.create(len(words), self.width, make_generator(seed, 0)),
-            self.rate or DEFAULT_RATES[self.mode],
-        )
+        tables = _Tables.create(len(words), self.width, make_generator(seed, 0))
+        top = self.rate or DEFAULT_RATES[self.mode]
         keep = _compute_keep_probabilities(words.counts, self.subsample)
         noise = np.cumsum(words.counts**0.75)
         # In a small vocabulary all words are frequent, so batches are smaller.

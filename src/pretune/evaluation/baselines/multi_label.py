@@ -41,10 +41,8 @@ class OneVsRest(TaskBaseline):
         if not labels or not test:
             return [Prediction()] * len(test)
         texts = [get_text(example) for example in train]
-        features, y = (
-            TfIdf(texts),
-            np.array([[name in example.tags for name in labels] for example in train], dtype=int),
-        )
+        features = TfIdf(texts)
+        y = np.array([[name in example.tags for name in labels] for example in train], dtype=int)
         model = OneVsRestClassifier(LogisticRegression(max_iter=300, random_state=seed))
         if len(train) >= 2 * self.folds:
             split = KFold(self.folds, shuffle=True, random_state=seed)

@@ -316,10 +316,8 @@ def find_distinct(sequences: Sequences) -> tuple[Ints, Ints]:
     key, check = _compute_keys(sequences.tokens, sequences.offsets, sequences.segments, sequences.order)
     if sequences.source is not None:
         source_keys = _compute_keys(sequences.source.tokens, sequences.source.offsets)
-        key, check = (
-            key ^ extend_mix(source_keys[0], np.ones(1, np.int64)),
-            check ^ extend_mix(source_keys[1], np.ones(1, np.int64)),
-        )
+        key = key ^ extend_mix(source_keys[0], np.ones(1, np.int64))
+        check = check ^ extend_mix(source_keys[1], np.ones(1, np.int64))
     _, first_indices, groups = np.unique(key, return_index=True, return_inverse=True)
     if (check[first_indices][groups] != check).any():  # a hash collision: once in 10^9 texts
         return np.arange(len(sequences)), np.arange(len(sequences))
