@@ -18,9 +18,9 @@ from hypothesis.extra.numpy import arrays
 from pretune.adaptation.static import word2vec
 from pretune.adaptation.static.cooccurrence import Glove, count_pairs
 from pretune.adaptation.static.word2vec import Word2Vec
-from pretune.adaptation.static.word_ids import WordCorpus, read_shard_texts
+from pretune.adaptation.static.word_ids import WordCorpus
 from pretune.core.errors import DataError, DivergedError, UsageError
-from pretune.inference.word_vectors import WordVectors, is_word_vectors, split_words
+from pretune.inference.word_vectors import WordVectors, is_word_vectors
 from tests.selection import scale_examples
 
 
@@ -294,15 +294,3 @@ def test_unknown_words_and_empty_texts_are_defined() -> None:
     vectors = WordVectors(["good", "bad"], np.array([[1, 0], [0, 3]], np.float32))
     assert vectors["never"].tolist() == [0.5, 1.5] and "never" not in vectors
     assert vectors.average(["Good, BAD!", "good never", "", "never"]).tolist() == [[0.5, 1.5], [1, 0], [0, 0], [0, 0]]
-
-
-def test_prepared_data_is_read_as_texts(tmp_path: Path) -> None:
-    import pretune as pt
-
-    texts = [" ".join(words) for words in topics(60)]
-    (tmp_path / "texts.txt").write_text("\n\n".join(texts))
-    tokenizer = pt.train_tokenizer("wordpiece", [tmp_path / "texts.txt"], vocab=120)
-    data = pt.prepare([tmp_path / "texts.txt"], tokenizer=tokenizer, out=tmp_path / "data", workers=0)
-    words_by_text = [split_words(text) for text in read_shard_texts(data)]
-    assert len(words_by_text) > 40 and all(words in map(split_words, texts) for words in words_by_text)
-    assert len(Word2Vec(width=8, epochs=1).train(read_shard_texts(data))) == 40

@@ -15,14 +15,12 @@ A word's vector is w + v. Pairs are batched in random order; AdaGrad keeps one v
 keeps one per weight.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pretune.adaptation.static.word_ids import WordCorpus
+from pretune.adaptation.static.word_ids import VectorTrainer, WordCorpus
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import make_generator
@@ -39,7 +37,7 @@ OVERSAMPLING, POWER_ITERATIONS = 16, 3
 
 
 @spec
-class Ppmi:
+class Ppmi(VectorTrainer):
     """PPMI vectors: one pass over the text, then matrix products."""
 
     width: int = 100
@@ -47,10 +45,6 @@ class Ppmi:
     power: float = 0.75  # exponent of the context counts: below 1, rare contexts have less weight
     min_count: int = 5  # words with fewer occurrences are ignored
     max_words: int | None = MAX_WORDS  # maximum number of words with a vector
-
-    def train(self, texts: Iterable[str] | Iterable[list[str]], *, seed: int = 0) -> WordVectors:
-        """Compute vectors from texts, or from lists of words. Reproducible for seed, texts and threads."""
-        return self.fit(WordCorpus.from_texts(texts, min_count=self.min_count, max_words=self.max_words), seed=seed)
 
     def fit(self, words: WordCorpus, *, seed: int = 0, device: torch.device | str = "cpu") -> WordVectors:
         """Compute vectors from a corpus of word ids; a GPU is faster if it has memory for three such matrices."""
@@ -103,7 +97,7 @@ def _compute_truncated_svd(matrix: Tensor, start: Tensor) -> Tensor:
 
 
 @spec
-class Glove:
+class Glove(VectorTrainer):
     """GloVe vectors; the defaults are the paper's except `width` and `epochs`."""
 
     width: int = 100
@@ -114,10 +108,6 @@ class Glove:
     power: float = 0.75
     min_count: int = 5  # words with fewer occurrences are ignored
     max_words: int | None = None  # maximum number of words with a vector
-
-    def train(self, texts: Iterable[str] | Iterable[list[str]], *, seed: int = 0) -> WordVectors:
-        """Train vectors on texts, or on lists of words. The result is reproducible for seed, texts and threads."""
-        return self.fit(WordCorpus.from_texts(texts, min_count=self.min_count, max_words=self.max_words), seed=seed)
 
     def fit(self, words: WordCorpus, *, seed: int = 0) -> WordVectors:
         """Train vectors on a corpus of word ids."""

@@ -9,7 +9,7 @@ but limited to `MAX_OCCURRENCES` occurrences; otherwise frequent words would div
     skip-gram:  sat predicts cat, sat predicts on          CBOW:  mean(cat, on) predicts sat
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pretune.adaptation.static.word_ids import WordCorpus
+from pretune.adaptation.static.word_ids import VectorTrainer, WordCorpus
 from pretune.core.config import spec
 from pretune.core.errors import DivergedError
 from pretune.core.seed import make_generator
@@ -42,7 +42,7 @@ DEFAULT_RATES = {"skip_gram": 0.05, "cbow": 0.1}
 
 
 @spec
-class Word2Vec:
+class Word2Vec(VectorTrainer):
     """Word2vec: vectors that predict neighboring words.
 
     The defaults are gensim's except the rate, which is higher: updates of a batch are damped (`MAX_OCCURRENCES`).
@@ -57,10 +57,6 @@ class Word2Vec:
     rate: float | None = None  # decays linearly to 0; None: 0.05, and 0.1 for CBOW
     min_count: int = 5  # words with fewer occurrences are ignored
     max_words: int | None = None  # maximum number of words with a vector
-
-    def train(self, texts: Iterable[str] | Iterable[list[str]], *, seed: int = 0) -> WordVectors:
-        """Train vectors on texts, or on lists of words. The result is reproducible for seed, texts and threads."""
-        return self.fit(WordCorpus.from_texts(texts, min_count=self.min_count, max_words=self.max_words), seed=seed)
 
     def fit(self, words: WordCorpus, *, seed: int = 0) -> WordVectors:
         """Train vectors on a corpus of word ids."""

@@ -1,25 +1,13 @@
 """Texts as word ids, the training data of static vectors."""
 
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.prepared_data import PreparedData
-from pretune.inference.word_vectors import split_words
-from pretune.text.tokenizer import Tokenizer
-
-
-def read_shard_texts(data: str | os.PathLike[str], split: str = "train") -> Iterator[str]:
-    """Yield the documents of prepared data as texts, decoded with its tokenizer."""
-    prepared_data = PreparedData.open(data)
-    shards, tokenizer = prepared_data.open_shards(split), Tokenizer.load(prepared_data.tokenizer)
-    document_offsets = shards.documents
-    for start, stop in zip(document_offsets[:-1].tolist(), document_offsets[1:].tolist(), strict=True):
-        yield tokenizer.decode(shards.read_tokens(start, stop), special=False)
+from pretune.inference.word_vectors import WordVectors, split_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +52,18 @@ class WordCorpus:
 
     def __len__(self) -> int:
         return len(self.words)
+
+
+class VectorTrainer:
+    """Base class of methods for static vectors."""
+
+    min_count: int
+    max_words: int | None
+
+    def train(self, texts: Iterable[str] | Iterable[list[str]], *, seed: int = 0) -> WordVectors:
+        """Train vectors on texts, or on lists of words. The result is reproducible for seed, texts and threads."""
+        return self.fit(WordCorpus.from_texts(texts, min_count=self.min_count, max_words=self.max_words), seed=seed)
+
+    def fit(self, words: WordCorpus, *, seed: int = 0) -> WordVectors:
+        """Train vectors on a corpus of word ids."""
+        raise NotImplementedError
