@@ -2,6 +2,7 @@
 
 import pytest
 
+from pretune.core.api import check_arguments
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.migration import (
     FORMAT_KEY,
@@ -13,7 +14,6 @@ from pretune.core.migration import (
     migrate_specs,
     migrate_state,
     migrate_task,
-    refuse_old_arguments,
     refuse_old_settings,
     refuse_old_tree,
 )
@@ -36,9 +36,13 @@ def test_old_values_and_arguments_are_refused_with_the_new_name() -> None:
             with pytest.raises(UsageError, match=f"{path}={new}"):
                 refuse_old_settings({path: old})
             refuse_old_settings({path: new})
+
+    @check_arguments()
+    def run(*, overrides: object, train_examples: object, config: object, init_from: object) -> None: ...
+
     for old, new in RENAMED_ARGUMENTS.items():
         with pytest.raises(UsageError, match=f"'{new}'"):
-            refuse_old_arguments({old: None})
+            run(**{old: None})
 
 
 def test_sections_lose_their_kinds() -> None:

@@ -133,13 +133,6 @@ def refuse_old_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
     return sections
 
 
-def refuse_old_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raise a UsageError for the first old name among the arguments of a Python function."""
-    for name in arguments:
-        if name in RENAMED_ARGUMENTS:
-            raise UsageError(f"the argument '{name}' is now '{RENAMED_ARGUMENTS[name]}'")
-
-
 def migrate_run(tree: Mapping[str, Any], error: type[PretuneError], source: str) -> dict[str, Any]:
     """Return the content of a run.json in the current format."""
     if _read_version(tree, error, source) == FORMAT_VERSION:

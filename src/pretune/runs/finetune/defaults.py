@@ -9,7 +9,7 @@ from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.core.config import from_dict, get_kind
 from pretune.core.errors import UsageError, suggest
 from pretune.core.hub import resolve_path
-from pretune.core.migration import RENAMED_METHODS, refuse_old_arguments, refuse_old_settings
+from pretune.core.migration import RENAMED_METHODS, refuse_old_settings
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model
 from pretune.runs.config import find_rates, read_config, read_optimizer, read_registered, refuse_conflicts
@@ -46,8 +46,6 @@ RATE_FACTORS = {"freeze-first": 2.0, "from-scratch": 3.0}
 RATE_OPTIMIZER = get_kind(AdamW)
 """The optimizer of these learning rates and of those of the methods."""
 
-TASK_OPTIONS = ("task", "type", "train", "dev", "test", "text", "pair", "label", "data", "force")
-
 
 def build_finetune_config(
     model: str | os.PathLike[str] | None = None,
@@ -68,7 +66,11 @@ def build_finetune_config(
     """
     overrides = dict(overrides or {})
     refuse_old_settings(overrides)
-    task_options = _read_task_options(task)
+    task_options = {
+        "name" if name == "task" else name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in task.items()
+        if value is not None
+    }
     options = {"base.path": model, "train.lr": lr, "train.epochs": epochs, "train.steps": steps}
     refuse_conflicts(options | {f"task.{name}": value for name, value in task_options.items()}, overrides)
     length = {f"train.{name}": value for name, value in (("epochs", epochs), ("steps", steps)) if value is not None}
@@ -195,17 +197,6 @@ def read_base_spec(path: str | os.PathLike[str]) -> Model:
     if (folder / ADAPTER_FILE).is_file():
         return load_base_model(BaseConfig(path=str(folder)), seed=0).spec
     return checkpoint.inspect_checkpoint(folder)[0]
-
-
-def _read_task_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    refuse_old_arguments(options)
-    unknown = [name for name in options if name not in TASK_OPTIONS]
-    if unknown:
-        raise UsageError(
-            f"unknown argument '{unknown[0]}'{suggest(unknown[0], TASK_OPTIONS)} (of a task: {', '.join(TASK_OPTIONS)})"
-        )
-    fields = {"name" if name == "task" else name: value for name, value in options.items() if value is not None}
-    return {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in fields.items()}
 
 
 def parse_numbers(text: str, option: str) -> tuple[float, ...]:
