@@ -24,7 +24,7 @@ import common
 import numpy as np
 import torch
 
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences, compute_offsets
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import ModelShape, Objective, Vocabulary

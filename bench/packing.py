@@ -19,11 +19,11 @@ import common
 import numpy as np
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.pairs import SegmentPairs
 from pretune.data.plan import BatchShape, LengthSchedule, Phase, build_plan
 from pretune.data.samples import Blocks, Documents, Sentences
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
 from pretune.data.stream import BatchStream, compute_row_lengths

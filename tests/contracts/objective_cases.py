@@ -16,11 +16,11 @@ from torch import nn
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.pairs import double_template
 from pretune.data.plan import BatchShape
 from pretune.data.samples import read_pieces
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Bools, Ints, Sequences, spread
 from pretune.models import catalog
 from pretune.models.catalog import resolve

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Loss
-from pretune.data.counters import Counters, SampleLengths
+from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences
 from pretune.data.stream import predict_lengths
 from pretune.objectives import OBJECTIVES

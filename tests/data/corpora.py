@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pretune.data.counters import EpochOrder
-from pretune.data.mixing import SourceMixture
 from pretune.data.samples import Samples
+from pretune.data.sampling import EpochOrder, SourceMixture
 from pretune.data.sequences import Sequences
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
 from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate

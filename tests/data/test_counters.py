@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
-from pretune.data.counters import Counters, Purpose, derive_keys, shuffle_by_key
+from pretune.data.sampling import Counters, Purpose, derive_keys, shuffle_by_key
 from pretune.data.sequences import Sequences
 
 sizes = st.lists(st.integers(0, 9), max_size=8)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.mixing import SmoothedMixing, SourceMixture, WeightedMixing
+from pretune.data.sampling import SmoothedMixing, SourceMixture, WeightedMixing
 
 NAMES = ("a", "b", "c")
 

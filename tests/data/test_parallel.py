@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.mixing import LimitedMixing
 from pretune.data.pairs import ParallelPairs, SegmentPairs, trim_pair
 from pretune.data.prepare.run import merge, prepare
 from pretune.data.prepared_data import PreparedData
 from pretune.data.samples import Documents
+from pretune.data.sampling import LimitedMixing
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
 from pretune.text.tokenizer import Tokenizer
 from tests.data.corpora import CLS, FRAMES, SEP, every, split

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.data.counters import Counters
-from pretune.data.mixing import SmoothedMixing, WeightedMixing
 from pretune.data.pairs import SegmentPairs
 from pretune.data.plan import BatchShape
 from pretune.data.samples import Blocks, Documents, Sentences
+from pretune.data.sampling import Counters, SmoothedMixing, WeightedMixing
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import Shards
 from pretune.data.stream import BatchStream

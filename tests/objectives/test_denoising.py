@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.noise import (

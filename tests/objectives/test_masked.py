@@ -7,7 +7,7 @@ import pytest
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences, compute_offsets
 from pretune.objectives import build_objective
 from pretune.objectives.base import Vocabulary

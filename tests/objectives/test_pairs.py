@@ -10,10 +10,10 @@ import torch.nn.functional as F
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.pairs import SegmentPairs
 from pretune.data.plan import BatchShape
+from pretune.data.sampling import Counters
 from pretune.data.stream import BatchStream
 from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build

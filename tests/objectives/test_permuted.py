@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences, compute_offsets
 from pretune.models import catalog
 from pretune.objectives.base import Vocabulary

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
-from pretune.data.mixing import WeightedMixing
 from pretune.data.pairs import ParallelPairs, SegmentPairs
 from pretune.data.plan import BatchShape
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
+from pretune.data.sampling import Counters, WeightedMixing
 from pretune.data.stream import BatchStream, compute_row_lengths
 from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.causal import CausalLM

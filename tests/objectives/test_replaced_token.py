@@ -12,9 +12,9 @@ import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.core.seed import extend_mix
 from pretune.core.types import IGNORE_INDEX, Batch, Targets
-from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences, compute_offsets
 from pretune.models.catalog import resolve
 from pretune.models.generator_discriminator import GeneratorDiscriminator, add_generator, build_pair

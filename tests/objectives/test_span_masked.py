@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pretune.core.config import from_dict, to_dict
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences, compute_offsets
 from pretune.models.catalog import resolve
 from pretune.models.cost import count_params_by_part

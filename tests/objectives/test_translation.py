@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences
 from pretune.objectives.translation import Translation
 from tests.objectives.texts import MASK, VOCABULARY, text

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.objectives.masked import MaskedLM
 from tests.objectives.texts import MASK, PAD, SPECIAL, VOCABULARY, text
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models
 from transformers import DataCollatorForPermutationLanguageModeling, PreTrainedTokenizerFast
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences, compute_offsets
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.permuted import PermutationLM

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import pretune as pt
-from pretune.data.mixing import SmoothedMixing
 from pretune.data.prepare.run import prepare
+from pretune.data.sampling import SmoothedMixing
 from pretune.models.families import FAMILIES
 from pretune.runs.defaults import build_pretrain_config
 from pretune.text.tokenizer.training import train

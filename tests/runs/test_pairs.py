@@ -10,8 +10,8 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import DataError, PretuneError, UsageError
-from pretune.data.mixing import LimitedMixing
 from pretune.data.pairs import ParallelSamples
+from pretune.data.sampling import LimitedMixing
 from pretune.objectives import build_objective
 from pretune.objectives.causal import CausalLM
 from pretune.objectives.mixture import Mixture, MixtureCorruption, Part
@@ -123,7 +123,7 @@ def test_weights_draw_among_the_parts_of_a_kind(prepared: Prepared) -> None:
 
 
 def reading_counters(made: Any, cut: Any) -> Any:
-    from pretune.data.counters import Counters
+    from pretune.data.sampling import Counters
 
     return Counters.from_sequences(made.seed, cut, copies=None)
 

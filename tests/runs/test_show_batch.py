@@ -8,9 +8,9 @@ import torch
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
+from pretune.data.sampling import Counters
 from pretune.models.bidirectional_lm import reverse_sequences
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import ModelShape, Objective

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.mixing import SmoothedMixing
+from pretune.data.sampling import SmoothedMixing
 from pretune.data.sequences import Sequences
 from pretune.tasks.encoding import Counts, Items, mix_items
 from pretune.tasks.stream import TaskStream

@@ -13,7 +13,7 @@ from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.adaptation.peft.prompt import PromptTuning
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.mixing import SmoothedMixing
+from pretune.data.sampling import SmoothedMixing
 from pretune.tasks.encoder import TaskEncoder, build_head
 from pretune.tasks.encoding import mix_items
 from pretune.tasks.predict import predict

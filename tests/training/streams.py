@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
 from pretune.data.plan import BatchShape
 from pretune.data.samples import Documents
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import Shards
 from pretune.data.stream import BatchStream

@@ -32,8 +32,8 @@ from pretune.core.config import Fraction, spec
 from pretune.core.errors import DataError, UsageError
 from pretune.core.seed import mix
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import EpochOrder, Purpose, SampleLengths, derive_keys, to_uniform
 from pretune.data.samples import Samples, compute_text_room
+from pretune.data.sampling import EpochOrder, Purpose, SampleLengths, derive_keys, to_uniform
 from pretune.data.sequences import Ints, Sequences, split_windows
 from pretune.data.shards import Shards
 from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate

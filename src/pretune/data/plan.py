@@ -22,8 +22,8 @@ import numpy as np
 from pretune.core.config import Gt, Le, NonNegative, Positive, spec
 from pretune.core.errors import DataError, PretuneError, UsageError
 from pretune.core.io import atomic_directory, read_json, write_json
-from pretune.data.counters import Purpose, shuffle_by_key
 from pretune.data.packing import pack
+from pretune.data.sampling import Purpose, shuffle_by_key
 from pretune.data.sequences import Ints, compute_offsets
 from pretune.data.shards.files import NpyWriter, open_npy
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
-from pretune.data.counters import EpochOrder, SampleLengths
+from pretune.data.sampling import EpochOrder, SampleLengths
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, split_windows, spread
 from pretune.data.shards import Shards
 from pretune.text.template import SequencePieces, TokenTemplate

@@ -19,11 +19,10 @@ import numpy as np
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.data.counters import Counters, EpochOrder, SampleLengths
 from pretune.data.layout import lay_out
-from pretune.data.mixing import Mixing, SourceMixture
 from pretune.data.plan import WINDOW_SIZE, BatchShape, PackingPlan, build_plan
 from pretune.data.samples import Samples
+from pretune.data.sampling import Counters, EpochOrder, Mixing, SampleLengths, SourceMixture
 from pretune.data.sequences import Ints, Sequences
 
 _MAX_PLANS = 2  # plans in memory: the current epoch and a neighbour

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pretune.core.seed import extend_mix, mix
-from pretune.data.counters import to_uniform
+from pretune.data.sampling import to_uniform
 from pretune.data.sequences import Ints
 from pretune.inference.generation_config import GenerationConfig, GenerationTokens, GreedySearch, Sampling
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pretune.core.config import NonEmpty, spec
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters, SampleLengths
+from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.noise import Noise, SentencePermutation, TextInfilling

@@ -17,7 +17,7 @@ import numpy as np
 from pretune.core.config import Constraint, Gt, Le, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.segment_sampling import (

@@ -21,7 +21,7 @@ from typing import Annotated
 import numpy as np
 
 from pretune.core.config import Gt, Le, spec
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.masked import MaskReplacement, ReplacementShares

@@ -2,9 +2,9 @@
 
 Papers: Raffel et al. (2020, section 3.5.2) mix labelled tasks with text; Tay et al. (2023), UL2, mix denoisers. Input:
 that of the parts. Parallel documents go to the parts that read pairs, all others to the rest; among these the part is
-sampled per sequence and epoch. The data decide how many of each kind are read (`pretune.data.mixing`). Mixtures can be
-nested. All parts must train a common shape of model, with the vocabulary head alone. The default is UL2 for documents
-(see `build_denoisers`) and `supervised` for pairs. Siblings: all.
+sampled per sequence and epoch. The data decide how many of each kind are read (`pretune.data.sampling`). Mixtures can
+be nested. All parts must train a common shape of model, with the vocabulary head alone. The default is UL2 for
+documents (see `build_denoisers`) and `supervised` for pairs. Siblings: all.
 
     documents   weight 0.4  span_corruption   <R> a <X> d -> <X> b c <Y>
                 weight 0.6  prefix            <S> a b -> c d
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pretune.core.config import NonEmpty, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters, SampleLengths
+from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, spread
 from pretune.data.stream import Corruption, has_random_lengths, predict_lengths
 from pretune.objectives.base import MODEL_SHAPES, BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots

@@ -19,7 +19,7 @@ from typing import Annotated
 import numpy as np
 
 from pretune.core.config import Gt, Le, spec
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences
 from pretune.nn.attention_mask import MaskKind
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pretune.core.config import Ge, Gt, Le, Lt, spec
 from pretune.core.errors import UsageError
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.objectives.segment_sampling import (
     exclusive_cumsum,

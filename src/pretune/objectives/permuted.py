@@ -21,7 +21,7 @@ import numpy as np
 
 from pretune.core.config import Ge, Positive, spec
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Bools, Ints, Sequences, compute_starts, spread
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.segment_sampling import Bits, exclusive_cumsum, shuffle_groups, sum_groups

@@ -17,7 +17,7 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters, SampleLengths
+from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.causal import find_next_tokens

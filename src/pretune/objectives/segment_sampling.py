@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
 from pretune.core.seed import extend_mix
-from pretune.data.counters import Counters
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, compute_starts, split_windows, spread
 
 Bits = NDArray[np.uint64]

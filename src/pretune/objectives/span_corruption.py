@@ -23,7 +23,7 @@ import numpy as np
 from pretune.core.config import Ge, Gt, Lt, NonNegative, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.counters import Counters, SampleLengths
+from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.segment_sampling import Bits, exclusive_cumsum, find_ordinary_tokens, sample_k

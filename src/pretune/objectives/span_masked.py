@@ -22,7 +22,7 @@ from torch import Tensor
 from pretune.core.config import Gt, Le, Lt, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
-from pretune.data.counters import Counters, to_uniform
+from pretune.data.sampling import Counters, to_uniform
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.objectives.base import (
     BaseCorruption,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretune.core.config import spec
-from pretune.data.counters import Counters, SampleLengths
+from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.seq2seq import DecoderLayout, EncoderDecoderLayout, choose_layout, get_sample_info

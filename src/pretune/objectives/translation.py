@@ -17,7 +17,7 @@ from typing import Annotated
 import numpy as np
 
 from pretune.core.config import Gt, Le, Positive, spec
-from pretune.data.counters import Counters, to_uniform
+from pretune.data.sampling import Counters, to_uniform
 from pretune.data.sequences import Ints, Sequences
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.masked import MaskReplacement, ReplacementShares, mask_tokens

@@ -9,14 +9,13 @@ import numpy as np
 from pretune.core import log
 from pretune.core.config import Ge, get_kind, spec
 from pretune.core.errors import DataError, UsageError
-from pretune.data.counters import SampleLengths
-from pretune.data.mixing import Mixing
-from pretune.data.mixing import SourceMixture as Shares
 from pretune.data.packing import MAX_EXACT_ROW, pack
 from pretune.data.pairs import ParallelPairs, ParallelSamples, SegmentPairs
 from pretune.data.plan import BatchShape, LengthSchedule, Phase
 from pretune.data.prepared_data import PreparedData
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
+from pretune.data.sampling import Mixing, SampleLengths
+from pretune.data.sampling import SourceMixture as Shares
 from pretune.data.shards import Shards
 from pretune.data.stream import (
     BatchStream,

@@ -24,11 +24,10 @@ import numpy as np
 from pretune.core.errors import UsageError
 from pretune.core.format import format_count
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.data.counters import Purpose, shuffle_by_key
 from pretune.data.layout import lay_out
-from pretune.data.mixing import SmoothedMixing, SourceMixture, WeightedMixing
 from pretune.data.packing import pack
 from pretune.data.plan import BatchShape
+from pretune.data.sampling import Purpose, SmoothedMixing, SourceMixture, WeightedMixing, shuffle_by_key
 from pretune.data.sequences import Ints, Sequences
 from pretune.tasks.encoding import Items
 

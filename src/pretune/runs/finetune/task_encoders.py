@@ -8,7 +8,7 @@ import torch
 from pretune.adaptation.adapted import ModelWithHead, select_head
 from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.core.errors import DataError
-from pretune.data.mixing import SmoothedMixing
+from pretune.data.sampling import SmoothedMixing
 from pretune.inference.text_model import count_unknown, describe_unknown
 from pretune.runs.finetune.adapted_model import build_encoder
 from pretune.runs.finetune.config import FinetuneConfig

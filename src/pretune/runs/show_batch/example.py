@@ -9,9 +9,9 @@ import numpy as np
 
 from pretune.core import config
 from pretune.core.errors import UsageError, suggest
-from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences
 from pretune.data.stream import Corruption
 from pretune.nn.attention_mask import MaskKind as Way
