@@ -53,9 +53,8 @@ def predict(
 
         tuned_run = FinetunedRun.open(run, device=device, base=base)
         tuned_run = tuned_run if task is None else tuned_run.select_task(task)
-        saved_task = replace(
-            tuned_run.saved_task, text=text or tuned_run.saved_task.text, pair=pair or tuned_run.saved_task.pair
-        )
+        saved_task = tuned_run.saved_task
+        saved_task = replace(saved_task, text=text or saved_task.text, pair=pair or saved_task.pair)
         examples = (
             saved_task.build_example(value, location)
             for location, value in _read(inputs, saved_task, [column for column in (text, pair) if column])
@@ -78,13 +77,8 @@ def _print_predictions(run: "FinetunedRun", examples: list["Example"], first: in
     ready = run.load_predictor()
     counts = ready.count_truncated(examples)
     for number, (example, prediction) in enumerate(zip(examples, ready.predict(examples), strict=True), start=first):
-        log.print_result(
-            json.dumps(
-                {"id": example.id or str(number), **ready.task.type.format_prediction(prediction)},
-                ensure_ascii=False,
-                allow_nan=False,
-            )
-        )
+        record = {"id": example.id or str(number), **ready.task.type.format_prediction(prediction)}
+        log.print_result(json.dumps(record, ensure_ascii=False, allow_nan=False))
     sys.stdout.flush()
     return counts.cut, counts.empty
 

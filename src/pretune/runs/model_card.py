@@ -73,11 +73,8 @@ def _format_samples(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _format_code(text: str) -> str:
     """Format text as inline code, so that it is not parsed as Markdown; bars and backticks are replaced."""
-    return (
-        "`"
-        + ("".join("?" if character in "|`" or not character.isprintable() else character for character in text) or " ")
-        + "`"
-    )
+    clean = "".join("?" if letter in "|`" or not letter.isprintable() else letter for letter in text)
+    return f"`{clean or ' '}`"
 
 
 def _format_data(data: Mapping[str, Any], fingerprint: str, epochs: Mapping[str, float]) -> Iterator[str]:
@@ -99,11 +96,8 @@ def _format_data(data: Mapping[str, Any], fingerprint: str, epochs: Mapping[str,
 def _format_filters(data: Mapping[str, Any]) -> Iterator[str]:
     """Yield the filters of the data with the documents they changed and dropped; duplicates."""
     for name, outcome in data.get("filters", {}).items():
-        changed_count, dropped_count = (
-            format_count(outcome["changed"], "documents"),
-            format_count(outcome["dropped"], "documents"),
-        )
-        yield f"filter {escape_markdown(name)}: {changed_count} changed, {dropped_count} dropped"
+        counts = [f"{format_count(outcome[verb], 'documents')} {verb}" for verb in ("changed", "dropped")]
+        yield f"filter {escape_markdown(name)}: {', '.join(counts)}"
     for name, count in data.get("dropped", {}).items():
         if not count and name != "exact_duplicates":
             continue
