@@ -37,18 +37,12 @@ class BeamSearchState:
 
         self.history, self.history_lengths = allocate(prompt_count * beams, columns), allocate(prompt_count * beams)
         self.tokens, self.count = allocate(prompt_count * beams), allocate()
-        self.scores, self.texts = (
-            allocate(prompt_count, beams, dtype=torch.float32),
-            allocate(prompt_count, beams, max_new_tokens),
-        )
-        self.best_scores, self.best_texts = (
-            allocate(prompt_count, beams, dtype=torch.float32),
-            allocate(prompt_count, beams, max_new_tokens),
-        )
-        self.best_lengths, self.is_complete = (
-            allocate(prompt_count, beams),
-            allocate(prompt_count, beams, dtype=torch.bool),
-        )
+        self.scores = allocate(prompt_count, beams, dtype=torch.float32)
+        self.texts = allocate(prompt_count, beams, max_new_tokens)
+        self.best_scores = allocate(prompt_count, beams, dtype=torch.float32)
+        self.best_texts = allocate(prompt_count, beams, max_new_tokens)
+        self.best_lengths = allocate(prompt_count, beams)
+        self.is_complete = allocate(prompt_count, beams, dtype=torch.bool)
         self.is_finite = torch.ones((), dtype=torch.bool, device=device)  # all logits so far were finite
         self.is_open = allocate(prompt_count, 1, dtype=torch.bool)  # a running text may still become one of the best
         lengths = torch.arange(max_new_tokens + 1, dtype=torch.float64).clamp(min=1) ** search.length_penalty

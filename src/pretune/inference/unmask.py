@@ -9,7 +9,7 @@ a text without those either a run of three or more underscores.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -49,11 +49,8 @@ class Blanks:
     def find(cls, text: str, *, mask_tokens: str | Sequence[str] | None) -> "Blanks":
         """Find the masks of a text, given the model's mask token or sentinels; raises a UsageError if there is none."""
         spellings = [mask_tokens] if isinstance(mask_tokens, str) else [*(mask_tokens or ())]
-        patterns = ([re.compile("|".join(map(re.escape, spellings)))] if spellings else []) + [
-            GENERIC_MASK,
-            UNDERSCORES,
-        ]
-        for pattern in patterns:
+        own_pattern = [re.compile("|".join(map(re.escape, spellings)))] if spellings else []
+        for pattern in (*own_pattern, GENERIC_MASK, UNDERSCORES):
             parts = pattern.split(text)
             if len(parts) > 1:
                 return cls(tuple(parts))
@@ -239,7 +236,7 @@ def _build_batch(model: LanguageModel, queries: Sequence[tuple[TemplatedTokens, 
     """Pack texts with a target at each position; for a two-stream model, hide targets by the order."""
     lengths = np.array([len(text.ids) for text, _ in queries])
     offsets = compute_offsets(lengths)
-    positions = np.fromiter(_flatten_positions(offsets.tolist(), queries), dtype=np.int64)
+    positions = np.concatenate([start + np.array(part) for start, (_, part) in zip(offsets[:-1], queries, strict=True)])
     targets = np.full(int(offsets[-1]), IGNORE_INDEX)
     targets[positions] = 0
     order = None
@@ -255,11 +252,6 @@ def _build_batch(model: LanguageModel, queries: Sequence[tuple[TemplatedTokens, 
         segments=segments if segments.any() else None,
     )
     return pack_in_order(reserve(flat, count_prompt_slots(model)))
-
-
-def _flatten_positions(offsets: list[int], queries: Sequence[tuple[TemplatedTokens, list[int]]]) -> Iterator[int]:
-    for start, (_, positions) in zip(offsets, queries, strict=False):
-        yield from (start + position for position in positions)
 
 
 MARKERS = ("Ġ", "▁")
