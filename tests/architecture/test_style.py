@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pretune.core.registry import Registry
-from tests.architecture.source import PACKAGE, SRC, docstrings, files, name_of, parse, violations_of
+from pretune.tasks.types import TASK_TYPES
+from tests.architecture.source import PACKAGE, SRC, docstrings, files, folder_of, name_of, parse, violations_of
 
 LONGEST = 450
 SHAPELESS = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
@@ -163,3 +164,38 @@ def test_every_verb_file_is_listed() -> None:
 
     assert unlisted(PACKAGE / "cli", VERBS, {"app"}) == set()
     assert unlisted(PACKAGE / "cli", VERBS, set()) == {"app"}
+
+
+def kind_comparisons(source: str) -> list[str]:
+    """Comparisons of a task's kind or metric with names: such behaviour belongs to its type, or to the metric."""
+    found = []
+    for node in ast.walk(parse(source)):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            has_kind = any(isinstance(side, ast.Attribute) and side.attr in ("kind", "task_kind") for side in sides)
+            has_metric = any("task.metrics" in ast.unparse(side) for side in sides)
+            names = [text for side in sides for text in ast.walk(side) if isinstance(text, ast.Constant)]
+            if (has_kind or has_metric) and any(isinstance(text.value, str) for text in names):
+                found.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_no_kind_of_task_is_known_outside_its_type() -> None:
+    folders = ("tasks", "evaluation", "analysis", "reports", "runs", "server", "cli")
+    above = [file for file in files() if folder_of(file) in folders]
+    assert violations_of(lambda file: kind_comparisons(file.read_text()), above) == []
+    assert unlisted(PACKAGE / "tasks" / "types", TASK_TYPES, {"base", "sequence"}) == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ('task.kind == "span"', 1),
+        ('saved.task_kind in ("pair", "span")', 1),
+        ('self.task.metrics[0] == "squad2"', 1),
+        ("task.kind != other.kind", 0),
+        ("task.metrics[0] in MEAN_METRICS", 0),
+    ],
+)
+def test_the_law_of_kinds_can_be_broken(source: str, count: int) -> None:
+    assert len(kind_comparisons(source)) == count

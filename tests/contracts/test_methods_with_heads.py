@@ -43,7 +43,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "prompt": {"count": 2},
     "prefix": {"count": 2},
 }
-TASKS = ["classification", "tagging", "span", "choice", "generation"]
+TASKS = ["classification", "tagging", "span", "choice", "generation", "multi_label"]
 USUAL = ["bert", "gpt2", "llama3", "t5", "xlnet"]
 
 

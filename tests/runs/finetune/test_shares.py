@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from pretune.adaptation.adapted import ModelWithHead
-from pretune.runs.finetune.adapted_model import build_adapted_model
+from pretune.runs.finetune.adapted_model import TaskEncoders, build_adapted_model
 from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.task_data import open_task
-from pretune.runs.finetune.task_encoders import TaskEncoders
 from pretune.tasks.stream import MultiTaskStream, TaskStream
 from pretune.training.distributed import Ranks
 from tests.runs import tasked

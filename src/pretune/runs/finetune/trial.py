@@ -22,14 +22,13 @@ from pretune.core.errors import CheckpointError, DivergedError, NonFiniteError
 from pretune.core.migration import migrate_trial
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.inference.text_model import get_tokenizer
-from pretune.runs.finetune.adapted_model import build_adapted_model, load_base_model
+from pretune.runs.finetune.adapted_model import TaskEncoders, build_adapted_model, load_base_model, sum_counts
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.runs.finetune.defaults import FULL_METHODS
 from pretune.runs.finetune.forgetting import ForgettingMeter
 from pretune.runs.finetune.linear_probe import center_dropout, fit_head
 from pretune.runs.finetune.plan import RemainingWork, TrialOutlook, compute_eval_interval, count_steps
 from pretune.runs.finetune.task_data import TaskData, compute_scores, find_tasks
-from pretune.runs.finetune.task_encoders import TaskEncoders, sum_counts
 from pretune.tasks.encoding import Items
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import answer_perplexity
