@@ -296,6 +296,16 @@ class TestScores:
         text = " ".join(section(made([run], tmp_path), "errors").split())
         assert all(word in text for word in words), text
 
+    def test_runs_of_one_name_have_their_own_errors(self, tmp_path: Path) -> None:
+        page = made([files.tuned(tmp_path / "a" / "run"), files.tuned(tmp_path / "b" / "run", task="news")], tmp_path)
+        assert elements(page, "errors", "<h3>", "h3") == ["run", "run"]
+
+    def test_every_example_of_a_scatter_plot_is_drawn(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "a", kind="regression")
+        lines = [{"split": "test", "id": str(n), "gold": n / 9, "score": n % 7} for n in range(300)]
+        files.lines(run / "predictions.jsonl", lines)
+        assert markup(made([run], tmp_path), "errors").count("<use ") >= 300
+
     def test_many_classes_are_a_list(self, tmp_path: Path) -> None:
         run = files.tuned(tmp_path / "a")
         lines = [{"split": "test", "id": str(n), "label": f"l{n}", "gold": f"l{n + 1}"} for n in range(20)]

@@ -62,7 +62,7 @@ def draw_line_chart(series: Sequence[Series], *, x: str, y: str, log_x: bool = F
     for place, line in enumerate(lines):
         # NOTE: a clip path would need an id, and several charts are in one page.
         options = {"color": f"#10c0{line.colour % COLOUR_COUNT:02}", "clip_on": False, "in_layout": False}
-        xs, ys = average_points(line.points)
+        xs, ys = zip(*line.points, strict=True) if line.style == "dots" else average_points(line.points)
         marker = "o" if len(xs) <= 12 or line.style == "dots" else ""
         style = {"linewidth": 1.6, "markersize": 4, "marker": marker, **_STYLES.get(line.style, {})}
         artists = axes.plot(xs, ys, **options, **style)

@@ -23,11 +23,10 @@ MAX_DOTS = 400
 
 def render_errors(runs: Sequence[RunRecord]) -> Markup:
     """Render a confusion matrix, list or scatter plot for each run, with examples."""
-    sections = {run.name: join(_render_run(run)) for run in runs if run.scores}
-    sections = {name: section for name, section in sections.items() if section}
+    sections = [(run.name, section) for run in runs if run.scores and (section := join(_render_run(run)))]
     if len(sections) == 1:
-        return next(iter(sections.values()))
-    return join(part for name, section in sections.items() for part in (element("h3", name), section))
+        return sections[0][1]
+    return join(part for name, section in sections for part in (element("h3", name), section))
 
 
 def _render_run(run: RunRecord) -> Iterator[Markup]:
@@ -102,12 +101,9 @@ def render_matrix(names: Sequence[str], counts: Mapping[tuple[str, str], int]) -
 
 
 def _render_confusions(counts: Mapping[tuple[str, str], int]) -> Markup:
-    wrong = sorted(
-        ((pair, count) for pair, count in counts.items() if pair[0] != pair[1]), key=lambda item: (-item[1], item[0])
-    )
-    return table(
-        ("gold", "predicted", "count"), [(gold, answer, f"{count:,}") for (gold, answer), count in wrong[:MAX_CLASSES]]
-    )
+    wrong = [(-count, gold, answer) for (gold, answer), count in counts.items() if gold != answer]
+    rows = [(gold, answer, f"{-count:,}") for count, gold, answer in sorted(wrong)[:MAX_CLASSES]]
+    return table(("gold", "predicted", "count"), rows)
 
 
 def _render_examples(errors: Sequence[Facts]) -> Markup:
@@ -136,14 +132,14 @@ def _render_scatter(predictions: Sequence[Facts]) -> Iterator[Markup]:
     if not points:
         return
     step = max(len(points) // MAX_DOTS, 1)
-    ends = (min(x for x, _ in points), max(x for x, _ in points))
-    dots = Series("examples", tuple(points[::step]), style="dots")
-    yield draw_line_chart(
-        [dots, Series("gold", ((ends[0],) * 2, (ends[1],) * 2), (), 7, "dashed")], x="gold", y="predicted"
+    ends = [(gold, gold) for gold in (min(points)[0], max(points)[0])]
+    dots, diagonal = (
+        Series("examples", tuple(points[::step]), style="dots"),
+        Series("gold", tuple(ends), (), 7, "dashed"),
     )
-    worst = sorted(
-        predictions, key=lambda row: (-abs(float(row["gold"]) - float(row.get("score", 0))), str(row.get("id")))
-    )
+    yield draw_line_chart([dots, diagonal], x="gold", y="predicted")
+    gaps = [(-abs(float(row["gold"]) - float(row.get("score", 0))), str(row.get("id"))) for row in predictions]
+    worst = [predictions[i] for i in sorted(range(len(gaps)), key=gaps.__getitem__)]
     yield note(f"{format_count(min(len(worst), MAX_EXAMPLES), 'examples')} with the largest error.")
     yield join(_render_error({**row, "label": f"{row.get('score', 0):.3g}"}) for row in worst[:MAX_EXAMPLES])
 
