@@ -10,8 +10,7 @@ import pretune as pt
 from pretune.adaptation.peft.prompt import PromptTuning
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.sequences import Sequences
-from pretune.data.virtual_tokens import reserve
+from pretune.data.sequences import Sequences, reserve
 from tests.contracts.laws import equal, read
 from tests.contracts.tiny import model_of, text
 

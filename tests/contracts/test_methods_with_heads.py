@@ -28,7 +28,7 @@ from pretune.adaptation.peft.qlora import QLoRA
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
-from pretune.data.virtual_tokens import reserve
+from pretune.data.sequences import reserve
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build
 from pretune.training.optim.base import build_parameter_groups

@@ -52,7 +52,7 @@ def build_hooks(model: ModelWithHead, method: AnyMethod, *, epoch: float) -> lis
 
 
 def count_slots(method: AnyMethod) -> int:
-    """Return the number of slots to reserve before each sequence (`data.virtual_tokens`)."""
+    """Return the number of slots to reserve before each sequence (`data.sequences.reserve`)."""
     return method.count if isinstance(method, PromptTuning) else 0
 
 

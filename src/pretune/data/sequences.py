@@ -1,12 +1,14 @@
 """Ragged arrays, and `Sequences`: many sequences as flat arrays, the format between shards, corruption and layout."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE_INDEX
 from pretune.text.template import SequencePieces
 
 Ints = NDArray[np.int64]
@@ -135,3 +137,42 @@ def join(parts: Sequence[Sequences]) -> Sequences:
         else:
             columns[field.name] = join(values) if field.name == "source" else np.concatenate(values)
     return Sequences(**columns)
+
+
+SLOT_VALUES: dict[str, Any] = {
+    "tokens": 0, "special": True, "words": True, "sentences": True, "segments": 0, "targets": IGNORE_INDEX, "order": 0,
+    "blanks": -1,
+}  # fmt: skip
+"""Field values of a slot: a valid token id that is never used, rank 0 (context), outside of masked spans."""
+
+
+def reserve(sequences: Sequences, count: int) -> Sequences:
+    """Return the sequences with `count` slots before each, or before each source if there is an encoder side.
+
+        a b c | d e          reserve(…, 2)          . . a b c | . . d e
+
+    Slots are for vectors that the model inserts (prompt tuning). Attention and layout treat them as ordinary positions.
+    They count as special tokens: they are never corrupted and have no targets.
+
+    Raises `UsageError` if `count` is negative.
+    """
+    if count < 0:
+        raise UsageError(f"number of slots must be >= 0, got {count}")
+    if count == 0:
+        return sequences
+    if sequences.source is not None:
+        return replace(sequences, source=reserve(sequences.source, count))
+    lengths = sequences.lengths + count
+    offsets = compute_offsets(lengths)
+    is_text = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths) >= count
+    fields: dict[str, Any] = {"offsets": offsets}
+    for name in PER_TOKEN:
+        values: NDArray[Any] | None = getattr(sequences, name)
+        if values is not None:
+            fields[name] = np.full(len(is_text), SLOT_VALUES[name], dtype=values.dtype)
+            fields[name][is_text] = values
+    for name in ("prefix", "sides"):
+        places: NDArray[Any] | None = getattr(sequences, name)
+        if places is not None:
+            fields[name] = np.where(places > 0, places + count, 0)
+    return replace(sequences, **fields)

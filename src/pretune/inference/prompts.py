@@ -11,8 +11,7 @@ from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.inference_batches import pack_in_order
-from pretune.data.sequences import Sequences, compute_offsets
-from pretune.data.virtual_tokens import reserve
+from pretune.data.sequences import Sequences, compute_offsets, reserve
 from pretune.inference.generation_config import GenerationTokens
 from pretune.models.model import LanguageModel
 from pretune.nn.cache import KVCache

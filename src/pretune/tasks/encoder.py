@@ -17,8 +17,7 @@ from pretune.adaptation.heads.base import TaskHead, build_encoder_decoder_inputs
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.generation import Generation
 from pretune.core.errors import DataError, UsageError
-from pretune.data.sequences import Ints
-from pretune.data.virtual_tokens import reserve
+from pretune.data.sequences import Ints, reserve
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model

@@ -1,6 +1,6 @@
 """Prompt tuning (Lester et al., 2021): learned vectors before the text, in the place of token embeddings.
 
-The data layout reserves slots (`data.virtual_tokens.reserve`, with the same count): the first positions of each
+The data layout reserves slots (`data.sequences.reserve`, with the same count): the first positions of each
 sequence, which the model fills from its table. In an encoder-decoder the encoder reads them. See also: prefix tuning
 has such vectors in every block.
 
