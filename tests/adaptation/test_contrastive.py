@@ -22,8 +22,7 @@ from pretune.core.errors import UsageError
 from pretune.inference import sentence_modules
 from pretune.inference.pooling import Embedding, TextEncoder
 from pretune.inference.text_model import get_tokenizer
-from pretune.runs.embedding.batches import build_text_stream
-from pretune.tasks.types.embedding import PairDataset
+from pretune.tasks.types.embedding import PairDataset, build_text_stream
 from tests.inference.readers import encoder
 
 FIRST = ("the cat plays", "a bird sings in the tree", "money in the bank", "the old house")

@@ -151,11 +151,12 @@ def load_model(
     import torch
 
     from pretune.adaptation.io import load
+    from pretune.core.run_dir import RunDir
 
     head: Literal["tied"] | None = "tied" if needs_head else None
     loaded_model = load(folder, base=base, dtype=getattr(torch, dtype), device=resolve_device(device), head=head)
     model: Any = getattr(loaded_model, "model", loaded_model)  # without the task head
-    if needs_head and model is not loaded_model and model.spec.head is None and (folder / "task.json").is_file():
+    if needs_head and model is not loaded_model and model.spec.head is None and RunDir(folder).is_finetuned:
         command = f"pretune predict {shlex.quote(str(folder))} --input FILE"
         raise UsageError(f"{folder}: a fine-tuned run has no language-modelling head; use `{command}`")
     return loaded_model

@@ -159,13 +159,14 @@ def _build_user_task(model: str | None, train: Path | None, test: Path | None, c
         if train is not None or columns:
             raise UsageError("--train and --column need --test, the table to evaluate on")
         return None
+    from pretune.core.run_dir import RunDir
     from pretune.tasks.user_table import build_user_task
 
     roles = dict(part.partition("=")[::2] for part in columns)
     wrong = next((role for role in roles if role not in ("text", "pair", "label") or not roles[role]), None)
     if wrong is not None:
         raise UsageError(f"--column '{wrong[:40]}' must be text=NAME, pair=NAME or label=NAME")
-    if model is not None and (Path(model) / "task.json").is_file():
+    if model is not None and RunDir(Path(model)).is_finetuned:
         from pretune.runs.finetune.finetuned_run import build_table_task
 
         if train is not None:

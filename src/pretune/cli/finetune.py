@@ -211,7 +211,7 @@ def _train_embeddings(
         if value:
             raise UsageError(f"{name} is not supported with --type {EMBEDDING}; see docs/embeddings.md")
     from pretune.core.config import list_paths
-    from pretune.runs.embedding.train import EmbeddingConfig, train_embeddings
+    from pretune.runs.embedding import EmbeddingConfig, train_embeddings
 
     paths = list_paths(EmbeddingConfig())
     for name in overrides:

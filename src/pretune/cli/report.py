@@ -22,6 +22,7 @@ def report(
 
     Example: pretune report runs/books runs/sst2 --out report.html
     """
+    from pretune.core.run_dir import RunDir
     from pretune.reports.page import report as write
 
     page = write(runs, out, title=title)
@@ -29,5 +30,5 @@ def report(
     log.print_result(json.dumps({"report": str(page), "bytes": size}, allow_nan=False) if as_json else f"{page}")
     if not as_json:
         log.info(f"open {quote(page)} in a browser (one file, {size:,} bytes)")
-    run = next((directory for directory in runs if (Path(directory) / "config.json").is_file()), None)
+    run = next((directory for directory in runs if RunDir(Path(directory)).model_config.is_file()), None)
     hint(*(("verify", run) if run is not None else ("list", "tasks")), silent=as_json)

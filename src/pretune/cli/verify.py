@@ -20,6 +20,7 @@ def verify(
     Example: pretune verify runs/books
     """
     from pretune.core.hub import resolve_path
+    from pretune.core.run_dir import RunDir
     from pretune.runs.verify import verify as verify_model
 
     lines = verify_model(directory, base=base)
@@ -29,7 +30,7 @@ def verify(
         return
     for line in lines:
         log.print_result(f"ok  {line}")
-    if (directory / "run.json").exists() and any(directory.glob("*config.json")):  # a finished run
+    if RunDir(directory).settings.exists() and any(directory.glob("*config.json")):  # a finished run
         hint("export", argument, "--to", "hf", "--out", find_free_path(f"{directory.resolve().name}-hf"))
     else:
         hint("show", argument)

@@ -18,6 +18,7 @@ from pretune.core.format import (
     format_kilograms,
     format_number,
 )
+from pretune.core.run_dir import RunDir
 from pretune.reports import facts
 from pretune.reports.load import ComparisonResults, RunRecord
 from pretune.reports.markup import NO_MARKUP, Markup, code, element, join, note, notes, pairs, table
@@ -165,7 +166,7 @@ def render_commands(
     lines += dict.fromkeys(line for line in map(build_prepare_command, runs) if line is not None)
     for run in (record for record in runs if record.is_finetuned or record.is_pretrained):
         verb = "finetune" if run.is_finetuned else "pretrain"
-        lines.append(_format_command(verb, "--config", run.path / "run.json", "--out", f"{run.path}-again"))
+        lines.append(_format_command(verb, "--config", RunDir(run.path).settings, "--out", f"{run.path}-again"))
     lines.append(_format_command("report", *paths, "--out", out))
     promise = note("On a CPU the same settings, data and threads give the same weights, bit for bit.")
     return join([code(*lines), promise])

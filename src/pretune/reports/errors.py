@@ -7,8 +7,9 @@ from typing import Any
 from pretune.core.config import check_record
 from pretune.core.errors import CheckpointError
 from pretune.core.format import format_count
+from pretune.core.run_dir import RunDir
 from pretune.reports.charts import Series, draw_line_chart
-from pretune.reports.load import PREDICTIONS, RunRecord
+from pretune.reports.load import RunRecord
 from pretune.reports.markup import Markup, element, join, note, table
 from pretune.tasks.types import TASK_TYPES
 from pretune.training.records import GoldScore, GoldTags
@@ -38,7 +39,7 @@ def _render_run(run: RunRecord) -> Iterator[Markup]:
         return
     if record := GOLD_RECORDS.get(view):
         for row in predictions:
-            check_record(record, row, CheckpointError, f"{run.path / PREDICTIONS} of a task of {kind}")
+            check_record(record, row, CheckpointError, f"{RunDir(run.path).predictions} of a task of {kind}")
     match view:
         case "scores":
             yield from _render_scatter(predictions)

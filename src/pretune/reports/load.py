@@ -16,7 +16,8 @@ from pretune.core import io
 from pretune.core.config import check_record, read_record, read_records
 from pretune.core.errors import CheckpointError, DataError, UsageError, suggest_file
 from pretune.core.io.strict_json import MAX_BYTES
-from pretune.data.prepared_data import CardFile
+from pretune.core.run_dir import RunDir
+from pretune.data.prepared_data import CARD_FILE, CardFile
 from pretune.training.metrics_log import read_metrics
 from pretune.training.records import (
     CostFile,
@@ -29,8 +30,6 @@ from pretune.training.records import (
 )
 
 Facts = Mapping[str, Any]
-RUN, COST, SCORES, TRIAL, METRICS = "run.json", "cost.json", "scores.json", "trial.json", "metrics.jsonl"
-PREDICTIONS, RESULTS, CARD = "predictions.jsonl", "results.json", "card.json"
 PRETRAINING_SETTINGS = (
     "objective.kind",
     "data.max_length",
@@ -111,37 +110,40 @@ def load_directory(path: str | os.PathLike[str]) -> list[RunRecord | ComparisonR
         remedy = ("" if directory.exists() else suggest_file(directory)) or "; pass a run directory"
         raise UsageError(f"{directory}: {'not a' if directory.exists() else 'no such'} directory{remedy}")
     records: list[RunRecord | ComparisonResults] = []
-    if (directory / RESULTS).is_file():
+    run_dir = RunDir(directory)
+    if run_dir.results.is_file():
         results = read_results(directory)
         records.append(results)
         records += [read_run(run) for run in _resolve_runs(directory, results.metadata.get("runs", ()))]
-    if (directory / RUN).is_file():
+    if run_dir.settings.is_file():
         records.append(read_run(directory))
     if not records:
-        raise UsageError(f"{directory}: no {RUN} or {RESULTS}; pass a run of `pretune pretrain` or `finetune`")
+        names = f"{run_dir.settings.name} or {run_dir.results.name}"
+        raise UsageError(f"{directory}: no {names}; pass a run of `pretune pretrain` or `finetune`")
     return records
 
 
 def read_run(directory: Path) -> RunRecord:
     """Load a run; damaged files raise, missing ones are allowed."""
-    tree = read_run_record(RunFile, directory / RUN, CheckpointError)
+    run_dir = RunDir(directory)
+    tree = read_run_record(RunFile, run_dir.settings, CheckpointError)
     is_finetuned = "base" in tree
     settings = FINETUNING_SETTINGS if is_finetuned else PRETRAINING_SETTINGS if "objective" in tree else ()
-    _check_settings(tree, settings, directory / RUN)
-    cost = read_record(CostFile, directory / COST, CheckpointError) if (directory / COST).is_file() else None
+    _check_settings(tree, settings, run_dir.settings)
+    cost = read_record(CostFile, run_dir.cost, CheckpointError) if run_dir.is_finished else None
     summary: Facts = {} if cost is None else cost.get("run", {})
-    has_scores = is_finetuned and (directory / SCORES).is_file()
-    scores = read_record(ScoresFile, directory / SCORES, CheckpointError) if has_scores else None
-    has_predictions = (directory / PREDICTIONS).is_file()
-    journal = _find_metrics(directory, scores)
+    has_scores = is_finetuned and run_dir.scores.is_file()
+    scores = read_record(ScoresFile, run_dir.scores, CheckpointError) if has_scores else None
+    has_predictions = run_dir.predictions.is_file()
+    journal = _find_metrics(run_dir, scores)
     return RunRecord(
         path=directory,
         config=tree,
         cost=cost,
         summary=summary,
-        metrics=read_metrics(journal) if journal else (),
+        metrics=read_metrics(journal.path) if journal else (),
         scores=scores,
-        predictions=read_records(PredictionLine, directory / PREDICTIONS, CheckpointError) if has_predictions else (),
+        predictions=read_records(PredictionLine, run_dir.predictions, CheckpointError) if has_predictions else (),
         card=_read_card(directory, str((tree.get("data") or {}).get("path") or "")),
     )
 
@@ -158,21 +160,22 @@ def _check_settings(tree: Facts, paths: Sequence[str], file: Path) -> None:
             node = node[name]
 
 
-def _find_metrics(directory: Path, scores: Facts | None) -> Path | None:
+def _find_metrics(run_dir: RunDir, scores: Facts | None) -> RunDir | None:
     """Return the directory of the metrics: the run, else the trial whose model was saved, else the first trial."""
-    folders = [folder for folder in (directory, *sorted(directory.glob("trials/*"))) if (folder / METRICS).is_file()]
+    trials = [RunDir(folder) for folder in sorted(run_dir.trials.glob("*"))]
+    directories = [directory for directory in (run_dir, *trials) if directory.metrics.is_file()]
     selection = {name: (scores or {}).get("model", {}).get(name) for name in ("lr", "seed", "labels")}
-    for folder in folders:
-        if folder != directory and (folder / TRIAL).is_file():
-            trial: Facts = read_record(TrialRecord, folder / TRIAL, CheckpointError)
+    for directory in directories:
+        if directory is not run_dir and directory.trial.is_file():
+            trial: Facts = read_record(TrialRecord, directory.trial, CheckpointError)
             if all(trial.get(name) == value for name, value in selection.items()):
-                return folder
-    return next(iter(folders), None)
+                return directory
+    return next(iter(directories), None)
 
 
 def read_results(directory: Path) -> ComparisonResults:
     """Load and check results.json."""
-    path = directory / RESULTS
+    path = RunDir(directory).results
     try:
         text = io.read_bounded(path, DataError, MAX_BYTES).decode()
     except UnicodeDecodeError as fault:
@@ -196,14 +199,17 @@ def read_results(directory: Path) -> ComparisonResults:
 def _read_other_costs(directory: Path, runs: Sequence[Path]) -> Iterator[tuple[Path, Facts]]:
     """Yield the costs of runs up to two levels below a directory that are not listed."""
     run_paths = {path.resolve() for path in runs}
-    for file in sorted([*directory.glob(f"*/{COST}"), *directory.glob(f"*/*/{COST}")]):
-        if file.parent.resolve() not in run_paths and (file.parent / RUN).is_file():
-            yield file.parent.resolve(), read_record(CostFile, file, CheckpointError)
+    for folder in sorted([*directory.glob("*"), *directory.glob("*/*")]):
+        run_dir = RunDir(folder)
+        if folder.resolve() not in run_paths and run_dir.is_finished and run_dir.settings.is_file():
+            yield folder.resolve(), read_record(CostFile, run_dir.cost, CheckpointError)
 
 
 def _resolve_runs(directory: Path, names: Sequence[str]) -> list[Path]:
     """Resolve the run directories that results list."""
-    return [io.resolve_inside(directory, name, DataError, directory / RESULTS, allow_nested=True) for name in names]
+    return [
+        io.resolve_inside(directory, name, DataError, RunDir(directory).results, allow_nested=True) for name in names
+    ]
 
 
 def _read_card(directory: Path, path: str) -> CardFile | None:
@@ -211,6 +217,6 @@ def _read_card(directory: Path, path: str) -> CardFile | None:
     if not path:
         return None
     for folder in (Path(), directory, *directory.resolve().parents[:3]):
-        if (folder / path / CARD).is_file():
-            return read_record(CardFile, folder / path / CARD, DataError)
+        if (folder / path / CARD_FILE).is_file():
+            return read_record(CardFile, folder / path / CARD_FILE, DataError)
     return None

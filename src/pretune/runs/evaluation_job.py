@@ -26,7 +26,7 @@ from pretune.evaluation.perplexity import evaluate_perplexity
 from pretune.evaluation.result import EvaluationResult
 from pretune.inference.embed import build_embedder
 from pretune.inference.scoring import ScoringConfig
-from pretune.runs.finetune.saved_task import TASK_FILE, SavedTask
+from pretune.runs.finetune.saved_task import SavedTask
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.text.corpora import open_corpus
@@ -86,7 +86,7 @@ class EvaluationJob:
             if isinstance(self.model_or_path, nn.Module) or is_hub(self.model_or_path)
             else Path(self.model_or_path)
         )
-        return path if path is not None and (path / TASK_FILE).is_file() else None
+        return path if path is not None and RunDir(path).is_finetuned else None
 
     @property
     def finetuned_tasks(self) -> list[str | Task]:

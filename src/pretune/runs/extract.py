@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pretune.core.hub import is_hub
+from pretune.core.run_dir import RunDir
 from pretune.inference.index import Hit
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.saved_task import TASK_FILE
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.types.span import SpanExtraction
@@ -29,7 +29,7 @@ class ExtractedAnswer(NamedTuple):
 
 def load_extractive_run(path: str | os.PathLike[str], *, device: str | None = None) -> FinetunedRun | None:
     """Return a run fine-tuned to extract spans; None for any other model, also a generative one."""
-    if is_hub(path) or not (Path(path) / TASK_FILE).is_file():
+    if is_hub(path) or not RunDir(Path(path)).is_finetuned:
         return None
     run = FinetunedRun.open(path, device=device)
     if run.saved_task.members:

@@ -30,6 +30,7 @@ from pretune.core import io, log
 from pretune.core.config import spec
 from pretune.core.errors import DataError, PretuneError, StoppedError, StopRequest, UsageError, UserInterruptError
 from pretune.core.format import format_duration
+from pretune.core.run_dir import RunDir
 from pretune.core.seed import make_generator
 from pretune.evaluation.baselines.base import Classifier
 from pretune.evaluation.baselines.classifiers import SVM, AveragedVectors, Majority
@@ -336,7 +337,7 @@ class QuickstartRun:
             baselines="none", train=train, dev=texts / "dev.csv", test=texts / "test.csv",
             method=ROWS[key].finetune_method, lr=ROWS[key].lr, steps=steps, overrides=changes,
         )  # fmt: skip
-        lines = map(json.loads, (out / "predictions.jsonl").read_bytes().splitlines())
+        lines = map(json.loads, RunDir(out).predictions.read_bytes().splitlines())
         return np.array([line["label"] == line["gold"] for line in lines if line["split"] == "test"], dtype=float)
 
     def draw(self, labels: int, seed: int) -> list[Example]:
@@ -346,7 +347,7 @@ class QuickstartRun:
     def finish(self, command: str) -> QuickstartResult:
         """Write `results.json` and the report."""
         tuned_runs = [f"tuned/full-{labels}-0" for labels in self.plan.labels if ("full", labels) in self.hits][-1:]
-        runs = [run for run in ("pretrain", *tuned_runs) if (self.run_dir / run / "cost.json").is_file()]
+        runs = [run for run in ("pretrain", *tuned_runs) if RunDir(self.run_dir / run).is_finished]
         model = [shlex.quote(str(self.run_dir / run)) for run in tuned_runs]
         use = [f'echo "a lovely film" | pretune predict {run} --input -' for run in model]
         use += [f"pretune finetune {shlex.quote(self.encoder)} --train YOURS.csv --out runs/yours"]
@@ -356,7 +357,7 @@ class QuickstartRun:
             "rows": [*self.list_rows()], "stages": self.stages, "seconds": round(self.budget - self.seconds_left, 1),
             "runs": runs, "data": "data", "command": command, "use": use,
         }  # fmt: skip
-        io.write_json(self.run_dir / "results.json", results)
+        io.write_json(RunDir(self.run_dir).results, results)
         return QuickstartResult(self.run_dir, results, report([self.run_dir], self.run_dir / "report.html"))
 
     def list_rows(self) -> Iterator[Facts]:

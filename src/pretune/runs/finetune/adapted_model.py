@@ -13,6 +13,7 @@ from pretune.adaptation.freeze import Decay, Full, Gradual, UnfreezingHook, free
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.multi_task import MultiTask
+from pretune.adaptation.peft.io import ADAPTER_FILE
 from pretune.adaptation.scalar_mix import ScalarMixHead
 from pretune.adaptation.surgery import add_blocks, add_task_tokens, replace_vocabulary, resize_positions
 from pretune.core import config
@@ -43,7 +44,6 @@ MAX_UNKNOWN_SHARE = 0.05
 """Share of unknown tokens that triggers a warning; text in the vocabulary's language has well below 1%."""
 SAMPLE_EXAMPLES = 1000
 """Number of examples on which unknown tokens are counted."""
-ADAPTER_FILE = "adapter.json"
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from pretune.adaptation import METHOD_PRESETS, METHODS
+from pretune.adaptation.peft.io import ADAPTER_FILE
 from pretune.core.config import from_dict, get_kind
 from pretune.core.errors import UsageError, suggest
 from pretune.core.hub import resolve_path
@@ -13,7 +14,7 @@ from pretune.core.migration import RENAMED_METHODS, refuse_old_settings
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model
 from pretune.runs.config import find_rates, read_config, read_optimizer, read_registered, refuse_conflicts
-from pretune.runs.finetune.adapted_model import ADAPTER_FILE, load_base_model
+from pretune.runs.finetune.adapted_model import load_base_model
 from pretune.runs.finetune.config import (
     AdaptationConfig,
     BaseConfig,

@@ -9,12 +9,11 @@ from pretune.core import config, io
 from pretune.core.config import spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_task
+from pretune.core.run_dir import RunDir
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task, Template
 from pretune.tasks.types import TASK_TYPES, get_option
-
-TASK_FILE = "task.json"
 
 
 @spec(has_kind=False)
@@ -49,14 +48,14 @@ class SavedTask:
 
     def write(self, run: Path) -> None:
         """Write task.json into the directory of a run."""
-        io.write_json(run / TASK_FILE, {FORMAT_KEY: FORMAT_VERSION, **config.to_dict(self)})
+        io.write_json(RunDir(run).task, {FORMAT_KEY: FORMAT_VERSION, **config.to_dict(self)})
 
     @classmethod
     def read(cls, run: Path) -> "SavedTask":
         """Read task.json from the directory of a run, of any format."""
-        file = run / TASK_FILE
+        file = RunDir(run).task
         if not file.is_file():
-            raise CheckpointError(f"{run}: no {TASK_FILE}: not a fine-tuned run; make one with `pretune finetune`")
+            raise CheckpointError(f"{run}: no {file.name}: not a fine-tuned run; make one with `pretune finetune`")
         tree = migrate_task(io.read_json(file, CheckpointError), CheckpointError, str(file))
         try:
             saved_task = config.from_dict(cls, tree, location=str(file))

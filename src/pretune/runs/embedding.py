@@ -29,10 +29,9 @@ from pretune.inference.sentence_modules import build_encoder
 from pretune.metrics.numeric import spearman
 from pretune.models.hf import checkpoint
 from pretune.models.verify import check_weights
-from pretune.runs.embedding.batches import build_text_stream
 from pretune.runs.verify import check_model
 from pretune.tasks import TASKS
-from pretune.tasks.types.embedding import PairDataset, read_dataset, select_loss
+from pretune.tasks.types.embedding import PairDataset, build_text_stream, read_dataset, select_loss
 from pretune.training.clock import TrainingClock
 from pretune.training.config import TrainConfig
 from pretune.training.distributed import Ranks, init_distributed, resolve_device, run_on_rank_zero
