@@ -33,9 +33,8 @@ from pretune.tasks.types import TYPE_OPTIONS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pretune.runs.finetune.config import FinetuneConfig
+    from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
     from pretune.runs.finetune.finetuned_run import FinetunedRun
-    from pretune.runs.finetune.plan import SweepPlan
 
 
 EMBEDDING = "embedding"

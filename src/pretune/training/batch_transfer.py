@@ -1,4 +1,4 @@
-"""Batches of a step: their token counts, and their transfer in one byte buffer, so that one copy moves them.
+"""Batches of a step: requests, token counts, and the transfer in one byte buffer, so that one copy moves them.
 
     packed = PackedBatches.from_batches(batches)   # computes the layout; nothing is copied yet
     packed.write(memory)                           # memory: a flat uint8 tensor of at least `packed.layout.size` bytes
@@ -17,6 +17,29 @@ import torch
 from torch import Tensor
 
 from pretune.core.types import IGNORE_INDEX, Batch, Targets
+
+
+class BatchSource(Protocol):
+    """Batches by step: a `BatchStream`, or phases of them. It is pickled for the workers, so it should be small."""
+
+    def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
+        """Return the batch of a step, or one of `parts` equal parts of its rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """A step to make, parts `start_part` up to `stop_part` of `parts`. Requests of earlier turns are void."""
+
+    turn: int
+    step: int
+    slot: int
+    start_part: int
+    stop_part: int
+    parts: int
+
+    def make(self, source: BatchSource) -> list[Batch]:
+        """Make the requested batches."""
+        return [source.batch(self.step, part=part, parts=self.parts) for part in range(self.start_part, self.stop_part)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

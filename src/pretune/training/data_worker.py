@@ -21,42 +21,17 @@ from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pretune.core.errors import RemoteError, ResourceError, UsageError
-from pretune.core.types import Batch
-from pretune.training.batch_transfer import BatchStats, BufferLayout, PackedBatches
+from pretune.training.batch_transfer import BatchRequest, BatchSource, BatchStats, BufferLayout, PackedBatches
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals handled by the parent."""
 _OUT_OF_MEMORY = "out of memory in a data worker; lower train.workers"
 _POLL_SECONDS = 1.0  # seconds between checks for the parent
-
-
-class BatchSource(Protocol):
-    """Batches by step: a `BatchStream`, or phases of them. It is pickled for the workers, so it should be small."""
-
-    def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
-        """Return the batch of a step, or one of `parts` equal parts of its rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRequest:
-    """A step to make, parts `start_part` up to `stop_part` of `parts`. Requests of earlier turns are void."""
-
-    turn: int
-    step: int
-    slot: int
-    start_part: int
-    stop_part: int
-    parts: int
-
-    def make(self, source: BatchSource) -> list[Batch]:
-        """Make the requested batches."""
-        return [source.batch(self.step, part=part, parts=self.parts) for part in range(self.start_part, self.stop_part)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ import torch
 
 from pretune.core.errors import RemoteError, UsageError
 from pretune.core.types import Batch
-from pretune.training.batch_transfer import BatchStats, Transfer, build_prefetcher
-from pretune.training.data_worker import BatchRequest, BatchSource, Worker, WorkerStep, stop_workers
+from pretune.training.batch_transfer import BatchRequest, BatchSource, BatchStats, Transfer, build_prefetcher
+from pretune.training.data_worker import Worker, WorkerStep, stop_workers
 
 _WORKER_NAME = "pretune-data-{}"
 

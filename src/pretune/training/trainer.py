@@ -23,12 +23,11 @@ from pretune.core.errors import CheckpointError
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.data.plan import BatchShape
 from pretune.models.spec import Model
-from pretune.training.batch_transfer import BatchStats
+from pretune.training.batch_transfer import BatchSource, BatchStats
 from pretune.training.checkpoints import Checkpoint, CheckpointHook, CheckpointManager, restore_checkpoint
 from pretune.training.clock import TrainingClock, estimate_reserve
 from pretune.training.config import TrainConfig
 from pretune.training.cuda_graph import build_cuda_graph
-from pretune.training.data_worker import BatchSource
 from pretune.training.dataloader import DataLoader
 from pretune.training.distributed import Parallel, Ranks, run_on_rank_zero
 from pretune.training.guards import DivergenceGuard, GracefulShutdown

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pretune.runs.finetune.config import FinetuneTrainConfig
-from pretune.runs.finetune.plan import compute_eval_interval, count_steps
+from pretune.runs.finetune.config import FinetuneTrainConfig, compute_eval_interval, count_steps
 
 
 @pytest.mark.parametrize(

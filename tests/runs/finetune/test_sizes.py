@@ -11,7 +11,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import DataError
 from pretune.reports.facts import build_finetuning_rows
-from pretune.runs.finetune.plan import TrialOutlook
+from pretune.runs.finetune.trial import TrialOutlook
 from tests.runs import tasked
 
 Capture = pytest.CaptureFixture[str]

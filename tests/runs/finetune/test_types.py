@@ -10,7 +10,7 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import UsageError
-from pretune.runs.finetune.saved_task import TASK_FILE, SavedTask
+from pretune.runs.finetune.saved_task import SavedTask
 from tests.runs import tasked
 
 Capture = pytest.CaptureFixture[str]
@@ -30,7 +30,7 @@ def stars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(base: Path, train: Path, out: Path, **wishes: Any) -> dict[str, Any]:
     pt.finetune(base, train=train, out=out, steps=1, baselines="none", **wishes)
-    found: dict[str, Any] = json.loads((out / TASK_FILE).read_text())
+    found: dict[str, Any] = json.loads((out / "task.json").read_text())
     return found
 
 
@@ -54,7 +54,7 @@ def test_stars_are_classes_or_scores(
 def test_a_task_without_a_type_is_read(base: Path, stars: Path, tmp_path: Path) -> None:
     found = run(base, stars, tmp_path / "run")
     del found["type"]
-    (tmp_path / "run" / TASK_FILE).write_text(json.dumps(found))
+    (tmp_path / "run" / "task.json").write_text(json.dumps(found))
     assert SavedTask.read(tmp_path / "run").type is None
     assert pt.predict(tmp_path / "run", [{"review": "a quiet house"}])[0]["label"] in "12345"
 

@@ -3,7 +3,8 @@
 `--set method.rank=16` changes one value; `run.json` stores the whole tree, and `--config run.json` repeats the run.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,6 +19,11 @@ from pretune.nn.heads import PoolingConfig
 from pretune.runs.config import RunConfig
 from pretune.training.config import TrainConfig
 from pretune.training.schedules import LinearSchedule, Schedule
+
+DEFAULT_EPOCHS, MIN_STEPS, MAX_EPOCHS = 3.0, 300, 30.0
+"""Three epochs (Devlin et al., 2019), or more on small data (Mosbach et al., 2021): 300 steps or 30 epochs."""
+EVALUATIONS_PER_RUN, LONG_EPOCH_STEPS = 10, 500
+"""Epochs of more than LONG_EPOCH_STEPS steps are evaluated EVALUATIONS_PER_RUN times per run instead."""
 
 
 @spec(has_kind=False)
@@ -154,3 +160,81 @@ class FinetuneConfig(RunConfig):
                 f"base.{self.base.changed_field}: an adapter of '{name}' needs the base model unchanged; save the "
                 "changed model first (docs/adaptation.md, Surgery), or use --method full, frozen or gradual"
             )
+
+
+@spec(has_kind=False)
+class SweepPlan:
+    """Trials of a run: rates are compared on dev with the first seed and all labels; other trials use the best rate."""
+
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...] = (0,)
+    train_examples: tuple[int | None, ...] = (None,)  # training examples; None: all
+    baselines: tuple[str, ...] = ()
+    forgetting: str | None = None  # prepared data for the pre-training loss before and after
+    vectors: str | None = None  # word vectors for the baseline `vectors`
+
+    def __post_init__(self) -> None:
+        for name, values in (
+            ("learning rates", self.rates),
+            ("seeds", self.seeds),
+            ("numbers of training examples", self.train_examples),
+        ):
+            if not values or len(set(values)) < len(values):
+                raise UsageError(f"{name} {', '.join(map(str, values))}: need at least one, without duplicates")
+
+    @property
+    def is_single(self) -> bool:
+        """True for a single trial, which is then the run itself."""
+        return len(self.rates) == len(self.seeds) == len(self.train_examples) == 1
+
+    @property
+    def trial_count(self) -> int:
+        """Number of trials."""
+        return len(self.rates) - 1 + len(self.seeds) * len(self.train_examples)
+
+    @property
+    def max_train_examples(self) -> int | None:
+        """Largest training set size: that of the result."""
+        return None if None in self.train_examples else max(count for count in self.train_examples if count is not None)
+
+    def format_name(self, tuning: FinetuneConfig) -> str:
+        """Return the name of a trial."""
+        return f"labels-{tuning.task.train_examples or 'all'}-lr-{tuning.train.lr:g}-seed-{tuning.train.seed}"
+
+    def list_rate_trials(self, tuning: FinetuneConfig) -> Iterator[FinetuneConfig]:
+        """Yield the trials that select a learning rate; with one rate, its first trial."""
+        for rate in self.rates:
+            yield tuning.replace(
+                {"train.lr": rate, "train.seed": self.seeds[0], "task.train_examples": self.max_train_examples}
+            )
+
+    def list_remaining_trials(self, tuning: FinetuneConfig, rate: float) -> Iterator[FinetuneConfig]:
+        """Yield all other trials, with the selected rate."""
+        counts = [
+            self.max_train_examples,
+            *(count for count in self.train_examples if count != self.max_train_examples),
+        ]
+        for count in counts:
+            for seed in self.seeds:
+                if count != self.max_train_examples or seed != self.seeds[0]:
+                    yield tuning.replace({"train.lr": rate, "train.seed": seed, "task.train_examples": count})
+
+
+def count_steps(train_config: FinetuneTrainConfig, steps_per_epoch: int, *, is_parameter_efficient: bool) -> int:
+    """Return the number of steps; parameter-efficient methods train twice as long by default."""
+    if train_config.steps is not None:
+        return train_config.steps
+    if train_config.epochs is not None:
+        return max(math.ceil(train_config.epochs * steps_per_epoch), 1)
+    default_steps = max(DEFAULT_EPOCHS * steps_per_epoch, min(MIN_STEPS, MAX_EPOCHS * steps_per_epoch))
+    return math.ceil(default_steps * (2 if is_parameter_efficient else 1))
+
+
+def compute_eval_interval(steps_per_epoch: int, steps: int) -> int:
+    """Return the steps between evaluations: an epoch, or a tenth of the run if epochs are long or very short.
+
+    >>> compute_eval_interval(100, 300), compute_eval_interval(2000, 6000), compute_eval_interval(2, 300)
+    (100, 600, 30)
+    """
+    tenth = max(steps // EVALUATIONS_PER_RUN, 1)
+    return tenth if steps_per_epoch > LONG_EPOCH_STEPS or steps_per_epoch < tenth else steps_per_epoch

@@ -24,10 +24,15 @@ from pretune.evaluation.baselines.run import parse_baselines
 from pretune.inference.word_vectors import WordVectors
 from pretune.runs.config import find_rates, read_config
 from pretune.runs.finetune.adapted_model import build_task_head
-from pretune.runs.finetune.config import AdaptationConfig, FinetuneConfig, FinetuneTrainConfig, SequenceConfig
+from pretune.runs.finetune.config import (
+    AdaptationConfig,
+    FinetuneConfig,
+    FinetuneTrainConfig,
+    SequenceConfig,
+    SweepPlan,
+)
 from pretune.runs.finetune.defaults import build_finetune_config, read_base_spec
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.plan import SweepPlan
 from pretune.runs.finetune.sweep import FinetuneSweep
 from pretune.runs.finetune.task_data import check_sizes, find_trainable_task, open_task
 from pretune.runs.verify import check_model

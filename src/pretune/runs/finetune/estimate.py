@@ -10,9 +10,8 @@ from pretune.core import config
 from pretune.models.devices import DEVICES
 from pretune.runs.estimate import THIS_MACHINE, detect_device, estimate_cost
 from pretune.runs.finetune.adapted_model import TaskEncoders, build_adapted_model, sum_counts
-from pretune.runs.finetune.config import FinetuneConfig
+from pretune.runs.finetune.config import FinetuneConfig, SweepPlan, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS, explain_rate
-from pretune.runs.finetune.plan import SweepPlan, count_steps
 from pretune.runs.finetune.task_data import TaskData, check_sizes, index_by_member, open_task
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset

@@ -11,10 +11,9 @@ from pretune.evaluation.baselines.run import COSINE, BaselineResult, get_baselin
 from pretune.metrics import GROUP_METRICS, MEAN_METRICS, SIGNED_METRICS
 from pretune.metrics.classification import group_values
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap, paired_bootstrap_of_means
-from pretune.runs.finetune.config import FinetuneConfig
+from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.model_card import build_card, draw_plots
-from pretune.runs.finetune.plan import SweepPlan
 from pretune.runs.finetune.task_data import TaskData, compute_scores, index_by_member
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task

@@ -17,15 +17,14 @@ from pretune.core.run_dir import RunDir, RunLock
 from pretune.evaluation.baselines.run import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, BaselineResult
 from pretune.evaluation.similarity import compute_cosines
 from pretune.runs.finetune.adapted_model import has_backward_model
-from pretune.runs.finetune.config import FinetuneConfig
+from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
 from pretune.runs.finetune.defaults import build_finetune_config, explain_rate
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.linear_probe import predict_with_probe
-from pretune.runs.finetune.plan import RemainingWork, SweepPlan, estimate_baseline_seconds
 from pretune.runs.finetune.results import BaselineFactory, get_dev_score, read_predictions, write_results
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
 from pretune.runs.finetune.task_data import TaskData
-from pretune.runs.finetune.trial import FinetuneTrial, read_finished_trial
+from pretune.runs.finetune.trial import FinetuneTrial, RemainingWork, read_finished_trial
 from pretune.tasks.encoding import Items
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.types import get_option
@@ -34,6 +33,9 @@ from pretune.training.distributed import Ranks, run_on_rank_zero
 from pretune.training.guards import GracefulShutdown
 
 Facts = dict[str, Any]
+BASELINE_SECONDS = {"majority": 0.0, "svm": 0.01, "vectors": 0.04, "logistic": 0.03, "bilstm": 1.4}
+"""Seconds of a baseline per 1,000 characters, measured on one core of a Neoverse-N1; others take as long as `vectors`.
+"""
 
 
 class FinetuneSweep:
@@ -226,3 +228,9 @@ def build_saved_task(trial: FinetuneTrial, threshold: float | None) -> SavedTask
         threshold=threshold,
         members=tuple(members),
     )
+
+
+def estimate_baseline_seconds(names: Sequence[str], train: Sequence[Example], test: Sequence[Example]) -> float:
+    """Estimate the seconds of these baselines, without those that train the model itself."""
+    characters = sum(len(example.text) + len(example.pair or "") for example in [*train[:MAX_TRAIN_EXAMPLES], *test])
+    return sum(BASELINE_SECONDS.get(name, BASELINE_SECONDS["vectors"]) for name in names) * characters / 1000

@@ -7,9 +7,10 @@ dev, too, and gathers the others' predictions, so that all ranks make the same s
 import gc
 import hashlib
 import json
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,11 +24,10 @@ from pretune.core.migration import migrate_trial
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.adapted_model import TaskEncoders, build_adapted_model, load_base_model, sum_counts
-from pretune.runs.finetune.config import FinetuneConfig
+from pretune.runs.finetune.config import FinetuneConfig, compute_eval_interval, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS
 from pretune.runs.finetune.forgetting import ForgettingMeter
 from pretune.runs.finetune.linear_probe import center_dropout, fit_head
-from pretune.runs.finetune.plan import RemainingWork, TrialOutlook, compute_eval_interval, count_steps
 from pretune.runs.finetune.task_data import TaskData, compute_scores, find_tasks
 from pretune.tasks.encoding import Items
 from pretune.tasks.example import Example, Prediction
@@ -45,6 +45,65 @@ from pretune.training.validation import EarlyStopping, Evaluation
 Facts = dict[str, Any]
 EVAL_EXAMPLES, GENERATION_EVAL_EXAMPLES = 2000, 200
 """Number of dev examples for model selection; fewer where answers are generated, which is slow."""
+FORWARD_SHARE = 1 / 3
+"""Cost of a prediction relative to a training step, until one has been timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemainingWork:
+    """Work of a run after a trial: further trials like it, and seconds of baselines."""
+
+    trials: int = 0
+    baselines: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialOutlook:
+    """Time of a trial besides its `steps`: `eval_examples` predictions every `eval_every` steps, `final_examples` at
+    the end.
+
+    >>> outlook = TrialOutlook(steps=100, eval_every=50, eval_examples=10, final_examples=30, batch=1,
+    ...                        remaining_work=RemainingWork(baselines=5.0))
+    >>> outlook.add_predictions(20, 10.0)  # seconds of predictions: 0.5 each
+    >>> outlook.get_elapsed(), outlook.estimate_remaining(1.0, 60)  # (10 + 30) x 0.5 and 5
+    (10.0, 25.0)
+    """
+
+    steps: int
+    eval_every: int
+    eval_examples: int
+    final_examples: int
+    batch: int
+    remaining_work: RemainingWork = RemainingWork()
+    predictions: int = 0
+    seconds: float = 0.0
+
+    def add_predictions(self, predictions: int, seconds: float) -> None:
+        """Count predictions and their time."""
+        self.predictions, self.seconds = self.predictions + predictions, self.seconds + seconds
+
+    def get_elapsed(self) -> float:
+        """Return the seconds of predictions so far."""
+        return self.seconds
+
+    def estimate_remaining(self, step_seconds: float, step: int) -> float:
+        """Return the expected seconds besides the steps; `step_seconds` is the mean duration of a step."""
+        prediction_seconds = (
+            self.seconds / self.predictions if self.predictions else step_seconds / self.batch * FORWARD_SHARE
+        )
+        trial = self.steps * step_seconds + self._count_predictions(0) * prediction_seconds
+        return (
+            self._count_predictions(step) * prediction_seconds
+            + self.remaining_work.trials * trial
+            + self.remaining_work.baselines
+        )
+
+    def _count_predictions(self, step: int) -> int:
+        """Return the number of predictions after a step."""
+        return (
+            max(math.ceil(self.steps / self.eval_every) - step // self.eval_every, 0) * self.eval_examples
+            + self.final_examples
+        )
 
 
 class FinetuneTrial:
