@@ -20,7 +20,6 @@ from pretune.models.cost import estimate_memory
 from pretune.models.spec import Model
 from pretune.training.batch_transfer import PackedBatches
 from pretune.training.config import TrainConfig
-from pretune.training.distributed import Ranks
 
 PassFunction = Callable[[Batch, Mapping[str, Tensor]], Loss]
 """Forward and backward pass of a batch, given the counts of its step."""
@@ -152,14 +151,12 @@ def clear_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def build_cuda_graph(
-    shape: BatchShape, model: Model, config: TrainConfig, ranks: Ranks, loss_module: nn.Module
+    shape: BatchShape, model: Model, config: TrainConfig, device: torch.device, loss_module: nn.Module
 ) -> CudaGraphRunner | None:
-    """Return a CUDA graph runner where graphs are supported and fit into memory."""
-    if ranks.device.type != "cuda" or ranks.world > 1 or config.cuda_graphs is False:
-        return None
-    if config.activation_checkpointing or config.deterministic:
+    """Return a CUDA graph runner for a GPU if the settings allow it and a recorded step fits into memory."""
+    if config.cuda_graphs is False or config.activation_checkpointing or config.deterministic:
         return None
     row = shape.length + (shape.source or 0)
     memory = estimate_memory(model, tokens=shape.rows * row, length=row, training=True, precision="bf16").total
-    fits = memory < GRAPH_MEMORY_SHARE * torch.cuda.get_device_properties(ranks.device).total_memory
+    fits = memory < GRAPH_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
     return CudaGraphRunner(loss_module) if fits or config.cuda_graphs else None

@@ -263,11 +263,10 @@ class Trainer:
         """Train until the end of a phase, or until the run stops early."""
         loop, state, phase, clock = self.loop, self.state, self.phases[number], self.clock
         state.micro = self._count_micro_batches(phase)
-        loop.graph_runner = (
-            build_cuda_graph(phase.shape, self.spec, self.config, self.ranks, loop.module)
-            if phase.shape is not None and state.micro == 1 and self.parallel != "fsdp"
-            else None
-        )
+        loop.graph_runner, device = None, self.ranks.device
+        is_alone = state.micro == self.ranks.world == 1 and self.parallel != "fsdp"
+        if phase.shape is not None and device.type == "cuda" and is_alone:
+            loop.graph_runner = build_cuda_graph(phase.shape, self.spec, self.config, device, loop.module)
         loader = DataLoader(
             phase.batches,
             offset=state.phases[number],
@@ -277,7 +276,7 @@ class Trainer:
             rank=self.ranks.rank,
             world=self.ranks.world,
             workers=self.workers,
-            device=self.ranks.device,
+            device=device,
         )
         early_stopping = self.early_stopping
         with loader:
