@@ -7,6 +7,7 @@ from typing import Any
 
 from pretune.core import io, log
 from pretune.core.run_dir import RunDir
+from pretune.evaluation.baselines import SLOTS
 from pretune.evaluation.baselines.run import COSINE, BaselineResult, get_baseline_name, is_similarity, run_baselines
 from pretune.metrics import GROUP_METRICS, MEAN_METRICS, SIGNED_METRICS
 from pretune.metrics.classification import group_values
@@ -116,6 +117,8 @@ def run_all_baselines(
 ) -> tuple[list[BaselineResult], dict[str, str]]:
     """Run all requested baselines on the headline split; `model_baselines` need the model itself."""
     unsupported_names = [] if is_similarity(task_data.task, task_data.eval_examples) else [COSINE]
+    types = [member.task.type for member in task_data.members] or [task_data.task.type]
+    unsupported_names += [slot for slot in SLOTS if any(slot not in task_type.baselines for task_type in types)]
     if names := [name for name in plan.baselines if name not in unsupported_names]:
         log.info(f"baselines: {', '.join(get_baseline_name(task_data.task, name) for name in names)}")
     rows, absent = run_simple_baselines(task_data, train, plan.baselines, plan.vectors)
