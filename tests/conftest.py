@@ -30,6 +30,36 @@ if settings is not None:
 
 ROOT = Path(__file__).parents[1]
 
+SLOW_CASES = {
+    "tests/contracts/test_families.py": (
+        "xlm-roberta-base babyberta-base miniberta-base electra-small gpt3-125m llama-7b llama2-7b llama2-70b "
+        "llama3-1b olmo-1b olmo2-7b opt-125m mt5-base t5-table-enc-dec t5-table-enc-dec-shared t5-table-enc- "
+        "dec-half t5-table-lm mbart-large made-shared-layers"
+    ),
+    "tests/contracts/test_objectives.py": "bpe characters words",
+    "tests/text/test_tokenizer_encode.py": "characters words",
+    "tests/parity/test_parity.py": (
+        "bert-bare bert-untied roberta-bare xlm-roberta electra-wide electra-generator-untied electra-bare "
+        "gpt-bare gpt2-inner gpt2-untied gpt2-bare llama-tied llama-linear mistral-full olmo opt opt-plain "
+        "pythia-serial mpt-six-heads t5-deep-decoder t5-untied-scaled t5-bare mt5 mt5-tied bart-odd bart-bare "
+        "xlnet-odd xlnet-untied xlnet-bare"
+    ),
+}
+"""Parameters whose cases run in `make test-slow` only: each mechanism keeps one in `make test`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of `SLOW_CASES`; published parameter counts are checked for all."""
+    slow = {file: set(names.split()) for file, names in SLOW_CASES.items()}
+    for item in items:
+        names = slow.get(item.nodeid.partition("::")[0], set())
+        parameters = getattr(item, "callspec", None)
+        if not names or parameters is None or item.name.startswith("test_params["):
+            continue
+        if any(str(getattr(value, "name", value)) in names for value in parameters.params.values()):
+            item.add_marker(pytest.mark.slow)
+
 
 class Screen(io.StringIO):
     """What a terminal was sent."""

@@ -23,6 +23,7 @@ def transfer() -> ModuleType:
     return load("transfer")
 
 
+@pytest.mark.slow
 def test_cells_of_methods_with_stages(
     transfer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ print(*(next(feed)[0].tokens[3].item() for _ in range(2)))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_a_clear_error() -> None:
     go_on = """
 try:

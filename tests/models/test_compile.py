@@ -8,6 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import pretune as pt
+from tests.selection import keep_quick
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def step(model: torch.nn.Module, batch: pt.Batch) -> torch.Tensor:
     return loss.detach()
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", "gpt2-small", "llama-7b", "mistral-7b"])
+@pytest.mark.parametrize("name", keep_quick(["bert-tiny", "gpt2-small", "llama-7b", "mistral-7b"], "bert-tiny"))
 def test_one_graph_for_changing_batches(name: str) -> None:
     """The graphs are counted with a backend that compiles nothing: way in, block, way out, loss, head."""
     model = pt.build(name, width=64, depth=3, heads=8, vocab=70).eval()

@@ -26,6 +26,7 @@ from pretune.nn.attention_mask import (
 )
 from pretune.nn.backends import attend
 from pretune.nn.positions import Alibi, RelativeBias
+from tests.selection import keep_quick
 
 HEADS, SCALE = 4, 0.3
 MIXED = (6, 3, 8, 1, 5)
@@ -191,7 +192,8 @@ SLOW += ("view-both", "view-left", "view-right", "view-prefix-of-nothing", "view
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"), on("rows", "eager", "sdpa") + [pair for pair in on("flex") if pair[0] not in SLOW]
+    ("name", "backend"),
+    on("rows", "eager", "sdpa") + keep_quick([pair for pair in on("flex") if pair[0] not in SLOW], ("causal", "flex")),
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_forward(name: str, backend: str) -> None:

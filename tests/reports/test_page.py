@@ -566,6 +566,7 @@ class TestCharts:
         assert "100" in numbers and "1k" in numbers and "110" not in numbers
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed (apt install chromium)")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1100])

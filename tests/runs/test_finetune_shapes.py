@@ -173,7 +173,7 @@ def test_at_most_so_many_of_each(tmp_path: Path) -> None:
     assert any(note.startswith("sst2: 30 of 100") for note in opened.parts.notes)
     assert open_task(TaskConfig(name="sst2", data=str(tmp_path))).select_train(30, 0) == opened.members[1].parts.train
     assert len(open_task(replace(wanted, name="sst2")).parts.train) == 30
-    with pytest.raises(UsageError, match=r"task\.max_examples_per_task .*0"):
+    with pytest.raises(UsageError, match=r"max_examples_per_task .*0"):
         replace(wanted, max_examples_per_task=0)
 
 

@@ -10,6 +10,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.metrics import METRICS
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
+from tests.selection import keep_quick
 
 # Folders of the data directory where fewer examples are read than its table says, and how many: rows without a text
 # (mpqa) and rows whose right choice was lost (arc).
@@ -63,7 +64,7 @@ def check(name: str, example: Example) -> None:
         assert source.strip() and target is not None
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", keep_quick(TASKS, "sst2", "stsb", "conll2003", "copa"))
 def test_what_is_there_is_read_whole(name: str, shared_data: Path) -> None:
     task = TASKS.get(name)
     available = task.find_available(shared_data)

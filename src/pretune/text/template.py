@@ -68,8 +68,10 @@ class TokenTemplate:
         for name, texts in (("single", [TEXT_A]), ("pair", [TEXT_A, TEXT_B])):
             placeholders = [token for token, _ in getattr(self, name) if token < 0]
             if placeholders != texts:
+                names = {TEXT_A: "A", TEXT_B: "B"}
+                expected, actual = (" ".join(names.get(text, "?") for text in found) for found in (texts, placeholders))
                 raise UsageError(
-                    f"the {name} layout needs the placeholders {texts} once each and in order, got {placeholders}"
+                    f"the template '{name}' must hold the texts {expected} in this order, got {actual or 'none'}"
                 )
 
     @property
