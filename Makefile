@@ -50,10 +50,13 @@ clean: ## Remove build outputs and caches, but neither .venv nor runs
 	find . -path ./$(VENV) -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -prune -exec rm -rf {} +
 
 # NOTE: torch is installed first and with the constraints; otherwise pip may choose a build that requires CUDA.
-$(VENV)/.user: pyproject.toml constraints.txt
+$(VENV)/.torch: constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; set PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch
+	@touch $@
+
+$(VENV)/.user: $(VENV)/.torch pyproject.toml
 	$(PIP) install -c constraints.txt -e .
 	@touch $@
 
@@ -61,6 +64,6 @@ $(VENV)/.start: $(VENV)/.user
 	$(PIP) install -c constraints.txt -e '.[quickstart]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.user pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e '.[dev,peers]'
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) install --no-compile -c constraints.txt -e '.[dev,peers]'
 	@touch $@

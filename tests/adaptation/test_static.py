@@ -39,6 +39,7 @@ def compute_separation(vectors: WordVectors) -> float:
     return float(cosine[same & ~np.eye(len(unit), dtype=bool)].mean() - cosine[~same].mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [

@@ -86,6 +86,7 @@ def test_every_example_is_short_and_run_here() -> None:
         assert f'run("{name}"' in here and f"({name}.py)" in listed, name
 
 
+@pytest.mark.slow
 def test_domain(run: Runner, texts: Path, table: Path, encoder: Path) -> None:
     """From a base that is given, and with labels."""
     said = run("domain_adaptive_pretraining", texts, "--base", encoder, "--steps", 6, "--train", table, "--out", "out")
@@ -120,6 +121,7 @@ def test_electra(run: Runner, texts: Path) -> None:
     assert Path("out/model/generator/model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_t5(run: Runner, tmp_path: Path) -> None:
     rows = [f"{a} in the {b}\t{b}: {a}" for a in ANIMALS for b in PLACES]
     (tmp_path / "pairs.tsv").write_text("\n".join(["source\ttarget", *rows]) + "\n", encoding="utf-8")

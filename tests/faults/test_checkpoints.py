@@ -212,6 +212,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_absurd_sizes_cost_no_memory_and_no_time(tmp_path: Path) -> None:
     folder = directory(tmp_path / "m")
     command = [sys.executable, "-c", MEASURE, str(folder), json.dumps(ABSURD)]

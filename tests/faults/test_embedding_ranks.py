@@ -61,6 +61,7 @@ def close(run: Path, other: Path, base: Path, blind: str = "nothing") -> None:
     assert max(float((value - first[name]).abs().max()) for name, value in wanted.items() if name in first) > 2e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss", ["in_batch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("triplet", "cosine", "classes"))]
 )

@@ -257,6 +257,7 @@ class TestChanged:
 class TestDisk:
     """R5."""
 
+    @pytest.mark.slow
     def test_full_while_it_runs(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
         out = tmp_path / "run"
         child = runs.run(arguments(data, out, *ALONE), ["no_room", 4, 50_000], code=6)
@@ -289,6 +290,7 @@ class TestDisk:
         (tmp_path / "run").write_text("something")
         assert str(tmp_path / "run") in runs.run(arguments(data, tmp_path / "run", *ALONE), code=2).line
 
+    @pytest.mark.slow
     def test_two_runs_in_one_place(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
         out = tmp_path / "run"
         first = runs.start(arguments(data, out, *ALONE), ["stops_at", 2])

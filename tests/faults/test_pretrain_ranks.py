@@ -90,6 +90,7 @@ def test_shards_are_written_as_one_model(alone: Path, spread: dict[str, Path]) -
     assert len(transformers.AutoTokenizer.from_pretrained(run)) == model.spec.vocab
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "then", "how"),
     [

@@ -239,6 +239,7 @@ def test_rows_of_few_kinds_have_slots_for_their_targets() -> None:
         assert stream.plan(0).fill > 0.95
 
 
+@pytest.mark.slow
 def test_more_targets_than_slots_make_a_batch_of_another_form() -> None:
     """A part that is hardly ever drawn asks for far more than all others: nothing is lost, nothing fails."""
     rare = Mixture(parts=(Part(objective=SpanCorruption(), weight=500.0), Part(objective=CausalLM())))

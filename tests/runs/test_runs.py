@@ -404,6 +404,7 @@ class TestWhatIsWritten:
         for part in ("stories.txt", "next_sentence", "<$0.01", f"{found.summary['parameters']:,}"):
             assert part in card
 
+    @pytest.mark.slow
     def test_one_time_in_terminal_card_and_report(
         self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -98,6 +98,7 @@ class TestRuns:
         run(prepared(), tmp_path / "none", **{**LONG, "overrides": {"train.samples_every": 0}})
         assert not told(tmp_path / "none") and same(plain, tmp_path / "none")
 
+    @pytest.mark.slow
     def test_killed_and_resumed(
         self, plain: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -109,6 +110,7 @@ class TestRuns:
         pt.pretrain(None, out=tmp_path / "run", resume=True)
         assert told(tmp_path / "run") == told(plain) and same(plain, tmp_path / "run")
 
+    @pytest.mark.slow
     def test_what_goes_wrong_does_not_end_the_run(
         self,
         plain: Path,

@@ -240,6 +240,7 @@ def test_without_a_pre_tokenizer_words_start_with_white_space() -> None:
     assert found.word_start.tolist() == [True, False, True, False, True, False, True, False]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_length_of_a_text() -> None:
     tokenizer = fresh(trained("wordpiece"))
     tokenizer.encode_batch(["warm up " * 20_000])  # the table is made

@@ -69,9 +69,11 @@ class TokenTemplate:
             placeholders = [token for token, _ in getattr(self, name) if token < 0]
             if placeholders != texts:
                 names = {TEXT_A: "A", TEXT_B: "B"}
-                expected, actual = (" ".join(names.get(text, "?") for text in found) for found in (texts, placeholders))
+                order, stored_order = (
+                    " ".join(names.get(text, "?") for text in part) for part in (texts, placeholders)
+                )
                 raise UsageError(
-                    f"the template '{name}' must hold the texts {expected} in this order, got {actual or 'none'}"
+                    f"the template '{name}' must hold the texts {order} in this order, got {stored_order or 'none'}"
                 )
 
     @property

@@ -68,6 +68,7 @@ def test_a_dry_run_states_what_is_used(base: Path, table: Path, capsys: Capture)
     assert (found["examples"]["train"], found["pool"]["train"]) == (20, 80)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [["--train-examples=4"], ["--train-examples=4,all"], ["--set", "task.train_examples=4"]]
 )
