@@ -24,7 +24,7 @@ quickstart: $(VENV)/.start ## Install for use, then measure in minutes the gain 
 test: $(VENV)/.dev ## Run the tests (a few minutes)
 	$(BIN)/pytest -n $(JOBS)
 
-test-slow: $(VENV)/.dev ## Run the slow tests as well (about 40 minutes of one core of a Neoverse-N1 more)
+test-slow: $(VENV)/.dev ## Run the slow tests as well (more than 40 minutes of one core of a Neoverse-N1)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/pytest -n $(JOBS) -m "not gpu"
 
 check: $(VENV)/.dev ## Format, lint, types and the architecture tests

@@ -17,6 +17,7 @@ import pytest
 from pretune.core.errors import DataError, PretuneError
 from pretune.text.corpora import open_corpus
 from tests.conftest import ROOT
+from tests.selection import keep_quick
 
 PLAIN = "First line – naïve.\nSecond line, 漢字 😀.\n\nA second document.\n"
 EXPECTED = ["First line – naïve.\nSecond line, 漢字 😀.", "A second document."]
@@ -173,7 +174,8 @@ def test_archives_of_files_are_binary(tmp_path: Path) -> None:
         assert name in message and "binary" in message
 
 
-def test_mangled_files_give_only_our_errors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", keep_quick([500, 2500], 500))
+def test_mangled_files_give_only_our_errors(tmp_path: Path, count: int) -> None:
     rng = random.Random(1)
     seeds = [
         PLAIN.encode(),
@@ -183,7 +185,7 @@ def test_mangled_files_give_only_our_errors(tmp_path: Path) -> None:
         *(pack(PLAIN.encode()) for pack in PACK.values()),
     ]
     path = [tmp_path / name for name in ("a", "a.csv", "a.tsv", "a.jsonl")]
-    for number in range(500):
+    for number in range(count):
         data = bytearray(rng.choice(seeds))
         for _ in range(rng.randint(1, 4)):
             match rng.randint(0, 3):
