@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretune.nn.activations import dropout, gelu
+from pretune.nn.layers import dropout, gelu
 
 WARMUP_ROUNDS = 3
 P = 0.1

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretune.adaptation.adapted import ModelWithHead, adapt
-from pretune.adaptation.finetune_flops import FlopsCounter, compute_flops_share
+from pretune.adaptation.adapted import FlopsCounter, ModelWithHead, adapt, compute_flops_share
 from pretune.adaptation.freeze import FirstFrozen, FreezeStrategy, Frozen, Gradual, LastOnly, freeze
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.methods import METHODS, apply_method

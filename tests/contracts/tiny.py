@@ -17,7 +17,7 @@ import pretune as pt
 from pretune.core import config
 from pretune.models.catalog import list_settings, resolve
 from pretune.models.families import FAMILIES
-from pretune.models.family import Family, Size
+from pretune.models.families.shared import Family, Size
 from pretune.models.hf.config import get_path
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model

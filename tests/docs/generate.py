@@ -17,7 +17,7 @@ from pretune.core.errors import UsageError
 from pretune.core.migration import RENAMED_METHODS, RENAMED_OPTIONS, RENAMED_SETTINGS, RENAMED_VALUES
 from pretune.models.catalog import convert_to_shape
 from pretune.models.families import FAMILIES
-from pretune.models.family import PaperDefaults
+from pretune.models.families.shared import PaperDefaults
 from pretune.models.spec import Model
 from pretune.objectives import OBJECTIVES
 from pretune.tasks import TASKS

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretune.nn import activations
-from pretune.nn.activations import Dropout, compute_threshold, dropout, gelu, gelu_tanh, hash_bits
+from pretune.nn.layers import Dropout, compute_threshold, dropout, gelu, gelu_tanh, hash_bits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -100,7 +99,7 @@ def test_the_hash_is_random() -> None:
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The code for compiled graphs on a GPU, run eagerly."""
-    monkeypatch.setattr(activations, "_is_fused", lambda x: True)
+    monkeypatch.setattr("pretune.nn.layers._is_fused", lambda x: True)
 
 
 @pytest.mark.usefixtures("fused")

@@ -14,6 +14,7 @@ from pretune.core.errors import UsageError
 from pretune.models.catalog import build, resolve
 from pretune.nn import attention as attention_module
 from pretune.nn import stack as stack_module
+from pretune.nn.attention import attend
 from pretune.nn.attention_mask import (
     MAX_BIAS_LENGTH,
     MAX_TILE_HEAD_WIDTH,
@@ -24,7 +25,6 @@ from pretune.nn.attention_mask import (
     choose_backend,
     find_unsupported,
 )
-from pretune.nn.backends import attend
 from pretune.nn.positions import Alibi, RelativeBias
 from tests.selection import keep_quick
 

@@ -18,7 +18,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.text.styles import KINDS, STYLES
-from pretune.text.tokenizer import Tokenizer, encode
+from pretune.text.tokenizer import Tokenizer
 from tests.text.tokenizers import COMBINATIONS, NASTY, trained
 
 FACTS = ("vocab", "special", "sentinels", "special_ids", "template", "padding", "pad_segment", "length", "sha256")
@@ -296,7 +296,7 @@ class TestFaults:
             Tokenizer.load(tmp_path)
 
     def test_text_it_has_no_tokens_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(encode, "TRIAL_CHARACTERS", -1)
+        monkeypatch.setattr("pretune.text.tokenizer.tokenizer.TRIAL_CHARACTERS", -1)
         tokenizer = Tokenizer(Raw(models.WordLevel({"a": 0}, unk_token="absent")))
         assert tokenizer.encode("a", add_special_tokens=False) == [0]
         assert tokenizer.encode_batch(["a", "a"]).ids.tolist() == [0, 0]

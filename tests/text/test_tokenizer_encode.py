@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Raw
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from pretune.text.styles import KINDS
-from pretune.text.tokenizer import Tokenizer, cache, encode
+from pretune.text.tokenizer import Tokenizer, cache
 from pretune.text.tokenizer.cache import (
     UnitCache,
     encode_directly,
@@ -133,7 +133,7 @@ class TestCache:
 @pytest.fixture(params=[True, False], ids=["fast", "library"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of encoding, on tokenizers that have not yet decided for one."""
-    monkeypatch.setattr(encode, "TRIAL_CHARACTERS", -1 if request.param else 10**9)
+    monkeypatch.setattr("pretune.text.tokenizer.tokenizer.TRIAL_CHARACTERS", -1 if request.param else 10**9)
 
 
 def fresh(tokenizer: Tokenizer) -> Tokenizer:
@@ -167,8 +167,8 @@ class TestEncodeBatch:
     def test_long_texts_are_cut_where_no_token_is(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         texts = [*NASTY, "\n\n".join(corpus()[:4]), "", "no end " * 40]
         whole = fresh(trained(kind)).encode_batch(texts)
-        monkeypatch.setattr(encode, "PIECE_CHARACTERS", 100)
-        monkeypatch.setattr(encode, "BATCH_CHARACTERS", 1000)
+        monkeypatch.setattr("pretune.text.tokenizer.tokenizer.PIECE_CHARACTERS", 100)
+        monkeypatch.setattr("pretune.text.tokenizer.tokenizer.BATCH_CHARACTERS", 1000)
         cut = fresh(trained(kind)).encode_batch(texts)
         for name in ("ids", "offsets", "word_start", "starts"):
             assert np.array_equal(getattr(whole, name), getattr(cut, name))

@@ -20,7 +20,7 @@ from torch import nn
 from pretune.core.config import Gt, Le, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.training.loop import Loop
-from pretune.training.optim.base import EMBEDDINGS, HEADS, split_parts
+from pretune.training.optim.base import EMBEDDINGS_PART, HEADS_PART, split_parts
 from pretune.training.step import StepMetrics
 
 
@@ -50,7 +50,7 @@ class Frozen:
 
     def select_parts(self, parts: list[str]) -> list[str]:
         """Return the heads."""
-        return [part for part in parts if part == HEADS]
+        return [part for part in parts if part == HEADS_PART]
 
 
 @spec
@@ -61,10 +61,10 @@ class FirstFrozen:
 
     def select_parts(self, parts: list[str]) -> list[str]:
         """Return the parts above the frozen blocks."""
-        blocks = [part for part in parts if part not in (EMBEDDINGS, HEADS)]
+        blocks = [part for part in parts if part not in (EMBEDDINGS_PART, HEADS_PART)]
         if self.layers > len(blocks):
             raise UsageError(f"layers must be <= {len(blocks)} (blocks of this model), got {self.layers}")
-        frozen = {EMBEDDINGS, *blocks[: self.layers]}
+        frozen = {EMBEDDINGS_PART, *blocks[: self.layers]}
         return [part for part in parts if part not in frozen]
 
 
@@ -76,8 +76,8 @@ class LastOnly:
 
     def select_parts(self, parts: list[str]) -> list[str]:
         """Return the last blocks and the heads."""
-        blocks = [part for part in parts if part not in (EMBEDDINGS, HEADS)]
-        return [part for part in parts if part in blocks[-self.layers :] or part == HEADS]
+        blocks = [part for part in parts if part not in (EMBEDDINGS_PART, HEADS_PART)]
+        return [part for part in parts if part in blocks[-self.layers :] or part == HEADS_PART]
 
 
 def freeze(model: nn.Module, strategy: FreezeStrategy) -> tuple[str, ...]:

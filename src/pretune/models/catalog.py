@@ -13,7 +13,7 @@ from pretune.core.config.specs import parse_annotation
 from pretune.core.errors import UsageError, suggest
 from pretune.models.bidirectional_lm import BidirectionalLM, TwoWay, build_bidirectional_lm, make_two_way
 from pretune.models.families import FAMILIES
-from pretune.models.family import Family
+from pretune.models.families.shared import Family
 from pretune.models.generator_discriminator import GeneratorDiscriminator, Pair, add_generator, build_pair
 from pretune.models.model import LanguageModel
 from pretune.models.model import build as build_model

@@ -7,11 +7,10 @@ from torch import Tensor, nn
 
 from pretune.core.config import Fraction, spec
 from pretune.core.errors import UsageError
-from pretune.nn.activations import Dropout
 from pretune.nn.attention import Attention, MultiHeadAttention
 from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.cache import DecodingStep, LayerCache
-from pretune.nn.layers import FeedForward, FeedForwardLayer, Norm
+from pretune.nn.layers import Dropout, FeedForward, FeedForwardLayer, Norm
 
 
 @spec

@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 from pretune.core.config import Fraction, Ge, Le, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
-from pretune.nn.activations import Dropout
 from pretune.nn.attention_mask import (
     AttentionContext,
     Backend,
@@ -23,7 +22,7 @@ from pretune.nn.attention_mask import (
 )
 from pretune.nn.block import Block, TransformerBlock
 from pretune.nn.cache import DecodingStep, KVCache, LayerCache, fill_prefix_cache
-from pretune.nn.layers import Embed, Norm
+from pretune.nn.layers import Dropout, Embed, Norm
 from pretune.nn.positions import Position
 
 MAX_LAYERS = 10**4

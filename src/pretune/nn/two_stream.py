@@ -25,11 +25,10 @@ from torch.nn import Parameter
 from pretune.core.config import Fraction, Ge, Le, NonEmpty, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.nn.activations import Dropout
 from pretune.nn.attention_mask import MaskSpec, build_context
 from pretune.nn.block import Block, Norms
 from pretune.nn.cache import KVCache, SegmentMemory
-from pretune.nn.layers import Embed, FeedForward
+from pretune.nn.layers import Dropout, Embed, FeedForward
 from pretune.nn.relative_attention import (
     QueryPositions,
     RelativeAttention,

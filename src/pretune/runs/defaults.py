@@ -18,7 +18,7 @@ from pretune.core.migration import FORMAT_KEY, refuse_old_settings
 from pretune.data.prepared_data import PreparedData
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
-from pretune.models.family import PaperDefaults
+from pretune.models.families.shared import PaperDefaults
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model, Special
 from pretune.nn.heads import Head, PairHead, Pooler, SpanHead, Transform

@@ -21,10 +21,10 @@ from pretune.data.prepared_data import PreparedData
 from pretune.tasks import TASKS
 from pretune.tasks.splits import load_task
 from pretune.tasks.task import Task
-from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document
 from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp, stamp_file
 from pretune.text.corpora.pairs import make_pair_document
+from pretune.text.corpora.streams import Errors
 
 TASK_PREFIX = "task:"
 StrPath = str | os.PathLike[str]

@@ -18,8 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, explain_missing, suggest
-from pretune.text.corpora.decoding import HEAD_BYTES, decode, detect_encoding
-from pretune.text.corpora.streams import detect_compression, read_chunks
+from pretune.text.corpora.streams import HEAD_BYTES, decode, detect_compression, detect_encoding, read_chunks
 from pretune.text.corpora.tables import UnclosedQuoteError, iter_delimited_rows, iter_jsonl_rows, split_documents
 
 COLUMNS: dict[str, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
-from pretune.text.corpora.decoding import decode, detect_encoding
+from pretune.text.corpora.streams import decode, detect_encoding
 
 NASTY = "naïve café – 漢字かな 😀 Здравствуй мир שלום\n𝔘𝔫𝔦\r\nend"
 MIXED = "NTT東日本とJR西日本、TシャツとCDを5枚。 Aβ peptide, ἐν ἀρχῇ, 한국어와 漢字 ㄅㄆㄇ\n"

@@ -24,9 +24,9 @@ from pretune.data.prepared_data import PreparedData, publish_directory
 from pretune.data.shards import DataIndex, ShardSplit, choose_token_dtype, read_index, write_index
 from pretune.data.shards.files import INDEX_FILE as INDEX
 from pretune.text.corpora import Corpus, open_corpus
-from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import DocumentBoundary
 from pretune.text.corpora.items import CorpusItem, FileSnapshot
+from pretune.text.corpora.streams import Errors
 from pretune.text.tokenizer import Tokenizer
 
 Names = Sequence[str | os.PathLike[str]]

@@ -15,7 +15,7 @@ from pretune.core.hub import is_repository
 from pretune.core.registry import Registry
 
 if TYPE_CHECKING:
-    from pretune.models.family import Family
+    from pretune.models.families.shared import Family
 
 FAMILIES: "Registry[Family]" = Registry(
     "family",

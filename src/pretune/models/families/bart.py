@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pretune.models.family import ADAM, Family, PaperDefaults, Size
+from pretune.models.families.shared import ADAM, Family, PaperDefaults, Size
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,

@@ -1,7 +1,15 @@
 """BERT (Devlin et al., 2019): a bidirectional encoder, trained on masked tokens and next sentence prediction."""
 
-from pretune.models.families.shared import ENCODER_ACTIVATION, ENCODER_KEYS, ENCODER_NAMES, LARGE_SETTINGS, POOLER
-from pretune.models.family import Family, PaperDefaults, Size
+from pretune.models.families.shared import (
+    ENCODER_ACTIVATION,
+    ENCODER_KEYS,
+    ENCODER_NAMES,
+    LARGE_SETTINGS,
+    POOLER,
+    Family,
+    PaperDefaults,
+    Size,
+)
 from pretune.models.hf.config import ACTIVATIONS, Key, Layout
 from pretune.models.hf.weights import define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special

@@ -5,8 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from pretune.models.families.bert import build_spec as build_bert_spec
-from pretune.models.families.shared import ENCODER_ACTIVATION, ENCODER_KEYS, ENCODER_NAMES, LARGE_SETTINGS
-from pretune.models.family import Family, PaperDefaults, Size
+from pretune.models.families.shared import (
+    ENCODER_ACTIVATION,
+    ENCODER_KEYS,
+    ENCODER_NAMES,
+    LARGE_SETTINGS,
+    Family,
+    PaperDefaults,
+    Size,
+)
 from pretune.models.generator_discriminator import Pair, add_generator
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout, check_size, read_key
 from pretune.models.hf.weights import define_head, define_token_heads, make_rules

@@ -1,13 +1,15 @@
 """GPT (Radford et al., 2018): a post-norm left-to-right decoder, pre-trained once and fine-tuned per task."""
 
 from pretune.models.families.shared import (
+    ADAM,
     GPT_KEYS,
+    Family,
+    Size,
     build_decoder_classes,
     build_decoder_training,
     build_gpt_rules,
     read_gpt_width,
 )
-from pretune.models.family import ADAM, Family, Size
 from pretune.models.hf.config import CustomKey, Key, Layout
 from pretune.models.hf.weights import define_score_head, make_rules
 from pretune.models.init import Normal

@@ -8,12 +8,13 @@ from typing import Any
 from pretune.models.families.gpt import build_spec as build_gpt_spec
 from pretune.models.families.shared import (
     GPT_KEYS,
+    Family,
+    Size,
     build_decoder_classes,
     build_decoder_training,
     build_gpt_rules,
     read_gpt_width,
 )
-from pretune.models.family import Family, Size
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout, allow_null, check_size, read_key
 from pretune.models.hf.weights import define_score_head, define_token_heads, make_rules
 from pretune.models.init import Normal

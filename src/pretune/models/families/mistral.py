@@ -8,12 +8,13 @@ from pretune.models.families.shared import (
     LLAMA_NAMES,
     PRE_NORM_NAMES,
     RMS_NORM_KEY,
+    Family,
+    Size,
     build_decoder_training,
     build_llama_keys,
     build_llama_layout,
     build_rope_key,
 )
-from pretune.models.family import Family, Size
 from pretune.models.hf.config import Key, allow_null, check_size
 from pretune.models.hf.weights import define_score_head, define_token_heads
 from pretune.models.spec import Model

@@ -5,8 +5,7 @@ from typing import Any
 
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
-from pretune.models.families.shared import build_decoder_training
-from pretune.models.family import ADAM_LARGE, Family, Size
+from pretune.models.families.shared import ADAM_LARGE, Family, Size, build_decoder_training
 from pretune.models.hf.config import (
     IGNORED_KEYS,
     CustomKey,

@@ -4,13 +4,15 @@ from dataclasses import replace
 
 from pretune.models.families.llama import build_spec as build_llama_spec
 from pretune.models.families.shared import (
+    ADAM_LARGE,
     LLAMA_NAMES,
+    Family,
+    Size,
     build_decoder_training,
     build_llama_keys,
     build_llama_layout,
     build_rope_key,
 )
-from pretune.models.family import ADAM_LARGE, Family, Size
 from pretune.models.hf.config import Key, allow_null, check_positive
 from pretune.models.hf.weights import define_score_head
 from pretune.models.spec import Model, Special

@@ -6,8 +6,7 @@ from typing import Any
 
 from pretune.core.config import to_dict
 from pretune.models.families.gpt2 import build_spec as build_gpt2_spec
-from pretune.models.families.shared import build_decoder_classes, build_decoder_training
-from pretune.models.family import Family, Size
+from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,

@@ -2,8 +2,14 @@
 
 from dataclasses import replace
 
-from pretune.models.families.shared import build_decoder_classes, build_decoder_training, build_rope_key
-from pretune.models.family import ADAM_LARGE, Family, Size
+from pretune.models.families.shared import (
+    ADAM_LARGE,
+    Family,
+    Size,
+    build_decoder_classes,
+    build_decoder_training,
+    build_rope_key,
+)
 from pretune.models.hf.config import ACTIVATIONS, Key, Layout
 from pretune.models.hf.weights import InterleavedPacking, Rule, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special

@@ -6,8 +6,17 @@ from functools import partial
 from typing import Any
 
 from pretune.models.families.bert import build_spec as build_bert_spec
-from pretune.models.families.shared import ENCODER_ACTIVATION, ENCODER_KEYS, ENCODER_NAMES, LARGE_SETTINGS, POOLER
-from pretune.models.family import ADAM, Family, PaperDefaults, Size
+from pretune.models.families.shared import (
+    ADAM,
+    ENCODER_ACTIVATION,
+    ENCODER_KEYS,
+    ENCODER_NAMES,
+    LARGE_SETTINGS,
+    POOLER,
+    Family,
+    PaperDefaults,
+    Size,
+)
 from pretune.models.hf.config import ACTIVATIONS, FixedKey, Key, Layout
 from pretune.models.hf.weights import define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special

@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pretune.models.families.shared import Family, Size
 from pretune.models.families.t5 import build_spec as build_t5_spec
 from pretune.models.families.t5 import t5
-from pretune.models.family import Family, Size
 from pretune.models.spec import Model
 from pretune.nn.positions import RelativeBias
 

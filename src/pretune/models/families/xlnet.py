@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pretune.models.family import Family, PaperDefaults, Size
+from pretune.models.families.shared import Family, PaperDefaults, Size
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,

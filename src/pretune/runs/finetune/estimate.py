@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from pretune.adaptation.finetune_flops import FlopsCounter
+from pretune.adaptation.adapted import FlopsCounter
 from pretune.core import config
 from pretune.models.devices import DEVICES
 from pretune.runs.estimate import THIS_MACHINE, detect_device, estimate_cost

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pretune.adaptation.finetune_flops import FlopsCounter
+from pretune.adaptation.adapted import FlopsCounter
 from pretune.adaptation.peft.base import sample_weight
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DivergedError, NonFiniteError

@@ -24,8 +24,7 @@ from pretune.tasks.encoding import EncodingRules, Floats, Items
 from pretune.tasks.example import Example, Prediction, format_example
 from pretune.tasks.table import TableFile, TableRow, data_error
 from pretune.tasks.types.base import LabelsAndPredictions
-from pretune.tasks.types.classification import check_known
-from pretune.tasks.types.sequence import SequenceType
+from pretune.tasks.types.classification import SequenceType, check_known
 from pretune.tasks.user_table import LABEL_SEPARATOR
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pretune.adaptation.heads.regression import Regression
 from pretune.tasks.encoding import EncodingRules, Floats, Items, missing_value_error
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.table import TableFile, TableRow, data_error
-from pretune.tasks.types.sequence import SequenceType
+from pretune.tasks.types.classification import SequenceType
 from pretune.tasks.user_table import check_numbers, count_values, read_label
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@
         document.text, document.source, document.location    # location: "books/a.txt:120"
     corpus.counts                                             # {'binary_files': 2, 'empty_documents': 1}
 
-Formats are detected by content (`format_detection`); files are decompressed (`streams`) and decoded (`decoding`) in
-chunks, then split into documents (`tables`). Opening validates as much as possible; a later error names
-the file and the byte or line.
+Formats are detected by content (`format_detection`); files are decompressed and decoded in chunks (`streams`), then
+split into documents (`tables`). Opening validates as much as possible; a later error names the file and the byte or
+line.
 """
 
 from pretune.text.corpora.corpus import Corpus, CorpusPart, CorpusSource, is_held_out, open_corpus

@@ -23,9 +23,9 @@ from pretune.core.errors import DataError, UsageError
 from pretune.core.io import sha256
 from pretune.core.registry import Registry
 from pretune.core.seed import mix_array
-from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document
 from pretune.text.corpora.items import FULL_SPAN, Span, Stamp, make_documents, stamp_file
+from pretune.text.corpora.streams import Errors
 
 PREFIX = "builtin:"
 

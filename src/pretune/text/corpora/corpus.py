@@ -10,7 +10,6 @@ from typing import Literal, get_args
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.text.corpora.builtin import BUILTINS
 from pretune.text.corpora.builtin import PREFIX as BUILTIN
-from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document, DocumentBoundary
 from pretune.text.corpora.file_discovery import FileFinder, format_path
 from pretune.text.corpora.hub import PREFIX as HUB
@@ -18,6 +17,7 @@ from pretune.text.corpora.hub import open_hub_dataset
 from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp
 from pretune.text.corpora.pairs import PREFIX as PAIR
 from pretune.text.corpora.pairs import open_pairs
+from pretune.text.corpora.streams import Errors
 
 
 def is_held_out(text: str, share: float) -> bool:

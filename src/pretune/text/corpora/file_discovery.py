@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from pretune.core.errors import DataError, UsageError, get_file_type, suggest_file
-from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import DocumentBoundary, UnfitError
 from pretune.text.corpora.format_detection import detect_format
 from pretune.text.corpora.items import FULL_SPAN, CorpusFile
+from pretune.text.corpora.streams import Errors
 
 _KERNEL_FOLDERS = ("/proc/", "/sys/")  # virtual file systems
 

@@ -1,6 +1,6 @@
 """Format detection by content; the file name decides only where content cannot.
 
-- Parquet, gzip, xz, zstd and bzip2 have magic bytes; text and binary are distinguished as in `decoding`.
+- Parquet, gzip, xz, zstd and bzip2 have magic bytes; text and binary are distinguished as in `streams`.
 - JSONL: the first line and most of the first ten are JSON objects (or the name ends in .jsonl or .ndjson).
 - CSV and TSV: a header and the same number of columns in the first rows, and either the name ends in .csv or .tsv, or
   the requested field is in the header. Prose with commas is therefore never a table.
@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from pretune.core.errors import DataError
-from pretune.text.corpora.decoding import Errors, decode, detect_encoding
 from pretune.text.corpora.document import (
     MAX_ROW_CHARACTERS,
     TEXT_FIELDS,
@@ -26,7 +25,7 @@ from pretune.text.corpora.document import (
     UnfitError,
     choose_field,
 )
-from pretune.text.corpora.streams import detect_compression, read_chunks
+from pretune.text.corpora.streams import Errors, decode, detect_compression, detect_encoding, read_chunks
 from pretune.text.corpora.tables import UnclosedQuoteError, iter_delimited_rows, iter_jsonl_rows, list_parquet_columns
 
 _HEAD_BYTES = 2**18

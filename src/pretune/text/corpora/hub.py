@@ -15,9 +15,9 @@ from typing import Any
 
 from pretune.core.errors import DataError, PretuneError, UsageError, import_extra
 from pretune.core.hub import is_repository
-from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document, choose_field
 from pretune.text.corpora.items import FULL_SPAN, Span, Stamp, make_documents
+from pretune.text.corpora.streams import Errors
 
 PREFIX = "hf:"
 

@@ -17,9 +17,8 @@ from typing import Protocol
 
 from pretune.core.errors import DataError
 from pretune.core.io import sha256
-from pretune.text.corpora.decoding import Errors, decode
 from pretune.text.corpora.document import MAX_CHARACTERS, Document, FileFormat, split_pieces
-from pretune.text.corpora.streams import find_cut_points, read_chunks
+from pretune.text.corpora.streams import Errors, decode, find_cut_points, read_chunks
 from pretune.text.corpora.tables import (
     SEPARATORS,
     plan_parquet_spans,

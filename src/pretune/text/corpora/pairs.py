@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pretune.core.errors import DataError, UsageError
-from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import MAX_CHARACTERS, Document
 from pretune.text.corpora.file_discovery import FileFinder
 from pretune.text.corpora.items import FULL_SPAN, CorpusFile, Span, Stamp
+from pretune.text.corpora.streams import Errors
 
 PREFIX = "pair:"
 HALF_PAIRS = "half_pairs"

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pretune.core.errors import DataError, import_extra
-from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import MAX_CHARACTERS, MAX_ROW_CHARACTERS, DelimitedFormat, find_cut
+from pretune.text.corpora.streams import Errors
 
 SEPARATORS = {"file": "", "block": "\n\n", "line": "\n"}
 """End of a document, for each unit of plain text."""

@@ -4,12 +4,11 @@
     tokenizer = train("unigram", texts, vocab=8000)              # with the special tokens and templates of a style
     tokens= tokenizer.encode_batch(texts, literal=True)          # flat ids, offsets, word starts, character starts
 
-Reading order: `tokenizer` (the interface), `encode` and `cache` (speed), `files` (input and output, roles of special
+Reading order: `tokenizer` (the interface), `cache` (speed), `files` (input and output, roles of special
 tokens), `training` with `sample` and `unigram` (training). Kinds and styles are data:
 `pretune.text.styles`. Templates and truncation: `pretune.text.template`.
 """
 
-from pretune.text.tokenizer.encode import TokenizedTexts
-from pretune.text.tokenizer.tokenizer import Tokenizer
+from pretune.text.tokenizer.tokenizer import TokenizedTexts, Tokenizer
 
 __all__ = ["TokenizedTexts", "Tokenizer"]

@@ -22,8 +22,8 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from pretune.core.errors import DataError, UsageError
 from pretune.text.corpora import open_corpus
-from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import DocumentBoundary
+from pretune.text.corpora.streams import Errors
 from pretune.text.styles import SENTINEL, TokenizerKind, TokenizerStyle, get_tokenizer_kind, get_tokenizer_style
 from pretune.text.tokenizer import sample, unigram
 from pretune.text.tokenizer.sample import TextSample

@@ -10,8 +10,8 @@ All state is allocated at construction, held in tensors and keyed by parameter n
 """
 
 from pretune.training.optim.adafactor import Adafactor
-from pretune.training.optim.adamw import AdamW
 from pretune.training.optim.base import (
+    AdamW,
     ParameterGroup,
     build_parameter_groups,
     clip_gradients,

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from pretune.core.config import NonNegative, spec
 from pretune.core.errors import UsageError
-from pretune.training.optim.adamw import AdamW
 from pretune.training.optim.base import (
+    AdamW,
     Beta,
     ParameterGroup,
     get_gradients,
