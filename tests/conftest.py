@@ -34,7 +34,7 @@ SLOW_CASES = {
     "tests/contracts/test_families.py": (
         "xlm-roberta-base babyberta-base miniberta-base electra-small gpt3-125m llama-7b llama2-7b llama2-70b "
         "llama3-1b olmo-1b opt-125m mt5-base t5-table-enc-dec t5-table-enc-dec-shared t5-table-enc-dec-half "
-        "t5-table-lm mbart-large made-shared-layers"
+        "t5-table-lm mbart-large made-shared-layers distilbert-base tinybert-4"
     ),
     "tests/contracts/test_objectives.py": "bpe characters words",
     "tests/text/test_tokenizer_encode.py": "characters words",
@@ -42,7 +42,10 @@ SLOW_CASES = {
         "bert-bare bert-untied roberta-bare xlm-roberta electra-wide electra-generator-untied electra-bare "
         "gpt-bare gpt2-inner gpt2-untied gpt2-bare llama-tied llama-linear mistral-full olmo opt opt-plain "
         "pythia-serial mpt-six-heads t5-deep-decoder t5-untied-scaled t5-bare mt5 mt5-tied bart-odd bart-bare "
-        "xlnet-odd xlnet-untied xlnet-bare"
+        "xlnet-odd xlnet-untied xlnet-bare distilbert-sinusoidal distilbert-bare"
+    ),
+    "tests/parity/test_heads.py": (
+        "DistilBert-TokenClassification DistilBert-QuestionAnswering DistilBert-MultipleChoice"
     ),
 }
 """Parameters whose cases run in `make test-slow` only: each mechanism keeps one in `make test`."""

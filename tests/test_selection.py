@@ -6,6 +6,7 @@ from pretune.text.styles import KINDS
 from tests.conftest import SLOW_CASES
 from tests.contracts.tiny import CASES
 from tests.parity.cases import CASES as PARITY_CASES
+from tests.parity.test_heads import CASES as HEAD_CASES
 from tests.selection import keep_quick
 
 NAMES = {
@@ -13,6 +14,7 @@ NAMES = {
     "tests/contracts/test_objectives.py": set(KINDS),
     "tests/text/test_tokenizer_encode.py": set(KINDS),
     "tests/parity/test_parity.py": {case.name for case in PARITY_CASES},
+    "tests/parity/test_heads.py": {case.name for case in HEAD_CASES},
 }
 
 

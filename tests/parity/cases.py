@@ -39,6 +39,14 @@ ENCODER = {
     "intermediate_size": 52,
     "max_position_embeddings": 48,
 }
+DISTILBERT = {
+    "vocab_size": VOCAB,
+    "dim": 36,
+    "n_layers": 3,
+    "n_heads": 4,
+    "hidden_dim": 52,
+    "max_position_embeddings": 48,
+}
 ELECTRA = {**ENCODER, "embedding_size": 20}
 GPT = {"vocab_size": VOCAB, "n_embd": 36, "n_layer": 3, "n_head": 4, "n_positions": 48}
 LLAMA = {
@@ -146,6 +154,10 @@ CASES = [
     case("electra-generator-untied", tf.ElectraForMaskedLM, tf.ElectraConfig, ELECTRA, tie_word_embeddings=False,
          embedding_size=44, type_vocab_size=3, layer_norm_eps=1e-5),
     case("electra-bare", tf.ElectraModel, tf.ElectraConfig, ELECTRA),
+    case("distilbert", tf.DistilBertForMaskedLM, tf.DistilBertConfig, DISTILBERT, activation="gelu_new"),
+    case("distilbert-sinusoidal", tf.DistilBertForMaskedLM, tf.DistilBertConfig, DISTILBERT, sinusoidal_pos_embds=True,
+         activation="relu", n_heads=6, tie_word_embeddings=False),
+    case("distilbert-bare", tf.DistilBertModel, tf.DistilBertConfig, DISTILBERT),
     case("gpt", tf.OpenAIGPTLMHeadModel, tf.OpenAIGPTConfig, GPT),
     case("gpt-bare", tf.OpenAIGPTModel, tf.OpenAIGPTConfig, GPT, afn="silu"),
     case("gpt2", tf.GPT2LMHeadModel, tf.GPT2Config, GPT),

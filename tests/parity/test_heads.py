@@ -23,7 +23,22 @@ from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
 from pretune.data.sequences import Sequences
 from pretune.models.hf.weights import HEAD_KEY
-from tests.parity.cases import BART, ELECTRA, ENCODER, GPT, LLAMA, MPT, NEOX, OPT, T5, VOCAB, XLNET, Case, case
+from tests.parity.cases import (
+    BART,
+    DISTILBERT,
+    ELECTRA,
+    ENCODER,
+    GPT,
+    LLAMA,
+    MPT,
+    NEOX,
+    OPT,
+    T5,
+    VOCAB,
+    XLNET,
+    Case,
+    case,
+)
 from tests.selection import keep_quick
 
 EOS = 2
@@ -36,6 +51,7 @@ FULL: list[tuple[str, type, dict[str, Any], str]] = [
     ("Roberta", tf.RobertaConfig, ROBERTA, ""),
     ("XLMRoberta", tf.XLMRobertaConfig, ROBERTA, ""),
     ("Electra", tf.ElectraConfig, ELECTRA, ""),
+    ("DistilBert", tf.DistilBertConfig, DISTILBERT, ""),
     ("XLNet", tf.XLNetConfig, XLNET, "Simple"),
 ]
 CASES = [

@@ -57,7 +57,7 @@ CELLS = [
     ("bert-masked", "classification", "lora"), ("bert-masked", "tagging", "prefix"), ("gpt2", "classification", "lora"),
     ("bert-masked", "choice", "lora"), ("bert-masked", "classification", "prefix"), ("bert-masked", "tagging", "ia3"),
     ("bert-masked", "span", "lora"), ("roberta", "classification", "lora"), ("electra-bare", "classification", "ia3"),
-    ("gpt2", "tagging", "ia3"), ("llama-gqa-bias", "classification", "lora"),
+    ("gpt2", "tagging", "ia3"), ("llama-gqa-bias", "classification", "lora"), ("distilbert", "classification", "lora"),
 ]  # fmt: skip
 EVERY = [cell if i < 4 else pytest.param(*cell, marks=pytest.mark.slow) for i, cell in enumerate(CELLS)]
 
@@ -97,7 +97,8 @@ def test_their_head_is_read_by_us(name: str, head: str, method: str, tmp_path: P
 
 
 def _places(name: str) -> list[str]:
-    return {"gpt2": ["c_attn"], "llama-gqa-bias": ["q_proj", "v_proj"]}.get(name, ["query", "value"])
+    layers = {"gpt2": ["c_attn"], "llama-gqa-bias": ["q_proj", "v_proj"], "distilbert": ["q_lin", "v_lin"]}
+    return layers.get(name, ["query", "value"])
 
 
 def test_their_head_for_another_model(tmp_path: Path) -> None:

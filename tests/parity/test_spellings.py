@@ -18,7 +18,7 @@ import transformers as tf
 
 import pretune as pt
 from tests.faults.strangers import change_tensors
-from tests.parity.cases import BART, ENCODER, GPT, LLAMA, NEOX, ROPE3, T5, VOCAB, XLNET, case, small, untied
+from tests.parity.cases import BART, DISTILBERT, ENCODER, GPT, LLAMA, NEOX, ROPE3, T5, VOCAB, XLNET, case, small, untied
 from tests.parity.test_parity import assert_rows, logits_of, our_batch, run
 
 BANDS = {key: value for key, value in ROPE3.items() if key != "rope_theta"}
@@ -72,6 +72,9 @@ CASES = [
     (case("gpt-aliases", tf.OpenAIGPTLMHeadModel, tf.OpenAIGPTConfig, GPT),
      ("n_embd", "n_layer", "n_head", "n_positions"),
      {"hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 48}),
+    (case("distilbert-aliases", tf.DistilBertForMaskedLM, tf.DistilBertConfig, DISTILBERT),
+     ("dim", "n_layers", "n_heads"),
+     {"hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4, "tie_weights_": True}),
     (case("t5-aliases", tf.T5ForConditionalGeneration, tf.T5Config, T5),
      ("d_model", "num_layers", "num_heads", "d_kv", "is_gated_act", "dense_act_fn"),
      {"hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 10}),

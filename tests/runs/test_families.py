@@ -17,6 +17,8 @@ THEIRS = {
     "bert": "AutoModelForPreTraining",
     "roberta": "AutoModelForMaskedLM",
     "electra": "AutoModelForPreTraining",
+    "distilbert": "AutoModelForMaskedLM",
+    "tinybert": "AutoModelForPreTraining",
     "gpt2": "AutoModelForCausalLM",
     "llama3": "AutoModelForCausalLM",
     "opt": "AutoModelForCausalLM",

@@ -50,6 +50,12 @@ ELECTRA = {
     "intermediate_size": 1024, "model_type": "electra", "num_attention_heads": 4, "summary_activation": "gelu",
     "summary_last_dropout": 0.1, "summary_type": "first", "summary_use_proj": True,
 }  # fmt: skip
+DISTILBERT = {
+    "activation": "gelu", "architectures": ["DistilBertForMaskedLM"], "attention_dropout": 0.1, "dim": 768,
+    "dropout": 0.1, "hidden_dim": 3072, "initializer_range": 0.02, "max_position_embeddings": 512,
+    "model_type": "distilbert", "n_heads": 12, "n_layers": 6, "pad_token_id": 0, "qa_dropout": 0.1,
+    "seq_classif_dropout": 0.2, "sinusoidal_pos_embds": False, "tie_weights_": True, "vocab_size": 30522,
+}  # fmt: skip
 LLAMA2 = {
     "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1,
     "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
@@ -193,6 +199,17 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
     ),
     "electra-base-generator": (
         {**ELECTRA, "architectures": ["ElectraForMaskedLM"], "embedding_size": 768}, resolve("electra-base-generator"),
+    ),
+    "distilbert-base-uncased": (DISTILBERT, resolve("distilbert-base")),
+    "distilbert-base-multilingual-cased": ({**DISTILBERT, "output_past": True, "vocab_size": 119547},
+        resolve("distilbert-multilingual"),
+    ),
+    "TinyBERT_General_4L_312D": (
+        {
+            **BERT, "cell": {}, "emb_size": 312, "hidden_size": 312, "intermediate_size": 1200,
+            "num_hidden_layers": 4, "pre_trained": "", "structure": [], "training": "",
+        },
+        resolve("tinybert-4"),
     ),
     "openai-gpt": (
         {
@@ -407,6 +424,8 @@ def test_fixed_keys(model_type: str) -> None:
         ({**MPT, "attn_config": {"rope": True}}, "'attn_config.rope'"),
         ({**MPT, "attn_config": 7}, "'attn_config' = 7"),
         ({**ROBERTA, "pad_token_id": 0}, "'pad_token_id' = 0.*1"),
+        ({**DISTILBERT, "hidden_size": 7}, "'dim' = 768.*'hidden_size' = 7"),
+        ({**DISTILBERT, "n_heads": 5}, "'dim', 'n_heads'.*5.*768"),
     ],
 )  # fmt: skip
 def test_impossible(found: dict[str, Any], message: str) -> None:

@@ -220,6 +220,8 @@ def test_the_bias_that_is_computed_with(tmp_path: Path) -> None:
     ("name", "buffer", "value"),
     [
         ("bert-base", "bert.embeddings.position_ids", torch.arange(24)[None]),
+        ("tinybert-4", "fit_dense.weight", torch.ones(768, 32)),  # to the width of the teacher
+        ("tinybert-4", "fit_denses.3.bias", torch.ones(768)),
         ("gpt2-small", "transformer.h.0.attn.bias", torch.ones(1, 1, 24, 24, dtype=torch.uint8)),
         ("gpt2-small", "transformer.h.0.attn.masked_bias", torch.tensor(-1e4)),
         ("pythia-160m", "gpt_neox.layers.0.attention.bias", torch.ones(1, 1, 24, 24, dtype=torch.bool)),

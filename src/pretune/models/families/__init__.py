@@ -26,6 +26,8 @@ FAMILIES: "Registry[Family]" = Registry(
         "babyberta": "pretune.models.families.roberta:babyberta",
         "miniberta": "pretune.models.families.roberta:miniberta",
         "electra": "pretune.models.families.electra:electra",
+        "distilbert": "pretune.models.families.distilbert:distilbert",
+        "tinybert": "pretune.models.families.tinybert:tinybert",
         "xlnet": "pretune.models.families.xlnet:xlnet",
         "gpt": "pretune.models.families.gpt:gpt",
         "gpt2": "pretune.models.families.gpt2:gpt2",
@@ -61,6 +63,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "distilbert": ("distilbert-base-", "distilroberta-base", "distilgpt2"),
     "EleutherAI": ("pythia-", "gpt-neo-"),
     "microsoft": ("deberta-base", "deberta-v3-"),
+    "huawei-noah": ("TinyBERT_General_4L_312D", "TinyBERT_General_6L_768D"),
     "sentence-transformers": ("all-MiniLM-", "all-mpnet-", "paraphrase-", "multi-qa-"),
 }
 """Owners on the Hugging Face Hub, and their models that are known without an owner: a name, or a prefix ending in -."""

@@ -92,6 +92,8 @@ bert = Family(
             Key("vocab_size", ("vocab",), 30522),
             Key("hidden_act", (ENCODER_ACTIVATION, "head.transform.activation"), "gelu", ACTIVATIONS),
         ),
+        # TinyBERT's releases also have these keys, which mean nothing here, and projections to the teacher's width.
+        ignored_keys=frozenset({"emb_size", "pre_trained", "training"}),
         prefix="bert.",
         classes={
             "BertForPreTraining": frozenset({"head", "pooler", "pair"}),
@@ -111,7 +113,7 @@ bert = Family(
         },
         head="cls.predictions.decoder.weight",
         duplicates={"cls.predictions.bias": "cls.predictions.decoder.bias"},
-        skipped_tensors=(r".*embeddings\.position_ids",),
+        skipped_tensors=(r".*embeddings\.position_ids", r"fit_denses?\..*"),
         rules=(
             *make_rules({ours: f"bert.{theirs}" for ours, theirs in ENCODER_NAMES.items()}),
             *make_rules(

@@ -1,0 +1,41 @@
+"""Parameters of published sizes against the classes of `transformers`, built from the released configs."""
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the reference library is not installed")
+
+import transformers as tf
+
+from pretune.models.catalog import resolve
+from pretune.models.families import FAMILIES
+
+PUBLISHED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "distilbert-base": (tf.DistilBertForMaskedLM, tf.DistilBertConfig, {}),
+    "distilbert-multilingual": (tf.DistilBertForMaskedLM, tf.DistilBertConfig, {"vocab_size": 119547}),
+    "tinybert-4": (
+        tf.BertForPreTraining,
+        tf.BertConfig,
+        {"hidden_size": 312, "num_hidden_layers": 4, "intermediate_size": 1200},
+    ),
+    "tinybert-6": (tf.BertForPreTraining, tf.BertConfig, {"num_hidden_layers": 6}),
+}
+"""Class, config, and the options in which the released config differs from the defaults of the class."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_counts(name: str) -> None:
+    """Of the body with its pooler, and with the heads; a family has no size that is not checked."""
+    cls, config, options = PUBLISHED[name]
+    with torch.device("meta"):
+        reference = cls(config(**options))
+    params = resolve(name).params()
+    assert params.body_with_pooler == reference.base_model.num_parameters()
+    assert params.total == reference.num_parameters()
+
+
+def test_every_size_of_these_families_is_checked() -> None:
+    families = {name.rpartition("-")[0] for name in PUBLISHED}
+    assert set(PUBLISHED) == {f"{family}-{size}" for family in families for size in FAMILIES.get(family).sizes}
