@@ -10,13 +10,18 @@ from pretune.adaptation.freeze import LastOnly, freeze
 from pretune.adaptation.surgery import add_blocks
 from pretune.core.errors import UsageError
 from pretune.runs.finetune.entry import run_finetune as finetune
-from tests.contracts.tiny import CASES, lay, model_of, text
+from tests.contracts.tiny import CASES, RECURRENT, lay, model_of, text
 from tests.runs import tasked
 
 SHARED = [name for name, spec in CASES.items() if spec.shared or spec.last_stack.share is not None]
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if name not in SHARED])
+def test_recurrent_models_have_no_blocks_to_add() -> None:
+    with pytest.raises(UsageError, match="a recurrent model cannot be extended"):
+        add_blocks(model_of(RECURRENT[0]), 1)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name not in (*SHARED, *RECURRENT)])
 @torch.no_grad()
 def test_below_the_new_blocks_nothing_is_new(case: str) -> None:
     model = model_of(case)

@@ -19,7 +19,7 @@ from pretune.models.bidirectional_lm import build_bidirectional_lm, make_two_way
 from pretune.models.model import LanguageModel
 from tests.contracts import laws
 from tests.contracts.laws import equal, read
-from tests.contracts.tiny import CASES, DECODERS, PAIRS, lay, model_of, text
+from tests.contracts.tiny import CASES, DECODERS, PAIRS, RECURRENT, lay, model_of, text
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "lora": {"rank": 3, "alpha": 5.0, "targets": ("q", "k", "v", "out", "up", "gate", "down")},
@@ -65,15 +65,30 @@ def logits(model: LanguageModel) -> torch.Tensor:
     return torch.cat(read(model, SENTENCES, row=11))
 
 
+ATTENTIVE = {"ia3": "rescales keys", "prefix": "adds keys", "prompt": "needs attention"}
+"""Methods that need attention, with their reason to refuse a recurrent model."""
 every = pytest.mark.parametrize("name", PEFT_METHODS.list_names())
-usual = {"bert-base", "gpt2-small", "llama3-8b", "t5-base", "xlnet-base", "made-unequal"}
+usual = {"bert-base", "gpt2-small", "llama3-8b", "t5-base", "xlnet-base", "made-unequal", "made-recurrent"}
 everywhere = pytest.mark.parametrize(
-    "case",
-    [case if case in usual else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    ("case", "name"),
+    [
+        (case, name) if case in usual else pytest.param(case, name, marks=pytest.mark.slow)
+        for case in CASES
+        for name in PEFT_METHODS.list_names()
+        if not (case in RECURRENT and name in ATTENTIVE)
+    ],
 )
 
 
-@every
+@pytest.mark.parametrize("case", RECURRENT)
+def test_methods_on_attention_refuse_recurrent_models(case: str) -> None:
+    for name, reason in ATTENTIVE.items():
+        with pytest.raises(UsageError, match=f"{reason}.*which a recurrent model lacks; use LoRA, adapters or BitFit"):
+            applied(case, name)
+    with pytest.raises(UsageError, match="has no dropout of its inputs"):
+        applied(case, "lora", dropout=0.1)
+
+
 @everywhere
 def test_a_new_method_changes_nothing(case: str, name: str) -> None:
     """… but for virtual tokens, of which none change nothing, and for what 4 bits cannot say of the weights."""
@@ -81,7 +96,6 @@ def test_a_new_method_changes_nothing(case: str, name: str) -> None:
     torch.testing.assert_close(logits(model), logits(base_of(case, method)), rtol=0, atol=0)
 
 
-@every
 @everywhere
 def test_only_its_parameters_train(case: str, name: str) -> None:
     model, _, names = applied(case, name, stirred=0.05)  # what starts at zero lets no gradient through to its partner
@@ -100,7 +114,6 @@ def test_only_its_parameters_train(case: str, name: str) -> None:
     assert len(moved) > 0.6 * len(names), sorted(set(names) - moved)  # shifts before a softmax do nothing, nor poolers
 
 
-@every
 @everywhere
 def test_merged_is_unmerged(case: str, name: str) -> None:
     model, method, _ = applied(case, name, stirred=0.1)
@@ -116,7 +129,6 @@ def test_merged_is_unmerged(case: str, name: str) -> None:
     assert [path for path, module in model.named_modules() if getattr(module, "is_adapter", False)] == []
 
 
-@every
 @everywhere
 def test_an_adapter_is_small_and_comes_back_as_it_was(case: str, name: str, tmp_path: Path) -> None:
     model, method, _ = applied(case, name, stirred=0.1)
@@ -136,7 +148,6 @@ def test_an_adapter_is_small_and_comes_back_as_it_was(case: str, name: str, tmp_
     assert size < 4 * numbers * 3 + 200 * (len(learned) + 1)  # a block diagonal of three has three times the numbers
 
 
-@every
 @everywhere
 def test_packed_is_alone(case: str, name: str) -> None:
     model, _, _ = applied(case, name, stirred=0.1)
@@ -148,6 +159,8 @@ def test_packed_is_alone(case: str, name: str) -> None:
 @every
 @pytest.mark.parametrize("case", sorted({*DECODERS, *PAIRS} & usual))
 def test_cache_is_no_cache(case: str, name: str) -> None:
+    if case in RECURRENT and name in ATTENTIVE:
+        return  # refused: test_methods_on_attention_refuse_recurrent_models
     model, _, _ = applied(case, name, stirred=0.1)
     laws.cache_is_no_cache(model, (4, 3, 5) if name == "prompt" else (4, 1, 3))  # slots are read at once
 

@@ -19,13 +19,16 @@ from pretune.models.catalog import list_settings, resolve
 from pretune.models.families import FAMILIES
 from pretune.models.families.shared import Family, Size
 from pretune.models.hf.config import get_path
+from pretune.models.init import Uniform
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.heads import Head, Transform
 from pretune.nn.layers import Embed, Factor, FeedForward, LayerNorm, RMSNorm
+from pretune.nn.lstm import LSTM
 from pretune.nn.positions import Alibi, LinearScaling, RelativeBias, Rotary, Sinusoidal
+from pretune.nn.recurrent_stack import Recurrent
 from pretune.nn.stack import Stack
 
 VOCAB = 61
@@ -149,6 +152,23 @@ def _made() -> dict[str, Model]:
             ),
             head=Head(tied=False, bias="fixed", scale=0.5),
         ),
+        "made-recurrent": Model(  # layers of unequal widths, projected, residual, with one and two biases, clipped
+            family="made",
+            vocab=VOCAB,
+            width=20,
+            decoder=Recurrent(
+                embed=Embed(scale=True, norm=rms, dropout=0.1),
+                blocks=(
+                    LSTM(hidden=26, dropout=0.1, weight_dropout=0.2),
+                    LSTM(hidden=24, projection=26, residual=True, biases=1, cell_clip=3.0, output_clip=3.0),
+                    LSTM(hidden=20),
+                ),
+                token_dropout=0.1,
+                input_dropout=0.2,
+            ),
+            head=Head(bias="learned"),
+            init=Uniform(bound=0.2),
+        ),
         "made-unequal": Model(  # an encoder and a decoder that have nothing in common but the table
             family="made",
             vocab=VOCAB,
@@ -183,6 +203,8 @@ CASES: dict[str, Model] = {
 }
 ENCODERS = [name for name, spec in CASES.items() if spec.decoder is None]
 DECODERS = [name for name, spec in CASES.items() if spec.encoder is None]
+RECURRENT = [name for name, spec in CASES.items() if isinstance(spec.decoder, Recurrent)]
+"""Decoders without attention: laws about masks and attention weights do not apply, they are refused."""
 PAIRS = [name for name, spec in CASES.items() if spec.is_encoder_decoder]
 
 

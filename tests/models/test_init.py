@@ -10,6 +10,7 @@ from pretune.core import config
 from pretune.models.catalog import resolve
 from pretune.models.init import FanIn, Init, Normal, initialise
 from pretune.models.model import LanguageModel, build, build_empty
+from pretune.nn.lstm import LSTMLayer
 from tests.contracts.tiny import CASES
 
 WIDE = {"width": 96, "depth": 3, "heads": 4, "vocab": 300, "hidden": 160}
@@ -40,9 +41,12 @@ def test_nothing_is_left(name: str) -> None:
     model = poisoned(build_empty(spec).to_empty(device="cpu"))
     initialise(model, spec.init, spec.depth, seed=1)
     assert all(torch.isfinite(tensor).all() for tensor in (*model.parameters(), *model.buffers()))
+    drawn = {id(p) for layer in model.modules() if isinstance(layer, LSTMLayer) for p in layer.parameters()}
     for module in model.modules():
         for path, parameter in module.named_parameters(recurse=False):
-            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            if id(parameter) in drawn:  # LSTM layers: biases too
+                assert std(parameter) > 0
+            elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 assert (parameter == (1.0 if path == "weight" else 0.0)).all()
             elif path == "bias":
                 assert (parameter == 0).all()

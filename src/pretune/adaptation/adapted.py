@@ -34,6 +34,7 @@ from pretune.core.types import Batch, Loss
 from pretune.models.model import LanguageModel, check_call
 from pretune.models.spec import PARTS, Model, ModelShape
 from pretune.nn.attention_mask import Backend
+from pretune.nn.recurrent_stack import Recurrent
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.cost import build_flops_counter
@@ -285,6 +286,9 @@ def _count_block_weights(spec: Model) -> list[int]:
     """Return the matrix weights of every block, from the bottom up, in the order of the model's parts."""
     counts = []
     for stack in spec.stacks:
+        if isinstance(stack, Recurrent):
+            counts += stack.count_weights(width=spec.width)
+            continue
         for block in stack.layers:
             cross_weights = block.cross.count_weights(width=spec.width) if block.cross else 0
             self_weights = block.attention.count_weights(width=spec.width) + block.feedforward.count_weights(

@@ -22,6 +22,7 @@ from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model, Special
 from pretune.nn.positions import LearnedEmbedding
+from pretune.nn.recurrent_stack import Recurrent
 from pretune.nn.stack import Stack
 from pretune.text.tokenizer import Tokenizer
 
@@ -50,7 +51,7 @@ def resize_positions(model: LanguageModel, count: int) -> LanguageModel:
         )
 
     encoder = resize_stack(spec.encoder) if isinstance(spec.encoder, Stack) else spec.encoder
-    decoder = None if spec.decoder is None else resize_stack(spec.decoder)
+    decoder = resize_stack(spec.decoder) if isinstance(spec.decoder, Stack) else spec.decoder
     offset = next(stack.position.offset for stack in spec.stacks if isinstance(stack.position, LearnedEmbedding))
 
     def resize_rows(old: Tensor, rows: int) -> Tensor:
@@ -186,6 +187,8 @@ def add_blocks(model: LanguageModel, blocks: int, *, seed: int = 0) -> LanguageM
     spec = model.spec
     if spec.last_stack.share is not None or spec.shared:
         raise UsageError("a model whose layers share their weights cannot be extended; choose another base model")
+    if isinstance(spec.decoder, Recurrent):
+        raise UsageError("extra layers are transformer blocks; a recurrent model cannot be extended")
     if spec.decoder is not None:
         spec = replace(spec, decoder=replace(spec.decoder, depth=spec.decoder.depth + blocks))
     elif spec.encoder is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pretune.models.devices import Device
     from pretune.models.generator_discriminator import Pair
     from pretune.models.spec import Model
-    from pretune.nn.two_stream import AnyStack
+    from pretune.nn.recurrent_stack import AnyStack
 
 BATCH_TOKENS = 8192
 """Batch size of the memory estimate in tokens, or one sequence where that is longer."""
@@ -282,6 +282,13 @@ def _describe_shape(spec: "Model") -> list[tuple[str, str]]:
 
 
 def _describe_stack(stack: "AnyStack", width: int) -> str:
+    from pretune.nn.recurrent_stack import Recurrent
+
+    if isinstance(stack, Recurrent):
+        units = ", ".join(
+            f"{block.hidden}{f' projected to {block.projection}' if block.projection else ''}" for block in stack.blocks
+        )
+        return f"{stack.depth} LSTM layer{'s' if stack.depth > 1 else ''}, width {width}, units {units}"
     block = stack.blocks[0]
     heads, kv_heads, head = block.attention.resolve_shape(width=width)
     return "".join(

@@ -20,6 +20,7 @@ from pretune.models.init import initialise, tie
 from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import Model, ModelShape, Params, check_memory
 from pretune.nn.attention_mask import Backend
+from pretune.nn.recurrent_stack import Recurrent
 from pretune.nn.stack import Stack
 
 BACKWARD_FOLDER = "backward"
@@ -31,7 +32,7 @@ class TwoWay:
     """A decoder and a second stack that reads sequences backward; they share the token table and the head."""
 
     forwards: Model
-    backwards: Stack
+    backwards: Stack | Recurrent
 
     def __post_init__(self) -> None:
         if self.forwards.shape != "decoder" or self.forwards.head is None:

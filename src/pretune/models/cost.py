@@ -18,8 +18,10 @@ from pretune.nn.attention import Attention
 from pretune.nn.heads import Head
 from pretune.nn.layers import FeedForward
 from pretune.nn.loss import BLOCK_BYTES
+from pretune.nn.recurrent_stack import AnyStack, Recurrent
 from pretune.nn.relative_attention import RelativeAttention
-from pretune.nn.two_stream import AnyBlock, AnyStack, TwoStream
+from pretune.nn.stack import Stack
+from pretune.nn.two_stream import AnyBlock, AttentionStack, TwoStream
 
 Precision = Literal["fp32", "bf16"]
 
@@ -88,7 +90,7 @@ def flops_per_token(
         total += targets * source * _count_query_flops(spec.encoder, width, source)
     if spec.decoder:
         total += target * _count_stack_flops(spec.decoder, width, target)
-    if spec.is_encoder_decoder and spec.decoder:
+    if spec.is_encoder_decoder and isinstance(spec.decoder, Stack):
         for block, times in _iterate_blocks(spec.decoder):
             total += times * _count_cross_flops(block, width, source, target)
     if spec.head:
@@ -168,6 +170,9 @@ def count_params_by_part(spec: Model) -> dict[str, int]:
             continue
         name = f"{side} " if spec.is_encoder_decoder else ""
         counts[f"{name}embedding"] += stack.embed.params(width=width) + stack.position_params(width=width)
+        if isinstance(stack, Recurrent):
+            counts["recurrent layers"] += stack.params(width=width) - stack.embed.params(width=width)
+            continue
         has_weights = not (spec.shared and side == "decoder")  # else shared with the encoder, except cross-attention
         for block in stack.layers:
             cross = block.cross.params(width=width) if block.cross else 0
@@ -209,7 +214,7 @@ def _check_share(targets: float) -> None:
         raise UsageError(f"targets must be a share between 0 and 1, got {targets}")
 
 
-def _iterate_blocks(stack: AnyStack) -> Iterator[tuple[AnyBlock, int]]:
+def _iterate_blocks(stack: AttentionStack) -> Iterator[tuple[AnyBlock, int]]:
     """Yield every block of the pattern with the number of layers that compute it, shared weights included."""
     if stack.share is None:
         blocks: Sequence[AnyBlock] = stack.blocks
@@ -223,6 +228,8 @@ def _iterate_blocks(stack: AnyStack) -> Iterator[tuple[AnyBlock, int]]:
 def _count_stack_flops(stack: AnyStack, width: int, length: int) -> float:
     """Return forward FLOPs per token, without cross-attention."""
     total = 2.0 * stack.embed.factor.width * width if stack.embed.factor else 0.0
+    if isinstance(stack, Recurrent):
+        return total + 2 * sum(stack.count_weights(width=width))
     for block, times in _iterate_blocks(stack):
         heads, _, head = block.attention.resolve_shape(width=width)
         weights = block.attention.count_weights(width=width) + block.feedforward.count_weights(width=width)
@@ -261,6 +268,9 @@ def _count_stack_bytes(spec: Model, stack: AnyStack, sides: tuple[float, float],
     per_token = _FP32_BYTES * inner if stack.embed.norm else 0
     per_token += bool(stack.embed.dropout) * inner
     per_token += item * stack.embed.factor.width if stack.embed.factor else 0
+    if isinstance(stack, Recurrent):
+        per_token += stack.embed.get_inner_width(width=width) * item * bool(stack.input_dropout)
+        return target * (per_token + sum(_count_lstm_bytes(stack, width, item)))
     per_token += (_FP32_BYTES * width if stack.norm else 0) + bool(stack.dropout) * width
     per_source = 0
     is_rotary = stack.position is not None and stack.position.mechanism == "rotation"
@@ -270,6 +280,15 @@ def _count_stack_bytes(spec: Model, stack: AnyStack, sides: tuple[float, float],
     if spec.is_encoder_decoder and stack is spec.encoder:
         per_token += item * width  # its states, the input of every decoder layer
     return (source if stack is spec.encoder else target) * per_token + source * per_source
+
+
+def _count_lstm_bytes(stack: Recurrent, width: int, item: int) -> list[int]:
+    """Return the bytes that each layer saves per token: its input, gates, cell, hidden state and output, dropout."""
+    inputs = stack.list_widths(width=width)
+    return [
+        item * (inputs[i] + 6 * block.hidden + block.width * (1 + bool(block.projection) + bool(block.dropout)))
+        for i, block in enumerate(stack.blocks)
+    ]
 
 
 def _count_block_bytes(block: AnyBlock, width: int, item: int, *, is_rotary: bool) -> int:
@@ -341,6 +360,8 @@ def _count_head_bytes(spec: Model, targets: float, item: int) -> float:
 
 def _count_working_bytes(spec: Model, sides: tuple[float, float], item: int) -> float:
     """Return the working memory of one layer without gradients: about as much as it would save for backward."""
+    if isinstance(spec.decoder, Recurrent):
+        return sides[1] * max(_count_lstm_bytes(spec.decoder, spec.width, item))
     pairs = zip((spec.encoder, spec.decoder), sides, strict=True)
     return max(
         tokens * _count_block_bytes(block, spec.width, item, is_rotary=False)
@@ -351,7 +372,9 @@ def _count_working_bytes(spec: Model, sides: tuple[float, float], item: int) -> 
 
 
 def _count_cached_values(spec: Model, source: int, target: int) -> int:
-    """Return the values in the cache of one sequence: keys and values of every layer, and of the source."""
+    """Return the values in the cache of one sequence: keys and values of every layer and of the source, or states."""
+    if isinstance(spec.decoder, Recurrent):
+        return sum(block.width + block.hidden for block in spec.decoder.blocks)
     count = 0
     for block, times in _iterate_blocks(spec.decoder) if spec.decoder else ():
         _, kv_heads, head = block.attention.resolve_shape(width=spec.width)

@@ -10,6 +10,7 @@ from pretune.core.errors import UsageError
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.heads import SpanBoundary, VocabularyHead
 from pretune.nn.layers import FeedForwardLayer
+from pretune.nn.lstm import LSTMLayer
 from pretune.nn.positions import RelativePositions
 from pretune.nn.relative_attention import RelativeAttentionLayer
 from pretune.nn.two_stream import TwoStreamStack
@@ -50,14 +51,24 @@ class FanIn:
         return self.factor / math.sqrt(fan_in)
 
 
-Init = Normal | FanIn
+@spec
+class Uniform:
+    """Uniform weights in [-bound, bound], zero biases (Merity et al., 2018)."""
+
+    bound: Positive[float] = 0.1
+
+
+Init = Normal | FanIn | Uniform
 
 
 _MATRIX_OWNERS = RelativeAttentionLayer | TwoStreamStack  # modules that own matrices directly
 
 
 def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
-    """Initialize every parameter of a model in place, in the order of its names, from one seed."""
+    """Initialize every parameter of a model in place, in the order of its names, from one seed.
+
+    Weights and biases of LSTM layers are uniform in 1 / sqrt(units), as torch has them, whatever the rest is.
+    """
     generator = torch.Generator().manual_seed(seed)
     parameter_ids: set[int] = set()
     owners = {
@@ -74,8 +85,13 @@ def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
             with torch.no_grad():
                 if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                     parameter.fill_(1.0 if kind == "weight" else 0.0)
+                elif isinstance(owner, LSTMLayer):
+                    bound = 1 / math.sqrt(owner.hidden)
+                    parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))
                 elif parameter.dim() < 2:
                     parameter.zero_()
+                elif isinstance(init, Uniform):
+                    parameter.copy_(torch.empty(parameter.shape).uniform_(-init.bound, init.bound, generator=generator))
                 else:
                     std = init.compute_std(owner, name, parameter, depth)
                     parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))

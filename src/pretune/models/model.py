@@ -19,6 +19,7 @@ from pretune.models.spec import Model, ModelShape, check_memory
 from pretune.nn.attention_mask import Backend
 from pretune.nn.cache import KVCache, SegmentMemory
 from pretune.nn.loss import linear_cross_entropy, sample_tokens
+from pretune.nn.recurrent_stack import Recurrent, RecurrentStack
 from pretune.nn.stack import OutputFlags, StackOutput, TransformerStack
 from pretune.nn.two_stream import TwoStreamStack
 
@@ -78,7 +79,11 @@ class LanguageModel(nn.Module):
         self.prompt: nn.Module | None = None  # fills the virtual-token slots before each sequence
         self.encoder = spec.encoder.build(width=width) if spec.encoder else None
         shared_stack = self.encoder if spec.shared and isinstance(self.encoder, TransformerStack) else None
-        self.decoder = spec.decoder.build(width=width, shared_stack=shared_stack) if spec.decoder else None
+        self.decoder: TransformerStack | RecurrentStack | None = None
+        if isinstance(spec.decoder, Recurrent):
+            self.decoder = spec.decoder.build(width=width, vocab=spec.vocab)
+        elif spec.decoder is not None:
+            self.decoder = spec.decoder.build(width=width, shared_stack=shared_stack)
         self.pooler = spec.pooler.build(width=width) if spec.pooler else None
         self.pair = spec.pair.build(width=width) if spec.pair else None
         self.detector = spec.detector.build(width=width) if spec.detector else None

@@ -12,8 +12,9 @@ from pretune.models.init import Init, Normal
 from pretune.nn.block import Block
 from pretune.nn.heads import Detector, Head, PairHead, Pooler, SpanHead
 from pretune.nn.positions import Rotary
+from pretune.nn.recurrent_stack import AnyStack, Recurrent
 from pretune.nn.stack import Stack
-from pretune.nn.two_stream import AnyStack, TwoStream
+from pretune.nn.two_stream import AnyBlock, TwoStream
 
 MAX_PARAMETERS = 10**14
 """Limit beyond which a spec is certainly a mistake."""
@@ -56,7 +57,7 @@ class Model:
     vocab: Positive[int]
     width: Positive[int]
     encoder: Stack | TwoStream | None = None
-    decoder: Stack | None = None
+    decoder: Stack | Recurrent | None = None
     shared: bool = False
     context: Positive[int] | None = None  # training length, if the positions have no maximum
     head: Head | None = None
@@ -78,7 +79,13 @@ class Model:
             raise UsageError("encoder and decoder share the token table: their factors must have the same width")
         if self.head is not None and self.table != self.width and self.head.transform is None:
             raise UsageError(f"a head on a token table of width {self.table} needs a transform from width {self.width}")
+        if isinstance(self.decoder, Recurrent):
+            self.decoder.check_width(width=self.width)
+            if self.is_encoder_decoder:
+                raise UsageError("a recurrent decoder has no cross-attention: it cannot follow an encoder")
         for stack in self.stacks:
+            if isinstance(stack, Recurrent):
+                continue
             _, _, head = stack.blocks[0].attention.resolve_shape(width=self.width)
             if isinstance(stack.position, Rotary) and int(head * stack.position.fraction) % 2:
                 raise UsageError(f"rotary positions rotate pairs: head_width {head} x fraction must be even")
@@ -111,6 +118,13 @@ class Model:
         return self.stacks[-1]
 
     @property
+    def first_block(self) -> AnyBlock:
+        """First block of the last stack, of a model with attention."""
+        stack = self.last_stack
+        assert not isinstance(stack, Recurrent), "a recurrent stack has no attention"
+        return stack.blocks[0]
+
+    @property
     def is_encoder_decoder(self) -> bool:
         return self.encoder is not None and self.decoder is not None
 
@@ -132,7 +146,7 @@ class Model:
     def params(self) -> Params:
         """Return exact parameter counts, without building the model."""
         body = self.vocab * self.table + sum(stack.params(width=self.width) for stack in self.stacks)
-        if self.shared and self.decoder:
+        if self.shared and isinstance(self.decoder, Stack):
             body -= sum(_count_without_cross(block, self.width) for block in self.decoder.layers)
         body_with_pooler = body + (self.pooler.params(width=self.width) if self.pooler else 0)
         total = body_with_pooler + sum(part.params(width=self.width) for part in (self.pair, self.detector) if part)
@@ -143,9 +157,11 @@ class Model:
         return Params(body=body, body_with_pooler=body_with_pooler, total=total)
 
 
-def _can_share(encoder: AnyStack | None, decoder: Stack | None) -> bool:
+def _can_share(encoder: AnyStack | None, decoder: AnyStack | None) -> bool:
     """Return True if both have the same blocks, except for the cross-attention."""
-    if encoder is None or decoder is None or (encoder.depth, encoder.share) != (decoder.depth, decoder.share):
+    if encoder is None or not isinstance(decoder, Stack):
+        return False
+    if (encoder.depth, encoder.share) != (decoder.depth, decoder.share):
         return False
     return encoder.blocks == tuple(replace(block, cross=None) for block in decoder.blocks)
 

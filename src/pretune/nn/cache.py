@@ -1,4 +1,5 @@
-"""Keys and values of earlier tokens: static cache for generation, learned prefix, memory of previous segments.
+"""State of earlier tokens: static cache for generation (of keys and values, or of recurrent layers), learned prefix,
+memory of previous segments.
 
 Legend: B sequences, K key-value heads, D head width, T capacity (prompt and new tokens), P keys before a row.
 """
@@ -19,6 +20,11 @@ class LayerCache:
 
     store: tuple[Tensor, Tensor]
     slots: tuple[Tensor, Tensor] | None = None  # row and column of each prompt token
+
+    @property
+    def columns(self) -> int:
+        """Tokens per sequence that fit."""
+        return self.store[0].shape[2]
 
     @property
     def keys(self) -> Tensor:
@@ -43,8 +49,36 @@ class LayerCache:
 
 
 @dataclass(slots=True, kw_only=True)
+class RecurrentState(LayerCache):
+    """Output and cell of a recurrent layer after the last token: keys and values of one column, `[B + 1, 1, 1, …]`."""
+
+    max_tokens: int
+
+    @property
+    def columns(self) -> int:
+        """Tokens per sequence that were asked for; the state has the same size for any number."""
+        return self.max_tokens
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Return output and cell, `[B, …]` each."""
+        return self.keys[:, 0, 0], self.values[:, 0, 0]
+
+    def write(self, states: tuple[Tensor, Tensor]) -> None:
+        """Write output and cell of every sequence `[B, …]`."""
+        for store, new in zip(self.store, states, strict=True):
+            store[:-1, 0, 0] = new.to(store.dtype)
+
+    def write_final(self, states: tuple[Tensor, Tensor], tokens: Tensor) -> None:
+        """Write the states `[S, …]` after a prompt; `tokens` `[S]` is the position of a token of each sequence."""
+        assert self.slots is not None, "call KVCache.assign_slots before write_final"
+        rows = self.slots[0].index_select(0, tokens)
+        for store, new in zip(self.store, states, strict=True):
+            store[rows, 0, 0] = new.to(store.dtype)
+
+
+@dataclass(slots=True, kw_only=True)
 class KVCache:
-    """Key-value cache of a decoder for B sequences: self-attention and cross-attention of every layer."""
+    """Cache of a decoder for B sequences: keys and values of both attentions, or states of recurrent layers."""
 
     lengths: Tensor  # [B] tokens in the cache
     layers: list[LayerCache]
@@ -54,13 +88,13 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        return self.layers[0].keys.shape[2] - self.prefix_length
+        return self.layers[0].columns - self.prefix_length
 
     def assign_slots(self, batch: Batch) -> None:
         """Assign the tokens of a prompt batch to rows and columns: sequence s to row s, padding to the spare row."""
         for side, layers, prefix_length in ((batch, self.layers, self.prefix_length), (batch.source, self.cross, 0)):
             if side is not None and layers and not side.tokens.is_cuda:  # on a GPU this would synchronize
-                spans, room = side.list_spans(), layers[0].keys.shape[2] - prefix_length
+                spans, room = side.list_spans(), layers[0].columns - prefix_length
                 longest = max(end - start for start, end in spans)
                 if len(spans) > self.lengths.shape[0] or longest > room:
                     raise UsageError(

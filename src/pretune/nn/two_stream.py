@@ -97,7 +97,7 @@ class TwoStream:
         return count + sum(block.params(width=width) for block in self.layers)
 
 
-AnyStack = Stack | TwoStream
+AttentionStack = Stack | TwoStream
 AnyBlock = Block | TwoStreamBlock
 
 

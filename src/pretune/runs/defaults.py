@@ -335,7 +335,7 @@ def replace_heads(model: Model, objective: Objective) -> Model:
 
 def _build_head(model: Model) -> Head:
     """Return BERT's language-modelling head, for a model without one."""
-    block = model.last_stack.blocks[0]
+    block = model.first_block
     return Head(bias="learned", transform=Transform(activation="gelu", norm=block.norms.post))
 
 

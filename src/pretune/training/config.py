@@ -7,6 +7,7 @@ import torch
 
 from pretune.core.config import Ge, NonNegative, Positive, Seed, spec
 from pretune.nn.attention_mask import Backend
+from pretune.nn.recurrent_stack import RecurrentStack
 from pretune.training.cost import CostRates
 from pretune.training.optim import AdamW, Optim
 from pretune.training.schedules import LinearSchedule, Schedule
@@ -59,7 +60,8 @@ def configure_model(model: Any, config: TrainConfig, device: torch.device) -> No
     if device.type == "cuda" and config.deterministic:  # some kernels are slower, and some attention kernels have none
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        model.attention_backend = model.attention_backend or "rows"
+        if not any(isinstance(part, RecurrentStack) for part in model.modules()):
+            model.attention_backend = model.attention_backend or "rows"
     residual_dtype = config.resolve_precision(device) if config.residual_precision != "fp32" else None
     for part in model.modules():
         if hasattr(part, "activation_checkpointing"):

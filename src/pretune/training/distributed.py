@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pretune.core import log
 from pretune.core.errors import ResourceError, UsageError
 from pretune.nn.block import TransformerBlock
+from pretune.nn.lstm import LSTMLayer
 
 T = TypeVar("T")
 Parallel = Literal["ddp", "fsdp"]
@@ -243,7 +244,7 @@ def _shard(module: nn.Module) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     for part in module.modules():
-        if isinstance(part, TransformerBlock):
+        if isinstance(part, TransformerBlock | LSTMLayer):
             fully_shard(part)
     fully_shard(module)  # in place
     return module

@@ -28,6 +28,7 @@ from pretune.core.config import Ge, Le, NonEmpty, spec
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
 from pretune.nn.layers import ACTIVATIONS, ActivationName
+from pretune.nn.lstm import LSTMLayer
 from pretune.training.optim.base import NORM_MODULES
 
 Sublayer = Literal["attention", "feedforward"]
@@ -50,9 +51,13 @@ class Adapter(PeftMethod):
     rate: ClassVar[float] = 1e-3
 
     def insert_modules(self, model: LanguageModel, seed: int) -> None:
-        """Insert a bottleneck after every sublayer."""
+        """Insert a bottleneck after every sublayer, or after every layer of a recurrent model."""
         places = [OUTPUT_LAYERS[place] for place in self.sublayers]
         for number, (_, owner, name, linear) in enumerate(find_linears(model, places)):
+            if isinstance(owner, LSTMLayer):
+                if owner.adapter is None:
+                    owner.adapter = OutputAdapter(owner.width, self, model.tokens.weight.device, mix(seed, number) >> 1)
+                continue
             assert isinstance(linear, nn.Linear)
             setattr(owner, name, LinearWithAdapter(linear, self, mix(seed, number) >> 1))
 
@@ -65,6 +70,8 @@ class Adapter(PeftMethod):
             for name, _ in layer.adapter.named_parameters()
         ]
         for path, module in model.named_modules():
+            if isinstance(module, OutputAdapter):
+                names += [f"{path}.{name}" for name, _ in module.named_parameters()]
             if self.norms and isinstance(module, NORM_MODULES) and path.startswith(("encoder.", "decoder.")):
                 names += [f"{path}.{name}" for name, _ in module.named_parameters()]
         return tuple(names)
@@ -79,7 +86,7 @@ class LinearWithAdapter(nn.Module):
 
     def __init__(self, linear: nn.Linear, spec: Adapter, seed: int) -> None:
         super().__init__()
-        self.adapter = Bottleneck(linear, spec, seed)
+        self.adapter = Bottleneck(linear.out_features, spec, linear.weight.device, seed)
         wrap_linear(self, linear)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,15 +98,23 @@ class LinearWithAdapter(nn.Module):
 class Bottleneck(nn.Module):
     """up(activate(down(x)))"""
 
-    def __init__(self, linear: nn.Linear, spec: Adapter, seed: int) -> None:
+    def __init__(self, width: int, spec: Adapter, device: torch.device, seed: int) -> None:
         super().__init__()
-        width, like = linear.out_features, linear.weight
-        self.down = init_uniform((spec.bottleneck, width), 1 / math.sqrt(width), like.device, seed)
-        self.down_bias = Parameter(torch.zeros(spec.bottleneck, device=like.device))
-        self.up = Parameter(torch.zeros(width, spec.bottleneck, device=like.device))
-        self.up_bias = Parameter(torch.zeros(width, device=like.device))
+        self.down = init_uniform((spec.bottleneck, width), 1 / math.sqrt(width), device, seed)
+        self.down_bias = Parameter(torch.zeros(spec.bottleneck, device=device))
+        self.up = Parameter(torch.zeros(width, spec.bottleneck, device=device))
+        self.up_bias = Parameter(torch.zeros(width, device=device))
         self.activate = ACTIVATIONS[spec.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.activate(F.linear(x.to(self.down.dtype), self.down, self.down_bias))
         return F.linear(hidden, self.up, self.up_bias).to(x.dtype)
+
+
+class OutputAdapter(Bottleneck):
+    """x + up(activate(down(x))), after a recurrent layer."""
+
+    is_adapter: ClassVar[bool] = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)

@@ -15,17 +15,21 @@ from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.layers import FeedForwardLayer
+from pretune.nn.lstm import LSTMLayer
+from pretune.nn.recurrent_stack import RecurrentStack
 from pretune.nn.relative_attention import RelativeAttentionLayer
 
-Target = Literal["q", "k", "v", "out", "up", "gate", "down"]
-"""Linear layers of a block: of its attentions (self and cross), and of its feed-forward layer."""
+Target = Literal["q", "k", "v", "out", "up", "gate", "down", "input", "recurrent"]
+"""Linear layers of a block: of its attentions (self and cross) and its feed-forward layer; or of an LSTM layer."""
 
 TARGETS: tuple[Target, ...] = ("q", "k", "v", "out", "up", "gate", "down")
+RECURRENT_TARGETS: tuple[Target, ...] = ("input", "recurrent")
+"""Those of an LSTM layer; targets that name neither mean both."""
 MAX_SIZE = 2**14
 """Maximum of ranks, bottlenecks and virtual tokens, so that a hostile file cannot allocate much memory."""
 FINGERPRINT_SAMPLES = 64
 """Values of each matrix that enter a fingerprint."""
-ADAPTABLE_LAYERS = (MultiHeadAttention, RelativeAttentionLayer, FeedForwardLayer)
+ADAPTABLE_LAYERS = (MultiHeadAttention, RelativeAttentionLayer, FeedForwardLayer, LSTMLayer)
 
 
 class PeftMethod:
@@ -90,11 +94,25 @@ def find_linears(model: LanguageModel, targets: Iterable[str]) -> list[tuple[str
     linears: list[tuple[str, nn.Module, str, nn.Module]] = []
     for path, owner in model.named_modules():
         if isinstance(owner, ADAPTABLE_LAYERS):
-            for name in targets:
+            for name in select_targets(owner, targets):
                 layer = getattr(owner, name, None)
                 if isinstance(layer, nn.Module):
                     linears.append((f"{path}.{name}", owner, name, layer))
     return linears
+
+
+def select_targets(owner: nn.Module, targets: Iterable[str]) -> list[str]:
+    """Return the targets in a module of a block."""
+    names = list(targets)
+    if not isinstance(owner, LSTMLayer):
+        return names
+    return [name for name in names if name in RECURRENT_TARGETS] or list(RECURRENT_TARGETS)
+
+
+def refuse_recurrent(model: LanguageModel, reason: str) -> None:
+    """Raise `UsageError` with a reason if a model is recurrent."""
+    if isinstance(model.decoder, RecurrentStack):
+        raise UsageError(f"{reason}; use LoRA, adapters or BitFit")
 
 
 def find_adapted_layers(model: LanguageModel) -> list[tuple[str, nn.Module, str, nn.Module]]:

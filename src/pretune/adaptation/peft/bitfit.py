@@ -64,7 +64,7 @@ def add_biases(model: Model) -> Model:
     return replace(
         model,
         encoder=_add_stack_biases(encoder) if isinstance(encoder, Stack) else encoder,
-        decoder=None if decoder is None else _add_stack_biases(decoder),
+        decoder=_add_stack_biases(decoder) if isinstance(decoder, Stack) else decoder,
     )
 
 

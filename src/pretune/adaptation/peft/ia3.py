@@ -17,6 +17,7 @@ from pretune.adaptation.peft.base import (
     Target,
     find_adapted_layers,
     find_linears,
+    refuse_recurrent,
     to_linear,
     wrap_linear,
 )
@@ -36,6 +37,7 @@ class IA3(PeftMethod):
 
     def insert_modules(self, model: LanguageModel, seed: int) -> None:
         """Add a vector of ones to every target of every block. The seed is not used."""
+        refuse_recurrent(model, "IA3 rescales keys, values and feed-forward layers, which a recurrent model lacks")
         for _, owner, name, linear in find_linears(model, self.targets):
             assert isinstance(linear, nn.Linear)
             setattr(owner, name, InputScaledLinear(linear) if name in self.inputs else ScaledLinear(linear))

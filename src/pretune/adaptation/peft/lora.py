@@ -28,8 +28,10 @@ from pretune.adaptation.peft.base import (
     wrap_linear,
 )
 from pretune.core.config import Ge, Le, Lt, NonEmpty, Positive, spec
+from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
+from pretune.nn.recurrent_stack import RecurrentStack
 
 
 @spec(kind="lora")
@@ -49,6 +51,7 @@ class LoRA(PeftMethod):
 
     def insert_modules(self, model: LanguageModel, seed: int) -> None:
         """Add a product to every target of every block."""
+        check_dropout(model, self.dropout)
         for number, (_, owner, name, linear) in enumerate(find_linears(model, self.targets)):
             assert isinstance(linear, nn.Linear)
             setattr(owner, name, LoraLinear(linear, self, mix(seed, number) >> 1))
@@ -66,6 +69,19 @@ class LoRA(PeftMethod):
                 weight = layer.get_parameter("weight")
                 weight.copy_(layer.compute_delta() + weight)
                 setattr(owner, name, to_linear(layer))
+
+
+def check_dropout(model: LanguageModel, dropout: float) -> None:
+    """Raise `UsageError` for dropout in a recurrent model: its products are added to the weights, not to outputs."""
+    if dropout and isinstance(model.decoder, RecurrentStack):
+        raise UsageError(f"LoRA in a recurrent model has no dropout of its inputs; set dropout to 0, got {dropout:g}")
+
+
+def compute_base_weight(layer: nn.Module, dtype: torch.dtype) -> Tensor:
+    """Return the weight of a linear layer, plain or in 4 bits (in a dtype)."""
+    weight4: Any = getattr(layer, "weight4", None)
+    weight: Tensor = layer.get_parameter("weight") if weight4 is None else weight4.dequantize(dtype)
+    return weight
 
 
 class LoraLinear(nn.Module):
@@ -98,6 +114,12 @@ class LoraLinear(nn.Module):
         hidden = F.linear(self.dropout(x).to(self.a.dtype), self.a)
         # NOTE: not torch.add(…, alpha=): compiled after a matrix product, torch 2.11 to 2.13 leave alpha out.
         return y + F.linear(hidden * self.scale, self.b).to(y.dtype)
+
+    def compute_weight(self) -> Tensor:
+        """Return the adapted weight W + (alpha / r) B A, for an LSTM, whose library takes weights instead of layers."""
+        delta = self.compute_delta()
+        base = compute_base_weight(self, delta.dtype)
+        return (base + delta).to(base.dtype)
 
     def compute_delta(self) -> Tensor:
         """Return (alpha / r) B A, the change of the weight."""

@@ -29,6 +29,7 @@ from pretune.models.families import FAMILIES
 from pretune.models.hf.checkpoint import NATIVE_TYPE, describe_checkpoint
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
+from pretune.nn.recurrent_stack import Recurrent
 from pretune.nn.stack import Stack
 
 ROOT_PREFIX = "base_model.model."
@@ -140,7 +141,7 @@ def _pack_prompt(method: PromptTuning, model: LanguageModel) -> PeftAdapter | No
         or not method.count
     ):
         return None
-    assert model.prompt is not None
+    assert model.prompt is not None and not isinstance(stack, Recurrent)
     heads = stack.blocks[0].attention.heads
     config = _describe_virtual_tokens("PROMPT_TUNING", spec, method.count, spec.width, heads, stack.depth)
     config |= {"prompt_tuning_init": "RANDOM"}

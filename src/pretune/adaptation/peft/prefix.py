@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import MAX_SIZE, PeftMethod, choose_tokens, init_uniform
+from pretune.adaptation.peft.base import MAX_SIZE, PeftMethod, choose_tokens, init_uniform, refuse_recurrent
 from pretune.core.config import Ge, Le, NonEmpty, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
@@ -29,6 +29,7 @@ from pretune.data.layout import batch
 from pretune.models.model import LanguageModel
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.cache import KVCache
+from pretune.nn.recurrent_stack import RecurrentStack
 from pretune.nn.relative_attention import RelativeAttentionLayer
 from pretune.nn.stack import TransformerStack
 from pretune.nn.two_stream import TwoStreamStack
@@ -54,6 +55,7 @@ class PrefixTuning(PeftMethod):
 
     def insert_modules(self, model: LanguageModel, seed: int) -> None:
         """Add a prefix to the keys of every block."""
+        refuse_recurrent(model, "prefix tuning adds keys and values to attention, which a recurrent model lacks")
         stacks = [(side, stack) for side, stack in list_stacks(model) if side in self.sides]
         if not stacks:
             raise UsageError(f"this model has no stack for a prefix on {', '.join(self.sides) or 'no side'}")
@@ -136,6 +138,7 @@ class ReparameterizedPrefix(nn.Module):
 
 def list_stacks(model: LanguageModel) -> "list[tuple[Side, TransformerStack | TwoStreamStack]]":
     """Return a model's stacks in the order of computation."""
+    assert not isinstance(model.decoder, RecurrentStack)
     stacks: list[tuple[Side, TransformerStack | TwoStreamStack | None]] = [
         ("encoder", model.encoder), ("decoder", model.decoder)
     ]  # fmt: skip

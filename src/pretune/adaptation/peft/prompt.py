@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import MAX_SIZE, PeftMethod, choose_tokens
+from pretune.adaptation.peft.base import MAX_SIZE, PeftMethod, choose_tokens, refuse_recurrent
 from pretune.core.config import Ge, Le, NonEmpty, spec
 from pretune.core.types import Batch
 from pretune.models.model import LanguageModel
@@ -30,6 +30,7 @@ class PromptTuning(PeftMethod):
 
     def insert_modules(self, model: LanguageModel, seed: int) -> None:
         """Add a table for the slots to the model."""
+        refuse_recurrent(model, "prompt tuning needs attention to its virtual tokens, which a recurrent model lacks")
         tokens = choose_tokens(model, self.count, self.tokens, seed)
         model.prompt = PromptTable(model.tokens.weight.detach().index_select(0, tokens).clone())
 

@@ -32,9 +32,10 @@ from pretune.adaptation.peft.base import (
     find_adapted_layers,
     find_linears,
     sample_weight,
+    select_targets,
     to_linear,
 )
-from pretune.adaptation.peft.lora import LoRA, LoraLinear
+from pretune.adaptation.peft.lora import LoRA, LoraLinear, check_dropout
 from pretune.core.config import Ge, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
@@ -174,10 +175,15 @@ class QLoRA(LoRA):
 
     def insert_modules(self, model: LanguageModel, seed: int) -> None:
         """Quantize the linear layers of the blocks and add products to the targets."""
+        check_dropout(model, self.dropout)
         for number, (_, owner, name, linear) in enumerate(find_linears(model, TARGETS)):
             assert isinstance(linear, nn.Linear)
             base = Linear4bit(linear, block=self.block, group=self.group)
-            setattr(owner, name, LoraLinear(base, self, mix(seed, number) >> 1) if name in self.targets else base)
+            setattr(
+                owner,
+                name,
+                LoraLinear(base, self, mix(seed, number) >> 1) if name in select_targets(owner, self.targets) else base,
+            )
 
     @torch.no_grad()
     def merge(self, model: LanguageModel) -> None:
@@ -277,6 +283,10 @@ class Linear4bit(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.weight4(x, self.bias)
         return out
+
+    def compute_weight(self) -> Tensor:
+        """Return the dequantized weight, for an LSTM."""
+        return self.weight4.dequantize(torch.float32)
 
 
 def iter_original_weights(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], bytes]]:

@@ -40,7 +40,7 @@ def build_spec(
     base = build_gpt_spec(
         width=width, depth=depth, heads=1, vocab=vocab, hidden=hidden, positions=positions, dropout=dropout
     )
-    assert base.decoder is not None
+    assert isinstance(base.decoder, Stack)
     block = base.decoder.blocks[0]
     block = replace(
         block, norms=Norms(pre=LayerNorm()), attention=replace(block.attention, heads=heads, head_width=head_width)
@@ -57,7 +57,7 @@ def _read_inner(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_inner(spec: Model) -> dict[str, Any]:
-    return {"n_inner": spec.last_stack.blocks[0].feedforward.hidden}
+    return {"n_inner": spec.first_block.feedforward.hidden}
 
 
 LAYOUT = Layout(

@@ -19,6 +19,7 @@ from pretune.models.hf.config import Key, allow_null, check_size
 from pretune.models.hf.weights import define_score_head, define_token_heads
 from pretune.models.spec import Model
 from pretune.nn.layers import RMSNorm
+from pretune.nn.stack import Stack
 
 
 def build_spec(
@@ -43,7 +44,7 @@ def build_spec(
         norm=RMSNorm(eps=1e-5),
         context=32768,
     )
-    assert base.decoder is not None
+    assert isinstance(base.decoder, Stack)
     block = base.decoder.blocks[0]
     block = replace(block, attention=replace(block.attention, window=window))
     return replace(base, decoder=replace(base.decoder, blocks=(block,)))

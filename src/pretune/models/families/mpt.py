@@ -104,7 +104,7 @@ def _read_attention(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_attention(spec: Model) -> dict[str, Any]:
-    assert spec.decoder is not None
+    assert isinstance(spec.decoder, Stack)
     attention = spec.decoder.blocks[0].attention
     # NOTE: the reference takes only integers for this rate; others are stored under the key `pretune`.
     rate = {"attn_pdrop": int(attention.dropout)} if float(attention.dropout).is_integer() else {}

@@ -19,6 +19,7 @@ from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.layers import LayerNorm, RMSNorm
 from pretune.nn.positions import Rotary
+from pretune.nn.stack import Stack
 
 
 def build_spec(
@@ -73,7 +74,7 @@ def build_olmo2_spec(
         position=Rotary(theta=500000.0),
         context=4096,
     )
-    assert base.decoder is not None
+    assert isinstance(base.decoder, Stack)
     block = base.decoder.blocks[0]
     block = replace(block, norms=Norms(out=norm), attention=replace(block.attention, norm=norm))
     decoder = replace(base.decoder, blocks=(block,))

@@ -26,6 +26,7 @@ from pretune.nn.block import Norms
 from pretune.nn.heads import Head, Transform
 from pretune.nn.layers import Factor, FeedForward, LayerNorm
 from pretune.nn.positions import LearnedEmbedding
+from pretune.nn.stack import Stack
 
 
 def build_spec(
@@ -42,7 +43,7 @@ def build_spec(
 ) -> Model:
     """Build a spec: pre-norm, except for the 350m size, which is post-norm with a narrower token table."""
     base = build_gpt2_spec(width=width, depth=depth, heads=heads, vocab=vocab, family="opt")
-    assert base.decoder is not None
+    assert isinstance(base.decoder, Stack)
     norm, factor = LayerNorm(), table if table != width else None
     block = replace(
         base.decoder.blocks[0],
@@ -82,7 +83,7 @@ def _read_norms(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_norms(spec: Model) -> dict[str, Any]:
-    norms = spec.last_stack.blocks[0].norms
+    norms = spec.first_block.norms
     norm = norms.pre or norms.post
     return {
         "do_layer_norm_before": norms.pre is not None,

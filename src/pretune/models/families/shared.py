@@ -316,7 +316,7 @@ def _read_kv_heads(default: int | None, hf_config: Mapping[str, Any]) -> dict[st
 
 
 def _write_kv_heads(spec: Model) -> dict[str, Any]:
-    attention = spec.last_stack.blocks[0].attention
+    attention = spec.first_block.attention
     return {"num_key_value_heads": attention.kv_heads or attention.heads}
 
 
@@ -332,7 +332,7 @@ def _read_head_width(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_head_width(spec: Model) -> dict[str, Any]:
-    return {"head_dim": spec.last_stack.blocks[0].attention.resolve_shape(width=spec.width)[2]}
+    return {"head_dim": spec.first_block.attention.resolve_shape(width=spec.width)[2]}
 
 
 HEAD_WIDTH_KEY = CustomKey(("head_dim",), _read_head_width, _write_head_width)

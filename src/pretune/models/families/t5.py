@@ -124,7 +124,7 @@ def _read_gate(default: str, hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_gate(spec: Model) -> dict[str, Any]:
-    layer = spec.last_stack.blocks[0].feedforward
+    layer = spec.first_block.feedforward
     return {"feed_forward_proj": next(name for name, gate in GATES.items() if gate == (layer.gated, layer.activation))}
 
 
@@ -186,7 +186,7 @@ _SCALE = CustomKey(("scale_decoder_outputs", "tie_word_embeddings"), _read_scale
 
 
 def _build_rules(spec: Model) -> tuple[Rule, ...]:
-    is_gated = spec.last_stack.blocks[0].feedforward.gated
+    is_gated = spec.first_block.feedforward.gated
     table = {"tokens.weight": "shared.weight", "head.weight": "lm_head.weight"}
     for side, last in (("encoder", 1), ("decoder", 2)):
         layer = f"{side}.block.{{i}}.layer"

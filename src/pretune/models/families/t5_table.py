@@ -14,6 +14,7 @@ from pretune.models.families.t5 import build_spec as build_t5_spec
 from pretune.models.families.t5 import t5
 from pretune.models.spec import Model
 from pretune.nn.positions import RelativeBias
+from pretune.nn.stack import Stack
 
 
 def build_spec(
@@ -38,7 +39,7 @@ def _build_encoder_decoder(*, is_shared: bool = False, **settings: Any) -> Model
 
 def _build_decoder(*, both_ways: bool, **settings: Any) -> Model:
     base = build_t5_spec(**settings, family="t5-table")
-    assert base.decoder is not None
+    assert isinstance(base.decoder, Stack)
     block = replace(base.decoder.blocks[0], cross=None)
     decoder = replace(base.decoder, position=RelativeBias(both_ways=both_ways), blocks=(block,))
     return replace(base, encoder=None, decoder=decoder)

@@ -75,7 +75,7 @@ class HeadPacking:
 
     def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
         matrix = tensors[0].t() if self.is_transposed else tensors[0]
-        return matrix.reshape(matrix.shape[0], spec.last_stack.blocks[0].attention.heads, -1)
+        return matrix.reshape(matrix.shape[0], spec.first_block.attention.heads, -1)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _read_head(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_head(spec: Model) -> dict[str, Any]:
-    return {"d_head": spec.width // spec.last_stack.blocks[0].attention.heads}
+    return {"d_head": spec.width // spec.first_block.attention.heads}
 
 
 DROPOUTS = (

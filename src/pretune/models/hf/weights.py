@@ -90,12 +90,12 @@ class InterleavedPacking:
     """Head by head: the query, key and value of head 0, then those of head 1, …"""
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
-        heads = spec.last_stack.blocks[0].attention.heads
+        heads = spec.first_block.attention.heads
         parts = tensor.view(heads, len(sizes), -1, *tensor.shape[1:])
         return [parts[:, i].reshape(size, *tensor.shape[1:]) for i, size in enumerate(sizes)]
 
     def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
-        heads = spec.last_stack.blocks[0].attention.heads
+        heads = spec.first_block.attention.heads
         parts = [tensor.view(heads, -1, *tensor.shape[1:]) for tensor in tensors]
         return torch.stack(parts, dim=1).flatten(0, 2)
 

@@ -1,0 +1,195 @@
+"""An LSTM layer over the tokens of a ragged batch, in the order of time steps and without padding.
+
+It runs on torch's LSTM (cuDNN on a GPU). The written-out recurrence is the reference, and the only one that clips.
+
+Legend: N tokens, n tokens without padding, S sequences, W input width, H units, P output width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretune.core.config import Fraction, Ge, Le, Positive, spec
+from pretune.core.types import Batch
+from pretune.nn.recurrent import order_by_step
+
+States = tuple[Tensor, Tensor]
+"""Output `[S, P]` and cell `[S, H]` of a layer."""
+
+
+@spec(kind="lstm")
+class LSTM:
+    """LSTM layer (Hochreiter and Schmidhuber, 1997); a `projection` of its output saves weights (Sak et al., 2014).
+
+    `cell_clip` and `output_clip` bound cell and projected output in every step. torch's LSTM does not clip: only the
+    written-out recurrence does.
+    """
+
+    hidden: Positive[int]
+    projection: Positive[int] | None = None
+    biases: Annotated[int, Ge(1), Le(2)] = 2  # per gate: torch has one for the input and one for the recurrence
+    residual: bool = False  # add the input to the output
+    cell_clip: Positive[float] | None = None
+    output_clip: Positive[float] | None = None
+    weight_dropout: Fraction = 0.0  # of the recurrent weights: the same in all steps (Merity et al., 2018)
+    dropout: Fraction = 0.0  # of the output: the same units in all steps of a sequence (Gal and Ghahramani, 2016)
+
+    @property
+    def width(self) -> int:
+        """Output width."""
+        return self.projection or self.hidden
+
+    def build(self, *, width: int) -> "LSTMLayer":
+        return LSTMLayer(self, width)
+
+    def count_weights(self, *, width: int) -> int:
+        """Return the number of weights that each token is multiplied with."""
+        return 4 * self.hidden * (width + self.width) + (self.projection or 0) * self.hidden
+
+    def params(self, *, width: int) -> int:
+        return self.count_weights(width=width) + self.biases * 4 * self.hidden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLayout:
+    """Tokens of a batch in the order of time steps, longest sequence first: the layout of a `PackedSequence`."""
+
+    index: Tensor  # [n] position in the batch
+    sequence: Tensor  # [n] cell
+    sizes: Tensor  # [steps] sequences per step, on the CPU
+    is_even: bool  # all sequences have the same length
+    cells: int
+    tokens: int
+
+    @classmethod
+    def from_batch(cls, batch: Batch) -> Self:
+        """Return the layout of a batch; synchronizes with the device, unless one sequence fills each row."""
+        tokens, rows = batch.tokens.shape[0], batch.rows
+        if batch.one_per_row:
+            index = torch.arange(tokens, device=batch.tokens.device).view(rows, -1).t().flatten()
+            sizes = torch.full((batch.length,), rows)
+        else:
+            index, sizes = order_by_step(batch)
+        return cls(
+            index=index,
+            sequence=batch.sequence.index_select(0, index),
+            sizes=sizes,
+            is_even=len(sizes) > 0 and int(sizes[0]) == int(sizes[-1]),
+            cells=batch.cells,
+            tokens=tokens,
+        )
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences S."""
+        return int(self.sizes[0]) if len(self.sizes) else 0
+
+    def to_steps(self, x: Tensor) -> Tensor:
+        """Reorder `[N, W]` into `[n, W]`."""
+        return x.index_select(0, self.index)
+
+    def to_batch(self, x: Tensor) -> Tensor:
+        """Restore the order of the batch: `[n, W]` into `[N, W]`, with zeros for padding."""
+        return x.new_zeros(self.tokens, x.shape[1]).index_copy(0, self.index, x)
+
+    def drop_units(self, x: Tensor, p: float) -> Tensor:
+        """Drop units of `[n, W]`, the same ones in all steps of a sequence."""
+        mask = F.dropout(x.new_ones(self.cells, x.shape[1]), p)
+        return x * mask.index_select(0, self.sequence)
+
+
+class LSTMLayer(nn.Module):
+    """One LSTM layer: `input` [4 H, W], `recurrent` [4 H, P] and `project` [P, H]; gates in the order i, f, g, o."""
+
+    def __init__(self, spec: LSTM, width: int) -> None:
+        super().__init__()
+        self.spec, self.hidden, self.width = spec, spec.hidden, spec.width
+        self.input = nn.Linear(width, 4 * spec.hidden)
+        self.recurrent = nn.Linear(spec.width, 4 * spec.hidden, bias=spec.biases == 2)
+        self.project = nn.Linear(spec.hidden, spec.projection, bias=False) if spec.projection else None
+        self.adapter: nn.Module | None = None  # applied to the output, before residual and dropout
+
+    def forward(self, x: Tensor, layout: StepLayout, exact: bool = False) -> tuple[Tensor, States]:
+        """Return the output `[n, P]` of steps `[n, W]`, and the final states of the S sequences, longest first."""
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        # NOTE: autocast would run cuDNN in fp16, whatever its dtype is.
+        with torch.autocast(device, enabled=False):
+            run = self._run_steps if exact else self._run_torch
+            y, states = run(x.to(dtype), layout, dtype)
+        return self._finish(x, y, layout), states
+
+    def step(self, x: Tensor, states: States, exact: bool = False) -> tuple[Tensor, States]:
+        """Return the output `[B, P]` of one new token per sequence `[B, W]`, and the new states."""
+        output, cell = self._update(self.input(x) + self.recurrent(states[0]), states[1], exact)
+        return self._finish(x, output, None), (output, cell)
+
+    def _finish(self, x: Tensor, y: Tensor, layout: StepLayout | None) -> Tensor:
+        """Apply adapter, residual and dropout to the output; the recurrence continues with the output itself."""
+        y = y if self.adapter is None else self.adapter(y)
+        y = y + x.to(y.dtype) if self.spec.residual else y
+        return layout.drop_units(y, self.spec.dropout) if layout and self.training and self.spec.dropout else y
+
+    def _run_torch(self, x: Tensor, layout: StepLayout, dtype: torch.dtype) -> tuple[Tensor, States]:
+        weights = self._compute_weights(dtype)
+        start = [x.new_zeros(1, layout.sequences, size) for size in (self.width, self.hidden)]
+        # Arguments: with biases, one layer, no dropout, training, not bidirectional (and not batch first).
+        # NOTE: on a CPU, projections have a kernel for packed sequences only; the other warns and falls back to it.
+        if layout.is_even and (self.project is None or x.is_cuda):
+            steps = x.view(len(layout.sizes), layout.sequences, -1)
+            y, output, cell = torch.lstm(steps, start, weights, True, 1, 0.0, self.training, False, False)
+            y = y.flatten(0, 1)
+        else:
+            y, output, cell = torch.lstm(x, layout.sizes, start, weights, True, 1, 0.0, self.training, False)
+        return y, (output[0], cell[0])
+
+    def _compute_weights(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return the weights as torch's LSTM takes them, with dropout of the recurrent ones."""
+        recurrent = F.dropout(compute_weight(self.recurrent), self.spec.weight_dropout, self.training)
+        bias = self.input.bias
+        second_bias = torch.zeros_like(bias) if self.spec.biases == 1 else self.recurrent.bias
+        parts = [compute_weight(self.input), recurrent, bias, second_bias]
+        if self.project is not None:
+            parts.append(compute_weight(self.project))
+        return [part.to(dtype) for part in parts]
+
+    def _run_steps(self, x: Tensor, layout: StepLayout, dtype: torch.dtype) -> tuple[Tensor, States]:
+        """Run the written-out recurrence."""
+        weight, recurrent, bias, second_bias, *project = self._compute_weights(dtype)
+        gates = F.linear(x, weight, bias + second_bias)
+        output, cell = (x.new_zeros(layout.sequences, size) for size in (self.width, self.hidden))
+        outputs: list[Tensor] = []
+        final_states: list[States] = []
+        sizes = layout.sizes.tolist()
+        for part, size in zip(torch.split(gates, sizes), sizes, strict=True):
+            final_states.append((output[size:], cell[size:]))
+            output, cell = self._update(
+                part + F.linear(output[:size], recurrent), cell[:size], True, project[0] if project else None
+            )
+            outputs.append(output)
+        final_states.append((output, cell))
+        last = tuple(torch.cat(parts) for parts in zip(*reversed(final_states), strict=True))
+        return torch.cat(outputs), (last[0], last[1])
+
+    def _update(self, gates: Tensor, cell: Tensor, exact: bool, project: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return output and cell after one step."""
+        i, f, g, o = gates.chunk(4, dim=-1)
+        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+        if exact and self.spec.cell_clip is not None:
+            cell = cell.clamp(-self.spec.cell_clip, self.spec.cell_clip)
+        output = torch.sigmoid(o) * torch.tanh(cell)
+        if self.project is not None:
+            output = self.project(output) if project is None else F.linear(output, project)
+        if exact and self.spec.output_clip is not None:
+            output = output.clamp(-self.spec.output_clip, self.spec.output_clip)
+        return output, cell
+
+
+def compute_weight(linear: nn.Module) -> Tensor:
+    """Return the weight of a linear layer, with the change that an adapter in its place adds to it."""
+    compute: Callable[[], Tensor] | None = getattr(linear, "compute_weight", None)
+    return linear.get_parameter("weight") if compute is None else compute()

@@ -1,0 +1,203 @@
+"""A stack of LSTM layers, in the place of a stack of transformer blocks: it reads every sequence from left to right.
+
+    Recurrent(blocks=(LSTM(hidden=1150), LSTM(hidden=1150), LSTM(hidden=400)))               # AWD-LSTM
+    Recurrent(blocks=(LSTM(hidden=4096, projection=512),) * 2)                               # one direction of ELMo
+
+Layers run on torch's LSTM (cuDNN on a GPU). The written-out recurrence, which also clips, runs with
+`attention_backend="eager"`, or `exact` of the stack.
+
+Legend: N tokens, B sequences of a cache, W width.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from pretune.core.config import Fraction, NonEmpty, spec
+from pretune.core.errors import UsageError
+from pretune.core.types import Batch
+from pretune.nn.cache import KVCache, LayerCache, RecurrentState
+from pretune.nn.layers import Embed
+from pretune.nn.lstm import LSTM, LSTMLayer, StepLayout
+from pretune.nn.stack import OutputFlags, StackOutput
+from pretune.nn.two_stream import AttentionStack
+
+
+@spec
+class Recurrent:
+    """LSTM layers of any sizes; the last has the width of the model. It can replace the `Stack` of a decoder."""
+
+    blocks: Annotated[tuple[LSTM, ...], NonEmpty()]
+    embed: Embed = Embed()
+    token_dropout: Fraction = 0.0  # of token types: all their occurrences in a batch (Gal and Ghahramani, 2016)
+    input_dropout: Fraction = 0.0  # of the embeddings: the same units in all steps of a sequence
+
+    # Attributes of `Stack` that it does not have.
+    position: ClassVar[None] = None
+    causal: ClassVar[bool] = True
+    share: ClassVar[None] = None
+    norm: ClassVar[None] = None
+
+    @property
+    def depth(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def layers(self) -> list[LSTM]:
+        """The block of every layer."""
+        return list(self.blocks)
+
+    @property
+    def layer_indices(self) -> list[int]:
+        """Index into `layers` for each of the `depth` layers."""
+        return list(range(self.depth))
+
+    def list_widths(self, *, width: int) -> list[int]:
+        """Return the widths of the embeddings and of the output of every layer."""
+        return [width, *(block.width for block in self.blocks)]
+
+    def check_width(self, *, width: int) -> None:
+        """Raise `UsageError` if the layers do not fit together, or to a model of a width."""
+        widths = self.list_widths(width=width)
+        if widths[-1] != width:
+            raise UsageError(f"the last recurrent layer must have the width of the model, {width}, got {widths[-1]}")
+        for i, block in enumerate(self.blocks):
+            if block.residual and widths[i] != block.width:
+                raise UsageError(
+                    f"a residual layer needs equal input and output widths, got {widths[i]} and {block.width}"
+                )
+
+    def build(self, *, width: int, vocab: int) -> "RecurrentStack":
+        return RecurrentStack(self, width, vocab)
+
+    def count_weights(self, *, width: int) -> list[int]:
+        """Return the number of weights of each layer that a token is multiplied with."""
+        inputs = self.list_widths(width=width)
+        return [block.count_weights(width=inputs[i]) for i, block in enumerate(self.blocks)]
+
+    def position_params(self, *, width: int) -> int:
+        """Return 0: the order of the tokens is that of the steps."""
+        return 0
+
+    def params(self, *, width: int) -> int:
+        """Return the number of parameters, without the token table."""
+        inputs = self.list_widths(width=width)
+        return self.embed.params(width=width) + sum(
+            block.params(width=inputs[i]) for i, block in enumerate(self.blocks)
+        )
+
+
+AnyStack = AttentionStack | Recurrent
+
+
+class RecurrentStack(nn.Module):
+    """Module of a recurrent stack. Layers are named by their index: `decoder.1.recurrent.weight`."""
+
+    def __init__(self, spec: Recurrent, width: int, vocab: int) -> None:
+        super().__init__()
+        self.spec, self.vocab = spec, vocab
+        self.embed = spec.embed.build(width=width)
+        inputs = spec.list_widths(width=width)
+        for i, block in enumerate(spec.blocks):
+            self.add_module(str(i), block.build(width=inputs[i]))
+        self.position = self.norm = None  # attributes of a stack
+        self.residual_dtype: torch.dtype | None = None  # of the layer outputs; None: dtype of the LSTM
+        self.activation_checkpointing = False  # recompute activations in the backward pass
+        self.exact = False  # run the written-out recurrence, with clipping
+
+    def __getitem__(self, i: int) -> LSTMLayer:
+        return self._modules[str(i)]  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[LSTMLayer]:
+        """Iterate over the layers in the order they are applied."""
+        return (self[i] for i in self.spec.layer_indices)
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: Batch,
+        source: Tensor | None = None,
+        *,
+        flags: OutputFlags = OutputFlags(),  # noqa: B008 (a frozen value)
+        cache: KVCache | None = None,
+    ) -> StackOutput:
+        """Return the states of token embeddings `[N, W]`; the final states of the layers are written to the cache."""
+        _check_inputs(batch, source, flags)
+        x = self._embed_inputs(x, batch)
+        layout = StepLayout.from_batch(batch)
+        hidden = [x]
+        steps = layout.to_steps(x)
+        if self.training and self.spec.input_dropout:
+            steps = layout.drop_units(steps, self.spec.input_dropout)
+        for i, layer in enumerate(self):
+            inputs = (steps, layout, self.exact or flags.backend == "eager")
+            if not len(layout.index):
+                steps = steps.new_zeros(0, layer.width)
+                continue
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                steps, states = checkpoint(layer, *inputs, use_reentrant=False)
+            else:
+                steps, states = layer(*inputs)
+            if cache is not None:
+                _get_state(cache, i).write_final(states, layout.index[: layout.sequences])
+            if flags.hidden and i + 1 < self.spec.depth:
+                hidden.append(layout.to_batch(steps))
+        out = layout.to_batch(steps)
+        return StackOutput(states=out, hidden=(*hidden, out) if flags.hidden else None)
+
+    def step(self, x: Tensor, cache: KVCache) -> Tensor:
+        """Return the states `[B, W]` of one new token per sequence, and update the states of the layers."""
+        x = self.embed(x, None, None)
+        for i, layer in enumerate(self):
+            state = _get_state(cache, i)
+            x, states = layer.step(x, state.read(), self.exact)
+            state.write(states)
+        cache.lengths = cache.lengths + 1
+        return x
+
+    @property
+    def prefix_length(self) -> int:
+        """Number of learned keys before each sequence: none."""
+        return 0
+
+    def new_caches(self, sequences: int, capacity: int, *, cross: bool, like: Tensor) -> list[LayerCache]:
+        """Return zero states for every layer; they take the same memory for any capacity."""
+        shapes = [[(sequences + 1, 1, 1, size) for size in (layer.width, layer.hidden)] for layer in self]
+        return [
+            RecurrentState(store=(like.new_zeros(output), like.new_zeros(cell)), max_tokens=capacity)
+            for output, cell in shapes
+        ]
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Do nothing: the layers are calls of a library."""
+
+    def _embed_inputs(self, x: Tensor, batch: Batch) -> Tensor:
+        if self.training and self.spec.token_dropout:
+            mask = F.dropout(x.new_ones(self.vocab), self.spec.token_dropout)
+            x = x * mask.index_select(0, batch.tokens)[:, None]
+        out: Tensor = self.embed(x, None, batch.segments)
+        return out if self.residual_dtype is None else out.to(self.residual_dtype)
+
+
+def _check_inputs(batch: Batch, source: Tensor | None, flags: OutputFlags) -> None:
+    """Raise `UsageError` for what only attention can do."""
+    if flags.attention:
+        raise UsageError("a recurrent model has no attention weights; remove attention=True")
+    if flags.backend not in (None, "eager"):
+        raise UsageError(
+            f"attention_backend '{flags.backend}' does not support recurrent layers; unset it, or use 'eager'"
+        )
+    if source is not None:
+        raise UsageError("a recurrent stack has no cross-attention")
+    if batch.prefix is not None or batch.view is not None:
+        raise UsageError("a recurrent model reads from left to right: it has no bidirectional prefix or other mask")
+
+
+def _get_state(cache: KVCache, layer: int) -> RecurrentState:
+    state = cache.layers[layer]
+    assert isinstance(state, RecurrentState)
+    return state

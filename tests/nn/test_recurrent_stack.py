@@ -1,0 +1,180 @@
+"""LSTM layers over ragged batches, held against torch's modules and the written-out equations."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pretune as pt
+from pretune.core.errors import UsageError
+from pretune.data.plan import BatchShape
+from pretune.models.cost import count_params_by_part, estimate_memory, flops_per_token
+from pretune.models.model import LanguageModel, build
+from pretune.models.spec import Model
+from pretune.nn.heads import Head
+from pretune.nn.lstm import LSTM, StepLayout
+from pretune.nn.recurrent_stack import Recurrent
+from pretune.training.config import TrainConfig
+from pretune.training.cuda_graph import build_cuda_graph
+
+RAGGED = [[5, 6, 7], [8, 9, 10, 11, 12], [3], [4, 5, 6]]
+EVEN = [[5, 6, 7], [8, 9, 10], [3, 4, 5]]
+
+
+def make_spec(*blocks: LSTM, **settings: Any) -> Model:
+    stack = Recurrent(blocks=blocks or (LSTM(hidden=7), LSTM(hidden=6)), **settings)
+    return Model(family="made", vocab=20, width=stack.blocks[-1].width, decoder=stack, head=Head())
+
+
+def build_reference(model: LanguageModel) -> list[nn.LSTM]:
+    """torch's own layers with a model's weights."""
+    layers = []
+    for layer in model.decoder:
+        lstm = nn.LSTM(layer.input.in_features, layer.hidden, proj_size=layer.spec.projection or 0, batch_first=True)
+        second = torch.zeros_like(layer.input.bias) if layer.recurrent.bias is None else layer.recurrent.bias
+        parts = {
+            "weight_ih_l0": layer.input.weight,
+            "weight_hh_l0": layer.recurrent.weight,
+            "bias_ih_l0": layer.input.bias,
+            "bias_hh_l0": second,
+        }
+        if layer.project is not None:
+            parts["weight_hr_l0"] = layer.project.weight
+        lstm.double().load_state_dict(parts)
+        layers.append(lstm)
+    return layers
+
+
+@pytest.mark.parametrize("sequences", [RAGGED, EVEN], ids=["ragged", "even"])
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_states_are_those_of_torch(sequences: list[list[int]], backend: Any) -> None:
+    """One sequence at a time, with a projection, a residual and one bias; the gradients too."""
+    spec = make_spec(
+        LSTM(hidden=9, projection=6, biases=1), LSTM(hidden=8, projection=6, residual=True), LSTM(hidden=6)
+    )
+    model = build(spec).double()
+    model.attention_backend = backend
+    batch = pt.batch(sequences)
+    out = model(batch, hidden=True)
+    reference, total = build_reference(model), torch.zeros((), dtype=torch.float64)
+    for i, sequence in enumerate(sequences):
+        x = model.tokens.weight[torch.tensor(sequence)][None]
+        for depth, lstm in enumerate(reference):
+            y = lstm(x)[0]
+            x = y + x if depth == 1 else y
+            torch.testing.assert_close(batch.split(out.hidden[depth + 1])[i], x[0])
+        total = total + x.pow(2).sum()
+    assert (out.states[batch.sequence < 0] == 0).all()
+    parameters = [model.decoder[0].recurrent.weight, model.decoder[1].project.weight, model.tokens.weight]
+    ours = torch.autograd.grad(out.states.pow(2).sum(), parameters)
+    theirs = torch.autograd.grad(
+        total, [reference[0].weight_hh_l0, reference[1].weight_hr_l0, model.tokens.weight], allow_unused=True
+    )
+    for found, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_clipping_is_exact_in_the_written_out_recurrence_only() -> None:
+    spec = make_spec(LSTM(hidden=5, projection=4, cell_clip=0.05, output_clip=0.02))
+    model = build(spec, seed=1).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)
+    layer, sequence = model.decoder[0], [3, 1, 4, 1, 5, 9, 2, 6]
+    output, cell, expected, hits = torch.zeros(4), torch.zeros(5), [], 0
+    for x in model.tokens.weight[torch.tensor(sequence)]:
+        i, f, g, o = (
+            layer.input.weight @ x + layer.input.bias + layer.recurrent.weight @ output + layer.recurrent.bias
+        ).chunk(4)
+        cell = i.sigmoid() * g.tanh() + f.sigmoid() * cell
+        hits += int((cell.abs() > 0.05).sum())
+        cell = cell.clamp(-0.05, 0.05)
+        output = layer.project.weight @ (o.sigmoid() * cell.tanh())
+        hits += int((output.abs() > 0.02).sum())
+        output = output.clamp(-0.02, 0.02)
+        expected.append(output)
+    assert hits > 5
+    fast = model(pt.batch([sequence])).states
+    model.decoder.exact = True
+    torch.testing.assert_close(model(pt.batch([sequence])).states, torch.stack(expected))
+    assert not torch.allclose(fast, torch.stack(expected))
+    cache = model.new_cache(1, 9)
+    model(pt.batch([sequence[:3]]), cache=cache)
+    for token in sequence[3:]:
+        logits = model.step(torch.tensor([token]), cache)
+    torch.testing.assert_close(logits[0], model.tokens.weight @ expected[-1])
+
+
+def test_dropout_is_the_same_in_all_steps() -> None:
+    """Of a sequence for units, of a batch for token types, and of a pass for recurrent weights."""
+    batch = pt.batch([[5, 6, 5, 7], [5, 6]], row=7)
+    layout = StepLayout.from_batch(batch)
+    torch.manual_seed(0)
+    kept = [part != 0 for part in batch.split(layout.to_batch(layout.drop_units(torch.ones(6, 50), 0.5)))]
+    assert all((part == part[0]).all() for part in kept) and not torch.equal(kept[0][0], kept[1][0])
+    assert 0.3 < kept[0][0].float().mean() < 0.7
+    stack = build(make_spec(token_dropout=0.5)).decoder
+    for seed in range(8):
+        torch.manual_seed(seed)
+        x = stack.train()._embed_inputs(torch.ones(7, 6), batch)[: 4 + 2].view(6, 6)
+        by_type = {token: x[i] for i, token in enumerate([5, 6, 5, 7])}
+        for i, token in enumerate([5, 6, 5, 7, 5, 6]):
+            assert torch.equal(x[i], by_type[token]) and set(x[i].tolist()) <= {0.0, 2.0}
+    dropped = build(make_spec(LSTM(hidden=6, weight_dropout=0.5))).train()
+    weights = dropped.decoder[0]._compute_weights(torch.float32)
+    assert 0.3 < (weights[1] == 0).float().mean() < 0.7 and not (weights[0] == 0).any()
+    full = dropped.decoder[0].recurrent.weight
+    torch.testing.assert_close(weights[1], torch.where(weights[1] == 0, 0.0, 2 * full))
+
+
+def test_activation_checkpointing_changes_no_gradient() -> None:
+    spec = make_spec(LSTM(hidden=7, weight_dropout=0.3, dropout=0.2), LSTM(hidden=6), input_dropout=0.2)
+    gradients: list[list[Tensor]] = []
+    for is_on in (False, True):
+        model = build(spec).train()
+        model.decoder.activation_checkpointing = is_on
+        torch.manual_seed(3)
+        model(pt.batch(RAGGED)).logits.pow(2).sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_weights_and_biases_start_as_in_torch() -> None:
+    layer = build(make_spec(LSTM(hidden=256))).decoder[0]
+    for parameter in layer.parameters():
+        bound = 1 / math.sqrt(256)
+        assert parameter.abs().max() <= bound and abs(parameter.std().item() - bound / math.sqrt(3)) < 0.1 * bound
+
+
+def test_cost_counts_matrix_products() -> None:
+    spec = make_spec(LSTM(hidden=9, projection=6), LSTM(hidden=6))
+    weights = 4 * 9 * (6 + 6) + 9 * 6 + 4 * 6 * (6 + 6)
+    assert flops_per_token(spec, length=10, targets=0.5, training=False) == 2 * weights + 0.5 * 2 * 20 * 6
+    assert count_params_by_part(spec) == {"token table": 120, "recurrent layers": weights + 8 * 9 + 8 * 6}
+    cache = [estimate_memory(spec, tokens=n, length=n, training=False, precision="fp32").cache for n in (10, 500)]
+    assert cache == [4 * (6 + 9 + 6 + 6)] * 2  # whatever the length
+    longer = [estimate_memory(spec, tokens=n, length=n, training=True, precision="fp32").activations for n in (50, 100)]
+    assert longer[0] < longer[1]
+
+
+def test_captured_steps_are_not_chosen() -> None:
+    """Lengths of sequences are needed on the host."""
+    shape = BatchShape(rows=2, length=8, sequences=2, slots=8)
+    model = build(make_spec())
+    for setting in (None, True):
+        config = TrainConfig(lr=1e-3, cuda_graphs=setting)
+        assert build_cuda_graph(shape, model.spec, config, torch.device("cpu"), model) is None
+
+
+@pytest.mark.parametrize(
+    ("blocks", "width", "message"),
+    [
+        ((LSTM(hidden=7),), 6, "must have the width of the model, 6, got 7"),
+        ((LSTM(hidden=7, residual=True), LSTM(hidden=6)), 6, "equal input and output widths, got 6 and 7"),
+    ],
+)
+def test_layers_that_do_not_fit(blocks: tuple[LSTM, ...], width: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Model(family="made", vocab=9, width=width, decoder=Recurrent(blocks=blocks))
