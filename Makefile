@@ -5,6 +5,8 @@ JOBS ?= 2
 # The first interpreter that exists and is recent enough.
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# Compiled modules are kept, whatever the environment says: the tests start many processes.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help

@@ -4,6 +4,7 @@ import pytest
 
 from pretune.text.styles import KINDS
 from tests.conftest import SLOW_CASES
+from tests.contracts.objective_cases import CASES as OBJECTIVE_CASES
 from tests.contracts.tiny import CASES
 from tests.parity.cases import CASES as PARITY_CASES
 from tests.parity.test_heads import CASES as HEAD_CASES
@@ -11,7 +12,7 @@ from tests.selection import keep_quick
 
 NAMES = {
     "tests/contracts/test_families.py": set(CASES),
-    "tests/contracts/test_objectives.py": set(KINDS),
+    "tests/contracts/test_objectives.py": {*KINDS, *OBJECTIVE_CASES},
     "tests/text/test_tokenizer_encode.py": set(KINDS),
     "tests/parity/test_parity.py": {case.name for case in PARITY_CASES},
     "tests/parity/test_heads.py": {case.name for case in HEAD_CASES},

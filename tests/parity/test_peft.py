@@ -23,6 +23,7 @@ from pretune.adaptation.peft.qlora import QLoRA
 from pretune.core.errors import CheckpointError
 from pretune.models.model import LanguageModel
 from tests.parity.cases import CASES
+from tests.selection import keep_quick
 
 peft = pytest.importorskip("peft")
 
@@ -77,9 +78,7 @@ def stir(parameters: Any, size: float = 0.1) -> None:
 
 
 @pytest.mark.parametrize("kind", OURS)
-@pytest.mark.parametrize(
-    "name", [*list(PLACES)[:-1], *(pytest.param(name, marks=pytest.mark.slow) for name in ("bart", *OTHERS))]
-)
+@pytest.mark.parametrize("name", keep_quick([*PLACES, *OTHERS], "bert-masked", "gpt2", "t5", "llama-gqa-bias"))
 def test_ours_is_read_by_peft(name: str, kind: str, tmp_path: Path) -> None:
     theirs, ours = base(name, tmp_path)
     plain, method = said(theirs, ours)[0], OURS[kind]
@@ -90,7 +89,13 @@ def test_ours_is_read_by_peft(name: str, kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("bert-masked", "rslora"), *((n, k) for n in PLACES for k in ("lora", "ia3"))]
+    ("name", "kind"),
+    keep_quick(
+        [("bert-masked", "rslora"), *((n, k) for n in PLACES for k in ("lora", "ia3"))],
+        ("bert-masked", "rslora"),
+        ("gpt2", "lora"),
+        ("t5", "ia3"),
+    ),
 )
 def test_theirs_is_read_by_us(name: str, kind: str, tmp_path: Path) -> None:
     theirs, ours = base(name, tmp_path)

@@ -10,6 +10,7 @@ import torch
 import pretune as pt
 from pretune.models.families import FAMILIES
 from tests.runs.small import FAST, Prepared, shrunk
+from tests.selection import keep_quick
 
 TRAINED = [name for name in FAMILIES if FAMILIES.get(name).training]
 
@@ -28,7 +29,7 @@ THEIRS = {
 """With what transformers reads some of them."""
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", keep_quick(TRAINED, *THEIRS))
 def test_three_steps(name: str, prepared: Prepared, tmp_path: Path) -> None:
     paper = FAMILIES.get(name).training
     assert paper is not None

@@ -19,7 +19,8 @@ from tokenizers import models, pre_tokenizers, processors
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.text.styles import KINDS, STYLES
 from pretune.text.tokenizer import Tokenizer
-from tests.text.tokenizers import COMBINATIONS, NASTY, trained
+from tests.selection import keep_quick
+from tests.text.tokenizers import COMBINATIONS, NASTY, TYPICAL, trained
 
 FACTS = ("vocab", "special", "sentinels", "special_ids", "template", "padding", "pad_segment", "length", "sha256")
 
@@ -38,7 +39,7 @@ def minilm() -> Path:
 
 
 class TestFiles:
-    @pytest.mark.parametrize(("kind", "style"), COMBINATIONS)
+    @pytest.mark.parametrize(("kind", "style"), keep_quick(COMBINATIONS, *TYPICAL))
     def test_what_is_saved_is_what_is_loaded(self, tmp_path: Path, kind: str, style: str) -> None:
         tokenizer = trained(kind, style)
         tokenizer.save(tmp_path / "a")
@@ -197,7 +198,7 @@ class TestDecode:
             " "
         ).replace("▁", " ")
 
-    @pytest.mark.parametrize(("kind", "style"), COMBINATIONS)
+    @pytest.mark.parametrize(("kind", "style"), keep_quick(COMBINATIONS, *TYPICAL))
     def test_text_never_becomes_a_special_token_by_itself(self, kind: str, style: str) -> None:
         tokenizer = trained(kind, style)
         spelled = [tokenizer.get_token(i) for i in sorted(tokenizer.special_ids)]

@@ -24,8 +24,8 @@ from pretune.text.tokenizer import lattice, sample, unigram
 from pretune.text.tokenizer.sample import BLOCK_CHARACTERS, MAX_WORD_LENGTH, TextSample
 from pretune.text.tokenizer.training import TokenizerConfig, train
 from tests.conftest import ROOT
-from tests.selection import scale_examples
-from tests.text.tokenizers import COMBINATIONS, corpus, trained
+from tests.selection import keep_quick, scale_examples
+from tests.text.tokenizers import COMBINATIONS, TYPICAL, corpus, trained
 
 TWICE = """
 import sys
@@ -46,7 +46,7 @@ def test_the_same_corpus_gives_the_same_bytes_in_another_process() -> None:
     assert done.stdout.strip() == str(ours)
 
 
-@pytest.mark.parametrize(("kind", "style"), COMBINATIONS)
+@pytest.mark.parametrize(("kind", "style"), keep_quick(COMBINATIONS, *TYPICAL))
 def test_a_vocabulary_is_as_large_as_it_should_be(kind: str, style: str) -> None:
     tokenizer = trained(kind, style)
     marks = {mark.text for mark in STYLES[style].special_tokens}

@@ -15,6 +15,17 @@ COMBINATIONS = [
     if not made.unknown or any("unk" in mark.roles for mark in look.special_tokens)
 ]
 
+TYPICAL = (
+    ("wordpiece", "cls-sep"),
+    ("bpe", "s-mask"),
+    ("bpe", "endoftext"),
+    ("unigram", "sentinels"),
+    ("unigram", "cls-last"),
+    ("characters", "plain"),
+    ("words", "cls-sep-pieces"),
+)
+"""Every kind and every style at least once: the combinations of `make test`."""
+
 NASTY = [
     "",
     " ",
