@@ -1,5 +1,6 @@
 """Heads on sentence encoders: the pooling of the directory, kept by saved runs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from pretune.adaptation.heads.base import resolve_pooling
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.regression import Regression
+from pretune.adaptation.heads.span import Span
+from pretune.adaptation.heads.tagging import Tagging
 from pretune.cli.app import main
 from pretune.core.errors import UsageError
 from pretune.inference.sentence_modules import build_encoder, write_modules
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.hf import checkpoint
 from pretune.models.model import LanguageModel
-from pretune.nn.heads import PoolingConfig
+from pretune.nn.heads import PoolingConfig, Transform
 from tests.runs import tasked
 
 POOLINGS = ("mean", "cls", "max", "last", "mean_sqrt", "weighted", "cls+max+mean")
@@ -88,6 +91,32 @@ def test_gradients_of_the_maximum_are_finite_beside_empty_cells(base: Path) -> N
 def test_a_pooler_has_one_place() -> None:
     with pytest.raises(UsageError):
         PoolingConfig(mode="first", layer="pooler", concat=("max",))
+    with pytest.raises(UsageError):
+        PoolingConfig(mode="first", layer=Transform(), concat=("max",))
+
+
+def test_heads_start_from_the_vocabulary_head(tmp_path: Path) -> None:
+    """Its transform is the first layer of every head of a family that does so; the saved class is the family's."""
+    model = pt.build("modernbert-base", width=32, depth=2, heads=4, hidden=44, vocab=61)
+    assert model.head is not None and model.head.transform is not None
+    expected = {name: value.clone() for name, value in model.head.transform.state_dict().items()}
+    heads = {
+        "ModernBertForSequenceClassification": Classification(classes=3),
+        "ModernBertForMultipleChoice": Choice(),
+        "ModernBertForTokenClassification": Tagging(classes=3),
+        "ModernBertForQuestionAnswering": Span(),
+    }
+    for name, head in heads.items():
+        headed = adapt(model, head)
+        assert headed.head is not None
+        actual = headed.head.get_submodule("transform").state_dict()
+        assert actual.keys() == expected.keys() and all(torch.equal(actual[key], expected[key]) for key in actual)
+        pt.save(headed, tmp_path / name)
+        assert json.loads((tmp_path / name / "config.json").read_text())["architectures"] == [name]
+        assert pt.load(tmp_path / name).spec == headed.spec
+    other = adapt(model, Classification(classes=2, pooling=PoolingConfig(mode="max")))  # in no class of the family
+    pt.save(other, tmp_path / "other")
+    assert pt.load(tmp_path / "other").spec == other.spec
 
 
 @pytest.mark.parametrize("method", ["frozen", "lora"])

@@ -133,7 +133,7 @@ def _made() -> dict[str, Model]:
             ),
             head=Head(bias="learned", transform=Transform(activation="gelu", norm=layer)),
         ),
-        "made-shared-decoder": Model(  # two layers for four, all three norm slots, stretched rotary
+        "made-shared-decoder": Model(  # two layers for four, all three norm slots, stretched rotary in one of them
             family="made",
             vocab=VOCAB,
             width=32,
@@ -147,6 +147,12 @@ def _made() -> dict[str, Model]:
                         attention=Attention(heads=4, kv_heads=2),
                         feedforward=FeedForward(hidden=20, gated=True, activation="silu"),
                         norms=Norms(pre=rms, out=layer, post=rms),
+                    ),
+                    Block(
+                        attention=Attention(heads=4, kv_heads=2, rotary=Rotary(theta=30.0)),
+                        feedforward=FeedForward(hidden=20, gated=True, activation="silu"),
+                        norms=Norms(pre=rms, out=layer, post=rms),
+                        attention_norms=Norms(out=rms),
                     ),
                 ),
             ),

@@ -176,7 +176,7 @@ def describe_paper(name: str, paper: PaperDefaults) -> tuple[str, ...]:
         f"{paper.batch_tokens:,}",
         f"{paper.lr:g}" + ("" if paper.width is None else f" ({paper.width})"),
         optimizer,
-        " ".join([kind, *(f"{key} {value:,}" for key, value in schedule.items())]),
+        " ".join([kind, *(f"{k} {v}" if isinstance(v, str) else f"{k} {v:,}" for k, v in schedule.items())]),
         f"{tokenizer} {style} {size:,}",
     )
 

@@ -58,7 +58,7 @@ def test_norm_slots(slots: tuple[str, ...]) -> None:
     stack, x, source = made(spec), rows(PAIR), rows(PAIR.source)
     layer = stack[0]
     own, across = (
-        stack.build_contexts(PAIR, x.dtype, OutputFlags())[None],
+        stack.build_contexts(PAIR, x.dtype, OutputFlags())[None, None],
         stack.build_cross_context(PAIR, x.dtype, OutputFlags()),
     )
 
@@ -77,7 +77,7 @@ def test_parallel_residual() -> None:
     """Both sublayers read x, each through its own norm, and are added together."""
     spec = Stack(depth=1, causal=True, blocks=(block(parallel=True),))
     stack, x = made(spec), rows(BATCH)
-    layer, own = stack[0], stack.build_contexts(BATCH, torch.float32, OutputFlags())[None]
+    layer, own = stack[0], stack.build_contexts(BATCH, torch.float32, OutputFlags())[None, None]
     mixed = layer.attention(layer.attention_norm.pre(x), own)[0]
     close(stack(x, BATCH).states, x + mixed + layer.feedforward(layer.feedforward_norm.pre(x)))
 
@@ -114,7 +114,7 @@ def test_attention_by_hand(kv_heads: int) -> None:
     k = rotate(layer.k_norm(k).view(5, kv_heads, 6), turn)
     v = v.view(5, kv_heads, 6)
     heads = [(q[:, h] @ k[:, h * kv_heads // 4].T * 0.4).softmax(-1) @ v[:, h * kv_heads // 4] for h in range(4)]
-    actual, _ = layer(x, stack.build_contexts(batch, torch.float32, OutputFlags())[None])
+    actual, _ = layer(x, stack.build_contexts(batch, torch.float32, OutputFlags())[None, None])
     close(actual, layer.out(torch.cat(heads, dim=-1)))
 
 
@@ -187,7 +187,7 @@ def test_one_layer_many_times() -> None:
     spec = Stack(depth=3, share=1, blocks=(block(),), norm=LayerNorm())
     stack, x = made(spec), rows(BATCH)
     assert [name for name, _ in stack.named_children() if name.isdigit()] == ["0"]
-    own = stack.build_contexts(BATCH, torch.float32, OutputFlags())[None]
+    own = stack.build_contexts(BATCH, torch.float32, OutputFlags())[None, None]
     expected = x
     for _ in range(3):
         expected = stack[0](expected, own)[0]
@@ -212,7 +212,7 @@ def test_groups_of_layers(depth: int, share: int | None, order: list[int]) -> No
     spec = Stack(depth=depth, share=share, blocks=(block(),))
     stack, x = made(spec), rows(BATCH)
     assert [layer is stack[i] for layer, i in zip(stack, order, strict=True)] == [True] * depth
-    own, expected = stack.build_contexts(BATCH, torch.float32, OutputFlags())[None], x
+    own, expected = stack.build_contexts(BATCH, torch.float32, OutputFlags())[None, None], x
     for i in order:
         expected = stack[i](expected, own)[0]
     close(stack(x, BATCH).states, expected)
@@ -228,9 +228,9 @@ def test_patterns_are_cycled() -> None:
     assert [layer.feedforward.up.out_features for layer in stack] == [10, 7, 10, 7, 10]
     assert sum(p.numel() for p in stack.parameters()) == spec.params(width=WIDTH)
     scopes, expected = stack.build_contexts(BATCH, torch.float32, OutputFlags()), x
-    assert set(scopes) == {None, 1}
+    assert set(scopes) == {(None, None), (1, None)}
     for layer, window in zip(stack, (None, 1, None, 1, None), strict=True):
-        expected = layer(expected, scopes[window])[0]
+        expected = layer(expected, scopes[window, None])[0]
     close(stack(x, BATCH).states, expected)
     weights = stack(x, BATCH, flags=OutputFlags(attention=True)).attention
     assert (weights[1][0, 0, :4, :4] == torch.eye(4)).all()

@@ -48,6 +48,19 @@ DISTILBERT = {
     "max_position_embeddings": 48,
 }
 ELECTRA = {**ENCODER, "embedding_size": 20}
+MODERN = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "intermediate_size": 52,
+    "max_position_embeddings": 48,
+    "local_attention": 6,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LAYER_TYPES = ["sliding_attention", "sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 GPT = {"vocab_size": VOCAB, "n_embd": 36, "n_layer": 3, "n_head": 4, "n_positions": 48}
 LLAMA = {
     "vocab_size": VOCAB,
@@ -158,6 +171,14 @@ CASES = [
     case("distilbert-sinusoidal", tf.DistilBertForMaskedLM, tf.DistilBertConfig, DISTILBERT, sinusoidal_pos_embds=True,
          activation="relu", n_heads=6, tie_word_embeddings=False),
     case("distilbert-bare", tf.DistilBertModel, tf.DistilBertConfig, DISTILBERT),
+    case("modernbert", tf.ModernBertForMaskedLM, tf.ModernBertConfig, MODERN),
+    case("modernbert-odd", tf.ModernBertForMaskedLM, tf.ModernBertConfig, MODERN, layer_types=LAYER_TYPES,
+         local_attention=9, norm_bias=True, norm_eps=1e-4, attention_bias=True, mlp_bias=True, classifier_bias=True,
+         decoder_bias=False, classifier_activation="relu", hidden_activation="silu", rope_parameters={
+             "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}),
+    case("modernbert-untied", tf.ModernBertForMaskedLM, tf.ModernBertConfig, MODERN, tie_word_embeddings=False),
+    case("modernbert-bare", tf.ModernBertModel, tf.ModernBertConfig, MODERN, norm_bias=True),
     case("gpt", tf.OpenAIGPTLMHeadModel, tf.OpenAIGPTConfig, GPT),
     case("gpt-bare", tf.OpenAIGPTModel, tf.OpenAIGPTConfig, GPT, afn="silu"),
     case("gpt2", tf.GPT2LMHeadModel, tf.GPT2Config, GPT),

@@ -30,6 +30,7 @@ from tests.parity.cases import (
     ENCODER,
     GPT,
     LLAMA,
+    MODERN,
     MPT,
     NEOX,
     OPT,
@@ -60,6 +61,10 @@ CASES = [
         for name, cfg, base, simple in FULL
         for form in FORMS
     ),
+    *(case(f"modernbert-{form}", getattr(tf, f"ModernBertFor{form}"), tf.ModernBertConfig, MODERN) for form in FORMS),
+    *(case(f"modernbert-mean-{form}", getattr(tf, f"ModernBertFor{form}"), tf.ModernBertConfig, MODERN,
+           classifier_pooling="mean", classifier_bias=True, classifier_activation="relu", norm_bias=True)
+      for form in (FORMS[0], FORMS[3])),
     *(case(f"gpt2-{form}", getattr(tf, f"GPT2For{form}"), tf.GPT2Config, GPT_) for form in FORMS[:3]),
     *(case(f"llama-{form}", getattr(tf, f"LlamaFor{form}"), tf.LlamaConfig, LLAMA) for form in FORMS[:3]),
     *(case(f"mistral-{form}", getattr(tf, f"MistralFor{form}"), tf.MistralConfig, LLAMA, num_key_value_heads=2)
@@ -309,6 +314,14 @@ def test_bad_labels_are_refused(key: str, value: Any, says: str, tmp_path: Path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "num_labels": 2_000_000_000, key: value}))
     with pytest.raises(CheckpointError, match=says):
+        pt.load(tmp_path)
+
+
+def test_a_pooling_that_is_unknown_is_refused(tmp_path: Path) -> None:
+    built(case("x", tf.ModernBertForSequenceClassification, tf.ModernBertConfig, MODERN)).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace('"classifier_pooling": "cls"', '"classifier_pooling": "max"'))
+    with pytest.raises(CheckpointError, match=r"'classifier_pooling' = 'max'.*'cls', 'mean'"):
         pt.load(tmp_path)
 
 

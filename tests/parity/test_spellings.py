@@ -18,7 +18,22 @@ import transformers as tf
 
 import pretune as pt
 from tests.faults.strangers import change_tensors
-from tests.parity.cases import BART, DISTILBERT, ENCODER, GPT, LLAMA, NEOX, ROPE3, T5, VOCAB, XLNET, case, small, untied
+from tests.parity.cases import (
+    BART,
+    DISTILBERT,
+    ENCODER,
+    GPT,
+    LLAMA,
+    MODERN,
+    NEOX,
+    ROPE3,
+    T5,
+    VOCAB,
+    XLNET,
+    case,
+    small,
+    untied,
+)
 from tests.parity.test_parity import assert_rows, logits_of, our_batch, run
 
 BANDS = {key: value for key, value in ROPE3.items() if key != "rope_theta"}
@@ -66,6 +81,16 @@ CASES = [
     (case("rotary-twice", tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig, NEOX, rope_parameters=SHORT),
      ("rope_parameters",),
      {"rotary_pct": 0.5, "rotary_emb_base": 500, "rope_theta": 500, "partial_rotary_factor": 0.5}),
+    (case("modernbert-released", tf.ModernBertForMaskedLM, tf.ModernBertConfig, MODERN),  # as it lies on the hub
+     ("rope_parameters", "layer_types"),
+     {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "global_attn_every_n_layers": 3,
+      "layer_norm_eps": 1e-5, "position_embedding_type": "absolute"}),
+    (case("modernbert-thetas", tf.ModernBertForMaskedLM, tf.ModernBertConfig, MODERN,
+          layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+          rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 500.0},
+                           "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}),
+     ("rope_parameters", "layer_types"),
+     {"global_rope_theta": 500.0, "local_rope_theta": 50.0, "global_attn_every_n_layers": 2}),
     (case("gpt2-aliases", tf.GPT2LMHeadModel, tf.GPT2Config, GPT),
      ("n_embd", "n_layer", "n_head", "n_positions", "n_inner"),
      {"hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 48, "n_ctx": 48}),

@@ -5,6 +5,7 @@ If no class has the head, the body is saved as usual, and the head in the same d
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -219,6 +220,8 @@ def _read_head_spec(
     rows = _count_outputs(folder, task, tensors)
     spec = _parse_head_config(hf_config, task, rows) if task is not None else head
     assert spec is not None
+    if task is not None and task.read_fields is not None:
+        spec = replace(spec, **task.read_fields(hf_config))
     _check_outputs(spec, rows)
     return spec
 
@@ -240,13 +243,26 @@ def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
     kind = "classification" if type(model.spec) in PROBLEM_TYPES.values() else config.get_kind(model.spec)
     pooling = getattr(model.spec, "pooling", None)
     narrow = spec.table != spec.width and spec.decoder is not None  # NOTE: such a class reads the projected states
-    fitting = [(name, task) for name, task in layout.task_heads.items() if (task.kind, task.pooling) == (kind, pooling)]
+    fitting = [
+        (name, task)
+        for name, task in layout.task_heads.items()
+        if task.kind == kind and (task.pooling == pooling or task.write_fields is not None)
+    ]
     if not fitting or narrow:
         return None
     name, task = fitting[0]
+    keys = _build_head_config(model.spec)
+    if task.read_fields is not None and task.write_fields is not None:
+        try:
+            keys |= task.write_fields(model.spec)
+            fields = task.read_fields({**checkpoint.describe_checkpoint(spec)[0], **keys})
+        except (PretuneError, AttributeError, StopIteration):
+            return None
+        if any(getattr(model.spec, name) != value for name, value in fields.items()):
+            return None
     head_tensors = {move.tensor_name: tensors[move.param_names[0]] for move in plan_moves(tensors, task.rules)}
     prefix = layout.prefix if task.prefix is None else task.prefix
-    return checkpoint.SavedHead({"architectures": [name], **_build_head_config(model.spec)}, head_tensors, prefix)
+    return checkpoint.SavedHead({"architectures": [name], **keys}, head_tensors, prefix)
 
 
 def _build_head_config(head: TaskHead) -> dict[str, Any]:

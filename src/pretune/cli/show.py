@@ -289,7 +289,7 @@ def _describe_stack(stack: "AnyStack", width: int) -> str:
             f"{block.hidden}{f' projected to {block.projection}' if block.projection else ''}" for block in stack.blocks
         )
         return f"{stack.depth} LSTM layer{'s' if stack.depth > 1 else ''}, width {width}, units {units}"
-    block = stack.blocks[0]
+    block, kinds = stack.blocks[0], set(stack.blocks)
     heads, kv_heads, head = block.attention.resolve_shape(width=width)
     return "".join(
         (
@@ -298,7 +298,7 @@ def _describe_stack(stack: "AnyStack", width: int) -> str:
             f", width {width}, hidden {block.feedforward.hidden}, {format_count(heads, 'heads')} of {head}",
             "" if kv_heads == heads else f", keys {kv_heads}",
             "" if block.attention.window is None else f", window {block.attention.window}",
-            "" if len(stack.blocks) == 1 else f" (first of {len(stack.blocks)} alternating layer types)",
+            "" if len(kinds) == 1 else f" (first of {len(kinds)} layer types)",
         )
     )
 

@@ -179,7 +179,8 @@ def count_params_by_part(spec: Model) -> dict[str, int]:
             counts[f"{name}attention"] += has_weights * block.attention.params(width=width)
             counts[f"{name}cross-attention"] += cross
             counts[f"{name}feed-forward"] += has_weights * block.feedforward.params(width=width)
-            counts[f"{name}norms"] += (2 * has_weights + (block.cross is not None)) * block.norms.params(width=width)
+            norms = block.list_norms() if has_weights else [block.norms] * (block.cross is not None)
+            counts[f"{name}norms"] += sum(slots.params(width=width) for slots in norms)
         counts[f"{name}norms"] += stack.norm.params(width=width) if stack.norm else 0
     counts["pooler"] += spec.pooler.params(width=width) if spec.pooler else 0
     counts["pair head"] += spec.pair.params(width=width) if spec.pair else 0
@@ -275,7 +276,8 @@ def _count_stack_bytes(spec: Model, stack: AnyStack, sides: tuple[float, float],
     per_source = 0
     is_rotary = stack.position is not None and stack.position.mechanism == "rotation"
     for block, times in _iterate_blocks(stack):
-        per_token += times * _count_block_bytes(block, width, item, is_rotary=is_rotary)
+        has_rotation = is_rotary or block.attention.rotary is not None
+        per_token += times * _count_block_bytes(block, width, item, is_rotary=has_rotation)
         per_source += times * _count_source_bytes(block, width, item)
     if spec.is_encoder_decoder and stack is spec.encoder:
         per_token += item * width  # its states, the input of every decoder layer
@@ -297,16 +299,16 @@ def _count_block_bytes(block: AnyBlock, width: int, item: int, *, is_rotary: boo
     Each sublayer saves its input; each norm saves its input in fp32, the precision of the residual stream; dropout
     saves one byte per element.
     """
-    sublayers = 3 if block.cross else 2
-    norms = sum(norm is not None for norm in (block.norms.pre, block.norms.out, block.norms.post))
-    size = sublayers * width * (item + _FP32_BYTES * norms + bool(block.dropout))
-    if block.parallel and block.norms.pre:
+    sublayers = block.list_norms()
+    norms = sum(norm is not None for slots in sublayers for norm in (slots.pre, slots.out, slots.post))
+    size = width * (len(sublayers) * (item + bool(block.dropout)) + _FP32_BYTES * norms)
+    if block.parallel and block.norms.pre and sublayers[0].pre:
         size -= _FP32_BYTES * width  # both norms have the same input
     size += item * _count_attention_values(block.attention, width, is_rotary=is_rotary)
     if block.cross:
         heads, _, head = block.cross.resolve_shape(width=width)
         size += item * 2 * heads * head
-    return size + _count_hidden_bytes(block.feedforward, item)
+    return size + bool(block.attention.out_dropout) * width + _count_hidden_bytes(block.feedforward, item)
 
 
 def _count_attention_values(attention: Attention | RelativeAttention, width: int, *, is_rotary: bool) -> int:

@@ -87,8 +87,9 @@ class Model:
             if isinstance(stack, Recurrent):
                 continue
             _, _, head = stack.blocks[0].attention.resolve_shape(width=self.width)
-            if isinstance(stack.position, Rotary) and int(head * stack.position.fraction) % 2:
-                raise UsageError(f"rotary positions rotate pairs: head_width {head} x fraction must be even")
+            for position in (stack.position, *(block.attention.rotary for block in stack.blocks)):
+                if isinstance(position, Rotary) and int(head * position.fraction) % 2:
+                    raise UsageError(f"rotary positions rotate pairs: head_width {head} x fraction must be even")
             for block in stack.blocks:
                 block.attention.resolve_shape(width=self.width)
                 if (block.cross is None) != (not self.is_encoder_decoder or stack is self.encoder):

@@ -17,9 +17,9 @@ from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.cache import DecodingStep, KVPrefix, LayerCache, prepend_prefix
-from pretune.nn.layers import Norm
+from pretune.nn.layers import Dropout, Norm
 from pretune.nn.layers import dropout as apply_dropout
-from pretune.nn.positions import rotate
+from pretune.nn.positions import Rotary, rotate
 
 AttentionResult = tuple[Tensor, Tensor | None]
 
@@ -193,6 +193,8 @@ class Attention:
     norm: Norm | None = None  # of queries and keys, over all heads together
     clip: Positive[float] | None = None  # queries, keys and values are clamped to +- clip
     dropout: Fraction = 0.0  # of the attention probabilities
+    out_dropout: Fraction = 0.0  # of the output
+    rotary: Rotary | None = None  # positions of this layer; None: those of the stack
 
     products: ClassVar[int] = 2  # products per query and key: score, and weight with value
 
@@ -229,7 +231,8 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.head = spec.resolve_shape(width=width)
         self.scale = self.head**-0.5 if spec.scale is None else spec.scale
-        self.clip, self.dropout, self.window = spec.clip, spec.dropout, spec.window
+        self.clip, self.dropout, self.window, self.rotary = spec.clip, spec.dropout, spec.window, spec.rotary
+        self.out_dropout = Dropout(spec.out_dropout)
         self.q = nn.Linear(width, self.heads * self.head, bias=spec.bias)
         self.k = nn.Linear(width, self.kv_heads * self.head, bias=spec.bias)
         self.v = nn.Linear(width, self.kv_heads * self.head, bias=spec.bias)
@@ -250,7 +253,7 @@ class MultiHeadAttention(nn.Module):
         if self.prefix is not None:
             k, v = prepend_prefix(self.prefix, k, v, context.rows)
         attention, weights = attend(q, k, v, context, scale=self.scale, dropout=self.dropout if self.training else 0.0)
-        return self.out(attention.flatten(1)), weights
+        return self.out_dropout(self.out(attention.flatten(1))), weights
 
     def step(self, x: Tensor, step: DecodingStep, cache: LayerCache, *, cross: bool = False) -> Tensor:
         """Attend from one new token per sequence `[B, W]` to the cache; in self-attention, append its key and value."""

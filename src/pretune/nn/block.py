@@ -54,6 +54,7 @@ class Block:
     cross: Attention | None = None
     parallel: bool = False  # attention and feed-forward have the same input; their outputs are added
     dropout: Fraction = 0.0  # of each sublayer's output
+    attention_norms: Norms | None = None  # of the self-attention; None: the same as `norms`
 
     def __post_init__(self) -> None:
         if self.parallel and (self.cross is not None or self.norms.post is not None):
@@ -64,8 +65,13 @@ class Block:
 
     def params(self, *, width: int) -> int:
         attentions = self.attention.params(width=width) + (self.cross.params(width=width) if self.cross else 0)
-        norms = (3 if self.cross else 2) * self.norms.params(width=width)
+        norms = sum(norms.params(width=width) for norms in self.list_norms())
         return attentions + self.feedforward.params(width=width) + norms
+
+    def list_norms(self) -> list[Norms]:
+        """Return the norms of each sublayer, self-attention first."""
+        first = self.norms if self.attention_norms is None else self.attention_norms
+        return [first, *[self.norms] * (2 if self.cross else 1)]
 
 
 class TransformerBlock(nn.Module):
@@ -75,7 +81,9 @@ class TransformerBlock(nn.Module):
         self.attention: MultiHeadAttention = (
             shared_block.attention if shared_block else spec.attention.build(width=width)
         )
-        self.attention_norm: NormSlots = shared_block.attention_norm if shared_block else spec.norms.build(width=width)
+        self.attention_norm: NormSlots = (
+            shared_block.attention_norm if shared_block else spec.list_norms()[0].build(width=width)
+        )
         self.cross = spec.cross.build(width=width) if spec.cross else None
         self.cross_norm = spec.norms.build(width=width) if spec.cross else None
         self.feedforward: FeedForwardLayer = (

@@ -197,18 +197,19 @@ PoolingMode = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted"]
 class PoolingConfig:
     """Pooling of a task head: mode, and an optional dense layer before the classifier.
 
-    `layer`: `own` is a new dense layer with dropout before it, `pooler` the pre-trained one, None no layer.
+    `layer`: `own` is a new dense layer with dropout before it, `pooler` the pre-trained one, a `transform` that of the
+    vocabulary head, None no layer.
     """
 
     mode: PoolingMode = "first"
-    layer: Literal["own", "pooler"] | None = None
-    activation: ActivationName = "tanh"  # after the layer
+    layer: Literal["own", "pooler"] | Transform | None = None
+    activation: ActivationName = "tanh"  # after the layer; a transform has its own
     bias: bool = True  # of the classifier
     concat: tuple[PoolingMode, ...] = ()  # further modes, concatenated as in sentence-transformers
 
     def __post_init__(self) -> None:
-        if self.concat and self.layer == "pooler":
-            raise UsageError("a pooler takes one state; remove 'concat', or set layer to 'own'")
+        if self.concat and (self.layer == "pooler" or isinstance(self.layer, Transform)):
+            raise UsageError("a pre-trained layer takes one state; remove 'concat', or set layer to 'own'")
 
     @property
     def modes(self) -> tuple[PoolingMode, ...]:

@@ -35,6 +35,8 @@ class RelativeAttention:
     window: ClassVar[None] = None
     norm: ClassVar[None] = None
     clip: ClassVar[None] = None
+    rotary: ClassVar[None] = None
+    out_dropout: ClassVar[float] = 0.0
 
     products: ClassVar[int] = 3  # products per query and key: key, distance, and weight with value
 

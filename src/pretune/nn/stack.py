@@ -23,7 +23,7 @@ from pretune.nn.attention_mask import (
 from pretune.nn.block import Block, TransformerBlock
 from pretune.nn.cache import DecodingStep, KVCache, LayerCache, fill_prefix_cache
 from pretune.nn.layers import Dropout, Embed, Norm
-from pretune.nn.positions import Position
+from pretune.nn.positions import Position, Rotary
 
 MAX_LAYERS = 10**4
 """Limit beyond which a stack is certainly a mistake."""
@@ -45,6 +45,8 @@ class Stack:
     def __post_init__(self) -> None:
         if self.share is not None and self.share > self.depth:
             raise UsageError(f"share must be <= depth {self.depth}, got {self.share}")
+        if self.rotaries and self.position is not None and not isinstance(self.position, Rotary):
+            raise UsageError("layers with their own rotary positions need a stack with rotary positions or none")
 
     @property
     def layers(self) -> list[Block]:
@@ -57,6 +59,11 @@ class Stack:
         return (
             list(range(self.depth)) if self.share is None else [i * self.share // self.depth for i in range(self.depth)]
         )
+
+    @property
+    def rotaries(self) -> list[Rotary]:
+        """The rotary positions that single layers have."""
+        return list(dict.fromkeys(block.attention.rotary for block in self.blocks if block.attention.rotary))
 
     def build(self, *, width: int, shared_stack: "TransformerStack | None" = None) -> "TransformerStack":
         return TransformerStack(self, width, shared_stack)
@@ -102,6 +109,9 @@ class TransformerStack(nn.Module):
         self.embed = spec.embed.build(width=width)
         inner = spec.embed.get_inner_width(width=width)
         self.position = spec.position.build(width=inner, heads=heads, head_width=head_width) if spec.position else None
+        self.rotaries = {  # stateless modules
+            rotary: rotary.build(width=inner, heads=heads, head_width=head_width) for rotary in spec.rotaries
+        }
         for i, block in enumerate(spec.layers):
             self.add_module(str(i), block.build(width=width, shared_block=shared_stack[i] if shared_stack else None))
         self.norm = spec.norm.build(width=width) if spec.norm else None
@@ -132,7 +142,8 @@ class TransformerStack(nn.Module):
         hidden, attention, cross = [x], [], []
         for i, layer in enumerate(self):
             caches = None if cache is None else (cache.layers[i], cache.cross[i] if cache.cross else None)
-            inputs = (x, contexts[layer.attention.window], cross_context, source, caches)
+            context = contexts[layer.attention.window, layer.attention.rotary]
+            inputs = (x, context, cross_context, source, caches)
             if self.activation_checkpointing and torch.is_grad_enabled():
                 x, weights, cross_weights = checkpoint(layer, *inputs, use_reentrant=False)
             else:
@@ -163,12 +174,13 @@ class TransformerStack(nn.Module):
         step = DecodingStep(
             columns=cache.lengths + prefix_length,
             distance=distance,
-            rotation=self.position(positions) if self.position and self._has_position("rotation") else None,
             bias=None if bias is None else bias(distance).transpose(0, 1),
             source_mask=source,
         )
+        steps = {rotary: replace(step, rotation=value) for rotary, value in self._compute_rotations(positions).items()}
         for i, layer in enumerate(self):
-            x = layer.step(x, step, (cache.layers[i], cache.cross[i] if cache.cross else None))
+            caches = (cache.layers[i], cache.cross[i] if cache.cross else None)
+            x = layer.step(x, steps[layer.attention.rotary], caches)
         cache.lengths = cache.lengths + 1
         return self.apply_final_norm(x)
 
@@ -193,10 +205,9 @@ class TransformerStack(nn.Module):
 
     def build_contexts(
         self, batch: Batch, dtype: torch.dtype, flags: OutputFlags
-    ) -> dict[int | None, AttentionContext]:
-        """Build one context per window in the block pattern."""
-        positions = self.shift_positions(batch.positions)
-        rotation = self.position(positions) if self.position and self._has_position("rotation") else None
+    ) -> dict[tuple[int | None, Rotary | None], AttentionContext]:
+        """Build one context per window and rotary positions in the block pattern."""
+        rotations = self._compute_rotations(self.shift_positions(batch.positions))
         bias = self._get_bias(self.position) if self._has_position("bias") else None
         contexts = {}
         for window in dict.fromkeys(block.attention.window for block in self.spec.blocks):
@@ -205,7 +216,8 @@ class TransformerStack(nn.Module):
             context = self._build_context(
                 batch, batch, mask_spec, max(attention.dropout for attention in attentions), dtype, flags
             )
-            contexts[window] = replace(context, rotation=rotation)
+            for rotary in {attention.rotary for attention in attentions}:
+                contexts[window, rotary] = replace(context, rotation=rotations[rotary])
         return contexts
 
     def build_cross_context(self, batch: Batch, dtype: torch.dtype, flags: OutputFlags) -> AttentionContext:
@@ -258,6 +270,11 @@ class TransformerStack(nn.Module):
         if missing:
             raise UsageError(f"attention_backend '{backend}' does not support {missing}; unset it, or use 'rows'")
         return build_context(queries, keys, mask_spec, backend, dtype)
+
+    def _compute_rotations(self, positions: Tensor) -> dict[Rotary | None, tuple[Tensor, Tensor] | None]:
+        """Return the rotation of the stack's positions (key None) and of each layer's own."""
+        rotation = self.position(positions) if self.position and self._has_position("rotation") else None
+        return {None: rotation, **{rotary: module(positions) for rotary, module in self.rotaries.items()}}
 
     def _has_position(self, mechanism: str) -> bool:
         return self.spec.position is not None and self.spec.position.mechanism == mechanism

@@ -55,8 +55,12 @@ class TwoStreamBlock:
         return TwoStreamLayer(self, width)
 
     def params(self, *, width: int) -> int:
-        norms = 2 * self.norms.params(width=width)
+        norms = sum(norms.params(width=width) for norms in self.list_norms())
         return self.attention.params(width=width) + self.feedforward.params(width=width) + norms
+
+    def list_norms(self) -> list[Norms]:
+        """Return the norms of each sublayer."""
+        return [self.norms, self.norms]
 
 
 @spec

@@ -21,7 +21,7 @@ from pretune.models.hf.weights import LAST_TOKEN
 from pretune.models.init import initialise
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
-from pretune.nn.heads import PoolingConfig, pool_states
+from pretune.nn.heads import PoolingConfig, Transform, TransformLayer, pool_states
 from pretune.nn.layers import ACTIVATIONS
 
 Head = TypeVar("Head")
@@ -72,7 +72,8 @@ class SequenceHead(nn.Module):
         super().__init__()
         self.places = pooling.modes
         width *= len(self.places)
-        self.dense = nn.Linear(width, width) if pooling.layer else None
+        self.dense = nn.Linear(width, width) if isinstance(pooling.layer, str) else None
+        self.transform = TransformLayer(pooling.layer, width, width) if isinstance(pooling.layer, Transform) else None
         self.activate = ACTIVATIONS[pooling.activation]
         self.input_dropout = nn.Dropout(dropout if pooling.layer == "own" else 0.0)
         self.dropout = nn.Dropout(dropout)
@@ -89,6 +90,8 @@ class SequenceHead(nn.Module):
             x = self.pool(states, batch).to(self.out.weight.dtype)
             if self.dense is not None:
                 x = self.activate(self.dense(self.input_dropout(x)))
+            if self.transform is not None:
+                x = self.transform(x)
             x = self.dropout(x) if self.center is None else self.dropout(x - self.center) + self.center
             out: Tensor = self.out(x)
         return out
@@ -97,14 +100,15 @@ class SequenceHead(nn.Module):
 class TokenHead(nn.Module):
     """Classifier over tokens, one row per token."""
 
-    def __init__(self, width: int, classes: int, dropout: float) -> None:
+    def __init__(self, width: int, classes: int, dropout: float, transform: Transform | None = None) -> None:
         super().__init__()
+        self.transform = TransformLayer(transform, width, width) if transform else None
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(width, classes)
 
     def forward(self, states: Tensor, batch: Batch | None = None) -> Tensor:
         """Compute logits `[N, K]` from states `[N, W]`."""
-        out: Tensor = self.out(self.dropout(states))
+        out: Tensor = self.out(self.dropout(states if self.transform is None else self.transform(states)))
         return out
 
 
@@ -113,12 +117,21 @@ def resolve_pooling(spec: Model, *, is_choice: bool = False) -> PoolingConfig:
     family = FAMILIES.get(spec.family) if spec.family in FAMILIES else None
     pooling = family and ((family.choice_pooling if is_choice else None) or family.pooling)
     if pooling:
-        return pooling
+        return replace(pooling, layer=resolve_transform(spec) or pooling.layer)
     if spec.shape not in DEFAULT_POOLING:
         raise UsageError(
             f"a model of the shape '{spec.shape}' cannot have this head; allowed: {', '.join(DEFAULT_POOLING)}"
         )
     return DEFAULT_POOLING[spec.shape]
+
+
+def resolve_transform(spec: Model) -> Transform | None:
+    """Return the layer before the classifier of every head, for a family that starts from its vocabulary head's."""
+    family = FAMILIES.get(spec.family) if spec.family in FAMILIES else None
+    if family is None or not family.heads_have_transform:
+        return None
+    head = spec.head or family.build_spec().head
+    return head.transform if head else None
 
 
 def use_stored_pooling(head: Head, model: LanguageModel) -> Head:
@@ -146,20 +159,33 @@ def init_head(model: LanguageModel, head: nn.Module, seed: int) -> nn.Module:
 def build_sequence_head(
     model: LanguageModel, pooling: PoolingConfig, classes: int, dropout: float, seed: int
 ) -> nn.Module:
-    """Build a head for sequences; its dense layer starts from the model's pooler if that is its pooling."""
+    """Build a head for sequences; a pooler or transform in it starts from the model's."""
     with torch.device("meta"):
         head = SequenceHead(pooling, model.spec.width, classes, dropout)
     new_head = init_head(model, head, seed)
     if pooling.layer == "pooler" and model.pooler is not None:
         new_head.get_submodule("dense").load_state_dict(model.pooler.dense.state_dict())
+    _copy_transform(model, new_head, pooling.layer)
     return new_head
 
 
-def build_token_head(model: LanguageModel, classes: int, dropout: float, seed: int) -> nn.Module:
-    """Build a head for tokens."""
+def build_token_head(
+    model: LanguageModel, classes: int, dropout: float, seed: int, transform: Transform | None = None
+) -> nn.Module:
+    """Build a head for tokens; a transform in it starts from the model's vocabulary head."""
     with torch.device("meta"):
-        head = TokenHead(model.spec.width, classes, dropout)
-    return init_head(model, head, seed)
+        head = TokenHead(model.spec.width, classes, dropout, transform)
+    new_head = init_head(model, head, seed)
+    _copy_transform(model, new_head, transform)
+    return new_head
+
+
+def _copy_transform(model: LanguageModel, head: nn.Module, transform: object) -> None:
+    """Copy the weights of the vocabulary head's transform, if the model has one of the same settings."""
+    source = model.spec.head and model.spec.head.transform
+    if source is not None and source == transform and model.head is not None and model.spec.table == model.spec.width:
+        assert model.head.transform is not None
+        head.get_submodule("transform").load_state_dict(model.head.transform.state_dict())
 
 
 def get_labels(batch: Batch) -> Tensor:

@@ -8,18 +8,20 @@ the tokens: `START` at the first of the answer, `END` at the last, their sum if 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from pretune.adaptation.heads.base import HeadedModel, build_token_head, segment_logsumexp
+from pretune.adaptation.heads.base import HeadedModel, build_token_head, resolve_transform, segment_logsumexp
 from pretune.adaptation.heads.tagging import get_targets
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import Fraction, spec
 from pretune.core.types import Batch, Loss
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
+from pretune.nn.heads import Transform
 
 START, END = 1, 2
 
@@ -30,14 +32,15 @@ class Span:
 
     dropout: Fraction = 0.0
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
+    transform: Transform | None = None  # before the classifier; None: as in the family's paper
 
     def resolve(self, spec: Model) -> Self:
-        return self
+        return self if self.transform else replace(self, transform=resolve_transform(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
         if self.scalar_mix is not None:
             return self.scalar_mix.build(model, 2, tagging=True, seed=seed)
-        return build_token_head(model, 2, self.dropout, seed)
+        return build_token_head(model, 2, self.dropout, seed, self.transform)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"loss": _has_flag(get_targets(batch).labels, START).sum()}

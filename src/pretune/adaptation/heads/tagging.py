@@ -9,11 +9,18 @@ word's label, the others have none. For an encoder-decoder the decoder's states 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Self
 
 from torch import Tensor, nn
 
-from pretune.adaptation.heads.base import HeadedModel, build_token_head, check_classes, count_labels
+from pretune.adaptation.heads.base import (
+    HeadedModel,
+    build_token_head,
+    check_classes,
+    count_labels,
+    resolve_transform,
+)
 from pretune.adaptation.heads.classification import cross_entropy
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import Fraction, Positive, spec
@@ -21,6 +28,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss, Targets
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
+from pretune.nn.heads import Transform
 
 
 @spec
@@ -31,17 +39,18 @@ class Tagging:
     labels: tuple[str, ...] = ()  # names of the tags, in order
     dropout: Fraction = 0.1
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
+    transform: Transform | None = None  # before the classifier; None: as in the family's paper
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.labels)
 
     def resolve(self, spec: Model) -> Self:
-        return self
+        return self if self.transform else replace(self, transform=resolve_transform(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
         if self.scalar_mix is not None:
             return self.scalar_mix.build(model, self.classes, tagging=True, seed=seed)
-        return build_token_head(model, self.classes, self.dropout, seed)
+        return build_token_head(model, self.classes, self.dropout, seed, self.transform)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"loss": count_labels(get_targets(batch).labels)}

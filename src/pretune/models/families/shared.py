@@ -83,6 +83,7 @@ class Family:
     build_pretraining_spec: Callable[[Model], Pair] | None = None  # adds the generator of a discriminator
     pooling: PoolingConfig | None = None  # for sequence classification; None: the default of its shape
     choice_pooling: PoolingConfig | None = None  # for multiple choice; None: the same as `pooling`
+    heads_have_transform: bool = False  # task heads start with the transform of the vocabulary head
     adds_task_tokens: bool = False  # fine-tuning adds start, delimiter and extract tokens
 
     def get_training(self, size: str | None = None) -> PaperDefaults | None:
@@ -153,52 +154,71 @@ def build_rope_key(theta: float = 10000.0, fraction: float = 1.0, old_names: tup
     """
 
     def read(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-        parameters = read_object(hf_config, "rope_parameters") | read_object(hf_config, "rope_scaling")
-        all_keys = {**hf_config, **parameters}
-
-        def get(name: str, check: Check, *aliases: str) -> Any:
-            names = (f"rope_parameters.{name}", f"rope_scaling.{name}", *aliases)
-            return read_key(all_keys, *names, check=allow_null(check), default=None)
-
-        kind = get("rope_type", _check_rope_type, "rope_parameters.type", "rope_scaling.type") or "default"
-        allowed_names = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_SCALINGS[kind]}
-        allowed_names |= {"original_max_position_embeddings"} if kind == "llama3" else set()
-        for name, value in parameters.items():
-            if name.partition(".")[2] not in allowed_names and value is not None:
-                raise CheckpointError(f"key {format_value(name)} is unknown for rope_type '{kind}'")
-        base = get("rope_theta", check_positive, "rope_theta", *old_names[:1])
-        rotary_fraction = get("partial_rotary_factor", check_rate, "partial_rotary_factor", *old_names[1:])
-        if not old_names:  # the reference then rotates whole heads, whatever the config states
-            FixedKey("partial_rotary_factor", (1.0,)).read({"partial_rotary_factor": rotary_fraction})
-        rotary = Rotary(
-            theta=theta if base is None else base,
-            fraction=fraction if rotary_fraction is None else rotary_fraction,
-            scaling=_read_scaling(
-                kind, get, read_key(hf_config, "max_position_embeddings", check=check_size, default=2048)
-            ),
-        )
+        rotary = read_rotary(hf_config, theta=theta, fraction=fraction, old_names=old_names)
         return {"decoder.position": to_dict(rotary)}
 
     def write(spec: Model) -> dict[str, Any]:
         assert spec.decoder is not None and isinstance(spec.decoder.position, Rotary)
-        rotary = spec.decoder.position
-        parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.theta}
-        if fraction != 1.0 or rotary.fraction != 1.0:
-            parameters["partial_rotary_factor"] = rotary.fraction
-        if isinstance(rotary.scaling, LinearScaling):
-            parameters |= {"rope_type": "linear", "factor": rotary.scaling.factor}
-        elif isinstance(rotary.scaling, BandedScaling):
-            parameters |= {
-                "rope_type": "llama3",
-                "factor": rotary.scaling.factor,
-                "low_freq_factor": rotary.scaling.low,
-                "high_freq_factor": rotary.scaling.high,
-                "original_max_position_embeddings": rotary.scaling.original,
-            }
+        parameters = write_rotary(spec.decoder.position)
+        if fraction != 1.0:  # the default of the reference, so 1 must be stated
+            parameters["partial_rotary_factor"] = spec.decoder.position.fraction
         return {"rope_parameters": parameters}
 
     names = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", *old_names)
     return CustomKey(names, read, write)
+
+
+def read_rotary(
+    hf_config: Mapping[str, Any],
+    *,
+    theta: float,
+    fraction: float = 1.0,
+    key: str = "rope_parameters",
+    old_names: tuple[str, ...] = (),
+) -> Rotary:
+    """Return the rotary positions of a config, from the object `key` or the older keys next to it."""
+    parameters = read_object(hf_config, key) | read_object(hf_config, "rope_scaling")
+    all_keys = {**hf_config, **parameters}
+
+    def get(name: str, check: Check, *aliases: str) -> Any:
+        names = (f"{key}.{name}", f"rope_scaling.{name}", *aliases)
+        return read_key(all_keys, *names, check=allow_null(check), default=None)
+
+    kind = get("rope_type", _check_rope_type, f"{key}.type", "rope_scaling.type") or "default"
+    allowed_names = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_SCALINGS[kind]}
+    allowed_names |= {"original_max_position_embeddings"} if kind == "llama3" else set()
+    for name, value in parameters.items():
+        if name.rpartition(".")[2] not in allowed_names and value is not None:
+            raise CheckpointError(f"key {format_value(name)} is unknown for rope_type '{kind}'")
+    base = get("rope_theta", check_positive, "rope_theta", *old_names[:1])
+    rotary_fraction = get("partial_rotary_factor", check_rate, "partial_rotary_factor", *old_names[1:])
+    if len(old_names) < 2:  # the reference then rotates whole heads, whatever the config states
+        FixedKey("partial_rotary_factor", (1.0,)).read({"partial_rotary_factor": rotary_fraction})
+    return Rotary(
+        theta=theta if base is None else base,
+        fraction=fraction if rotary_fraction is None else rotary_fraction,
+        scaling=_read_scaling(
+            kind, get, read_key(hf_config, "max_position_embeddings", check=check_size, default=2048)
+        ),
+    )
+
+
+def write_rotary(rotary: Rotary) -> dict[str, Any]:
+    """Return the object `rope_parameters` of rotary positions."""
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.theta}
+    if rotary.fraction != 1.0:
+        parameters["partial_rotary_factor"] = rotary.fraction
+    if isinstance(rotary.scaling, LinearScaling):
+        parameters |= {"rope_type": "linear", "factor": rotary.scaling.factor}
+    elif isinstance(rotary.scaling, BandedScaling):
+        parameters |= {
+            "rope_type": "llama3",
+            "factor": rotary.scaling.factor,
+            "low_freq_factor": rotary.scaling.low,
+            "high_freq_factor": rotary.scaling.high,
+            "original_max_position_embeddings": rotary.scaling.original,
+        }
+    return parameters
 
 
 def _check_rope_type(key: str, value: Any) -> str:

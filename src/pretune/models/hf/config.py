@@ -276,7 +276,7 @@ class Layout:
         for entry in self.entries:
             key_names = [name for name in entry.names if name in hf_config] or [*entry.names]
             for path, value in entry.read(hf_config).items():
-                for place in expand_path(self.base, path):
+                for place in expand_path(self.base, path, changes):
                     changes[place], keys[place] = value, key_names[:1]
         for part in PARTS:
             if part in self.base.parts and part not in parts:
@@ -352,12 +352,13 @@ def get_path(spec: object, path: str) -> Any:
     return spec
 
 
-def expand_path(spec: object, path: str) -> list[str]:
-    """Return the paths that a path with `*` stands for."""
-    prefix, star, suffix = path.partition("*")
+def expand_path(spec: object, path: str, changes: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the paths that a path with `*` stands for, in the spec or in the tuple that `changes` replaces it with."""
+    prefix, star, suffix = path.partition(".*")
     if not star:
         return [path]
-    return [f"{prefix}{i}{suffix}" for i in range(len(get_path(spec, prefix.rstrip("."))))]
+    items = (changes or {}).get(prefix) or get_path(spec, prefix)
+    return [f"{prefix}.{i}{suffix}" for i in range(len(items))]
 
 
 def is_equivalent(first: Model, second: Model) -> bool:
@@ -375,7 +376,7 @@ def _strip_irrelevant(tree: Any) -> Any:
         return {
             key: _strip_irrelevant(value)
             for key, value in tree.items()
-            if key not in ("dropout", "init", "family", "special")
+            if key not in ("init", "family", "special") and not key.endswith("dropout")
         }
     return [_strip_irrelevant(value) for value in tree] if isinstance(tree, list) else tree
 

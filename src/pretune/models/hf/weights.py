@@ -11,7 +11,7 @@ head is tied.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -162,13 +162,18 @@ class CheckedKey(Protocol):
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """The task head of one class. `pooling` is None for a head on every token."""
+    """The task head of one class. `pooling` is None for a head on every token.
+
+    A head whose fields depend on the config has `read_fields` (config -> fields) and `write_fields` (head -> keys).
+    """
 
     kind: str  # classification (regression too), tagging, span or choice
     rules: tuple[Rule, ...]
     pooling: PoolingConfig | None = None
     prefix: str | None = None  # of the body's tensors, if it differs from the family's
     keys: tuple[CheckedKey, ...] = field(default=())
+    read_fields: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    write_fields: Callable[[Any], dict[str, Any]] | None = None
 
 
 def define_head(kind: str, table: Mapping[str, str], pooling: PoolingConfig | None = None, **fields: Any) -> HeadLayout:
