@@ -41,7 +41,8 @@ SLOW_CASES = {
     ),
     "tests/contracts/test_objectives.py": (
         "bpe characters words masked-words masked-static-40 next_sentence-words sentence_order-spans "
-        "replaced_token-words multitask_masked-spread mixture-documents mixture-nested supervised-prefix"
+        "replaced_token-words multitask_masked-spread mixture-documents mixture-nested supervised-prefix "
+        "distill-layers"
     ),
     "tests/text/test_tokenizer_encode.py": "characters words",
     "tests/parity/test_parity.py": (

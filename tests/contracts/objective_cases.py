@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from pretune.adaptation.teacher import attach_teacher, freeze_teacher
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.layout import lay_out
@@ -30,6 +31,7 @@ from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import Corruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.causal import CausalLM
 from pretune.objectives.denoising import Denoising
+from pretune.objectives.distill import Distill
 from pretune.objectives.masked import MaskedLM
 from pretune.objectives.mixture import Mixture, Part, build_denoisers
 from pretune.objectives.multitask_masked import MultitaskMaskedLM
@@ -74,6 +76,7 @@ VARIANTS: dict[str, Objective] = {
             Part(objective=CausalLM(), mark=0),
         )
     ),
+    "distill-layers": Distill(hard_weight=0.0, state_weight=1.0, embedding_weight=1.0, attention_weight=1.0),
     "supervised-prefix": SupervisedSeq2seq(prefix=True),
     "mixture-nested": Mixture(
         parts=(Part(objective=Mixture(), weight=0.5), Part(objective=Denoising(prefix=True), mark=1)),
@@ -224,6 +227,12 @@ class Setting:
     def model(self) -> Any:
         """Build a tiny model of the shape, with random weights everywhere."""
         return rough(MODELS[self.shape](self.vocabulary.size))
+
+    def attach(self, model: Any) -> Any:
+        """Return the objective that trains a model: a distillation with a teacher of the same size."""
+        if not isinstance(self.objective, Distill):
+            return self.objective
+        return attach_teacher(self.objective, model, freeze_teacher(build(model.spec, seed=9)), source="teacher")
 
 
 @cache

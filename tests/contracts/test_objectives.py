@@ -267,7 +267,8 @@ def test_target_slots_are_enough_and_not_wasted(name: str, shape: ModelShape) ->
 
 def losses(made: Setting, sequences: Sequences, per_row: int, model: object) -> Loss:
     with torch.no_grad():
-        return made.objective.loss(model, together(sequences, per_row))  # type: ignore[arg-type]
+        loss: Loss = made.attach(model).loss(model, together(sequences, per_row))
+        return loss
 
 
 def some(made: Setting, lengths: Sequence[int] = (12, 3, 20, 7, 16, 9, 14, 5)) -> Sequences:
@@ -300,12 +301,13 @@ def test_accumulation_changes_nothing(name: str, shape: ModelShape) -> None:
     """The gradient of a step is the same in one piece and in several, whose numbers of targets differ."""
     made = setting(name, shape)
     model, sequences = made.model().eval(), some(made)
-    counts = made.objective.counts(together(sequences, 2))
+    objective = made.attach(model)
+    counts = objective.counts(together(sequences, 2))
     found = []
     for pieces in (1, 3):
         model.zero_grad()
         for which in np.array_split(np.arange(len(sequences)), pieces):
-            made.objective.loss(model, together(sequences.take(which), 2)).normalize(counts).backward()
+            objective.loss(model, together(sequences.take(which), 2)).normalize(counts).backward()
         found.append({key: value.grad.clone() for key, value in model.named_parameters() if value.grad is not None})
     assert found[0].keys() == found[1].keys() and found[0]
     for key, gradient in found[0].items():
@@ -320,10 +322,11 @@ def test_one_batch_is_learned_by_heart(name: str, shape: ModelShape) -> None:
     model = MODELS[shape](made.vocabulary.size).train()
     batch = together(some(made, [LONG // 4] * 8), 4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    first = made.objective.loss(model, batch).mean().item()
+    objective = made.attach(model)
+    first = objective.loss(model, batch).mean().item()
     for _ in range(80):
         optimizer.zero_grad()
-        loss = made.objective.loss(model, batch).mean()
+        loss = objective.loss(model, batch).mean()
         loss.backward()
         optimizer.step()
         if loss.item() < first / 2:

@@ -86,6 +86,10 @@ def test_what_is_learnt(runs: Nursery, datas: dict[tuple[str, str], Path], tmp_p
     wishes = {"data": data, "objective": objective, "steps": STEPS}
     longer = {"mixture": 640, "denoising": 1024}  # their rows hold several sequences
     more = {"train.batch_tokens": longer[objective]} if objective in longer else {}
+    if objective == "distill":
+        teacher = pretrain(name, data=data, out=tmp_path / "teacher", steps=1, overrides=settings(name, 10_000))
+        more |= {"objective.teacher": str(teacher), "objective.init": "random"}
+        more |= {"objective.state_weight": 1, "objective.attention_weight": 1}
     whole, pairs, single = (
         pretrain(name, out=tmp_path / str(tokens), overrides=settings(name, tokens, **more), **wishes).path
         for tokens in (10_000, 256 if name in ("bart", "t5") else 64, 1)

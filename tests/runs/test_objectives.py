@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,10 @@ def test_two_steps(name: str, shape: str, prepared: Prepared, tmp_path: Path) ->
         "data.samples": "documents",
         "train.samples_every": 1,
     }
-    run = pt.pretrain(model, data=data, objective=name, out=tmp_path / "run", steps=2, overrides=changes)
+    options: dict[str, Any] = {"data": data, "steps": 2, "overrides": changes}
+    if name == "distill":
+        options["teacher"] = pt.pretrain(model, objective="masked", out=tmp_path / "teacher", **options)
+    run = pt.pretrain(model, objective=name, out=tmp_path / "run", **options)
     assert run.summary["steps"] == 2 and run.summary["skipped"] == 0 and run.loss is not None
     assert json.loads((tmp_path / "run/run.json").read_text())["objective"]["kind"] == name
     assert any(term.endswith("accuracy") for term in run.summary["held_out"])

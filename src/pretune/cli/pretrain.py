@@ -51,6 +51,10 @@ def pretrain(
         ),
     ] = None,
     start: Annotated[Path | None, option("--from DIR", "Initialize from the weights of a MODEL.")] = None,
+    teacher: Annotated[
+        Path | None,
+        option("--teacher MODEL", "Distil this pre-trained model, of the same vocabulary, into the new one."),
+    ] = None,
     resume: Resume = False,
     config: ConfigFile = None,
     settings: Annotated[
@@ -83,6 +87,7 @@ def pretrain(
         raise UsageError("missing option '--out': the output directory of the run")
     options: dict[str, Any] = {
         "data": data, "objective": objective, "init_from": start, "config": config, "device": device, "steps": steps,
+        "teacher": teacher,
         "tokens": None if tokens is None else parse_count(tokens, "--tokens"), "epochs": epochs, "budget": budget,
         "overrides": parse_assignments(settings or []),
     }  # fmt: skip

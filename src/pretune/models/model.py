@@ -141,6 +141,15 @@ class LanguageModel(nn.Module):
         """Return the states `[N, W]`, without running the head."""
         return self._run(batch, OutputFlags(backend=self.attention_backend))[0].states
 
+    def run_stacks(self, batch: Batch, *, hidden: bool = False, scores: bool = False) -> tuple[StackOutput, ...]:
+        """Return the output of every stack, the last one first, in the layout of the batch and without running heads.
+
+        `scores` returns the attention scores before the softmax `[rows, H, R, R]` of every layer. Nothing synchronizes
+        with the device.
+        """
+        flags = OutputFlags(hidden=hidden, attention=scores, scores=scores, backend=self.attention_backend)
+        return tuple(output for output in self._run(batch, flags) if output is not None)
+
     def _run(
         self, batch: Batch, flags: OutputFlags, cache: KVCache | None = None, memory: SegmentMemory | None = None
     ) -> tuple[StackOutput, StackOutput | None]:
@@ -194,18 +203,21 @@ class LanguageModel(nn.Module):
         """Return the summed vocabulary loss at the batch's targets."""
         if self.head is None or batch.targets is None:
             raise UsageError("a vocabulary loss needs a model with a head and a batch with targets")
-        rows = self.head.transform_states(states.index_select(0, batch.targets.index))
-        weight = self.tokens.weight if self.head.weight is None else self.head.weight
-        return linear_cross_entropy(rows, weight, self.head.bias, batch.targets.labels)
+        return linear_cross_entropy(*self.get_logit_factors(states, batch.targets.index), batch.targets.labels)
+
+    def get_logit_factors(self, states: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return rows, matrix and bias whose product are the vocabulary logits of the states, or of some of them."""
+        if self.head is None:
+            raise UsageError("this model has no vocabulary head")
+        rows = self.head.transform_states(states if index is None else states.index_select(0, index))
+        return rows, self.tokens.weight if self.head.weight is None else self.head.weight, self.head.bias
 
     def sample(self, states: Tensor, batch: Batch, chance: Tensor) -> Tensor:
         """Sample a token for every target `[M]` from the head's softmax; `chance` `[M]` is in [0, 1)."""
         if self.head is None or batch.targets is None:
             raise UsageError("sampling needs a model with a head and a batch with targets")
         with torch.no_grad():
-            rows = self.head.transform_states(states.index_select(0, batch.targets.index))
-            weight = self.tokens.weight if self.head.weight is None else self.head.weight
-            return sample_tokens(rows, weight, self.head.bias, chance)
+            return sample_tokens(*self.get_logit_factors(states, batch.targets.index), chance)
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile block by block: layers of the same kind share one graph, for every batch layout."""

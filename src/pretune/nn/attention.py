@@ -79,7 +79,8 @@ def _attend_eager_exact(
     if context.mask is not None:
         scores = scores.masked_fill(~context.mask, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1)
-    return _flatten_rows(apply_dropout(weights, dropout) @ v).to(dtype), weights[..., context.prefix_length :]
+    output = _flatten_rows(apply_dropout(weights, dropout) @ v).to(dtype)
+    return output, (scores if context.scores else weights)[..., context.prefix_length :]
 
 
 def _attend_varlen(

@@ -50,6 +50,7 @@ class AttentionContext:
     blocks: Any = None  # flex: its BlockMask; tiles: its Layout
     positions: Tensor | None = None  # flex with learned keys: [rows, R]
     rotation: tuple[Tensor, Tensor] | None = None
+    scores: bool = False  # eager: return the scores before the softmax instead of the weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

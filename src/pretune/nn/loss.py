@@ -39,9 +39,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         needs_gradient = any(ctx.needs_input_grad[:3])
         exact = torch.promote_types(dtype, torch.float32)
         with torch.autocast(device, enabled=False):
-            rows, table, shift = states.to(dtype), _pad_to_alignment(weight.to(dtype)), bias
+            rows, table, shift = states.to(dtype), pad_to_alignment(weight.to(dtype)), bias
             if shift is not None:
-                shift = _pad_to_alignment(shift.to(dtype))
+                shift = pad_to_alignment(shift.to(dtype))
             total = torch.zeros((), device=states.device, dtype=exact)
             grad_rows = torch.empty_like(rows) if needs_gradient else None
             grad_table = torch.zeros(table.shape, device=states.device, dtype=exact) if needs_gradient else None
@@ -81,7 +81,8 @@ def count_top1(logits: Tensor, labels: Tensor) -> Tensor:
     return (((logits >= target_logits).sum(1) == 1) & (labels != IGNORE_INDEX)).sum()
 
 
-def _pad_to_alignment(table: Tensor) -> Tensor:
+def pad_to_alignment(table: Tensor) -> Tensor:
+    """Return a matrix or vector with its rows padded to a multiple of `ALIGN` on a GPU."""
     spare = -table.shape[0] % ALIGN if table.is_cuda else 0
     return F.pad(table, (0, 0, 0, spare) if table.dim() == 2 else (0, spare)) if spare else table
 
@@ -115,8 +116,8 @@ def sample_tokens(states: Tensor, weight: Tensor, bias: Tensor | None, chance: T
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
     vocab = weight.shape[0]
     with torch.autocast(device, enabled=False):
-        rows, table = states.to(dtype), _pad_to_alignment(weight.to(dtype))
-        shift = None if bias is None else _pad_to_alignment(bias.to(dtype))
+        rows, table = states.to(dtype), pad_to_alignment(weight.to(dtype))
+        shift = None if bias is None else pad_to_alignment(bias.to(dtype))
         size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (8 * table.shape[0]), 64)  # two numbers of four bytes
         tokens = torch.empty(rows.shape[0], dtype=torch.long, device=rows.device)
         for start in range(0, rows.shape[0], size):

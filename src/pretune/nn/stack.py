@@ -95,6 +95,7 @@ class OutputFlags:
 
     hidden: bool = False
     attention: bool = False
+    scores: bool = False  # as attention, return the scores before the softmax; masked pairs have the lowest number
     backend: Backend | None = None
 
 
@@ -269,7 +270,8 @@ class TransformerStack(nn.Module):
         missing = find_unsupported(backend, **facts)
         if missing:
             raise UsageError(f"attention_backend '{backend}' does not support {missing}; unset it, or use 'rows'")
-        return build_context(queries, keys, mask_spec, backend, dtype)
+        context = build_context(queries, keys, mask_spec, backend, dtype)
+        return replace(context, scores=True) if flags.scores else context
 
     def _compute_rotations(self, positions: Tensor) -> dict[Rotary | None, tuple[Tensor, Tensor] | None]:
         """Return the rotation of the stack's positions (key None) and of each layer's own."""

@@ -27,6 +27,7 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
         "multitask_masked": "pretune.objectives.multitask_masked:MultitaskMaskedLM",
         "permuted": "pretune.objectives.permuted:PermutationLM",
         "mixture": "pretune.objectives.mixture:Mixture",
+        "distill": "pretune.objectives.distill:Distill",
     },
 )
 

@@ -151,6 +151,7 @@ class PretrainConfig(RunConfig):
     registries: ClassVar[Mapping[str, Registry[Any]]] = {"objective": OBJECTIVES}
     mutable_paths = RunConfig.mutable_paths | {
         "data.path",
+        "objective.teacher",
         "train.parallel",
         "train.eval_every",
         "train.eval_tokens",

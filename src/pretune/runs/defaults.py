@@ -23,6 +23,7 @@ from pretune.models.hf import checkpoint
 from pretune.models.spec import Model, Special
 from pretune.nn.heads import Head, PairHead, Pooler, SpanHead, Transform
 from pretune.objectives.base import Objective
+from pretune.objectives.distill import Distill
 from pretune.runs.config import (
     LENGTHS,
     PretrainConfig,
@@ -40,6 +41,7 @@ SECTIONS = PretrainConfig.list_sections()
 OPTION_PATHS = {
     "data.path": "data",
     "objective.kind": "objective",
+    "objective.teacher": "teacher",
     "train.init_from": "init_from",
     "model.name": "model",
 }
@@ -66,6 +68,7 @@ def build_pretrain_config(
     epochs: float | None = None,
     budget: str | float | None = None,
     init_from: str | os.PathLike[str] | None = None,
+    teacher: str | os.PathLike[str] | None = None,
     config: Mapping[str, Any] | PretrainConfig | str | os.PathLike[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -74,7 +77,7 @@ def build_pretrain_config(
 
     `config` is a whole or partial tree, or a file with one: a run.json, or YAML. `overrides` (paths and values, as
     `--set` takes them) go before it, and the other arguments before both. `init_from` is a directory of initial
-    weights. Invalid or contradictory values are a UsageError.
+    weights; with a `teacher`, the objective becomes a distillation. Invalid or contradictory values are a UsageError.
     """
     overrides = dict(overrides or {})
     refuse_old_settings(overrides)
@@ -85,6 +88,7 @@ def build_pretrain_config(
         raise UsageError(f"a run has one length, got {' and '.join(length)}; keep one")
     tree = read_config(config)
     arguments: dict[str, Any] = {"model": model, "data": data, "objective": objective, "init_from": init_from}
+    arguments["teacher"] = None if teacher is None else os.fspath(teacher)
     options = {path: arguments[name] for path, name in OPTION_PATHS.items()}
     refuse_conflicts(options | {f"train.{name}": value for name, value in lengths.items()}, overrides)
     if all(isinstance(tree.get(name), Mapping) for name in SECTIONS) and "kind" in tree["model"]:
@@ -111,6 +115,8 @@ def _override_config(
     if arguments["objective"] is not None and arguments["objective"] != get_kind(config.objective):
         objective = read_objective(arguments["objective"])
         config = replace(config, objective=objective, model=replace_heads(config.model, objective))
+    if arguments["teacher"] is not None:
+        config = replace(config, objective=Distill.from_base(config.objective, arguments["teacher"]))
     length = {f"train.{name}": value for name in LENGTHS if (value := arguments.get(name)) is not None}
     if length or any(f"train.{name}" in overrides for name in LENGTHS):
         length = {**{f"train.{name}": None for name in LENGTHS}, **length}
@@ -172,7 +178,7 @@ def _build_paper_config(
     paper = _find_paper_training(name, model)
     if paper is None:
         raise UsageError(f"family '{model.family}' has no training defaults; choose another family")
-    objective = _build_objective(arguments["objective"], paper)
+    objective = _build_objective(arguments["objective"], paper, arguments["teacher"])
     if by_section["objective"]:
         objective = specs.replace(objective, by_section["objective"], location="objective")
     model = replace_heads(model, objective)
@@ -352,10 +358,16 @@ def _check_vocabulary(model: Model, tokenizer: Tokenizer, start: str | Path) -> 
         )
 
 
-def _build_objective(name: str | None, paper: PaperDefaults) -> Objective:
-    if name is None or name == paper.objective["kind"]:
-        return read_objective(to_plain(paper.objective))
-    return read_objective(name)
+def _build_objective(name: str | None, paper: PaperDefaults, teacher: str | None) -> Objective:
+    """Return an objective by its name, with the paper's settings; by default, that of the paper."""
+    is_distilled = name == get_kind(Distill)
+    if name is None or name == paper.objective["kind"] or is_distilled:
+        objective = read_objective(to_plain(paper.objective))
+    else:
+        objective = read_objective(name)
+    if teacher is None and not is_distilled:
+        return objective
+    return Distill.from_base(objective, teacher, paper.distillation)
 
 
 def _find_paper_training(name: str, model: Model) -> PaperDefaults | None:

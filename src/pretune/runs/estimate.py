@@ -1,16 +1,20 @@
 """Cost estimate of a run, from its settings and the size of its data."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from pretune.adaptation.teacher import DistillationFlops, check_teacher
 from pretune.data.prepared_data import PreparedData
 from pretune.models import catalog
 from pretune.models.cost import CO2_KG_PER_KWH
 from pretune.models.devices import DEVICES, DOLLARS_PER_KWH, Device
+from pretune.models.hf.checkpoint import inspect_checkpoint
 from pretune.objectives.base import Vocabulary
+from pretune.objectives.distill import Distill
 from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import estimate_steps, explain_rate
 from pretune.text.tokenizer import Tokenizer
@@ -111,7 +115,7 @@ def compute_training_flops(settings: PretrainConfig, spec: catalog.AnySpec, toke
     """Return the training FLOPs per token, averaged over the phases of the run."""
     vocabulary = Vocabulary.from_tokenizer(tokenizer, start=settings.model.special.start)
     corruption = settings.objective.bind(vocabulary, spec.shape)
-    count, total = build_flops_counter(*catalog.list_models(spec)), 0.0
+    count, total = _build_flops_counter(settings, spec), 0.0
     for phase in settings.data.schedule.phases:
         source, target = (
             None if side is None else int(side[0]) for side in corruption.lengths(np.array([phase.length]))
@@ -128,3 +132,13 @@ def compute_training_flops(settings: PretrainConfig, spec: catalog.AnySpec, toke
         )
         total += phase.share * count(stats) / stats.total_tokens
     return total
+
+
+def _build_flops_counter(settings: PretrainConfig, spec: catalog.AnySpec) -> Callable[[BatchStats], float]:
+    """Return the counter of FLOPs; with a teacher, that of both, once their specs are checked."""
+    distill = settings.objective
+    if not isinstance(distill, Distill):
+        return build_flops_counter(*catalog.list_models(spec))
+    teacher = inspect_checkpoint(distill.require_teacher())[0]
+    check_teacher(distill, settings.model, teacher, distill.require_teacher(), settings.data.max_length)
+    return DistillationFlops.from_objective(distill, settings.model, teacher)

@@ -51,6 +51,7 @@ def pretrain(
     epochs: float | None = None,
     budget: str | float | None = None,
     init_from: str | os.PathLike[str] | None = None,
+    teacher: str | os.PathLike[str] | None = None,
     resume: bool = False,
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -70,6 +71,7 @@ def pretrain(
         epochs: Number of passes over the data.
         budget: Wall-clock time: "10m", "1h30m", or seconds. The learning rate reaches zero when it ends.
         init_from: Run or Hugging Face directory whose weights training starts from.
+        teacher: Run or Hugging Face directory of a model that the new one imitates; its vocabulary is that of the data.
         resume: Continue the unfinished run in `out`; other arguments may be left out.
         config: Settings: a run.json, a YAML file, or the same tree as a mapping.
         overrides: Settings by path, such as {"train.lr": 1e-3, "model.depth": 6}; they go before `config`.
@@ -92,6 +94,7 @@ def pretrain(
         device=device,
         data=data,
         objective=objective,
+        teacher=teacher,
         steps=steps,
         tokens=tokens,
         epochs=epochs,

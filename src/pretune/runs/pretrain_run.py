@@ -12,6 +12,13 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from pretune.adaptation.teacher import (
+    DistillationFlops,
+    attach_teacher,
+    detach_teacher,
+    hash_teacher,
+    load_teacher,
+)
 from pretune.core import config, io, log
 from pretune.core.api import Result
 from pretune.core.errors import CheckpointError
@@ -21,6 +28,8 @@ from pretune.core.run_dir import RunDir
 from pretune.models import catalog
 from pretune.models.hf import checkpoint
 from pretune.models.verify import check_weights
+from pretune.objectives.base import Objective
+from pretune.objectives.distill import Distill, Distillation
 from pretune.runs.config import PretrainConfig
 from pretune.runs.data_phases import DataPhases, compute_eval_interval, count_workers
 from pretune.runs.defaults import explain_rate
@@ -95,9 +104,10 @@ class PretrainRun:
         ranks.check_parallel(settings.train.parallel)
         self._start_workers(settings.train)
         self.spec = catalog.convert_to_shape(settings.model, settings.objective.shapes)
+        distill = settings.objective if isinstance(settings.objective, Distill) else None
         self.source = TrainingData.open(
             settings.data,
-            settings.objective,
+            settings.objective if distill is None else distill.base,
             self.spec.shape,
             start=settings.model.special.start,
             max_positions=settings.model.max_length,
@@ -107,21 +117,46 @@ class PretrainRun:
         self.model: Any = catalog.build_any(self.spec, seed=settings.train.seed, device=ranks.device)
         if settings.train.init_from is not None and not resume:
             load_initial_weights(self.model, resolve_path(settings.train.init_from))
-        configure_model(self.model, settings.train, ranks.device)
+        self.objective: Objective | Distillation = settings.objective
         self.fingerprints = {
             "config": settings.sha256(),
             "data": self.source.data.fingerprint,
             "tokenizer": self.source.tokenizer.sha256,
         }
+        self.flops: DistillationFlops | None = None
+        if distill is not None:
+            self.objective = self._attach_teacher(distill)
+        configure_model(self.model, settings.train, ranks.device)
         if (plan := self.data_phases.streams[0].packing_method) is not None:  # the same in all phases
             self.fingerprints["plan"] = plan
+
+    def _attach_teacher(self, distill: Distill) -> Distillation:
+        """Load the teacher, and initialize the student from its layers in a new run."""
+        settings, device = self.settings, self.ranks.device
+        path = distill.require_teacher()
+        teacher = load_teacher(path, self.source.tokenizer).to(device)
+        configure_model(teacher, settings.train, device)
+        distillation = attach_teacher(
+            distill,
+            self.model,
+            teacher,
+            source=path,
+            length=max(phase.length for phase in self.data_phases.phases),
+            seed=settings.train.seed,
+            copies_layers=settings.train.init_from is None and not self.resume,
+        )
+        self.fingerprints["teacher"] = hash_teacher(teacher)
+        self.flops = DistillationFlops.from_objective(distill, self.model.spec, teacher.spec)
+        if settings.train.compile is not False and device.type == "cuda":
+            teacher.compile(dynamic=False)
+        return distillation
 
     def run(self) -> PretrainedRun:
         """Train from the start or, if resumed, from the newest valid checkpoint."""
         train, data_phases = self.settings.train, self.data_phases
         with Trainer(
             model=self.model,
-            objective=self.settings.objective,
+            objective=self.objective,
             phases=[
                 TrainingPhase(batches=stream, shape=stream.shape, length=phase.length)
                 for stream, phase in zip(data_phases.streams, data_phases.phases, strict=True)
@@ -139,7 +174,7 @@ class PretrainRun:
             fingerprints=self.fingerprints,
             settings=self.settings.to_dict(),
             spec=self.settings.model,
-            flops=catalog.list_models(self.spec),
+            flops=self.flops or catalog.list_models(self.spec),
             parallel=train.parallel,
             workers=count_workers(train, self.ranks),
             state=self.state,
@@ -182,6 +217,8 @@ class PretrainRun:
             "torch": torch.__version__,
             "precision": "fp32" if self.settings.train.resolve_precision(self.ranks.device) is None else "bf16",
         }
+        if "teacher" in self.fingerprints:
+            environment["teacher"] = self.fingerprints["teacher"]
         self.run_dir.write_settings({**self.settings.to_dict(), "environment": environment})
         log.info(explain_rate(self.settings))
         if shares := self.data_phases.compute_shares():
@@ -207,7 +244,7 @@ class PretrainRun:
             return None
         stream, count = self.data_phases.validation
         return Evaluation(
-            evaluate=build_evaluator(stream, count, self.settings.objective.to_evaluation()),
+            evaluate=build_evaluator(stream, count, self.objective.to_evaluation()),
             every=compute_eval_interval(self.settings.train, self.data_phases.steps),
             compute_loss=lambda metrics: metrics["loss"],
         )
@@ -215,6 +252,10 @@ class PretrainRun:
     def _write(self, trainer: Trainer, epochs: Mapping[str, float]) -> PretrainedRun:
         """Write the model, its card and its cost. `epochs` are those of each source."""
         summary = {"parameters": self.model.spec.params().total, **trainer.summarize(), "epochs": dict(epochs)}
+        if self.flops is not None:
+            detach_teacher(self.model)
+            summary["teacher_flops"] = self.flops.teacher_share * summary["cost"]["flops"]
+            log.info(self.flops.describe(summary["cost"]["flops"]))
         model, run_dir = unshard_model(self.model), self.run_dir
         for part in getattr(model, "get_models_by_folder", lambda: {"": model})().values():
             part.assets.files = self.source.tokenizer.build_files()

@@ -43,8 +43,8 @@ def compute_validation_loss(
 ) -> dict[str, float] | None:
     """Compute the mean loss over `count` batches, each split into `parts` per rank.
 
-    Returns the loss, each term if there are several, the perplexity of the first term, and accuracies; or None if
-    `should_abort`, called before every batch on all ranks, returns True.
+    Returns the loss, each term if there are several, the perplexity of the first term (unless the objective says that
+    it has none), and accuracies; or None if `should_abort`, called before every batch on all ranks, returns True.
     """
     training = module.training
     module.eval()
@@ -70,7 +70,8 @@ def compute_validation_loss(
     metrics = {"loss": sum(terms[name].weight * mean for name, mean in means.items())}
     if len(means) > 1:
         metrics |= means
-    metrics["perplexity"] = math.exp(min(next(iter(means.values())), 700.0))
+    if getattr(getattr(module, "objective", None), "has_perplexity", True):
+        metrics["perplexity"] = math.exp(min(next(iter(means.values())), 700.0))
     for name, term in terms.items():
         if term.correct is not None:
             metrics[f"{name}_accuracy" if len(terms) > 1 else "accuracy"] = float(

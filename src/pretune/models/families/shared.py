@@ -68,6 +68,7 @@ class PaperDefaults:
     schedule: Mapping[str, Any] = field(default_factory=lambda: {"kind": "linear", "warmup": 10_000})
     tokenizer: tuple[str, str, int]  # kind, style, vocabulary size
     mixing: Mapping[str, Any] | None = None  # of corpora, such as one per language; None: proportional to size
+    distillation: Mapping[str, Any] = field(default_factory=dict)  # of a student with a teacher; else DistilBERT's
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,14 @@ tinybert = Family(
         lr=1e-4,
         width=768,
         tokenizer=("wordpiece", "cls-sep", 30_522),
+        distillation={  # layers alone in the general stage
+            "soft_weight": 0.0,
+            "hard_weight": 0.0,
+            "cosine_weight": 0.0,
+            "state_weight": 1.0,
+            "embedding_weight": 1.0,
+            "attention_weight": 1.0,
+        },
     ),
     sizes={
         "4": Size({}, 14_350_248, "body_with_pooler"),  # "14.5M", TinyBERT_General_4L_312D

@@ -21,6 +21,7 @@ from pretune.objectives.masked import MaskedCorruption, mask_tokens
 from pretune.objectives.mixture import MixtureCorruption
 from pretune.objectives.seq2seq import NoiseSpans
 from pretune.objectives.span_corruption import SentinelCorruption
+from pretune.objectives.distill import Distill
 from pretune.runs.show_batch.describe import CorruptedSequence, ShownSequence, describe_sequence
 from pretune.runs.show_batch.texts import (
     TASK,
@@ -80,7 +81,9 @@ def build_example(
 
     `hide` names words to mask instead of random ones.
     """
-    objective = config.replace(OBJECTIVES.get(name)(), settings or {})
+    named_objective = config.replace(OBJECTIVES.get(name)(), settings or {})
+    # A distillation reads what its base objective reads.
+    objective = named_objective.base if isinstance(named_objective, Distill) else named_objective
     model_shape = _resolve_shape(shape, objective)
     segments_given = tuple(texts) or select_default_texts(objective)
     variants = build_variants(name, objective, segments_given)
@@ -99,9 +102,9 @@ def build_example(
     ]
     return BatchExample(
         objective=name,
-        title=(sys.modules[type(objective).__module__].__doc__ or name).partition("\n")[0],
+        title=(sys.modules[type(named_objective).__module__].__doc__ or name).partition("\n")[0],
         about=OBJECTIVES.describe(name),
-        settings=config.to_dict(objective),
+        settings=config.to_dict(named_objective),
         shape=model_shape,
         seed=seed,
         text=segments_given,
