@@ -106,7 +106,9 @@ def test_what_is_learnt(runs: Nursery, datas: dict[tuple[str, str], Path], tmp_p
         found, wanted = metrics(other), metrics(whole)
         assert [line["tokens"] for line in found] == [line["tokens"] for line in wanted]
         for term in {*wanted[0]} - {"step", "rate", "tokens", "skipped"}:
-            assert [line[term] for line in found] == pytest.approx([line[term] for line in wanted], rel=1e-5), term
+            close = 1e-6 if term == "soft" else None  # a divergence near 0 is a difference of larger numbers
+            values = [line[term] for line in wanted]
+            assert [line[term] for line in found] == pytest.approx(values, rel=1e-5, abs=close), term
         for file in files:
             theirs = load_file(other / file.relative_to(whole))
             for key, value in load_file(file).items():

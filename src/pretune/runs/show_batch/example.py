@@ -17,11 +17,11 @@ from pretune.data.stream import Corruption
 from pretune.nn.attention_mask import MaskKind as Way
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import MODEL_SHAPES, ModelShape, Objective
+from pretune.objectives.distill import Distill
 from pretune.objectives.masked import MaskedCorruption, mask_tokens
 from pretune.objectives.mixture import MixtureCorruption
 from pretune.objectives.seq2seq import NoiseSpans
 from pretune.objectives.span_corruption import SentinelCorruption
-from pretune.objectives.distill import Distill
 from pretune.runs.show_batch.describe import CorruptedSequence, ShownSequence, describe_sequence
 from pretune.runs.show_batch.texts import (
     TASK,
