@@ -82,18 +82,21 @@ def map_stacks(weights: DistillationWeights, student: Model, teacher: Model, pat
         layer_map = weights.map_layers(stack.depth, teacher_stack.depth)
         layer_maps.append(layer_map)
         for layer, teacher_layer in enumerate(layer_map) if weights.attention_weight else ():
-            block = stack.blocks[layer % len(stack.blocks)]
-            teacher_block = teacher_stack.blocks[(teacher_layer - 1) % len(teacher_stack.blocks)]
-            for model, attention in ((student, block.attention), (teacher, teacher_block.attention)):
-                if type(attention) is not Attention:
-                    raise UsageError(f"attention scores of '{model.family}' are not comparable; set attention_weight=0")
-            heads, teacher_heads = block.attention.heads, teacher_block.attention.heads
+            heads = _count_heads(student, stack.blocks[layer % len(stack.blocks)])
+            teacher_heads = _count_heads(teacher, teacher_stack.blocks[(teacher_layer - 1) % len(teacher_stack.blocks)])
             if heads != teacher_heads:
                 raise UsageError(
                     f"{path}: {teacher_heads} attention heads in layer {teacher_layer} of the teacher, {heads} in "
                     f"layer {layer + 1} of the student; give the student as many, or set attention_weight=0"
                 )
     return layer_maps
+
+
+def _count_heads(model: Model, block: object) -> int:
+    attention = getattr(block, "attention", None)
+    if type(attention) is not Attention:  # others add terms to their scores, or have none
+        raise UsageError(f"attention scores of '{model.family}' are not comparable; set attention_weight=0")
+    return attention.heads
 
 
 def check_teacher(objective: Distill, student: Model, teacher: Model, path: str, length: int) -> list[tuple[int, ...]]:
