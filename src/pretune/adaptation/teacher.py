@@ -181,13 +181,13 @@ def copy_layers(student: LanguageModel, teacher: LanguageModel, objective: Disti
         for name in ("encoder", "decoder")
         if getattr(student.spec, name) is not None
     }
-    copied = {
+    source_layers = {
         name: choose_copied_layers(objective, stack.depth, teacher_stack.depth)
         for name, (stack, teacher_stack) in depths.items()
     }
 
     def find_source(name: str) -> Tensor | None:
-        return tensors.get(_LAYER.sub(lambda part: f"{part[1]}.{copied[part[1]][int(part[2])]}.", name))
+        return tensors.get(_LAYER.sub(lambda part: f"{part[1]}.{source_layers[part[1]][int(part[2])]}.", name))
 
     pairs = {name: (tensor, find_source(name)) for name, tensor in collect_weights(student).items()}
     for name, (tensor, value) in pairs.items():

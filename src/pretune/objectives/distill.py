@@ -97,8 +97,8 @@ class DistillationWeights:
     @property
     def projected_terms(self) -> tuple[str, ...]:
         """Names of the projections that are needed if the widths differ."""
-        needed = {STATES: self.cosine_weight or self.state_weight, EMBEDDINGS: self.embedding_weight}
-        return tuple(name for name, weight in needed.items() if weight)
+        weights = {STATES: self.cosine_weight or self.state_weight, EMBEDDINGS: self.embedding_weight}
+        return tuple(name for name, weight in weights.items() if weight)
 
     def map_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
         """Return the teacher's layer, counted from 1, of each student layer.
@@ -226,8 +226,8 @@ class Distillation:
             total = self._compute_soft_loss(model, states, references[0].states, batch)
             terms["soft"] = Loss(sum=total, count=counts["soft"], weight=objective.soft_weight)
         if objective.cosine_weight:
-            projected = project(model, STATES, states)
-            total = sum_cosine_distances(projected, references[0].states, batch.sequence >= 0)
+            state = project(model, STATES, states)
+            total = sum_cosine_distances(state, references[0].states, batch.sequence >= 0)
             terms["cosine"] = Loss(sum=total, count=counts["cosine"], weight=objective.cosine_weight)
         terms |= compare_layers(model, outputs, references, self.layer_maps, objective, batch)
         return Loss.from_parts(terms)
