@@ -32,10 +32,14 @@ def moved(found: Tensor, expected: Tensor) -> None:
 def read(
     model: LanguageModel, sequences: Sequence[list[int]], sources: Sequence[list[int]] | None = None, **more: object
 ) -> list[Tensor]:
-    """The logits of every sequence."""
+    """The logits of every sequence; of a model of two directions its states, as logits are the forward one's."""
     batch = lay(model.spec, sequences, sources, **more)
-    out = model(batch).logits
-    return batch.split(out)
+    return batch.split(answer(model, batch))
+
+
+def answer(model: LanguageModel, batch: pt.Batch) -> Tensor:
+    out = model(batch)
+    return out.states if model.shape == "two-way" else out.logits
 
 
 def changed(tokens: list[int], *at: int) -> list[int]:
@@ -93,7 +97,7 @@ def sequences_are_apart(model: LanguageModel) -> None:
         assert (batch.source.sequence < 0).any()
         stirred = replace(stirred, source=stir(batch.source))
     with torch.no_grad():
-        equal(torch.cat(batch.split(model(stirred).logits)), torch.cat(before), SAME)
+        equal(torch.cat(batch.split(answer(model, stirred))), torch.cat(before), SAME)
 
 
 def stir(batch: pt.Batch) -> pt.Batch:

@@ -237,7 +237,10 @@ def test_gradients_reach_every_parameter(name: str) -> None:
     batch = lay(spec, sequences, row=11, labels=[s[::-1] for s in sequences], **given(segments))
     if isinstance(spec.encoder, TwoStream):  # its second stream runs where there is an order, here from left to right
         batch = replace(batch, order=batch.positions)
-    F.cross_entropy(model(batch).logits, batch.targets.labels, reduction="sum").backward()
+    if spec.shape == "two-way":  # each direction predicts
+        sum(model.loss(states, batch).sum for states in model.compute_directional_states(batch)).backward()
+    else:
+        F.cross_entropy(model(batch).logits, batch.targets.labels, reduction="sum").backward()
     apart = tuple(part for part in ("pooler.", "pair.", "detector.") if getattr(spec, part[:-1]) is not None)
     for path, parameter in model.named_parameters():
         if path.startswith(apart):

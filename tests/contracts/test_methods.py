@@ -107,7 +107,8 @@ def test_only_its_parameters_train(case: str, name: str) -> None:
     model.train()
     for _ in range(3):
         optimizer.zero_grad()
-        model.loss(model.states(batch), batch).mean().backward()
+        sides = model.compute_directional_states(batch) if model.shape == "two-way" else (model.states(batch),)
+        sum(model.loss(states, batch).mean() for states in sides).backward()
         optimizer.step()
     moved = {path for path, parameter in model.named_parameters() if not torch.equal(parameter, before[path])}
     assert moved <= set(names)

@@ -34,7 +34,8 @@ from pretune.models.model import LanguageModel, build
 from pretune.training.optim.base import build_parameter_groups
 from pretune.training.step import ModelWithLoss
 from tests.contracts.test_heads import ROWS, SETTINGS, answers, build_encoder_decoder_inputs, sequences
-from tests.contracts.tiny import rough, tiny
+from tests.contracts.test_methods import ATTENTIVE
+from tests.contracts.tiny import CASES, RECURRENT, rough, tiny
 
 SMALL: dict[str, dict[str, Any]] = {
     "lora": {"rank": 2},
@@ -44,6 +45,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "prefix": {"count": 2},
 }
 TASKS = ["classification", "tagging", "span", "choice", "generation", "multi_label"]
+RECURRENT_FAMILIES = {CASES[name].family for name in RECURRENT}
 USUAL = ["bert", "gpt2", "llama3", "t5", "xlnet"]
 
 
@@ -52,6 +54,8 @@ def cells() -> list[Any]:
     for family in FAMILIES:
         for h, head in enumerate(TASKS):
             for m, method in enumerate(METHODS):
+                if method in ATTENTIVE and family in RECURRENT_FAMILIES:
+                    continue  # refused: test_methods.test_methods_on_attention_refuse_recurrent_models
                 usual = family in USUAL and (USUAL.index(family) + h + m) % 10 == 0
                 marks = () if usual else (pytest.mark.slow,)
                 found.append(pytest.param(family, head, method, marks=marks, id=f"{family}-{head}-{method}"))

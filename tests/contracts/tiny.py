@@ -47,6 +47,7 @@ SMALL = {
     "table": 12,
     "window": 3,
     "context": ROOM,
+    "filters": 64,
 }
 """The recipes' settings, small. What a size leaves empty (no groups, no window) stays empty."""
 
@@ -209,8 +210,8 @@ CASES: dict[str, Model] = {
 }
 ENCODERS = [name for name, spec in CASES.items() if spec.decoder is None]
 DECODERS = [name for name, spec in CASES.items() if spec.encoder is None]
-RECURRENT = [name for name, spec in CASES.items() if isinstance(spec.decoder, Recurrent)]
-"""Decoders without attention: laws about masks and attention weights do not apply, they are refused."""
+RECURRENT = [name for name, spec in CASES.items() if spec.is_recurrent]
+"""Models without attention: laws about masks and attention weights do not apply, they are refused."""
 PAIRS = [name for name, spec in CASES.items() if spec.is_encoder_decoder]
 
 

@@ -21,7 +21,7 @@ METHOD_PRESETS: dict[str, str] = {
     "last-only": "Train only the last block and the head",
     "extra-layers": "Train two new blocks on top of the frozen model, and the head",
     "ulmfit": "Gradual unfreezing, discriminative and slanted triangular learning rates (Howard and Ruder, 2018)",
-    "scalar-mix": "Train a BiLSTM over a scalar mix of all layers of the frozen model, as ELMo (Peters et al., 2018)",
+    "scalar-mix": "Train a BiLSTM over a scalar mix of all layers of the frozen model (Peters et al., 2018)",
     "from-scratch": "Train all weights from random initialization: the same model without pre-training",
 }
 """Further names that `--method` accepts; each stands for settings of a fine-tuning run (`pretune.runs.finetune`)."""

@@ -22,8 +22,8 @@ from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model, Special
 from pretune.nn.positions import LearnedEmbedding
-from pretune.nn.recurrent_stack import Recurrent
 from pretune.nn.stack import Stack
+from pretune.nn.two_stream import TwoStream
 from pretune.text.tokenizer import Tokenizer
 
 ResizeRows = Callable[[Tensor, int], Tensor]
@@ -187,11 +187,11 @@ def add_blocks(model: LanguageModel, blocks: int, *, seed: int = 0) -> LanguageM
     spec = model.spec
     if spec.last_stack.share is not None or spec.shared:
         raise UsageError("a model whose layers share their weights cannot be extended; choose another base model")
-    if isinstance(spec.decoder, Recurrent):
+    if spec.is_recurrent:
         raise UsageError("extra layers are transformer blocks; a recurrent model cannot be extended")
-    if spec.decoder is not None:
+    if isinstance(spec.decoder, Stack):
         spec = replace(spec, decoder=replace(spec.decoder, depth=spec.decoder.depth + blocks))
-    elif spec.encoder is not None:
+    elif isinstance(spec.encoder, Stack | TwoStream):
         spec = replace(spec, encoder=replace(spec.encoder, depth=spec.encoder.depth + blocks))
     new_model = build(spec, seed=seed)
     unexpected_keys = new_model.load_state_dict(

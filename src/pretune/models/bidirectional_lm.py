@@ -20,6 +20,7 @@ from pretune.models.init import initialise, tie
 from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import Model, ModelShape, Params, check_memory
 from pretune.nn.attention_mask import Backend
+from pretune.nn.bidirectional_stack import reverse_index
 from pretune.nn.recurrent_stack import Recurrent
 from pretune.nn.stack import Stack
 
@@ -145,10 +146,7 @@ def reverse_sequences(batch: Batch) -> tuple[Batch, Tensor]:
     """
     if batch.prefix is not None:
         raise UsageError("a batch with prefixes cannot be reversed")
-    cell = batch.sequence.clamp(min=0)
-    ends = batch.offsets[1:].long().index_select(0, cell)
-    identity = torch.arange(batch.tokens.shape[0], device=batch.tokens.device)
-    index = torch.where(batch.sequence >= 0, ends - 1 - batch.positions, identity)
+    index = reverse_index(batch)
     segments = None if batch.segments is None else batch.segments.index_select(0, index)
     return replace(batch, tokens=batch.tokens.index_select(0, index), segments=segments, targets=None), index
 

@@ -67,7 +67,7 @@ def estimate_target_share(spec: Model) -> float:
     """
     if isinstance(spec.encoder, TwoStream):
         return 1 / 6
-    return 1.0 if spec.decoder or spec.head is None else 0.15
+    return 1.0 if spec.decoder or spec.is_recurrent or spec.head is None else 0.15
 
 
 def flops_per_token(
@@ -93,8 +93,10 @@ def flops_per_token(
     if spec.is_encoder_decoder and isinstance(spec.decoder, Stack):
         for block, times in _iterate_blocks(spec.decoder):
             total += times * _count_cross_flops(block, width, source, target)
+    if spec.characters:
+        total += (source + target) * 2 * spec.characters.count_weights(width=spec.table)
     if spec.head:
-        total += targets * (target or source) * 2 * _count_head_weights(spec.head, spec)
+        total += targets * (target or source) * 2 * _count_head_weights(spec.head, spec, training=training)
     if spec.detector:
         total += (target or source) * 2 * spec.detector.count_weights(width=width)
     return (3 if training else 1) * total / (source + target)
@@ -164,7 +166,8 @@ def estimate_cost(spec: Model, tokens: float, device: Device, length: int, targe
 def count_params_by_part(spec: Model) -> dict[str, int]:
     """Return the parameter counts of every part; their sum is `spec.params().total`."""
     width = spec.width
-    counts: Counter[str] = Counter({"token table": spec.vocab * spec.table})
+    characters = spec.characters.params(width=spec.table) if spec.characters else 0
+    counts = Counter({"characters": characters, "token table": 0 if characters else spec.vocab * spec.table})
     for side, stack in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         if stack is None:
             continue
@@ -186,7 +189,8 @@ def count_params_by_part(spec: Model) -> dict[str, int]:
     counts["pair head"] += spec.pair.params(width=width) if spec.pair else 0
     counts["span head"] += spec.span.params(vocab=spec.vocab, width=width, table=spec.table) if spec.span else 0
     counts["detector"] += spec.detector.params(width=width) if spec.detector else 0
-    counts["vocabulary head"] += spec.head.params(vocab=spec.vocab, width=width, table=spec.table) if spec.head else 0
+    if spec.head:
+        counts["vocabulary head"] += spec.head.params(vocab=spec.vocab, width=spec.head_width, table=spec.table)
     return {name: count for name, count in counts.items() if count}
 
 
@@ -257,9 +261,11 @@ def _count_cross_flops(block: AnyBlock, width: int, source: int, target: int) ->
     return 4 * width * head * (heads * target + kv_heads * source) + 4 * heads * head * source * target
 
 
-def _count_head_weights(head: Head, spec: Model) -> int:
-    """Return the weights multiplied per target."""
-    return spec.vocab * spec.table + (spec.width * spec.table if head.transform else 0)
+def _count_head_weights(head: Head, spec: Model, *, training: bool) -> int:
+    """Return the weights multiplied per target, in each direction that the model predicts."""
+    tokens = min(spec.vocab, head.sampling.samples + 1) if head.sampling and training else spec.vocab
+    weights = tokens * spec.table + (spec.head_width * spec.table if head.transform else 0)
+    return weights * (spec.width // spec.head_width)
 
 
 def _count_stack_bytes(spec: Model, stack: AnyStack, sides: tuple[float, float], item: int) -> float:
@@ -271,7 +277,7 @@ def _count_stack_bytes(spec: Model, stack: AnyStack, sides: tuple[float, float],
     per_token += item * stack.embed.factor.width if stack.embed.factor else 0
     if isinstance(stack, Recurrent):
         per_token += stack.embed.get_inner_width(width=width) * item * bool(stack.input_dropout)
-        return target * (per_token + sum(_count_lstm_bytes(stack, width, item)))
+        return (source + target) * (per_token + sum(_count_lstm_bytes(stack, width, item)))
     per_token += (_FP32_BYTES * width if stack.norm else 0) + bool(stack.dropout) * width
     per_source = 0
     is_rotary = stack.position is not None and stack.position.mechanism == "rotation"
@@ -286,11 +292,11 @@ def _count_stack_bytes(spec: Model, stack: AnyStack, sides: tuple[float, float],
 
 def _count_lstm_bytes(stack: Recurrent, width: int, item: int) -> list[int]:
     """Return the bytes that each layer saves per token: its input, gates, cell, hidden state and output, dropout."""
-    inputs = stack.list_widths(width=width)
-    return [
-        item * (inputs[i] + 6 * block.hidden + block.width * (1 + bool(block.projection) + bool(block.dropout)))
-        for i, block in enumerate(stack.blocks)
-    ]
+    sizes = []
+    for block, inputs in zip(stack.blocks, stack.list_widths(width=width), strict=False):
+        outputs = block.width * (1 + bool(block.projection) + bool(block.dropout))
+        sizes.append(item * (inputs + stack.directions * (6 * block.hidden + outputs)))
+    return sizes
 
 
 def _count_block_bytes(block: AnyBlock, width: int, item: int, *, is_rotary: bool) -> int:
@@ -362,15 +368,13 @@ def _count_head_bytes(spec: Model, targets: float, item: int) -> float:
 
 def _count_working_bytes(spec: Model, sides: tuple[float, float], item: int) -> float:
     """Return the working memory of one layer without gradients: about as much as it would save for backward."""
-    if isinstance(spec.decoder, Recurrent):
-        return sides[1] * max(_count_lstm_bytes(spec.decoder, spec.width, item))
-    pairs = zip((spec.encoder, spec.decoder), sides, strict=True)
-    return max(
-        tokens * _count_block_bytes(block, spec.width, item, is_rotary=False)
-        for stack, tokens in pairs
-        if stack is not None
-        for block in stack.blocks
-    )
+    sizes = [0.0]
+    for stack, tokens in zip((spec.encoder, spec.decoder), sides, strict=True):
+        if isinstance(stack, Recurrent):
+            sizes += [tokens * size for size in _count_lstm_bytes(stack, spec.width, item)]
+        elif stack is not None:
+            sizes += [tokens * _count_block_bytes(block, spec.width, item, is_rotary=False) for block in stack.blocks]
+    return max(sizes)
 
 
 def _count_cached_values(spec: Model, source: int, target: int) -> int:

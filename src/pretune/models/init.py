@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from pretune.core.config import Positive, spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention import MultiHeadAttention
+from pretune.nn.characters import HighwayLayer
 from pretune.nn.heads import SpanBoundary, VocabularyHead
 from pretune.nn.layers import FeedForwardLayer
 from pretune.nn.lstm import LSTMLayer
@@ -43,7 +44,7 @@ class FanIn:
     def compute_std(self, owner: nn.Module, name: str, weight: Tensor, depth: int) -> float:
         if name == "tokens":
             return self.factor
-        fan_in = float(weight.shape[1])
+        fan_in = float(weight[0].numel())
         if isinstance(owner, RelativePositions):
             fan_in = owner.width
         if isinstance(owner, MultiHeadAttention) and name == "q":
@@ -60,6 +61,9 @@ class Uniform:
 
 Init = Normal | FanIn | Uniform
 
+
+GATE_BIAS = -2.0
+"""Initial bias of highway gates: the layer starts near the identity (Srivastava et al., 2015)."""
 
 _MATRIX_OWNERS = RelativeAttentionLayer | TwoStreamStack  # modules that own matrices directly
 
@@ -89,7 +93,7 @@ def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
                     bound = 1 / math.sqrt(owner.hidden)
                     parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))
                 elif parameter.dim() < 2:
-                    parameter.zero_()
+                    parameter.fill_(GATE_BIAS if isinstance(owner, HighwayLayer) and name == "gate" else 0.0)
                 elif isinstance(init, Uniform):
                     parameter.copy_(torch.empty(parameter.shape).uniform_(-init.bound, init.bound, generator=generator))
                 else:
@@ -100,7 +104,14 @@ def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
     assert all(
         isinstance(
             module,
-            VocabularyHead | SpanBoundary | nn.LayerNorm | nn.RMSNorm | nn.Linear | nn.Embedding | _MATRIX_OWNERS,
+            VocabularyHead
+            | SpanBoundary
+            | nn.LayerNorm
+            | nn.RMSNorm
+            | nn.Linear
+            | nn.Embedding
+            | nn.Conv1d
+            | _MATRIX_OWNERS,
         )
         for module in model.modules()
         if list(module.parameters(recurse=False))

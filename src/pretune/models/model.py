@@ -1,69 +1,29 @@
 """The language model built from a spec: flat tokens in, states and logits out."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pretune.core import io
-from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss, Output
+from pretune.models.assets import Assets
 from pretune.models.init import initialise
 from pretune.models.spec import Model, ModelShape, check_memory
 from pretune.nn.attention_mask import Backend
+from pretune.nn.bidirectional_stack import BidirectionalRecurrent, BidirectionalRecurrentStack
 from pretune.nn.cache import KVCache, SegmentMemory
+from pretune.nn.characters import CharacterEmbedding, SpellingTable
 from pretune.nn.loss import linear_cross_entropy, sample_tokens
 from pretune.nn.recurrent_stack import Recurrent, RecurrentStack
 from pretune.nn.stack import OutputFlags, StackOutput, TransformerStack
 from pretune.nn.two_stream import TwoStreamStack
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as RawTokenizer
-
-    from pretune.text.tokenizer import Tokenizer
-
-_SHARED_TOKENIZERS: "WeakValueDictionary[tuple[str, str], Tokenizer]" = WeakValueDictionary()
-"""Tokenizers in use, by hash and configuration: models with the same files share one, and its cache of known words."""
-
-
-@dataclass(slots=True)
-class Assets:
-    """Files next to the weights: the tokenizer, and small files that are saved again unchanged."""
-
-    tokenizer: "Tokenizer | RawTokenizer | None" = None  # the raw file, until it is used
-    files: dict[str, bytes] = field(default_factory=dict)
-    modules: dict[str, bytes] = field(default_factory=dict)  # files of sentence-transformers, with their folders
-
-    def load_tokenizer(self) -> "Tokenizer | None":
-        """Return the tokenizer with the roles of its special tokens, built on first use; None where there is none."""
-        from pretune.text.tokenizer import Tokenizer
-        from pretune.text.tokenizer.files import CONFIG_FILE, SPECIAL_TOKENS_FILE
-
-        if self.tokenizer is not None and not isinstance(self.tokenizer, Tokenizer):
-            settings: dict[str, Any] = {}
-            for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):  # the later file wins
-                settings |= self.read_json(name)
-            tokenizer = Tokenizer(self.tokenizer, settings)
-            key = tokenizer.sha256, json.dumps(settings, sort_keys=True, allow_nan=False)
-            self.tokenizer = _SHARED_TOKENIZERS.setdefault(key, tokenizer)
-        return self.tokenizer
-
-    def read_json(self, name: str) -> dict[str, Any]:
-        """Return the content of a JSON file that came with the weights; empty where there is none."""
-        data = self.files.get(name, b"{}")
-        try:
-            content = io.parse_json(data.decode(), CheckpointError, name)
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{name}: not UTF-8 at byte {error.start}") from None
-        if not isinstance(content, dict):
-            raise CheckpointError(f"{name}: expected a JSON object at the top level")
-        return content
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.open_vocabulary import OpenTokenizer, spell_numbers
 
 
 class LanguageModel(nn.Module):
@@ -75,9 +35,15 @@ class LanguageModel(nn.Module):
         self.assets = Assets()
         self.attention_backend: Backend | None = None  # None: chosen per batch
         width, table = spec.width, spec.table
-        self.tokens = nn.Embedding(spec.vocab, table)
+        self.tokens: nn.Embedding | CharacterEmbedding
+        self.tokens = spec.characters.build(width=table) if spec.characters else nn.Embedding(spec.vocab, table)
+        self._spellings: SpellingTable | None = None  # characters of the tokens, if the model reads them
         self.prompt: nn.Module | None = None  # fills the virtual-token slots before each sequence
-        self.encoder = spec.encoder.build(width=width) if spec.encoder else None
+        self.encoder: TransformerStack | TwoStreamStack | BidirectionalRecurrentStack | None = None
+        if isinstance(spec.encoder, BidirectionalRecurrent):
+            self.encoder = spec.encoder.build(width=width, vocab=spec.vocab)
+        elif spec.encoder is not None:
+            self.encoder = spec.encoder.build(width=width)
         shared_stack = self.encoder if spec.shared and isinstance(self.encoder, TransformerStack) else None
         self.decoder: TransformerStack | RecurrentStack | None = None
         if isinstance(spec.decoder, Recurrent):
@@ -87,7 +53,7 @@ class LanguageModel(nn.Module):
         self.pooler = spec.pooler.build(width=width) if spec.pooler else None
         self.pair = spec.pair.build(width=width) if spec.pair else None
         self.detector = spec.detector.build(width=width) if spec.detector else None
-        self.head = spec.head.build(vocab=spec.vocab, width=width, table=table) if spec.head else None
+        self.head = spec.head.build(vocab=spec.vocab, width=spec.head_width, table=table) if spec.head else None
         self.span = spec.span.build(vocab=spec.vocab, width=width, table=table) if spec.span else None
 
     @property
@@ -96,9 +62,9 @@ class LanguageModel(nn.Module):
         return self.spec.shape
 
     @property
-    def tokenizer(self) -> "Tokenizer | None":
+    def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that came with the weights, or None. Calling it on texts gives a batch for the model."""
-        return self.assets.load_tokenizer()
+        return self.assets.load_tokenizer(None if self.spec.characters is None else self.spec.characters.length)
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Iterate over the parameters that require gradients, for an optimizer."""
@@ -173,7 +139,7 @@ class LanguageModel(nn.Module):
         if encoder_output is None:
             return self.decoder(self._embed_input(batch), batch, None, flags=flags, cache=cache), None
         return self.decoder(
-            self._embed_tokens(batch), batch, encoder_output.states, flags=flags, cache=cache
+            self.embed_tokens(batch.tokens), batch, encoder_output.states, flags=flags, cache=cache
         ), encoder_output
 
     def _check_positions(self, batch: Batch) -> None:
@@ -191,26 +157,63 @@ class LanguageModel(nn.Module):
                     )
 
     def logits(self, states: Tensor, batch: Batch | None = None) -> Tensor | None:
-        """Return the vocabulary logits of states `[N, W]`, or those at the batch's targets. None without a head."""
+        """Return the vocabulary logits of states `[N, W]`, or those at the batch's targets. None without a head.
+
+        If the states are those of two directions, these are the logits of the next token.
+        """
         if self.head is None:
             return None
         if batch is not None and batch.targets is not None:
             states = states.index_select(0, batch.targets.index)
-        out: Tensor = self.head(states, self.tokens.weight)
+        out: Tensor = self.head(states[:, : self.spec.head_width], self.tokens.weight)
         return out
 
     def loss(self, states: Tensor, batch: Batch) -> Loss:
-        """Return the summed vocabulary loss at the batch's targets."""
+        """Return the summed vocabulary loss at the batch's targets; of two directions, that of the next token."""
         if self.head is None or batch.targets is None:
             raise UsageError("a vocabulary loss needs a model with a head and a batch with targets")
-        return linear_cross_entropy(*self.get_logit_factors(states, batch.targets.index), batch.targets.labels)
+        factors, labels = self.get_logit_factors(states, batch.targets.index), self.close_labels(batch.targets.labels)
+        if self.head.sampling is not None and self.training and torch.is_grad_enabled():
+            return self.head.sampling.compute_loss(*factors, labels)
+        return linear_cross_entropy(*factors, labels)
 
     def get_logit_factors(self, states: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return rows, matrix and bias whose product are the vocabulary logits of the states, or of some of them."""
         if self.head is None:
             raise UsageError("this model has no vocabulary head")
-        rows = self.head.transform_states(states if index is None else states.index_select(0, index))
+        rows = states if index is None else states.index_select(0, index)
+        rows = self.head.transform_states(rows[:, : self.spec.head_width])
         return rows, self.tokens.weight if self.head.weight is None else self.head.weight, self.head.bias
+
+    def close_labels(self, labels: Tensor) -> Tensor:
+        """Return the labels; if the model reads characters, words outside the vocabulary become unknown ones."""
+        tokenizer = self.tokenizer if self.spec.characters is not None else None
+        if not isinstance(tokenizer, OpenTokenizer) or tokenizer.spellings.unknown is None:
+            return labels
+        return torch.where(labels < tokenizer.vocab, labels, tokenizer.spellings.unknown)
+
+    def compute_directional_states(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return forward and backward states `[N, W / 2]` of a model that reads in both directions."""
+        if not isinstance(self.encoder, BidirectionalRecurrentStack):
+            raise UsageError(f"a model of shape '{self.shape}' has no states of two directions")
+        left, right = self.states(batch).chunk(2, dim=-1)
+        return left, right
+
+    def get_direction(self, *, backward: bool = False) -> "LanguageModel":
+        """Return one direction of a model that reads in both, as a decoder with the same weights.
+
+        The backward one takes reversed sequences, and predicts the previous token.
+        """
+        if not isinstance(self.encoder, BidirectionalRecurrentStack):
+            raise UsageError(f"a model of shape '{self.shape}' has no two directions")
+        assert isinstance(self.spec.encoder, BidirectionalRecurrent)
+        stack = self.spec.encoder.get_one_direction()
+        spec = replace(self.spec, width=self.spec.head_width, encoder=None, decoder=stack, pooler=None, pair=None)
+        model = build_empty(spec)
+        model.tokens, model.head, model.assets = self.tokens, self.head, self.assets
+        model.decoder = self.encoder.get_direction(backward=backward)
+        model.attention_backend = self.attention_backend
+        return model.train(self.training)
 
     def sample(self, states: Tensor, batch: Batch, chance: Tensor) -> Tensor:
         """Sample a token for every target `[M]` from the head's softmax; `chance` `[M]` is in [0, 1)."""
@@ -281,7 +284,7 @@ class LanguageModel(nn.Module):
             raise UsageError("step needs a decoder with a vocabulary head")
         if not tokens.is_cuda and int(cache.lengths.max()) >= cache.capacity:
             raise UsageError(f"the cache is full: its capacity is {cache.capacity} tokens per sequence")
-        states = self.decoder.step(F.embedding(tokens, self.tokens.weight), cache)
+        states = self.decoder.step(self.embed_tokens(tokens), cache)
         out: Tensor = self.head(states, self.tokens.weight)
         return out
 
@@ -292,11 +295,26 @@ class LanguageModel(nn.Module):
 
     def _embed_input(self, batch: Batch) -> Tensor:
         """Return the token embeddings of the first stack's input, with virtual tokens filled in."""
-        rows = self._embed_tokens(batch)
+        rows = self.embed_tokens(batch.tokens)
         return rows if self.prompt is None else self.prompt(rows, batch)
 
-    def _embed_tokens(self, batch: Batch) -> Tensor:
-        return F.embedding(batch.tokens, self.tokens.weight)
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """Return the rows of the token table `[N, table]` for tokens `[N]`, or vectors made from their characters."""
+        if not isinstance(self.tokens, CharacterEmbedding):
+            return F.embedding(tokens, self.tokens.weight)
+        out: Tensor = self.tokens(tokens, self._get_spellings().get(tokens.device))
+        return out
+
+    def _get_spellings(self) -> SpellingTable:
+        """Return the characters of the tokenizer's words; without a tokenizer, token ids are spelled in digits."""
+        assert self.spec.characters is not None
+        tokenizer = self.tokenizer
+        spellings = tokenizer.spellings if isinstance(tokenizer, OpenTokenizer) else None
+        if self._spellings is None or (spellings is not None and self._spellings.spellings is not spellings):
+            self._spellings = SpellingTable(
+                spell_numbers(self.spec.vocab, self.spec.characters.length) if spellings is None else spellings
+            )
+        return self._spellings
 
 
 def build(spec: Model, *, seed: int = 0, device: torch.device | str = "cpu") -> LanguageModel:

@@ -9,7 +9,9 @@ import torch
 from pretune.core.config import Positive, spec
 from pretune.core.errors import ResourceError, UsageError
 from pretune.models.init import Init, Normal
+from pretune.nn.bidirectional_stack import BidirectionalRecurrent
 from pretune.nn.block import Block
+from pretune.nn.characters import CharacterCNN
 from pretune.nn.heads import Detector, Head, PairHead, Pooler, SpanHead
 from pretune.nn.positions import Rotary
 from pretune.nn.recurrent_stack import AnyStack, Recurrent
@@ -56,9 +58,10 @@ class Model:
     family: str
     vocab: Positive[int]
     width: Positive[int]
-    encoder: Stack | TwoStream | None = None
+    encoder: Stack | TwoStream | BidirectionalRecurrent | None = None
     decoder: Stack | Recurrent | None = None
     shared: bool = False
+    characters: CharacterCNN | None = None  # word vectors from characters, instead of a token table
     context: Positive[int] | None = None  # training length, if the positions have no maximum
     head: Head | None = None
     pooler: Pooler | None = None
@@ -77,14 +80,17 @@ class Model:
             raise UsageError("shared weights need an encoder and a decoder with equal depth, sharing and blocks")
         if len({stack.embed.get_table_width(width=self.width) for stack in self.stacks}) > 1:
             raise UsageError("encoder and decoder share the token table: their factors must have the same width")
-        if self.head is not None and self.table != self.width and self.head.transform is None:
-            raise UsageError(f"a head on a token table of width {self.table} needs a transform from width {self.width}")
-        if isinstance(self.decoder, Recurrent):
-            self.decoder.check_width(width=self.width)
-            if self.is_encoder_decoder:
-                raise UsageError("a recurrent decoder has no cross-attention: it cannot follow an encoder")
+        if self.characters is not None and (self.span is not None or (self.head is not None and self.head.tied)):
+            raise UsageError("a model that reads characters has no token table: its head needs tied=False")
+        if self.head is not None and self.table != self.head_width and self.head.transform is None:
+            raise UsageError(
+                f"a head on a token table of width {self.table} needs a transform from width {self.head_width}"
+            )
+        if self.is_recurrent and self.is_encoder_decoder:
+            raise UsageError("a recurrent stack has no cross-attention: it cannot be part of an encoder-decoder")
         for stack in self.stacks:
             if isinstance(stack, Recurrent):
+                stack.check_width(width=self.width)
                 continue
             _, _, head = stack.blocks[0].attention.resolve_shape(width=self.width)
             for position in (stack.position, *(block.attention.rotary for block in stack.blocks)):
@@ -102,6 +108,8 @@ class Model:
         """Shape name, as objectives list it."""
         if isinstance(self.encoder, TwoStream) and not self.is_encoder_decoder:
             return "two-stream"
+        if isinstance(self.encoder, BidirectionalRecurrent):
+            return "two-way"
         return "encoder-decoder" if self.is_encoder_decoder else "encoder" if self.decoder is None else "decoder"
 
     @property
@@ -130,13 +138,22 @@ class Model:
         return self.encoder is not None and self.decoder is not None
 
     @property
+    def is_recurrent(self) -> bool:
+        return any(isinstance(stack, Recurrent) for stack in self.stacks)
+
+    @property
     def depth(self) -> int:
         return max(stack.depth for stack in self.stacks)
 
     @property
     def table(self) -> int:
-        """Width of the token table."""
-        return self.last_stack.embed.get_table_width(width=self.width)
+        """Width of the token table; half of the width if the states are those of two directions."""
+        return self.last_stack.embed.get_table_width(width=self.head_width)
+
+    @property
+    def head_width(self) -> int:
+        """Width of the states that the vocabulary head takes: those of one direction, if there are two."""
+        return self.width // 2 if isinstance(self.encoder, BidirectionalRecurrent) else self.width
 
     @property
     def max_length(self) -> int | None:
@@ -146,13 +163,14 @@ class Model:
 
     def params(self) -> Params:
         """Return exact parameter counts, without building the model."""
-        body = self.vocab * self.table + sum(stack.params(width=self.width) for stack in self.stacks)
+        tokens = self.characters.params(width=self.table) if self.characters else self.vocab * self.table
+        body = tokens + sum(stack.params(width=self.width) for stack in self.stacks)
         if self.shared and isinstance(self.decoder, Stack):
             body -= sum(_count_without_cross(block, self.width) for block in self.decoder.layers)
         body_with_pooler = body + (self.pooler.params(width=self.width) if self.pooler else 0)
         total = body_with_pooler + sum(part.params(width=self.width) for part in (self.pair, self.detector) if part)
         if self.head:
-            total += self.head.params(vocab=self.vocab, width=self.width, table=self.table)
+            total += self.head.params(vocab=self.vocab, width=self.head_width, table=self.table)
         if self.span:
             total += self.span.params(vocab=self.vocab, width=self.width, table=self.table)
         return Params(body=body, body_with_pooler=body_with_pooler, total=total)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pretune.core.config import NonEmpty, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
-from pretune.text.tokenizer.open_vocabulary import PADDING
+from pretune.text.tokenizer.open_vocabulary import PADDING, Characters, Spellings
 
 
 @spec(has_kind=False)
@@ -68,6 +68,8 @@ class CharacterCNN:
 class CharacterEmbedding(nn.Module):
     """Module of a character CNN. `weight` is the table of characters."""
 
+    is_embedding = is_single_part = True  # all of it is one part, the lowest of the model
+
     def __init__(self, spec: CharacterCNN, width: int) -> None:
         super().__init__()
         self.spec = spec
@@ -87,6 +89,11 @@ class CharacterEmbedding(nn.Module):
         Synchronizes with the device: the number of distinct words is a shape.
         """
         words, index = torch.unique(tokens, return_inverse=True)
+        if len(words) and int(words[-1]) >= len(spellings):
+            raise UsageError(
+                f"token id {int(words[-1])} has no spelling: there are {len(spellings)}; encode texts with the model's "
+                "own tokenizer, in the same process"
+            )
         return F.embedding(index, self.encode_words(spellings.index_select(0, words)))
 
     def encode_words(self, characters: Tensor) -> Tensor:
@@ -116,3 +123,25 @@ class HighwayLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return states of the same shape."""
         return torch.lerp(x, F.relu(self.dense(x)).to(x.dtype), torch.sigmoid(self.gate(x)).to(x.dtype))
+
+
+class SpellingTable:
+    """Characters of all token ids on a device; words that a tokenizer adds are copied when they are needed."""
+
+    def __init__(self, spellings: Spellings | Characters) -> None:
+        self.spellings = spellings
+        self._copies: dict[torch.device, tuple[Tensor, int]] = {}  # with room to grow, and the number of rows so far
+
+    def get(self, device: torch.device) -> Tensor:
+        """Return the characters of every id so far `[V, L]`."""
+        table = torch.from_numpy(self.spellings.table if isinstance(self.spellings, Spellings) else self.spellings)
+        if device.type == "cpu":
+            return table
+        rows, count = self._copies.get(device, (table[:0], 0))
+        if len(table) > len(rows):
+            rows = table.new_empty(len(table) + len(table) // 4, table.shape[1], device=device)
+            count = 0
+        if len(table) > count:
+            rows[count : len(table)] = table[count:].to(device)
+            self._copies[device] = rows, len(table)
+        return rows[: len(table)]

@@ -15,6 +15,7 @@ from pretune.core.config import Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.layers import ACTIVATIONS, ActivationName, LayerNorm, Norm
+from pretune.nn.sampled_softmax import SampledSoftmax
 
 
 @spec
@@ -37,6 +38,7 @@ class Head:
     bias: Literal["learned", "fixed"] | None = None  # fixed: a buffer, not trained
     transform: Transform | None = None
     scale: float | None = None  # factor of the states
+    sampling: SampledSoftmax | None = None  # in training, for large vocabularies
 
     def build(self, *, vocab: int, width: int, table: int) -> "VocabularyHead":
         return VocabularyHead(self, vocab, width, table)
@@ -63,7 +65,7 @@ class VocabularyHead(nn.Module):
 
     def __init__(self, spec: Head, vocab: int, width: int, table: int) -> None:
         super().__init__()
-        self.scale = spec.scale
+        self.scale, self.sampling = spec.scale, spec.sampling
         self.transform = TransformLayer(spec.transform, width, table) if spec.transform else None
         self.weight = None if spec.tied else Parameter(torch.empty(vocab, table))
         if spec.bias == "fixed":

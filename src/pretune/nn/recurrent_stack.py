@@ -42,6 +42,8 @@ class Recurrent:
     share: ClassVar[None] = None
     norm: ClassVar[None] = None
 
+    directions: ClassVar[int] = 1  # stacks of these layers
+
     @property
     def depth(self) -> int:
         return len(self.blocks)
@@ -126,7 +128,7 @@ class RecurrentStack(nn.Module):
         cache: KVCache | None = None,
     ) -> StackOutput:
         """Return the states of token embeddings `[N, W]`; the final states of the layers are written to the cache."""
-        _check_inputs(batch, source, flags)
+        check_inputs(batch, source, flags)
         x = self._embed_inputs(x, batch)
         layout = StepLayout.from_batch(batch)
         hidden = [x]
@@ -183,7 +185,7 @@ class RecurrentStack(nn.Module):
         return out if self.residual_dtype is None else out.to(self.residual_dtype)
 
 
-def _check_inputs(batch: Batch, source: Tensor | None, flags: OutputFlags) -> None:
+def check_inputs(batch: Batch, source: Tensor | None, flags: OutputFlags) -> None:
     """Raise `UsageError` for what only attention can do."""
     if flags.attention:
         raise UsageError("a recurrent model has no attention weights; remove attention=True")

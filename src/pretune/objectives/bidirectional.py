@@ -28,6 +28,10 @@ from pretune.objectives.causal import CausalCorruption
 class BidirectionalModel(Protocol):
     """Methods of a model that `bidirectional` calls."""
 
+    @property
+    def shape(self) -> ModelShape:
+        """Return the shape of the model."""
+
     def compute_directional_states(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute the states [N, W] of the left-to-right and of the right-to-left stack."""
 
@@ -49,7 +53,7 @@ class Bidirectional(Objective):
         return {"forward": count, "backward": count}
 
     def loss(self, model: object, batch: Batch) -> Loss:
-        if not isinstance(model, BidirectionalModel):
+        if not isinstance(model, BidirectionalModel) or model.shape != "two-way":
             raise UsageError("bidirectional needs a model of the shape 'two-way' (two stacks)")
         forward, backward = model.compute_directional_states(batch)
         return Loss.from_parts(

@@ -18,7 +18,6 @@ from pretune.core.types import Batch, Loss
 from pretune.data.plan import BatchShape
 from pretune.models.cost import estimate_memory
 from pretune.models.spec import Model
-from pretune.nn.recurrent_stack import Recurrent
 from pretune.training.batch_transfer import PackedBatches
 from pretune.training.config import TrainConfig
 
@@ -157,7 +156,7 @@ def build_cuda_graph(
     """Return a CUDA graph runner for a GPU if the settings allow it and a recorded step fits into memory."""
     if config.cuda_graphs is False or config.activation_checkpointing or config.deterministic:
         return None
-    if isinstance(model.decoder, Recurrent):  # it orders the tokens by time steps on the host, and its kernels are long
+    if model.is_recurrent:  # it orders the tokens by time steps on the host, and its kernels are long
         if config.cuda_graphs:
             log.warn("CUDA graphs disabled: recurrent layers need the lengths of the sequences on the host")
         return None

@@ -16,7 +16,6 @@ from pretune.models.model import LanguageModel
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.layers import FeedForwardLayer
 from pretune.nn.lstm import LSTMLayer
-from pretune.nn.recurrent_stack import RecurrentStack
 from pretune.nn.relative_attention import RelativeAttentionLayer
 
 Target = Literal["q", "k", "v", "out", "up", "gate", "down", "input", "recurrent"]
@@ -111,7 +110,7 @@ def select_targets(owner: nn.Module, targets: Iterable[str]) -> list[str]:
 
 def refuse_recurrent(model: LanguageModel, reason: str) -> None:
     """Raise `UsageError` with a reason if a model is recurrent."""
-    if isinstance(model.decoder, RecurrentStack):
+    if model.spec.is_recurrent:
         raise UsageError(f"{reason}; use LoRA, adapters or BitFit")
 
 

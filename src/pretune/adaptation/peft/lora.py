@@ -31,7 +31,6 @@ from pretune.core.config import Ge, Le, Lt, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
-from pretune.nn.recurrent_stack import RecurrentStack
 
 
 @spec(kind="lora")
@@ -73,7 +72,7 @@ class LoRA(PeftMethod):
 
 def check_dropout(model: LanguageModel, dropout: float) -> None:
     """Raise `UsageError` for dropout in a recurrent model: its products are added to the weights, not to outputs."""
-    if dropout and isinstance(model.decoder, RecurrentStack):
+    if dropout and model.spec.is_recurrent:
         raise UsageError(f"LoRA in a recurrent model has no dropout of its inputs; set dropout to 0, got {dropout:g}")
 
 

@@ -138,7 +138,7 @@ class ReparameterizedPrefix(nn.Module):
 
 def list_stacks(model: LanguageModel) -> "list[tuple[Side, TransformerStack | TwoStreamStack]]":
     """Return a model's stacks in the order of computation."""
-    assert not isinstance(model.decoder, RecurrentStack)
+    assert not isinstance(model.encoder, RecurrentStack) and not isinstance(model.decoder, RecurrentStack)
     stacks: list[tuple[Side, TransformerStack | TwoStreamStack | None]] = [
         ("encoder", model.encoder), ("decoder", model.decoder)
     ]  # fmt: skip

@@ -30,6 +30,7 @@ FAMILIES: "Registry[Family]" = Registry(
         "distilbert": "pretune.models.families.distilbert:distilbert",
         "tinybert": "pretune.models.families.tinybert:tinybert",
         "xlnet": "pretune.models.families.xlnet:xlnet",
+        "elmo": "pretune.models.families.elmo:elmo",
         "gpt": "pretune.models.families.gpt:gpt",
         "gpt2": "pretune.models.families.gpt2:gpt2",
         "gpt3": "pretune.models.families.gpt2:gpt3",

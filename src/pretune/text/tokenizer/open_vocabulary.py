@@ -147,6 +147,10 @@ class OpenTokenizer(Tokenizer):
         is_new = self.vocab <= i < len(self.spellings)
         return self.spellings.new_words[i - self.vocab] if is_new else super().get_token(i)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OpenTokenizer":
+        """Return itself: a copy of a model must know the same words."""
+        return self
+
     def __reduce__(self) -> tuple[Callable[..., Tokenizer], tuple[Any, ...]]:
         spellings = self.spellings
         return _revive, (self.raw.to_str(), self._config, spellings.length, tuple(spellings.new_words))

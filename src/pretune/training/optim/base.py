@@ -96,9 +96,11 @@ def split_parts(model: nn.Module) -> dict[str, list[str]]:
 
     A block is a numbered child of a stack, or a recurrent layer, unless it is inside a module with `is_single_part =
     True` (a task's reader). In a stack, parameters before the first block belong to the embeddings, and those after the
-    last block to that block. Outside of stacks, embedding tables are embeddings and everything else is heads.
+    last block to that block. Outside of stacks, embedding tables, and all of a module with `is_embedding = True`, are
+    embeddings and everything else is heads.
     """
     blocks = _find_blocks(model)
+    embeddings = [path for path, module in model.named_modules() if getattr(module, "is_embedding", False)]
     names_by_part: dict[str, list[str]] = {EMBEDDINGS_PART: [], **{block: [] for block in blocks}, HEADS_PART: []}
     last_blocks: dict[str, str] = {}  # the block met last in each stack
     for name, (owner, _) in _map_owners(model).items():
@@ -113,7 +115,8 @@ def split_parts(model: nn.Module) -> dict[str, list[str]]:
         if stack is not None:
             names_by_part[last_blocks.get(stack, EMBEDDINGS_PART)].append(name)
         else:
-            names_by_part[EMBEDDINGS_PART if isinstance(owner, nn.Embedding) else HEADS_PART].append(name)
+            is_embedding = isinstance(owner, nn.Embedding) or _find_block(name, embeddings) is not None
+            names_by_part[EMBEDDINGS_PART if is_embedding else HEADS_PART].append(name)
     return {part: names for part, names in names_by_part.items() if names}
 
 
