@@ -47,7 +47,7 @@ SLOW_CASES = {
     "tests/text/test_tokenizer_encode.py": "characters words",
     "tests/parity/test_parity.py": (
         "bert-bare bert-untied roberta-bare xlm-roberta electra-wide electra-generator-untied electra-bare "
-        "modernbert modernbert-untied modernbert-bare "
+        "modernbert modernbert-untied modernbert-bare bloom bloom-bare "
         "gpt-bare gpt2-inner gpt2-untied gpt2-bare llama-tied llama-linear mistral-full olmo opt opt-plain "
         "pythia-serial mpt-six-heads t5-deep-decoder t5-untied-scaled t5-bare mt5 mt5-tied bart-odd bart-bare "
         "xlnet-odd xlnet-untied xlnet-bare distilbert-sinusoidal distilbert-bare"
@@ -55,7 +55,7 @@ SLOW_CASES = {
     "tests/parity/test_heads.py": (
         "DistilBert-TokenClassification DistilBert-QuestionAnswering DistilBert-MultipleChoice "
         "modernbert-SequenceClassification modernbert-QuestionAnswering modernbert-MultipleChoice "
-        "modernbert-mean-MultipleChoice"
+        "modernbert-mean-MultipleChoice bloom-TokenClassification bloom-QuestionAnswering"
     ),
 }
 """Parameters whose cases run in `make test-slow` only: each mechanism keeps one in `make test`."""

@@ -22,7 +22,7 @@ FILES = dict(re.findall(rf"^A new file `([^`]+)`{BLOCK}", PAGE, re.DOTALL | re.M
 LINES = dict(re.findall(rf"^In the table of `([^`]+)`{BLOCK}", PAGE, re.DOTALL | re.MULTILINE))
 COMMANDS = [shlex.split(line) for line in re.findall(r"^pytest .*$", PAGE, re.MULTILINE)]
 CASES = re.findall(r"in `(PERFECT|WRONG)`[^`]*(?:`[^`]+`)?:\n\n```python\n(.*?)```", PAGE, re.DOTALL)
-NAMES = ("bloom", "stretch_masked", "rescale", "tickets", "balanced")
+NAMES = ("starcoder", "stretch_masked", "rescale", "tickets", "balanced")
 QUICK = [command for command in COMMANDS if "tests/contracts/test_methods_with_heads.py" not in command]
 """Without what takes long: every head, and every kind of model on a task."""
 

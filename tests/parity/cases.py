@@ -92,6 +92,7 @@ NEOX = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+BLOOM = {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 3, "n_head": 4}
 MPT = {"vocab_size": VOCAB, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 48}
 T5 = {
     "vocab_size": VOCAB,
@@ -208,6 +209,10 @@ CASES = [
     case("mpt", tf.MptForCausalLM, tf.MptConfig, MPT),
     case("mpt-six-heads", tf.MptForCausalLM, tf.MptConfig, MPT, n_heads=6, d_model=36,
          attn_config={"clip_qkv": 0.1, "softmax_scale": 0.3}),
+    case("bloom", tf.BloomForCausalLM, tf.BloomConfig, BLOOM),
+    case("bloom-six-heads", tf.BloomForCausalLM, tf.BloomConfig, BLOOM, n_head=6, hidden_size=36,
+         layer_norm_epsilon=1e-4, tie_word_embeddings=False),
+    case("bloom-bare", tf.BloomModel, tf.BloomConfig, BLOOM),
     case("t5", tf.T5ForConditionalGeneration, tf.T5Config, T5),
     case("t5-deep-decoder", tf.T5ForConditionalGeneration, tf.T5Config, T5, num_decoder_layers=2, num_layers=4),
     case("t5v1.1", tf.T5ForConditionalGeneration, tf.T5Config, T5,

@@ -25,6 +25,7 @@ from pretune.data.sequences import Sequences
 from pretune.models.hf.weights import HEAD_KEY
 from tests.parity.cases import (
     BART,
+    BLOOM,
     DISTILBERT,
     ELECTRA,
     ENCODER,
@@ -72,6 +73,8 @@ CASES = [
     *(case(f"pythia-{form}", getattr(tf, f"GPTNeoXFor{form}"), tf.GPTNeoXConfig, NEOX, pad_token_id=0)
       for form in FORMS[:3]),
     *(case(f"mpt-{form}", getattr(tf, f"MptFor{form}"), tf.MptConfig, MPT, pad_token_id=0) for form in FORMS[:3]),
+    *(case(f"bloom-{form}", getattr(tf, f"BloomFor{form}"), tf.BloomConfig, BLOOM, pad_token_id=0)
+      for form in FORMS[:3]),
     *(case(f"opt-{form}", getattr(tf, f"OPTFor{form}"), tf.OPTConfig, OPT) for form in (FORMS[0], FORMS[2])),
     case("gpt", tf.OpenAIGPTForSequenceClassification, tf.OpenAIGPTConfig, GPT_),
     case("olmo", tf.OlmoForSequenceClassification, tf.OlmoConfig, LLAMA),

@@ -20,6 +20,7 @@ import pretune as pt
 from tests.faults.strangers import change_tensors
 from tests.parity.cases import (
     BART,
+    BLOOM,
     DISTILBERT,
     ENCODER,
     GPT,
@@ -91,6 +92,8 @@ CASES = [
                            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}),
      ("rope_parameters", "layer_types"),
      {"global_rope_theta": 500.0, "local_rope_theta": 50.0, "global_attn_every_n_layers": 2}),
+    (case("bloom-released", tf.BloomForCausalLM, tf.BloomConfig, BLOOM), ("hidden_size", "n_head"),
+     {"n_embed": 32, "num_attention_heads": 4, "seq_length": 2048, "offset_alibi": 100, "skip_bias_add": True}),
     (case("gpt2-aliases", tf.GPT2LMHeadModel, tf.GPT2Config, GPT),
      ("n_embd", "n_layer", "n_head", "n_positions", "n_inner"),
      {"hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 48, "n_ctx": 48}),

@@ -138,6 +138,15 @@ MPT = {
     "resid_pdrop": 0, "tokenizer_name": "EleutherAI/gpt-neox-20b", "torch_dtype": "bfloat16", "use_cache": False,
     "verbose": 0, "vocab_size": 50432,
 }  # fmt: skip
+BLOOM = {
+    "apply_residual_connection_post_layernorm": False, "architectures": ["BloomForCausalLM"],
+    "attention_dropout": 0.0, "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_dropout": 0.0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+    "masked_softmax_fusion": True, "model_type": "bloom", "n_embed": 1024, "n_inner": None, "n_layer": 24,
+    "num_attention_heads": 16, "offset_alibi": 100, "pad_token_id": 3, "pretraining_tp": 1, "seq_length": 2048,
+    "skip_bias_add": True, "skip_bias_add_qkv": False, "slow_but_exact": False, "transformers_version": "4.20.0",
+    "unk_token_id": 0, "use_cache": True, "vocab_size": 250880,
+}  # fmt: skip
 T5 = {
     "architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64, "d_model": 512,
     "decoder_start_token_id": 0, "dropout_rate": 0.1, "eos_token_id": 1, "initializer_factor": 1.0,
@@ -265,6 +274,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
     ),
     "pythia-70m": (NEOX, resolve("pythia-70m")),
     "mpt-7b": (MPT, resolve("mpt-7b")),
+    "bloom-560m": (BLOOM, resolve("bloom-560m")),
     "t5-small": (T5, resolve("t5-small")),
     "t5-small, early": ({**T5, "architectures": ["T5WithLMHeadModel"]}, resolve("t5-small")),
     "t5-v1_1-small": (T511, resolve("t5v1.1-small")),
@@ -401,7 +411,7 @@ def test_every_key_is_tried_above(model_type: str) -> None:
     """So that a key added to a family is tested by being listed: each is written, or is one of these."""
     others = {
         "rope_scaling", "rope_theta", "partial_rotary_factor", "rotary_emb_base", "rotary_pct",  # spellings
-        "global_rope_theta", "local_rope_theta", "global_attn_every_n_layers",
+        "global_rope_theta", "local_rope_theta", "global_attn_every_n_layers", "n_embed",
         "is_gated_act", "dense_act_fn",  # derived
     }  # fmt: skip
     for entry in layout_of(model_type).entries:
@@ -449,6 +459,8 @@ def test_fixed_keys(model_type: str) -> None:
         ({**ROBERTA, "pad_token_id": 0}, "'pad_token_id' = 0.*1"),
         ({**DISTILBERT, "hidden_size": 7}, "'dim' = 768.*'hidden_size' = 7"),
         ({**DISTILBERT, "n_heads": 5}, "'dim', 'n_heads'.*5.*768"),
+        ({**BLOOM, "hidden_size": 512}, "'hidden_size' = 512 and 'n_embed' = 1024"),
+        ({**BLOOM, "apply_residual_connection_post_layernorm": True}, "'apply_res.*' = true.*false"),
         ({**MODERNBERT, "num_hidden_layers": 10**6}, r"'num_hidden_layers'.*\b10,000\b.*\b1000000\b"),
         ({**MODERNBERT, "layer_types": ["full_attention"] * 21}, "'layer_types'.*22 times"),
         ({**MODERNBERT, "rope_parameters": {"rope_theta": 5.0}}, "'rope_parameters' = 'rope_theta'.*'full_attention'"),
