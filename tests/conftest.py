@@ -37,7 +37,7 @@ SLOW_CASES = {
     "tests/contracts/test_families.py": (
         "xlm-roberta-base babyberta-base miniberta-base electra-small gpt3-125m llama-7b llama2-7b llama2-70b "
         "llama3-1b olmo-1b opt-125m mt5-base t5-table-enc-dec t5-table-enc-dec-shared t5-table-enc-dec-half "
-        "t5-table-lm mbart-large made-shared-layers distilbert-base tinybert-4 elmo-original"
+        "t5-table-lm mbart-large made-shared-layers distilbert-base tinybert-4 elmo-original albert-base-v1"
     ),
     "tests/contracts/test_objectives.py": (
         "bpe characters words masked-words masked-static-40 next_sentence-words sentence_order-spans "
@@ -47,6 +47,7 @@ SLOW_CASES = {
     "tests/text/test_tokenizer_encode.py": "characters words",
     "tests/parity/test_parity.py": (
         "bert-bare bert-untied roberta-bare xlm-roberta electra-wide electra-generator-untied electra-bare "
+        "albert-pretraining albert-unshared albert-untied albert-bare "
         "modernbert modernbert-untied modernbert-bare bloom bloom-bare "
         "gpt-bare gpt2-inner gpt2-untied gpt2-bare llama-tied llama-linear mistral-full olmo opt opt-plain "
         "pythia-serial mpt-six-heads t5-deep-decoder t5-untied-scaled t5-bare mt5 mt5-tied bart-odd bart-bare "
@@ -55,6 +56,7 @@ SLOW_CASES = {
     "tests/parity/test_heads.py": (
         "DistilBert-TokenClassification DistilBert-QuestionAnswering DistilBert-MultipleChoice "
         "modernbert-SequenceClassification modernbert-QuestionAnswering modernbert-MultipleChoice "
+        "Albert-TokenClassification Albert-QuestionAnswering Albert-MultipleChoice "
         "modernbert-mean-MultipleChoice bloom-TokenClassification bloom-QuestionAnswering"
     ),
 }

@@ -46,7 +46,7 @@ from pretune.objectives.noise import (
 from pretune.objectives.replaced_token import ReplacedToken
 from pretune.objectives.sentence_order import SentenceOrder
 from pretune.objectives.span_corruption import SpanCorruption
-from pretune.objectives.span_masked import Boundary, SpanMaskedLM
+from pretune.objectives.span_masked import Boundary, NGram, SpanMaskedLM
 from pretune.objectives.supervised import SupervisedSeq2seq
 from pretune.text.styles import KINDS, STYLES
 from pretune.text.template import TEXT_B
@@ -59,6 +59,7 @@ VARIANTS: dict[str, Objective] = {
     "masked-words": MaskedLM(words=True),
     "masked-static-40": MaskedLM(rate=0.4, copies=3, split=(1.0, 0.0, 0.0)),
     "span_masked-boundary": SpanMaskedLM(boundary=Boundary()),
+    "span_masked-ngram": SpanMaskedLM(spans=NGram(), replace_by="token"),
     "next_sentence-words": NextSentence(masking=MaskedLM(words=True)),
     "sentence_order-spans": SentenceOrder(masking=SpanMaskedLM(boundary=Boundary())),
     "replaced_token-words": ReplacedToken(masking=MaskedLM(rate=0.25, split=(1.0, 0.0, 0.0), words=True), weight=10.0),

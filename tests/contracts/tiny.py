@@ -134,13 +134,14 @@ def _made() -> dict[str, Model]:
             ),
             head=Head(bias="learned", transform=Transform(activation="gelu", norm=layer)),
         ),
-        "made-shared-decoder": Model(  # two layers for four, all three norm slots, stretched rotary in one of them
+        "made-shared-decoder": Model(  # two layers in turn, all three norm slots, stretched rotary in one of them
             family="made",
             vocab=VOCAB,
             width=32,
             decoder=Stack(
                 depth=4,
                 share=2,
+                group_size=2,
                 causal=True,
                 position=Rotary(scaling=LinearScaling(factor=2.0), fraction=0.5),
                 blocks=(

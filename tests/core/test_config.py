@@ -16,6 +16,7 @@ from pretune.core.config import (
     Gt,
     Le,
     Lt,
+    NewField,
     NonEmpty,
     NonNegative,
     Positive,
@@ -547,6 +548,29 @@ def test_a_ranged_number_is_finite(number: Any) -> None:
 def test_values_in_their_range_are_accepted() -> None:
     value = Ranged(rate=1, count=3, sizes=(0,), pair=(1.0, -1.0), names=("b",))
     assert from_dict(Ranged, to_dict(value)) == value
+
+
+def test_an_added_field_leaves_hashes_of_older_files() -> None:
+    @spec
+    class Inner:
+        width: int = 3
+        size: Annotated[Positive[int], NewField()] = 1
+
+    @spec
+    class Tree:
+        parts: tuple[Inner, ...] = (Inner(),)
+        mode: Annotated[Literal["a", "b"], NewField()] = "a"
+
+    value = Tree()
+    inner = {"kind": "inner", "width": 3}
+    assert to_dict(value, for_hash=True) == {"kind": "tree", "parts": [inner]}
+    assert to_dict(value) == {"kind": "tree", "parts": [{**inner, "size": 1}], "mode": "a"}
+    changed = replace(value, {"mode": "b", "parts.0.size": "2"})
+    assert to_dict(changed, for_hash=True) == to_dict(changed)
+    for tree in (to_dict(value, for_hash=True), to_dict(value)):
+        assert from_dict(Tree, tree) == value
+    with pytest.raises(UsageError, match=r"^Inner\.size must be > 0"):
+        Inner(size=0)
 
 
 def test_a_constraint_of_one_spec() -> None:

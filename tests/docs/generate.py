@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.cli.app import VERBS, main
@@ -159,18 +160,30 @@ def describe_training() -> str:
     return format_table(header, (describe_paper(name, paper) for name, paper in papers if paper is not None))
 
 
+OPTIMIZER_NAMES = {"adam_w": "AdamW", "adafactor": "Adafactor", "lamb": "LAMB"}
+
+
+def describe_objective(objective: Mapping[str, Any]) -> str:
+    """Kind and settings; a part with a kind of its own stands in parentheses."""
+    settings = (
+        f"{key} ({describe_objective(value)})" if isinstance(value, Mapping) else f"{key} {value}"
+        for key, value in objective.items()
+        if key != "kind"
+    )
+    return f"`{objective['kind']}` {', '.join(settings)}".rstrip()
+
+
 def describe_paper(name: str, paper: PaperDefaults) -> tuple[str, ...]:
-    settings = ", ".join(f"{key} {value}" for key, value in paper.objective.items() if key != "kind")
-    optimizer = "Adafactor"
-    if paper.optimizer["kind"] == "adam_w":
+    optimizer = OPTIMIZER_NAMES.get(paper.optimizer["kind"], paper.optimizer["kind"].upper())
+    if "betas" in paper.optimizer:
         first, second = paper.optimizer["betas"]
-        optimizer = f"AdamW {first:g}, {second:g}; {paper.optimizer['weight_decay']:g}"
+        optimizer = f"{optimizer} {first:g}, {second:g}; {paper.optimizer['weight_decay']:g}"
     schedule = dict(paper.schedule)
     kind = schedule.pop("kind").replace("_", " ")
     tokenizer, style, size = paper.tokenizer
     return (
         name,
-        f"`{paper.objective['kind']}` {settings}".rstrip(),
+        describe_objective(paper.objective),
         paper.samples,
         ", ".join(map(str, paper.lengths)),
         f"{paper.batch_tokens:,}",

@@ -142,14 +142,20 @@ class TestFlops:
         if window is None or window >= length:
             assert actual == (length / 2 if causal else length)
 
-    @given(depth=st.integers(1, 40), share=st.integers(1, 40) | st.none(), kinds=st.integers(1, 4))
-    def test_every_layer_is_counted_once(self, depth: int, share: int | None, kinds: int) -> None:
+    @given(
+        depth=st.integers(1, 40),
+        share=st.integers(1, 40) | st.none(),
+        kinds=st.integers(1, 4),
+        size=st.integers(1, 3),
+    )
+    def test_every_layer_is_counted_once(self, depth: int, share: int | None, kinds: int, size: int) -> None:
         stack = catalog.resolve("bert-tiny").encoder
         assert stack is not None
         block = stack.blocks[0]
         blocks = tuple(replace(block, {"feedforward.hidden": 8 + i}) for i in range(kinds))
         share = None if share is None else min(share, depth)
-        stack = type(stack)(depth=depth, share=share, blocks=blocks)
+        sizes = {"depth": depth * size, "share": share and share * size, "group_size": size}
+        stack = type(stack)(**sizes, blocks=blocks)
         found: Counter[int] = Counter()
         for made, times in cost._iterate_blocks(stack):
             found[made.feedforward.hidden] += times

@@ -198,18 +198,21 @@ def test_one_layer_many_times() -> None:
 
 
 @pytest.mark.parametrize(
-    ("depth", "share", "order"),
+    ("depth", "share", "size", "order"),
     [
-        (4, 2, [0, 0, 1, 1]),
-        (5, 2, [0, 0, 0, 1, 1]),
-        (6, 3, [0, 0, 1, 1, 2, 2]),
-        (3, 3, [0, 1, 2]),
-        (3, None, [0, 1, 2]),
+        (4, 2, 1, [0, 0, 1, 1]),
+        (5, 2, 1, [0, 0, 0, 1, 1]),
+        (6, 3, 1, [0, 0, 1, 1, 2, 2]),
+        (3, 3, 1, [0, 1, 2]),
+        (3, None, 1, [0, 1, 2]),
+        (4, None, 2, [0, 1, 2, 3]),
+        (6, 2, 2, [0, 1, 0, 1, 0, 1]),
+        (10, 4, 2, [0, 1, 0, 1, 0, 1, 2, 3, 2, 3]),
     ],
 )
 @torch.no_grad()
-def test_groups_of_layers(depth: int, share: int | None, order: list[int]) -> None:
-    spec = Stack(depth=depth, share=share, blocks=(block(),))
+def test_groups_of_layers(depth: int, share: int | None, size: int, order: list[int]) -> None:
+    spec = Stack(depth=depth, share=share, group_size=size, blocks=(block(),))
     stack, x = made(spec), rows(BATCH)
     assert [layer is stack[i] for layer, i in zip(stack, order, strict=True)] == [True] * depth
     own, expected = stack.build_contexts(BATCH, torch.float32, OutputFlags())[None, None], x
@@ -217,6 +220,12 @@ def test_groups_of_layers(depth: int, share: int | None, order: list[int]) -> No
         expected = stack[i](expected, own)[0]
     close(stack(x, BATCH).states, expected)
     assert sum(p.numel() for p in stack.parameters()) == spec.params(width=WIDTH)
+
+
+@pytest.mark.parametrize(("depth", "share"), [(5, 2), (6, 3), (3, None)])
+def test_groups_must_be_whole(depth: int, share: int | None) -> None:
+    with pytest.raises(UsageError, match="multiples of group_size 2"):
+        Stack(depth=depth, share=share, group_size=2, blocks=(block(),))
 
 
 @torch.no_grad()

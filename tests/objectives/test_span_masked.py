@@ -22,7 +22,7 @@ from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.nn.heads import SpanHead
 from pretune.objectives.segment_sampling import WordSpans
-from pretune.objectives.span_masked import Boundary, Geometric, SpanMaskedLM, cut_runs, find_span_edges
+from pretune.objectives.span_masked import Boundary, Geometric, NGram, SpanMaskedLM, cut_runs, find_span_edges
 from tests.contracts.tiny import rough
 from tests.objectives.texts import MASK, VOCABULARY, text
 
@@ -48,6 +48,13 @@ def test_lengths_are_geometric_and_never_above_ten() -> None:
     found = np.bincount(drawn, minlength=11)[1:] / 200_000
     assert np.abs(found - odds / odds.sum()).max() < 4 * np.sqrt(0.22 * 0.78 / 200_000)
     assert abs(drawn.mean() - 3.797) < 4 * drawn.std() / np.sqrt(200_000)  # the paper's 3.8
+
+
+def test_short_n_grams_are_more_likely() -> None:
+    drawn = NGram().draw(np.random.default_rng(0).integers(0, 2**64, 200_000, dtype=np.uint64))
+    found = np.bincount(drawn, minlength=5)[1:] / 200_000
+    expected = np.array([6, 3, 2, 0]) / 11  # 1, 1/2 and 1/3 over their sum
+    assert np.abs(found - expected).max() < 4 * np.sqrt(0.25 / 200_000)
 
 
 def test_all_words_are_cut_into_runs() -> None:
@@ -103,6 +110,23 @@ def test_statistics() -> None:
         assert abs((shown == kind).mean() - share) < 3 * deviation, kind
     for place in (1, 2, 100, 511, 512):  # every word is as likely to be hidden, but for those at the ends
         assert abs(chosen.reshape(300, -1)[:, place].mean() - 0.15) < 4 * np.sqrt(0.15 * 0.85 / 300)
+
+
+def test_n_grams_are_replaced_token_by_token() -> None:
+    """ALBERT's shares hold for tokens, and a span may be shown in several ways."""
+    before = text(300, 514)
+    after = corrupt(SpanMaskedLM(spans=NGram(), replace_by="token"), before)
+    assert before.words is not None and after.targets is not None
+    number = np.cumsum(before.words)
+    found = spans(after)
+    assert max(len(np.unique(number[places])) for places in found) == 3
+    chosen = after.targets != IGNORE_INDEX
+    shown, count = after.tokens[chosen], chosen.sum()
+    share = (shown == MASK).mean()
+    assert abs(share - 0.8) < 3 * np.sqrt(0.8 * 0.2 / count)
+    several = [after.tokens[places] == MASK for places in found if len(places) == 2]
+    mixed = np.mean([masked.any() and not masked.all() for masked in several])
+    assert abs(mixed - 2 * 0.8 * 0.2) < 3 * np.sqrt(0.32 * 0.68 / len(several))
 
 
 def _kind(shown: np.ndarray, was: np.ndarray) -> str:
@@ -214,3 +238,6 @@ def test_settings() -> None:
             Geometric(**{name: value})
     harder = SpanMaskedLM(rate=0.5, copies=2, spans=Geometric(max_length=3), boundary=Boundary())
     assert harder.to_evaluation() == SpanMaskedLM(spans=Geometric(max_length=3), boundary=Boundary())
+    albert = SpanMaskedLM(rate=0.3, spans=NGram(), replace_by="token")
+    assert albert.to_evaluation() == replace(albert, rate=0.15)
+    assert from_dict(SpanMaskedLM, to_dict(albert)) == albert

@@ -61,6 +61,7 @@ MODERN = {
     "eos_token_id": 2,
 }
 LAYER_TYPES = ["sliding_attention", "sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+ALBERT = ELECTRA
 GPT = {"vocab_size": VOCAB, "n_embd": 36, "n_layer": 3, "n_head": 4, "n_positions": 48}
 LLAMA = {
     "vocab_size": VOCAB,
@@ -168,6 +169,12 @@ CASES = [
     case("electra-generator-untied", tf.ElectraForMaskedLM, tf.ElectraConfig, ELECTRA, tie_word_embeddings=False,
          embedding_size=44, type_vocab_size=3, layer_norm_eps=1e-5),
     case("electra-bare", tf.ElectraModel, tf.ElectraConfig, ELECTRA),
+    case("albert-pretraining", tf.AlbertForPreTraining, tf.AlbertConfig, ALBERT),
+    case("albert-groups", tf.AlbertForMaskedLM, tf.AlbertConfig, ALBERT, num_hidden_layers=5, num_hidden_groups=2,
+         inner_group_num=2, hidden_act="relu", layer_norm_eps=1e-5, type_vocab_size=3),
+    case("albert-unshared", tf.AlbertForPreTraining, tf.AlbertConfig, ALBERT, num_hidden_groups=3, embedding_size=36),
+    case("albert-untied", tf.AlbertForMaskedLM, tf.AlbertConfig, ALBERT, tie_word_embeddings=False, hidden_act="gelu"),
+    case("albert-bare", tf.AlbertModel, tf.AlbertConfig, ALBERT, num_hidden_layers=4, num_hidden_groups=2),
     case("distilbert", tf.DistilBertForMaskedLM, tf.DistilBertConfig, DISTILBERT, activation="gelu_new"),
     case("distilbert-sinusoidal", tf.DistilBertForMaskedLM, tf.DistilBertConfig, DISTILBERT, sinusoidal_pos_embds=True,
          activation="relu", n_heads=6, tie_word_embeddings=False),

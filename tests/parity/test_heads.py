@@ -24,6 +24,7 @@ from pretune.data.plan import BatchShape
 from pretune.data.sequences import Sequences
 from pretune.models.hf.weights import HEAD_KEY
 from tests.parity.cases import (
+    ALBERT,
     BART,
     BLOOM,
     DISTILBERT,
@@ -53,6 +54,7 @@ FULL: list[tuple[str, type, dict[str, Any], str]] = [
     ("Roberta", tf.RobertaConfig, ROBERTA, ""),
     ("XLMRoberta", tf.XLMRobertaConfig, ROBERTA, ""),
     ("Electra", tf.ElectraConfig, ELECTRA, ""),
+    ("Albert", tf.AlbertConfig, ALBERT, ""),
     ("DistilBert", tf.DistilBertConfig, DISTILBERT, ""),
     ("XLNet", tf.XLNetConfig, XLNET, "Simple"),
 ]

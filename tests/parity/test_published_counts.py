@@ -12,7 +12,18 @@ import transformers as tf
 from pretune.models.catalog import resolve
 from pretune.models.families import FAMILIES
 
+ALBERT: dict[str, dict[str, Any]] = {
+    "base": {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+    "large": {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 24},
+    "xlarge": {"hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": 8192, "num_hidden_layers": 24},
+    "xxlarge": {},
+}
 PUBLISHED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    **{
+        f"albert-{size}{version}": (tf.AlbertForPreTraining, tf.AlbertConfig, options)
+        for size, options in ALBERT.items()
+        for version in ("", "-v1")
+    },
     "distilbert-base": (tf.DistilBertForMaskedLM, tf.DistilBertConfig, {}),
     "distilbert-multilingual": (tf.DistilBertForMaskedLM, tf.DistilBertConfig, {"vocab_size": 119547}),
     "tinybert-4": (
@@ -37,5 +48,5 @@ def test_published_counts(name: str) -> None:
 
 
 def test_every_size_of_these_families_is_checked() -> None:
-    families = {name.rpartition("-")[0] for name in PUBLISHED}
+    families = {name.partition("-")[0] for name in PUBLISHED}
     assert set(PUBLISHED) == {f"{family}-{size}" for family in families for size in FAMILIES.get(family).sizes}

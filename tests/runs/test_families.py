@@ -18,6 +18,7 @@ THEIRS = {
     "bert": "AutoModelForPreTraining",
     "roberta": "AutoModelForMaskedLM",
     "electra": "AutoModelForPreTraining",
+    "albert": "AutoModelForPreTraining",
     "distilbert": "AutoModelForMaskedLM",
     "tinybert": "AutoModelForPreTraining",
     "gpt2": "AutoModelForCausalLM",

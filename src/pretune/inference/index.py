@@ -337,7 +337,9 @@ def compute_fingerprint(embedder: Embedder) -> str:
     """Hash the settings, the tokenizer, and a thousand values of every weight."""
     digest = hashlib.sha256(embedder.tokenizer.sha256.encode())
     digest.update(
-        json.dumps([config.to_dict(embedder.encoder.config), embedder.length], sort_keys=True, allow_nan=False).encode()
+        json.dumps(
+            [config.to_dict(embedder.encoder.config, for_hash=True), embedder.length], sort_keys=True, allow_nan=False
+        ).encode()
     )
     for name, weight in sorted(embedder.encoder.named_parameters()):
         values = weight.detach().flatten()

@@ -226,8 +226,9 @@ def _iterate_blocks(stack: AttentionStack) -> Iterator[tuple[AnyBlock, int]]:
         for i, block in enumerate(blocks):
             yield block, len(range(i, stack.depth, len(stack.blocks)))
         return
-    for i, block in enumerate(stack.layers):  # layer j uses the weights of i = j * share // depth
-        yield block, -(-(i + 1) * stack.depth // stack.share) + (-i * stack.depth // stack.share)
+    times = Counter(stack.layer_indices)
+    for i, block in enumerate(stack.layers):
+        yield block, times[i]
 
 
 def _count_stack_flops(stack: AnyStack, width: int, length: int) -> float:

@@ -180,7 +180,7 @@ def _can_share(encoder: AnyStack | None, decoder: AnyStack | None) -> bool:
     """Return True if both have the same blocks, except for the cross-attention."""
     if encoder is None or not isinstance(decoder, Stack):
         return False
-    if (encoder.depth, encoder.share) != (decoder.depth, decoder.share):
+    if encoder.layer_indices != decoder.layer_indices:
         return False
     return encoder.blocks == tuple(replace(block, cross=None) for block in decoder.blocks)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pretune.core.config import Fraction, Ge, Le, NonEmpty, Positive, spec
+from pretune.core.config import Fraction, Ge, Le, NewField, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.attention_mask import (
@@ -31,14 +31,20 @@ MAX_LAYERS = 10**4
 
 @spec
 class Stack:
-    """`depth` layers; the tuple `blocks` is cycled over them. `share`: number of layers with their own weights."""
+    """`depth` layers; the tuple `blocks` is cycled over them.
+
+    `share` is the number of layers with their own weights (Lan et al., 2020). Layers are shared in groups of
+    `group_size`: with depth 6, share 2 and groups of 1 the layers use the weights 0 0 0 1 1 1, with groups of 2 the
+    weights 0 1 0 1 0 1.
+    """
 
     depth: Annotated[int, Ge(1), Le(MAX_LAYERS)]
     blocks: Annotated[tuple[Block, ...], NonEmpty()]
     embed: Embed = Embed()
     position: Position | None = None
     causal: bool = False
-    share: Positive[int] | None = None  # None: every layer; layer i uses the weights of i * share // depth
+    share: Positive[int] | None = None  # None: every layer
+    group_size: Annotated[Positive[int], NewField()] = 1  # consecutive layers that are shared together
     norm: Norm | None = None  # after the last layer
     dropout: Fraction = 0.0  # after the final norm
 
@@ -47,6 +53,8 @@ class Stack:
             raise UsageError(f"share must be <= depth {self.depth}, got {self.share}")
         if self.rotaries and self.position is not None and not isinstance(self.position, Rotary):
             raise UsageError("layers with their own rotary positions need a stack with rotary positions or none")
+        if self.depth % self.group_size or (self.share or self.depth) % self.group_size:
+            raise UsageError(f"depth and share must be multiples of group_size {self.group_size}")
 
     @property
     def layers(self) -> list[Block]:
@@ -56,9 +64,9 @@ class Stack:
     @property
     def layer_indices(self) -> list[int]:
         """Index into `layers` for each of the `depth` layers."""
-        return (
-            list(range(self.depth)) if self.share is None else [i * self.share // self.depth for i in range(self.depth)]
-        )
+        size = self.group_size
+        groups, rounds = (self.share or self.depth) // size, self.depth // size
+        return [i // size * groups // rounds * size + i % size for i in range(self.depth)]
 
     @property
     def rotaries(self) -> list[Rotary]:

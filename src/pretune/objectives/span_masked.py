@@ -3,6 +3,7 @@
 Paper: Joshi et al. (2020), SpanBERT. A text is split into runs of words with geometric lengths (p 0.2, at most 10: 3.8
 words on average); runs are masked in random order until the rate is reached. As in the released code the last one is
 cut there, even inside a word. Mask, random token or original is decided once per span.
+ALBERT (Lan et al., 2020) masks n-grams of up to three words, and decides per token.
 Input: sentences, documents or pairs. Siblings: `masked` masks tokens or words; `span_corruption` removes spans.
 
     text     An  American  football  game  .          one span of three words
@@ -13,13 +14,13 @@ Input: sentences, documents or pairs. Siblings: `masked` masks tokens or words; 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pretune.core.config import Gt, Le, Lt, Positive, spec
+from pretune.core.config import Gt, Le, Lt, NewField, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.sampling import Counters, to_uniform
@@ -36,6 +37,7 @@ from pretune.objectives.base import (
 from pretune.objectives.masked import MaskReplacement, ReplacementShares
 from pretune.objectives.segment_sampling import (
     Bits,
+    Floats,
     WordSpans,
     draw_bits_at,
     exclusive_cumsum,
@@ -98,17 +100,34 @@ class Geometric:
 
     def draw(self, bits: Bits) -> Ints:
         """Return one length per random number."""
-        odds = np.cumsum((1 - self.p) ** np.arange(self.max_length))
-        return np.searchsorted(odds[:-1] / odds[-1], to_uniform(bits), side="right") + 1
+        return draw_lengths((1 - self.p) ** np.arange(self.max_length), bits)
+
+
+@spec(kind="ngram")
+class NGram:
+    """Spans of up to `max_length` words: n words with a probability proportional to 1 / n (Lan et al., 2020)."""
+
+    max_length: Positive[int] = 3
+
+    def draw(self, bits: Bits) -> Ints:
+        """Return one length per random number."""
+        return draw_lengths(1 / np.arange(1, self.max_length + 1), bits)
+
+
+def draw_lengths(odds: Floats, bits: Bits) -> Ints:
+    """Return one length per random number, from 1 on, with these odds."""
+    sums = np.cumsum(odds)
+    return np.searchsorted(sums[:-1] / sums[-1], to_uniform(bits), side="right") + 1
 
 
 @spec(kind="span_masked")
 class SpanMaskedLM(Objective):
-    """Masked spans of words, optionally with the span boundary objective (SpanBERT)."""
+    """Masked spans of words, optionally with the span boundary objective (SpanBERT, ALBERT)."""
 
     rate: Annotated[float, Gt(0), Le(1)] = 0.15
-    split: ReplacementShares = (0.8, 0.1, 0.1)  # of the spans: masked, replaced by random tokens, kept
-    spans: Geometric = Geometric()
+    split: ReplacementShares = (0.8, 0.1, 0.1)  # of the spans or tokens: masked, replaced by random tokens, kept
+    replace_by: Annotated[Literal["span", "token"], NewField()] = "span"  # unit of `split`
+    spans: Geometric | NGram = Geometric()
     boundary: Boundary | None = None  # needs a model with a span head
     copies: Positive[int] | None = None
 
@@ -156,7 +175,9 @@ class SpanMaskedCorruption(BaseCorruption):
         blanks = np.full(len(tokens), -1)
         targets[positions] = tokens[positions]
         blanks[positions] = np.repeat(spread(np.zeros_like(spans.sizes), spans.sizes), spans.length)
-        kinds = np.repeat(draw_bits_at(rng, 3, sequences, spans.start), spans.length)
+        kinds = None
+        if self.objective.replace_by == "span":
+            kinds = np.repeat(draw_bits_at(rng, 3, sequences, spans.start), spans.length)
         tokens[positions] = self.replacement.replace_tokens(
             tokens[positions], draw_bits_at(rng, 4, sequences, positions), kinds
         )

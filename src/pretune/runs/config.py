@@ -109,9 +109,10 @@ class RunConfig:
 
     def sha256(self) -> str:
         """Return a hash of all settings that the weights depend on."""
+        parts = {name: specs.to_dict(getattr(self, name), for_hash=True) for name in self.list_sections()}
         tree = {
             name: {key: value for key, value in part.items() if not self._is_mutable(f"{name}.{key}")}
-            for name, part in self.to_dict().items()
+            for name, part in parts.items()
         }
         return hashlib.sha256(json.dumps(tree, sort_keys=True, allow_nan=False).encode()).hexdigest()
 

@@ -50,6 +50,15 @@ ELECTRA = {
     "intermediate_size": 1024, "model_type": "electra", "num_attention_heads": 4, "summary_activation": "gelu",
     "summary_last_dropout": 0.1, "summary_type": "first", "summary_use_proj": True,
 }  # fmt: skip
+ALBERT = {
+    "architectures": ["AlbertForMaskedLM"], "attention_probs_dropout_prob": 0, "bos_token_id": 2,
+    "classifier_dropout_prob": 0.1, "down_scale_factor": 1, "embedding_size": 128, "eos_token_id": 3, "gap_size": 0,
+    "hidden_act": "gelu_new", "hidden_dropout_prob": 0, "hidden_size": 768, "initializer_range": 0.02,
+    "inner_group_num": 1, "intermediate_size": 3072, "layer_norm_eps": 1e-12, "layers_to_keep": [],
+    "max_position_embeddings": 512, "model_type": "albert", "net_structure_type": 0, "num_attention_heads": 12,
+    "num_hidden_groups": 1, "num_hidden_layers": 12, "num_memory_blocks": 0, "pad_token_id": 0,
+    "type_vocab_size": 2, "vocab_size": 30000,
+}  # fmt: skip
 DISTILBERT = {
     "activation": "gelu", "architectures": ["DistilBertForMaskedLM"], "attention_dropout": 0.1, "dim": 768,
     "dropout": 0.1, "hidden_dim": 3072, "initializer_range": 0.02, "max_position_embeddings": 512,
@@ -220,6 +229,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
     ),
     "electra-base-generator": (
         {**ELECTRA, "architectures": ["ElectraForMaskedLM"], "embedding_size": 768}, resolve("electra-base-generator"),
+    ),
+    "albert-base-v2": (ALBERT, resolve("albert-base")),
+    "albert-xlarge-v1": (
+        {
+            **ALBERT, "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+            "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_hidden_layers": 24,
+        },
+        resolve("albert-xlarge-v1"),
     ),
     "distilbert-base-uncased": (DISTILBERT, resolve("distilbert-base")),
     "distilbert-base-multilingual-cased": ({**DISTILBERT, "output_past": True, "vocab_size": 119547},
@@ -457,6 +474,10 @@ def test_fixed_keys(model_type: str) -> None:
         ({**MPT, "attn_config": {"rope": True}}, "'attn_config.rope'"),
         ({**MPT, "attn_config": 7}, "'attn_config' = 7"),
         ({**ROBERTA, "pad_token_id": 0}, "'pad_token_id' = 0.*1"),
+        ({**ALBERT, "num_hidden_groups": 13}, "'num_hidden_groups' = 13.*'num_hidden_layers' = 12"),
+        ({**ALBERT, "num_hidden_groups": 14, "num_hidden_layers": 18}, "'num_hidden_groups' = 14.*layer 9 .*rounding"),
+        ({**ALBERT, "inner_group_num": 0}, "'inner_group_num' = 0"),
+        ({**ALBERT, "net_structure_type": 1}, "'net_structure_type' = 1.*0"),
         ({**DISTILBERT, "hidden_size": 7}, "'dim' = 768.*'hidden_size' = 7"),
         ({**DISTILBERT, "n_heads": 5}, "'dim', 'n_heads'.*5.*768"),
         ({**BLOOM, "hidden_size": 512}, "'hidden_size' = 512 and 'n_embed' = 1024"),

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 import pretune as pt
+from pretune.core import config
 from pretune.core.errors import CheckpointError
+from pretune.models.model import build
 from tests.contracts.tiny import model_of
 from tests.faults.strangers import WEIGHTS, change_config, change_tensors, directory
 
@@ -233,6 +235,20 @@ def test_the_bias_that_is_computed_with(tmp_path: Path) -> None:
 def test_buffers_of_old_releases(name: str, buffer: str, value: Tensor, tmp_path: Path) -> None:
     folder = change_tensors(directory(tmp_path / "m", name), lambda tensors: {**tensors, buffer: value})
     assert pt.load(folder).spec == model_of(name).spec
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [(1, "albert_layer_groups.1.*is not part of this model"), (4, "albert_layer_groups.2.*is missing"), (5, "at most")],
+)
+def test_groups_of_layers_that_are_not_there(groups: int, message: str, tmp_path: Path) -> None:
+    """Two groups of shared layers in the file, another number in the config."""
+    spec = config.replace(model_of("albert-base").spec, {"encoder.depth": 4, "encoder.share": 2})
+    pt.save(build(spec), tmp_path / "m")
+    change_config(tmp_path / "m", num_hidden_groups=groups)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        pt.load(tmp_path / "m")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_bias_that_is_missing_and_zero(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from pretune.core.config.specs import (
     Gt,
     Le,
     Lt,
+    NewField,
     NonEmpty,
     NonNegative,
     Positive,
@@ -34,7 +35,7 @@ from pretune.core.config.specs import (
 )
 
 __all__ = [
-    "Amount", "Constraint", "Count", "Fraction", "Ge", "Gt", "Le", "Lt", "NonEmpty", "NonNegative", "Number",
-    "Positive", "Seed", "check_record", "diff", "from_dict", "get_kind", "list_paths", "parse_assignments",
+    "Amount", "Constraint", "Count", "Fraction", "Ge", "Gt", "Le", "Lt", "NewField", "NonEmpty", "NonNegative",
+    "Number", "Positive", "Seed", "check_record", "diff", "from_dict", "get_kind", "list_paths", "parse_assignments",
     "read_record", "read_records", "read_spec", "replace", "spec", "to_dict",
 ]  # fmt: skip

@@ -145,6 +145,11 @@ class NonEmpty(Constraint):
         return "non-empty"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class NewField:
+    """Mark of a field that is newer than the files of some runs: `size: Annotated[int, NewField()] = 1`."""
+
+
 Positive = Annotated[N, Gt(0)]
 NonNegative = Annotated[N, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
@@ -234,22 +239,30 @@ def is_spec(value: object) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def to_dict(spec: object) -> dict[str, Any]:
-    """Return the plain, JSON-ready form: `kind` first (if the class has one), then every field; tuples become lists."""
+def to_dict(spec: object, *, for_hash: bool = False) -> dict[str, Any]:
+    """Return the plain, JSON-ready form: `kind` first (if the class has one), then every field; tuples become lists.
+
+    `for_hash` leaves out fields marked `NewField` that have their default, so that older files have the same hash.
+    """
     if not is_spec(spec):
         raise TypeError(f"expected a spec, got {type(spec).__name__}")
     tag = {} if type(spec) in _KINDLESS else {KIND: get_kind(spec)}
-    return {**tag, **{name: to_plain(getattr(spec, name)) for name in get_fields(type(spec))}}
+    fields = {
+        name: to_plain(getattr(spec, name), for_hash=for_hash)
+        for name, field in get_fields(type(spec)).items()
+        if not (for_hash and field.is_new and field.default and getattr(spec, name) == field.default())
+    }
+    return {**tag, **fields}
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: Any, *, for_hash: bool = False) -> Any:
     """Return the plain form of a field's value, sharing no mutable data with it."""
     if is_spec(value):
-        return to_dict(value)
+        return to_dict(value, for_hash=for_hash)
     if isinstance(value, Mapping):
-        return {key: to_plain(item) for key, item in value.items()}
+        return {key: to_plain(item, for_hash=for_hash) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [to_plain(item) for item in value]
+        return [to_plain(item, for_hash=for_hash) for item in value]
     return value
 
 
@@ -258,6 +271,11 @@ class Field(NamedTuple):
 
     annotation: Any
     default: Callable[[], Any] | None
+
+    @property
+    def is_new(self) -> bool:
+        """True if the field is marked `NewField`."""
+        return any(isinstance(mark, NewField) for mark in getattr(self.annotation, "__metadata__", ()))
 
 
 _FIELDS: dict[type, dict[str, Field]] = {}

@@ -27,6 +27,7 @@ FAMILIES: "Registry[Family]" = Registry(
         "miniberta": "pretune.models.families.roberta:miniberta",
         "modernbert": "pretune.models.families.modernbert:modernbert",
         "electra": "pretune.models.families.electra:electra",
+        "albert": "pretune.models.families.albert:albert",
         "distilbert": "pretune.models.families.distilbert:distilbert",
         "tinybert": "pretune.models.families.tinybert:tinybert",
         "xlnet": "pretune.models.families.xlnet:xlnet",
