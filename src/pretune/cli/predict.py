@@ -107,7 +107,8 @@ def _read(inputs: str, task: "SavedTask", columns: list[str]) -> Iterator[tuple[
 
 
 def _read_sentences(path: Path, universal: bool) -> Iterator[tuple[str, Any]]:
-    from pretune.tasks.benchmarks.conll import ConllReader, ConlluReader
+    from pretune.tasks.benchmarks.conll import ConllReader
+    from pretune.tasks.benchmarks.universal_dependencies import ConlluReader
 
     form: Any = ConlluReader if universal else ConllReader
     for number, example in enumerate(form(tag=3 if universal else -1, labels=())(path)):

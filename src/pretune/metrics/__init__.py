@@ -47,6 +47,7 @@ METRICS: Registry[Metric] = Registry(
         "tag_accuracy": "pretune.metrics.entities:tag_accuracy",
         "entity_f1": "pretune.metrics.entities:entity_f1",
         "entity_f1_strict": "pretune.metrics.entities:entity_f1_strict",
+        "attachment": "pretune.metrics.parsing:attachment",
         "rouge": "pretune.metrics.generation:rouge",
         "rouge_stemmed": "pretune.metrics.generation:rouge_stemmed",
         "bleu": "pretune.metrics.generation:bleu",
@@ -64,6 +65,7 @@ METRIC_INPUTS: Mapping[str, str] = {
         "groups": ("multirc", "gender_parity"),
         "scores": ("choice_accuracy", "calibration_error"),
         "tags": ("tag_accuracy", "entity_f1", "entity_f1_strict", "multilabel_f1"),
+        "trees": ("attachment",),
         "answers": ("squad", "squad2", "exact_match", "record"),
         "texts": ("rouge", "rouge_stemmed", "bleu", "chrf"),
     }.items()

@@ -146,6 +146,7 @@ def _render_scatter(predictions: Sequence[Facts]) -> Iterator[Markup]:
 
 
 def _render_tags(predictions: Sequence[Facts]) -> Iterator[Markup]:
+    predictions = [{**row, "tags": row.get("tags", row.get("relations", ()))} for row in predictions]
     pairs = [pair for row in predictions for pair in zip(row["gold"], row.get("tags", ()), strict=False)]
     right = sum(gold == tag for gold, tag in pairs)
     yield element("p", f"{right:,} of {format_count(len(pairs), 'tags')} correct.")

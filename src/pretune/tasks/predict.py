@@ -17,7 +17,7 @@ from torch import nn
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import UsageError
 from pretune.data.inference_batches import pack_batches
-from pretune.data.sequences import spread
+from pretune.data.sequences import compute_starts, spread
 from pretune.inference.decode import generate_tokens
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch
 from pretune.inference.text_model import check_outputs, eval_mode
@@ -66,8 +66,13 @@ def compute_logits(
     precision: torch.dtype | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> Floats:
-    """Return `[S, K]`, or with `per_token` `[T, K]`; a batch has about `tokens` tokens."""
+    """Return `[S, K]`, or with `per_token` `[T, K]`; a batch has about `tokens` tokens.
+
+    A head that scores pairs has 1 + L columns per token, for the root and each token of its sequence. Their rows are
+    returned, sequence by sequence: n (1 + n) for n tokens, `[P, K]` in total.
+    """
     sequences = replace(items.sequences, labels=None, targets=None)
+    lengths = sequences.lengths
     device = next(model.parameters()).device
     logits: Floats | None = None
     count_done = 0
@@ -79,13 +84,15 @@ def compute_logits(
             # A layout has more cells than sequences, so as many rows as sequences have no filler.
             has_filler = per_token or len(out) != len(indices)
             values = (out[part.token_positions if per_token else part.cells] if has_filler else out).numpy()
+            rows = lengths  # of each sequence, if it has more than one
+            if values.ndim == 3:
+                rows = lengths * (1 + lengths)
+                token_lengths = np.repeat(lengths[indices], lengths[indices])
+                values = values[np.arange(values.shape[1]) <= token_lengths[:, None]]
             check_outputs(values, "logits")
-            size = len(sequences.tokens) if per_token else len(sequences)
             if logits is None:
-                logits = np.zeros((size, values.shape[1]), dtype=np.float32)
-            position: Any = (
-                spread(sequences.offsets[:-1][indices], sequences.lengths[indices]) if per_token else indices
-            )
+                logits = np.zeros((int(rows.sum()) if per_token else len(sequences), values.shape[1]), np.float32)
+            position: Any = spread(compute_starts(rows)[indices], rows[indices]) if per_token else indices
             logits[position] = values
             count_done += len(indices)
             if on_progress is not None:

@@ -26,6 +26,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "label": ("label", "labels", "class", "category", "sentiment", "target", "gold_label", "score", "stars"),
     "words": ("words", "tokens"),
     "tags": ("tags", "ner_tags", "pos_tags", "labels"),
+    "relations": ("relations", "deprels", "deprel", "tags", "labels"),
     "question": ("question", "query"),
     "passage": ("context", "passage", "document", "text"),
     "answer": ("answer", "answers"),

@@ -18,6 +18,7 @@ HEADS: "Registry[type[TaskHead]]" = Registry(
         "multi_label": "pretune.adaptation.heads.multi_label:MultiLabel",
         "regression": "pretune.adaptation.heads.regression:Regression",
         "tagging": "pretune.adaptation.heads.tagging:Tagging",
+        "dependency": "pretune.adaptation.heads.dependency:Dependency",
         "span": "pretune.adaptation.heads.span:Span",
         "choice": "pretune.adaptation.heads.choice:Choice",
         "generation": "pretune.adaptation.heads.generation:Generation",

@@ -18,7 +18,7 @@ from pretune.data.sequences import Sequences
 from pretune.inference.sentence_modules import read_pooling
 from pretune.models.families import FAMILIES
 from pretune.models.hf.weights import LAST_TOKEN
-from pretune.models.init import initialise
+from pretune.models.init import Init, initialise
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.nn.heads import PoolingConfig, Transform, TransformLayer, pool_states
@@ -148,11 +148,11 @@ def use_stored_pooling(head: Head, model: LanguageModel) -> Head:
     return replace(head, pooling=pooling)  # type: ignore[type-var]
 
 
-def init_head(model: LanguageModel, head: nn.Module, seed: int) -> nn.Module:
+def init_head(model: LanguageModel, head: nn.Module, seed: int, *, init: Init | None = None) -> nn.Module:
     """Initialize a head that was built on the meta device, like the body, and move it to the body's device."""
     like = model.tokens.weight
     head = head.to_empty(device="cpu")
-    initialise(head, model.spec.init, model.spec.depth, seed)
+    initialise(head, init or model.spec.init, model.spec.depth, seed)
     return head.to(like.device, like.dtype)
 
 

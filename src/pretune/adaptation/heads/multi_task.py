@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.dependency import Dependency
 from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.multi_label import MultiLabel
 from pretune.adaptation.heads.regression import Regression
@@ -22,7 +23,7 @@ from pretune.core.types import Batch, Loss
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 
-SingleHead = Classification | MultiLabel | Regression | Tagging | Span | Choice | Generation
+SingleHead = Classification | MultiLabel | Regression | Tagging | Dependency | Span | Choice | Generation
 
 
 @dataclass(frozen=True, slots=True)

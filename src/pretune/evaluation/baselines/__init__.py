@@ -28,6 +28,8 @@ BASELINES: "Registry[type[Baseline]]" = Registry(
         "ridge_vectors": "pretune.evaluation.baselines.regression:RidgeVectors",
         "frequent_tag": "pretune.evaluation.baselines.tagging:FrequentTag",
         "window_tags": "pretune.evaluation.baselines.tagging:WindowTags",
+        "adjacent_head": "pretune.evaluation.baselines.dependency:AdjacentHead",
+        "bilstm_parser": "pretune.evaluation.baselines.dependency:BiLSTMParser",
         "frequent_place": "pretune.evaluation.baselines.choice:FrequentPlace",
         "tfidf": "pretune.evaluation.baselines.choice:SimilarWords",
         "choice_vectors": "pretune.evaluation.baselines.choice:SimilarVectors",

@@ -57,9 +57,15 @@ class BiLSTMBaseline(Classifier):
         with torch.random.fork_rng(devices=[]):  # leaves the global random state unchanged
             torch.manual_seed(mix(seed, 1) >> 1)
             model = BiLSTMClassifier(self, vectors, len(classes))
-            self._train(
-                model,
-                _EpochBatches(tokens, y, train_rows, self.size, seed),
+            batches = EpochBatches(
+                lambda rows: _pack_batch([tokens[i] for i in rows], y[rows]), train_rows, self.size, seed
+            )
+            rounds = max(self.epochs, -(-self.steps // batches.steps))
+            train_epochs(
+                ModelWithLoss(model, _ClassificationLoss()),
+                batches,
+                rounds,
+                self.optim,
                 lambda: _compute_accuracy(model, tokens, y, valid_rows),
             )
 
@@ -67,26 +73,6 @@ class BiLSTMBaseline(Classifier):
             return [classes[i] for i in _predict_classes(model, [self._encode(text, vectors) for text in texts])]
 
         return predict
-
-    def _train(self, model: "BiLSTMClassifier", epochs: "_EpochBatches", evaluate: Callable[[], float]) -> None:
-        """Train for all epochs and restore the first one with the highest held-out accuracy."""
-        rounds = max(self.epochs, -(-self.steps // epochs.steps))
-        steps = epochs.steps * rounds
-        loop = Loop(
-            module=ModelWithLoss(model, _ClassificationLoss()),
-            optimizer=self.optim.build(build_parameter_groups(model)),
-            state=TrainState(),
-            ranks=Ranks(torch.device("cpu")),
-            lr_factor=lambda state: 1 - state.step / steps,
-            seed=epochs.seed,
-        )
-        best, best_weights = -math.inf, model.state_dict()
-        for epoch in range(1, rounds + 1):
-            loop.run(epochs, partial(_is_over, epoch * epochs.steps))
-            accuracy = evaluate()
-            if accuracy > best:
-                best, best_weights = accuracy, copy.deepcopy(model.state_dict())
-        model.load_state_dict(best_weights)
 
     def _encode(self, text: Text, vectors: WordVectors) -> list[int]:
         if not isinstance(text, str):
@@ -128,26 +114,47 @@ class _ClassificationLoss:
         return Loss(sum=total, count=(batch.labels != IGNORE_INDEX).sum())
 
 
-class _EpochBatches:
-    """Batches of labelled texts, reshuffled every epoch."""
+class EpochBatches:
+    """Batches of `size` examples, reshuffled every epoch; `make_batch` makes the batch of some of them."""
 
     wait_seconds = 0.0
 
-    def __init__(self, tokens: list[list[int]], y: Ints, rows: Ints, size: int, seed: int) -> None:
-        self.tokens, self.y, self.rows, self.size, self.seed = tokens, y, rows, size, seed
-        self.steps = -(-len(rows) // size)
+    def __init__(self, make_batch: Callable[[Ints], Batch], examples: Ints, size: int, seed: int) -> None:
+        self.make_batch, self.examples, self.size, self.seed = make_batch, examples, size, seed
+        self.steps = -(-len(examples) // size)
         self.stats = BatchStats()
         self._step = 0
 
     def __next__(self) -> list[Batch]:
         epoch, step = divmod(self._step, self.steps)
-        order = make_generator(self.seed, 2, epoch).permutation(self.rows)
-        rows = order[step * self.size : (step + 1) * self.size]
+        order = make_generator(self.seed, 2, epoch).permutation(self.examples)
         self._step += 1
-        return [_pack_batch([self.tokens[i] for i in rows], self.y[rows])]
+        return [self.make_batch(order[step * self.size : (step + 1) * self.size])]
 
     def split(self, micro: int) -> None:
         """Do nothing: texts this short need no micro-batches."""
+
+
+def train_epochs(
+    module: ModelWithLoss, batches: EpochBatches, epochs: int, optim: AdamW, evaluate: Callable[[], float]
+) -> None:
+    """Train for all epochs and restore the weights of the first one with the highest held-out score."""
+    steps = batches.steps * epochs
+    loop = Loop(
+        module=module,
+        optimizer=optim.build(build_parameter_groups(module.model)),
+        state=TrainState(),
+        ranks=Ranks(torch.device("cpu")),
+        lr_factor=lambda state: 1 - state.step / steps,
+        seed=batches.seed,
+    )
+    best, best_weights = -math.inf, module.model.state_dict()
+    for epoch in range(1, epochs + 1):
+        loop.run(batches, partial(_is_over, epoch * batches.steps))
+        score = evaluate()
+        if score > best:
+            best, best_weights = score, copy.deepcopy(module.model.state_dict())
+    module.model.load_state_dict(best_weights)
 
 
 def _pack_batch(tokens: list[list[int]], y: Ints | None = None) -> Batch:

@@ -137,6 +137,8 @@ class TaskType:
         match values:
             case "tags":
                 return self.collect_tags(examples, predictions)
+            case "trees":
+                return self.collect_trees(examples, predictions)
             case "answers":
                 return self.collect_answers(examples, predictions)
             case "texts":
@@ -161,6 +163,14 @@ class TaskType:
             for index, example in enumerate(examples)
         ]
         return gold, [list(prediction.tags) for prediction in predictions]
+
+    def collect_trees(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> LabelsAndPredictions:
+        """Return the head and the relation of each word, and the predicted ones."""
+        gold, predicted = self.collect_tags(examples, predictions)
+        return (
+            [[*zip(example.heads, tags, strict=True)] for example, tags in zip(examples, gold, strict=True)],
+            [[*zip(tree.heads, tags, strict=True)] for tree, tags in zip(predictions, predicted, strict=True)],
+        )
 
     def collect_answers(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> LabelsAndPredictions:
         """Return the reference answers of each example, and the predicted answer."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -23,8 +23,19 @@ from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Ints, compute_offsets, compute_starts
-from pretune.tasks.benchmarks.conll import ConllReader, ConlluReader, to_iob2
-from pretune.tasks.encoding import Counts, EncodingRules, Floats, Items, TokenPool, build_items, missing_value_error
+from pretune.models.spec import Model
+from pretune.tasks.benchmarks.conll import ConllReader, to_iob2
+from pretune.tasks.benchmarks.universal_dependencies import ConlluReader
+from pretune.tasks.encoding import (
+    Counts,
+    EncodingRules,
+    Floats,
+    Items,
+    PooledSequences,
+    TokenPool,
+    build_items,
+    missing_value_error,
+)
 from pretune.tasks.example import Example, Prediction, format_example
 from pretune.tasks.table import COLUMNS, TableRow, data_error
 from pretune.tasks.task import Task
@@ -51,33 +62,49 @@ class TokenTagging(TaskType):
         return Tagging(classes=len(self.task.labels), labels=self.task.labels)
 
     def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
-        """Encode one sequence per sentence; `alignment` is the word of which a token is the first."""
+        """Encode one sequence per sentence; `alignment` is the word that a token stands for."""
         count = len(examples)
         sizes = np.array([len(example.words) for example in examples], dtype=np.int64)
-        pool = rules.tokenize([" ".join(example.words) for example in examples])
-        firsts = find_first_tokens(pool, examples)
-        layout, lost = rules.fit(pool, np.arange(count))
+        pool = self.tokenize(rules, examples)
+        word_index = find_word_tokens(pool, examples, self.get_word_token(rules.spec))
+        layout, lost = self.fit(rules, pool, count)
         alignment = (
-            np.where(layout.pool_index < 0, -1, firsts[layout.pool_index])
-            if len(firsts)
+            np.where(layout.pool_index < 0, -1, word_index[layout.pool_index])
+            if len(word_index)
             else np.full(len(layout.pool_index), -1)
         )
         owners = layout.sequences.find_owners()
-        is_first = alignment >= 0
+        is_word = alignment >= 0
         counts = Counts(
             examples=count,
             cut=int((lost > 0).sum()),
             lost=int(lost.sum()),
-            empty=int((pool.lengths == 0).sum()),
-            words_lost=int(sizes.sum()) - int(is_first.sum()),
+            empty=int((pool.lengths[:count] == 0).sum()),
+            words_lost=int(sizes.sum()) - int(is_word.sum()),
         )
         sequences = rules.set_segments(layout.sequences)
         if training:
-            labels = self._read_tags(examples)
+            words = compute_starts(sizes)[owners[is_word]] + alignment[is_word]
             targets = np.full(len(alignment), IGNORE_INDEX)
-            targets[is_first] = labels[compute_starts(sizes)[owners[is_first]] + alignment[is_first]]
+            targets[is_word] = self.build_targets(examples, words, np.flatnonzero(is_word))
             sequences = replace(sequences, targets=targets)
         return build_items(sequences, counts=counts, alignment=alignment)
+
+    def get_word_token(self, spec: Model) -> Literal["first", "last"]:
+        """Return the token that stands for a word."""
+        return "first"
+
+    def tokenize(self, rules: EncodingRules, examples: Sequence[Example]) -> TokenPool:
+        """Tokenize the sentences; further texts may follow them."""
+        return rules.tokenize([" ".join(example.words) for example in examples])
+
+    def fit(self, rules: EncodingRules, pool: TokenPool, count: int) -> tuple[PooledSequences, Ints]:
+        """Truncate the sentences and lay them out; return also the number of tokens each lost."""
+        return rules.fit(pool, np.arange(count))
+
+    def build_targets(self, examples: Sequence[Example], words: Ints, positions: Ints) -> Ints:
+        """Return the targets of the words that have a token, given their numbers among all words and their tokens."""
+        return self._read_tags(examples)[words]
 
     def _read_tags(self, examples: Sequence[Example]) -> Ints:
         """Return the tags of all words as ids."""
@@ -146,22 +173,27 @@ class TokenTagging(TaskType):
             raise DataError(
                 f"{train.path}: tagging needs a CoNLL file, or JSONL with a list of words and a list of tags"
             )
-        reader = replace(reader, labels=tables.labels or _collect_tags(reader(train.path), train.path))
+        reader = replace(reader, labels=tables.labels or collect_tags(reader(train.path), train.path))
         has_entities = any(tag.startswith("B-") for tag in reader.labels)
         metrics = ("entity_f1", "tag_accuracy") if has_entities else ("tag_accuracy",)
         return tables.build_task("tagging", reader, metrics=metrics, labels=reader.labels)
 
 
-def find_first_tokens(pool: TokenPool, examples: Sequence[Example]) -> Ints:
-    """Return for each token of the pool the word of which it is the first `[T]`; -1 for the others."""
+def find_word_tokens(pool: TokenPool, examples: Sequence[Example], token: Literal["first", "last"] = "first") -> Ints:
+    """Return for each token of the pool the word of which it is the first (or last) one `[T]`; -1 for the others.
+
+    The sentences are the first texts of the pool.
+    """
     word_index = np.full(len(pool.ids), -1)
     for number, example in enumerate(examples):
         low, high = pool.offsets[number], pool.offsets[number + 1]
         begin = compute_offsets(np.array([len(word) + 1 for word in example.words], dtype=np.int64))  # characters
         word = np.searchsorted(begin, pool.starts[low:high], side="right") - 1  # that a token starts in
         if len(word):
-            starts_word = np.append(True, word[1:] != word[:-1]) & (word < len(example.words))
-            word_index[low:high][starts_word] = word[starts_word]
+            is_edge = word[1:] != word[:-1]
+            stands = np.append(True, is_edge) if token == "first" else np.append(is_edge, True)
+            stands &= word < len(example.words)
+            word_index[low:high][stands] = word[stands]
     return word_index
 
 
@@ -195,7 +227,7 @@ def _build_conll_reader(tables: UserTables) -> ConllReader | ConlluReader:
     return ConlluReader(tag=column, labels=()) if is_conllu else ConllReader(tag=column, labels=())
 
 
-def _collect_tags(examples: Iterable[Example], path: Path) -> tuple[str, ...]:
+def collect_tags(examples: Iterable[Example], path: Path) -> tuple[str, ...]:
     """Return the tags of the training data, "O" first."""
     tags = Counter(tag for example in examples for tag in example.tags)
     if len(tags) < 2:

@@ -1,0 +1,140 @@
+"""Dependency parsing: the head of every word and its relation (biaffine: Dozat and Manning, 2017).
+
+    She   read  the  book           heads       2      0     4    2
+                                    relations   nsubj  root  det  obj
+
+Words are encoded as for tagging. A word is its first token; for a left-to-right model its last, the only one that has
+seen all of the word. The tree is the maximum spanning tree of the scores with one root; the relation of an arc is the
+best one. Users' files are CoNLL-U, or JSONL with lists of words, heads and relations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from pretune.adaptation.heads.base import TaskHead
+from pretune.adaptation.heads.dependency import UNKNOWN_HEAD, Dependency, encode_arcs
+from pretune.core.config import spec
+from pretune.core.errors import DataError
+from pretune.data.sequences import Ints, compute_offsets
+from pretune.models.spec import Model
+from pretune.tasks.benchmarks.universal_dependencies import DependencyReader, is_tree
+from pretune.tasks.encoding import Floats, Items, missing_value_error
+from pretune.tasks.example import Example, Prediction
+from pretune.tasks.spanning_tree import find_tree
+from pretune.tasks.table import TableRow, data_error
+from pretune.tasks.task import Task
+from pretune.tasks.types.tagging import TagListReader, TokenTagging, collect_tags
+from pretune.tasks.user_table import UserTables
+
+if TYPE_CHECKING:
+    from pretune.tasks.encoder import TaskEncoder
+
+ROOT_RELATION, UNKNOWN_RELATION = "root", "dep"
+"""Relations of the word below the root, and of a word whose relation is unknown, if the task has them."""
+
+
+class DependencyParsing(TokenTagging):
+    """A head and a relation for every word: a dependency tree."""
+
+    baselines: ClassVar = {"majority": "adjacent_head", "bilstm": "bilstm_parser"}
+
+    def build_head(self) -> TaskHead:
+        return Dependency(classes=len(self.task.labels), labels=self.task.labels)
+
+    def get_word_token(self, spec: Model) -> Literal["first", "last"]:
+        return "last" if spec.shape == "decoder" else "first"
+
+    def build_targets(self, examples: Sequence[Example], words: Ints, positions: Ints) -> Ints:
+        relations = self._read_tags(examples)
+        heads: list[int] = []  # number of the head among all words; -1 for the root
+        for number, example in enumerate(examples):
+            if len(example.heads) != len(example.words):
+                problem = f"{len(example.heads)} heads for {len(example.words)} words"
+                raise missing_value_error(self.task, number, example, problem)
+            first = len(heads)
+            heads += [first + head - 1 if head else -1 for head in example.heads]
+        token = np.full(len(heads) + 1, -1)  # position of each word; the last is that of the root, which has none
+        token[words] = positions
+        head = np.array(heads, dtype=np.int64)[words]
+        distance = np.where(head < 0, 0, token[head] - positions)
+        is_lost = (head >= 0) & (token[head] < 0)
+        return np.where(is_lost, UNKNOWN_HEAD, encode_arcs(distance, relations[words], len(self.task.labels)))
+
+    def decode(
+        self, encoder: "TaskEncoder", examples: Sequence[Example], items: Items, logits: Floats
+    ) -> list[Prediction]:
+        """Return the tree of every sentence; a word without a token depends on the word before it."""
+        assert items.alignment is not None
+        lengths, offsets = items.sequences.lengths, items.sequences.offsets
+        blocks = pairwise(compute_offsets(lengths * (1 + lengths)))
+        predictions: list[Prediction] = []
+        for example, low, high, (start, end) in zip(examples, offsets[:-1], offsets[1:], blocks, strict=True):
+            pairs = logits[start:end].reshape(high - low, 1 + high - low, 2)  # score and relation of [token, head]
+            tokens = np.flatnonzero(items.alignment[low:high] >= 0)
+            arcs = pairs[np.ix_(tokens, np.append(0, 1 + tokens))]
+            predictions.append(build_tree(len(example.words), items.alignment[low + tokens], arcs, self.task.labels))
+        return predictions
+
+    def has_answer(self, example: Example) -> bool:
+        return bool(example.heads)
+
+    def format_prediction(self, prediction: Prediction) -> dict[str, Any]:
+        return {"heads": list(prediction.heads), "relations": list(prediction.tags)}
+
+    def build_row(self, split: str, name: str, example: Example, prediction: Prediction) -> dict[str, Any]:
+        """Return a line of predictions.jsonl; "gold" are the relations."""
+        gold_heads = {"gold_heads": list(example.heads)} if example.heads else {}
+        return {**super().build_row(split, name, example, prediction), **gold_heads}
+
+    @classmethod
+    def build_user_task(cls, tables: UserTables) -> Task:
+        train = tables.train
+        if train.form == "conll":
+            reader: DependencyReader | TreeListReader = DependencyReader(labels=tables.labels or ())
+        elif train.form == "jsonl":
+            columns = tables.pick_columns({"text": "words", "label": "relations"})
+            reader = TreeListReader(text=columns["text"], label=columns["label"], labels=tables.labels or ())
+        else:
+            raise DataError(
+                f"{train.path}: dependency parsing needs a CoNLL-U file, or JSONL with lists of words, heads and "
+                "relations"
+            )
+        labels = tables.labels or collect_tags(reader(train.path), train.path)
+        return tables.build_task("dependency", replace(reader, labels=labels), metrics=("attachment",), labels=labels)
+
+
+def build_tree(count: int, words: Ints, arcs: Floats, labels: Sequence[str]) -> Prediction:
+    """Return the tree of a sentence of `count` words, from the arcs of those that have a token.
+
+    `arcs` `[w, 1 + w, 2]` has the score and the best relation of each head (first the root) for the words `words`. Any
+    other word depends on the word before it.
+    """
+    heads = list(range(count))  # the word before, counted from 1
+    tags = [UNKNOWN_RELATION if UNKNOWN_RELATION in labels else labels[0]] * count
+    for index, head in enumerate(find_tree(arcs[:, :, 0])):
+        word = int(words[index])
+        heads[word] = int(words[head - 1]) + 1 if head else 0
+        tags[word] = ROOT_RELATION if not head and ROOT_RELATION in labels else labels[int(arcs[index, head, 1])]
+    if len(words) and 0 not in words:  # the first word depends on the one below the root
+        heads[0] = heads.index(0, 1) + 1
+    return Prediction(heads=tuple(heads), tags=tuple(tags))
+
+
+@spec
+class TreeListReader(TagListReader):
+    """Reader of sentences as lists of words, `heads` and relations."""
+
+    def parse_row(self, row: TableRow) -> Example:
+        example = super().parse_row(row)
+        heads = row.get("heads")
+        is_list = isinstance(heads, list) and all(type(head) is int for head in heads)
+        if not is_list or len(heads) != len(example.words) or not is_tree(heads):
+            raise data_error(
+                f"{row.location}: 'heads' must be a tree: a number from 0 (the root, once) to {len(example.words)} "
+                f"for each word, got {str(heads)[:60]}"
+            )
+        return replace(example, heads=tuple(heads))
