@@ -24,6 +24,7 @@ TEXTS = ["a cat sat on the mat there", "two dogs ran over a hill"]
 TAGS = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG", "B-PER", "O"]]
 CHOICES = [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]
 GROUPS = [[1, 0, 0], [0, 1], [1, 1]]
+TREES = [[(2, "nsubj"), (0, "root"), (2, "obj")], [(0, "root"), (1, "advmod")]]
 RELEVANT = [{"a": 2, "b": 1}, {"c": 1}]
 
 PERFECT: dict[str, tuple[Any, Any]] = {
@@ -37,6 +38,7 @@ PERFECT: dict[str, tuple[Any, Any]] = {
     "gender_parity": ([[1, 1], [0, 0]], [[1, 1], [0, 0]]),
     **each(("tag_accuracy", "entity_f1", "entity_f1_strict"), (TAGS, TAGS)),
     "multilabel_f1": ([["a", "b"], ["c"], ["a"]], [["b", "a"], ["c"], ["a"]]),
+    "attachment": (TREES, TREES),
     **each(("ndcg", "mrr", "recall"), (RELEVANT, [["a", "b"], ["c"]])),
 }
 # And predictions that are wrong in every way.
@@ -50,6 +52,7 @@ WRONG: dict[str, Any] = {
     "multirc": [[0, 1, 1], [1, 0], [0, 0]],
     "gender_parity": [[1, 0], [0, 1]],
     **each(("tag_accuracy", "entity_f1", "entity_f1_strict"), [["O", "O", "B-X", "O"], ["B-X", "O", "O", "I-X"]]),
+    "attachment": [[(0, "x"), (1, "x"), (1, "x")], [(2, "x"), (0, "x")]],
     **each(("ndcg", "mrr", "recall"), [["x"], ["a", "b"]]),
     "multilabel_f1": [["c"], ["a", "b"], []],
 }

@@ -4,11 +4,14 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
+from pretune.adaptation.heads.dependency import decode_arcs
 from pretune.adaptation.heads.span import END, START
 from pretune.core.types import IGNORE_INDEX
+from pretune.data.sequences import Ints
 from pretune.tasks.encoder import TaskEncoder
-from pretune.tasks.encoding import Items
+from pretune.tasks.encoding import Floats, Items
 from pretune.tasks.example import Example, Prediction
 
 
@@ -46,7 +49,22 @@ def _logits(
         right = [float(index == example.label) for example in examples for index in range(len(example.choices))]
         return np.array(right, dtype=np.float32)[:, None]
     assert targets is not None
+    if kind == "dependency":
+        return _arcs(items, targets, len(encoder.labels))
     target_labels = np.where(targets == IGNORE_INDEX, 0, targets)
     if kind == "tagging":
         return np.eye(len(encoder.labels), dtype=np.float32)[target_labels]
     return np.stack((target_labels & START > 0, target_labels & END > 0), axis=1).astype(np.float32) * 9
+
+
+def _arcs(items: Items, targets: Ints, classes: int) -> Floats:
+    """The score and the relation of every pair of tokens, and of every token with the root."""
+    blocks = []
+    for low, high in itertools.pairwise(items.sequences.offsets):
+        pairs = np.zeros((high - low, 1 + high - low, 2), dtype=np.float32)
+        for token, target in enumerate(targets[low:high]):
+            if target >= 0:
+                distance, relation = (int(part) for part in decode_arcs(torch.tensor(target), classes))
+                pairs[token, 1 + token + distance if distance else 0] = 9, relation
+        blocks.append(pairs.reshape(-1, 2))
+    return np.concatenate(blocks)

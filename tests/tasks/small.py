@@ -64,11 +64,12 @@ def task_of(kind: str) -> Task:
         "pair": ("no", "maybe", "yes"),
         "multi-label": ("film", "music", "place", "question"),
         "tagging": ("O", "B-PER", "I-PER", "B-LOC"),
+        "dependency": ("root", "det", "dep"),
     }
     metrics: dict[str, tuple[str, ...]] = {
         "classification": ("accuracy", "matthews"), "pair": ("accuracy_f1_macro",), "regression": ("pearson_spearman",),
         "tagging": ("entity_f1", "tag_accuracy"), "span": ("squad2",), "choice": ("choice_accuracy",),
-        "generation": ("rouge",), "multi-label": ("multilabel_f1",),
+        "generation": ("rouge",), "multi-label": ("multilabel_f1",), "dependency": ("attachment",),
     }  # fmt: skip
     template = {
         "classification": Template(source="classify: {text}", targets=labels["classification"]),
@@ -97,6 +98,9 @@ def examples_of(kind: str) -> list[Example]:
         tags = {"Nina": "B-PER", "John": "B-PER", "Simone": "I-PER", "Smith": "I-PER", "Paris": "B-LOC"}
         rows = [tuple(text.replace(",", " ,").split()) for text in texts]
         return [Example(text=" ".join(row), words=row, tags=tuple(tags.get(word, "O") for word in row)) for row in rows]
+    if kind == "dependency":
+        rows = [tuple(text.replace(",", " ,").split()) for text in texts]
+        return [_make_tree(row, index) for index, row in enumerate(rows)]
     if kind == "span":
         return [_make_question(text, index) for index, text in enumerate(texts)]
     if kind == "choice":
@@ -105,6 +109,17 @@ def examples_of(kind: str) -> list[Example]:
             Example(text=text, choices=options[: 2 + index % 2], label=index % 2) for index, text in enumerate(texts)
         ]
     return [Example(text=text, target=" ".join(text.split()[:3])) for text in texts]
+
+
+def _make_tree(words: tuple[str, ...], index: int) -> Example:
+    """A tree whose root is one of the first words; articles depend on the next word, others on the root."""
+    root = 1 + index % min(3, len(words))
+    heads = [
+        0 if number == root else number + 1 if word.lower() in ("a", "the") and number < len(words) else root
+        for number, word in enumerate(words, start=1)
+    ]
+    tags = ["root" if head == 0 else "dep" if head == root else "det" for head in heads]
+    return Example(text=" ".join(words), words=words, heads=tuple(heads), tags=tuple(tags))
 
 
 def _make_question(text: str, index: int) -> Example:

@@ -9,6 +9,7 @@ import pytest
 from pretune.core.errors import DataError, UsageError
 from pretune.metrics import METRICS
 from pretune.tasks import TASKS
+from pretune.tasks.benchmarks.universal_dependencies import is_tree
 from pretune.tasks.example import Example
 from tests.selection import keep_quick
 
@@ -24,7 +25,7 @@ def test_a_task_is_whole(name: str) -> None:
     assert task.metrics and all(metric in METRICS for metric in task.metrics)
     assert task.splits and all(files for files in task.splits.values())
     assert len({*task.labels}) == len(task.labels)
-    assert bool(task.labels) == (task.kind in ("classification", "pair", "tagging"))
+    assert bool(task.labels) == (task.kind in ("classification", "pair", "tagging", "dependency"))
     assert (task.scale is not None) == (task.kind == "regression")
     if task.template is not None and task.template.targets and task.labels:
         assert len(task.template.targets) == len(task.labels)
@@ -41,6 +42,9 @@ def check(name: str, example: Example) -> None:
             assert (example.pair is not None) == (task.kind == "pair")
         case "regression":
             assert task.scale and task.scale[0] <= float(example.label or 0) <= task.scale[1]
+        case "dependency":
+            assert len(example.words) == len(example.tags) == len(example.heads) and is_tree(example.heads)
+            assert {*example.tags} <= {*task.labels}
         case "tagging":
             assert len(example.words) == len(example.tags) > 0
             assert {*example.tags} <= {*task.labels} and all(example.words)

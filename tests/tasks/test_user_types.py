@@ -89,6 +89,8 @@ def test_texts(tmp_path: Path) -> None:
     [
         ("tagging", {"words": ["a", "b"], "tags": ["x", "y"]}, {"tags": ["x"]}),
         ("tagging", {"words": ["a", "b"], "tags": ["x", "y"]}, {"words": "a b"}),
+        ("dependency", {"words": ["a", "b"], "relations": ["x", "y"], "heads": [2, 0]}, {"heads": [2, 1]}),
+        ("dependency", {"words": ["a", "b"], "relations": ["x", "y"], "heads": [2, 0]}, {"heads": [3, 0]}),
         ("span", {"question": "?", "context": "a house", "answer": "house"}, {"answer": "river"}),
         ("span", {"question": "?", "context": "a house", "answer": "house"}, {"answer_start": 1}),
         ("span", {"question": "?", "context": "a house", "answer": "house"}, {"answer": 3}),

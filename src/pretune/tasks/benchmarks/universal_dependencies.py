@@ -126,10 +126,10 @@ class DependencyReader:
 def is_tree(heads: Sequence[int]) -> bool:
     """Return True if heads (from 1; 0 is the root) are a tree with one word below the root.
 
-    >>> is_tree([2, 0, 2]), is_tree([2, 1, 0]), is_tree([0, 0])
-    (True, False, False)
+    >>> is_tree([2, 0, 2]), is_tree([2, 1, 0]), is_tree([0, 0]), is_tree([0, 3])
+    (True, False, False, False)
     """
-    if list(heads).count(0) != 1:
+    if list(heads).count(0) != 1 or not all(0 <= head <= len(heads) for head in heads):
         return False
     for word in range(1, len(heads) + 1):
         steps = 0

@@ -129,7 +129,7 @@ class TreeListReader(TagListReader):
     """Reader of sentences as lists of words, `heads` and relations."""
 
     def parse_row(self, row: TableRow) -> Example:
-        example = super().parse_row(row)
+        example = TagListReader.parse_row(self, row)  # a class with slots has no `super()`
         heads = row.get("heads")
         is_list = isinstance(heads, list) and all(type(head) is int for head in heads)
         if not is_list or len(heads) != len(example.words) or not is_tree(heads):
