@@ -150,8 +150,10 @@ def _uses_vocabulary_head(head: TaskHead) -> bool:
 
 
 M = TypeVar("M", bound=LanguageModel | ModelWithHead)
-HeadKind = Literal["classification", "multi_label", "regression", "tagging", "span", "choice", "generation"]
-HEADS_WITH_LABELS = ("classification", "multi_label", "tagging")
+HeadKind = Literal[
+    "classification", "multi_label", "regression", "tagging", "dependency", "span", "choice", "generation"
+]
+HEADS_WITH_LABELS = ("classification", "multi_label", "tagging", "dependency")
 """Heads that need the names of their labels."""
 
 
@@ -167,8 +169,9 @@ def add_head(
 
     Args:
         model: A pre-trained model, as returned by `pt.load`.
-        kind: "classification", "multi_label", "regression", "tagging", "span", "choice" or "generation".
-        labels: The names of the classes or tags, in the order of their numbers (the first two, and tagging).
+        kind: "classification", "multi_label", "regression", "tagging", "dependency", "span", "choice" or "generation".
+        labels: The names of the classes, tags or relations, in the order of their numbers (the first two, tagging and
+            dependency).
         dropout: Dropout before the head; None: the head's default.
         seed: Seed of the new weights.
 

@@ -262,16 +262,24 @@ class TaskEncoders:
             parts.append(encoder.encode([examples[place] for place in mine]))
         return tuple(parts)
 
-    def find_unknown_tokens(self, examples: Sequence[Example]) -> list[str]:
-        """Return a note if many tokens are unknown: text of another language or script."""
+    def find_notes(self, examples: Sequence[Example]) -> list[str]:
+        """Return notes on the model and the examples: a type that it suits badly, and many unknown tokens.
+
+        Tokens are unknown in text of another language or script.
+        """
+        limits = [encoder.task.type.describe_limits(encoder.rules.spec) for encoder in self.encoders]
         subset = examples[:: max(len(examples) // SAMPLE_EXAMPLES, 1)]
         texts = [text for example in subset for text in (example.text, example.pair or "", *example.choices) if text]
         rules = self.encoders[0].rules
         ids = rules.tokenize(texts).ids
         count = count_unknown(rules.tokenizer, ids)
+        notes = [note for note in dict.fromkeys(limits) if note]
         if count < MAX_UNKNOWN_SHARE * len(ids):
-            return []
-        return [f"train: {describe_unknown(count, len(ids))}; use a model whose vocabulary covers this language"]
+            return notes
+        return [
+            *notes,
+            f"train: {describe_unknown(count, len(ids))}; use a model whose vocabulary covers this language",
+        ]
 
     def build_stream(
         self, items: Sequence[Items], tuning: FinetuneConfig, *, fixed_shape: bool = False

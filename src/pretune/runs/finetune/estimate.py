@@ -59,7 +59,7 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     total = sum(steps) * len(plan.seeds) + steps[0] * (len(plan.rates) - 1)
     trainable_count = sum(parameter.numel() for parameter in adapted_model.trainable_parameters.values())
     return {
-        "notes": [*task_data.parts.notes, *reader.find_unknown_tokens(train)],
+        "notes": [*task_data.parts.notes, *reader.find_notes(train)],
         "rate": explain_rate(tuning) if len(plan.rates) == 1 else None,
         "task": task_data.task.name,
         "type": None if task_data.members else get_option(task_data.task.kind),

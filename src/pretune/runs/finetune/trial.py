@@ -137,7 +137,7 @@ class FinetuneTrial:
         items_by_labels = {} if encoded_items is None else encoded_items  # shared by trials with as many labels
         if tuning.task.train_examples not in items_by_labels:
             items_by_labels[tuning.task.train_examples] = self.encoders.encode(self.train_examples)
-        self.notes = self.encoders.find_unknown_tokens(self.train_examples)
+        self.notes = self.encoders.find_notes(self.train_examples)
         for note in self.notes if len(items_by_labels) == 1 and encoded_items is not None and ranks.is_first else ():
             log.warn(note)
         self.items = items_by_labels[tuning.task.train_examples]

@@ -9,6 +9,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.core.format import format_count
 from pretune.metrics import METRIC_INPUTS, METRICS
 from pretune.metrics.classification import group_values
+from pretune.models.spec import Model
 from pretune.tasks.encoding import EncodingRules, Floats, Items, read_classes
 from pretune.tasks.example import Example, Prediction, format_example
 from pretune.tasks.table import COLUMNS, PAIR_COLUMNS, TableFile, find_pair_columns, open_table
@@ -71,6 +72,10 @@ class TaskType:
     def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
         """Encode examples; with `training` also their labels."""
         raise NotImplementedError
+
+    def describe_limits(self, spec: Model) -> str:
+        """Return a note on a model that suits the type badly; empty for others."""
+        return ""
 
     def find_scale(self, train: Sequence[Example]) -> tuple[float, float] | None:
         """Return the range of the scores, if the task has scores and no published scale."""

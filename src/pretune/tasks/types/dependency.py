@@ -48,6 +48,14 @@ class DependencyParsing(TokenTagging):
     def get_word_token(self, spec: Model) -> Literal["first", "last"]:
         return "last" if spec.shape == "decoder" else "first"
 
+    def describe_limits(self, spec: Model) -> str:
+        if spec.shape != "decoder":
+            return ""
+        return (
+            f"'{self.task.name}': the model reads from left to right, so a word's state knows only the words before "
+            "it; an encoder parses better"
+        )
+
     def build_targets(self, examples: Sequence[Example], words: Ints, positions: Ints) -> Ints:
         relations = self._read_tags(examples)
         heads: list[int] = []  # number of the head among all words; -1 for the root
