@@ -111,8 +111,8 @@ class BiaffineHead(nn.Module):
         longest = int(length.max())
         column = torch.arange(longest, device=start.device)
         position = torch.where(column < length[:, None], start[:, None] + column, 0)  # [N, L] token of each column
-        root_arc, root_relation = self.root.weight[0].split([self.sizes[0], self.sizes[2]])
-        query = self.arc(dependent).float()
+        root_arc, root_relation = torch.split(self.root.weight[0], [self.sizes[0], self.sizes[2]])
+        query: Tensor = self.arc(dependent).float()
         out = query.new_full((len(query), 1 + longest, 2), -torch.inf)
         step = max(1, MAX_PAIR_VALUES // ((1 + longest) * max(self.sizes[0], self.out.out_features)))
         for first in range(0, len(query), step):
@@ -129,7 +129,7 @@ class BiaffineHead(nn.Module):
         """Return the loss at the targets of a batch; words are the tokens with a target."""
         targets = get_targets(batch)
         dependent, head, relation_dependent, relation_head = self._compute_vectors(states, batch)
-        root_arc, root_relation = self.root.weight[0].split([self.sizes[0], self.sizes[2]])
+        root_arc, root_relation = torch.split(self.root.weight[0], [self.sizes[0], self.sizes[2]])
         has_target = targets.labels >= UNKNOWN_HEAD
         is_word = torch.zeros(len(batch.tokens) + 1, dtype=torch.bool, device=states.device)
         is_word = is_word.index_fill(0, torch.where(has_target, targets.index, len(batch.tokens)), True)[:-1]
@@ -162,7 +162,7 @@ class BiaffineHead(nn.Module):
     def _compute_vectors(self, states: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """Return the vectors of each token as dependent and as head: two for arcs `[N, A]`, two for relations."""
         vectors = F.leaky_relu(self.project(states, batch), 0.1)
-        return tuple(self.dropout(part) for part in vectors.split(self.sizes, dim=-1))
+        return tuple(self.dropout(part) for part in torch.split(vectors, self.sizes, dim=-1))
 
     def _score_relations(self, dependent: Tensor, heads: Tensor) -> Tensor:
         """Return the scores of relations `[R, H, K]` of R dependents `[R, B]` with H heads each `[R, H, B]`."""
