@@ -162,7 +162,7 @@ class BiaffineHead(nn.Module):
     def _compute_vectors(self, states: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """Return the vectors of each token as dependent and as head: two for arcs `[N, A]`, two for relations."""
         vectors = F.leaky_relu(self.project(states, batch), 0.1)
-        return tuple(self.dropout(part) for part in torch.split(vectors, self.sizes, dim=-1))
+        return tuple(self.dropout(part) for part in torch.split(vectors, [*self.sizes], dim=-1))
 
     def _score_relations(self, dependent: Tensor, heads: Tensor) -> Tensor:
         """Return the scores of relations `[R, H, K]` of R dependents `[R, B]` with H heads each `[R, H, B]`."""
