@@ -48,12 +48,12 @@ def _find_arborescence(scores: Scores) -> NDArray[np.int64]:
         return heads
     nodes = np.arange(len(scores))
     rest = nodes[~np.isin(nodes, cycle)]  # the root first
-    contracted = len(rest)  # number of the cycle among the nodes of the smaller problem
-    own = scores[cycle, heads[cycle]]
-    entering = scores[np.ix_(cycle, rest)] - own[:, None]  # gain of breaking the cycle at a node
+    cycle_node = len(rest)  # number of the cycle among the nodes of the smaller problem
+    cycle_scores = scores[cycle, heads[cycle]]
+    entering = scores[np.ix_(cycle, rest)] - cycle_scores[:, None]  # gain of breaking the cycle at a node
     leaving = scores[np.ix_(rest, cycle)]
     broken, source = entering.argmax(axis=0), leaving.argmax(axis=1)
-    smaller = np.full((contracted + 1, contracted + 1), -np.inf)
+    smaller = np.full((cycle_node + 1, cycle_node + 1), -np.inf)
     smaller[:-1, :-1] = scores[np.ix_(rest, rest)]
     smaller[-1, :-1], smaller[:-1, -1] = entering.max(axis=0), leaving.max(axis=1)
     smaller[0] = -np.inf
@@ -61,8 +61,8 @@ def _find_arborescence(scores: Scores) -> NDArray[np.int64]:
     for number, node in enumerate(rest.tolist()):
         if number:
             head = int(inner[number])
-            heads[node] = cycle[source[number]] if head == contracted else rest[head]
-    heads[cycle[broken[inner[contracted]]]] = rest[inner[contracted]]
+            heads[node] = cycle[source[number]] if head == cycle_node else rest[head]
+    heads[cycle[broken[inner[cycle_node]]]] = rest[inner[cycle_node]]
     return heads
 
 

@@ -134,13 +134,12 @@ def _encode(example: Example, vocabulary: Mapping[str, int], labels: Sequence[st
 
 
 def _pack(sequences: Sequence[Sequences]) -> Batch:
-    targets = [sequence.targets for sequence in sequences]
-    known = [target for target in targets if target is not None]
+    targets = [sequence.targets for sequence in sequences if sequence.targets is not None]
     return pack_in_order(
         Sequences(
             tokens=np.concatenate([sequence.tokens for sequence in sequences]),
             offsets=compute_offsets(np.array([len(sequence.tokens) for sequence in sequences])),
-            targets=np.concatenate(known) if len(known) == len(targets) else None,
+            targets=np.concatenate(targets) if len(targets) == len(sequences) else None,
         )
     )
 

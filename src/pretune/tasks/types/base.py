@@ -171,10 +171,10 @@ class TaskType:
 
     def collect_trees(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> LabelsAndPredictions:
         """Return the head and the relation of each word, and the predicted ones."""
-        gold, predicted = self.collect_tags(examples, predictions)
+        gold, outputs = self.collect_tags(examples, predictions)
         return (
             [[*zip(example.heads, tags, strict=True)] for example, tags in zip(examples, gold, strict=True)],
-            [[*zip(tree.heads, tags, strict=True)] for tree, tags in zip(predictions, predicted, strict=True)],
+            [[*zip(tree.heads, tags, strict=True)] for tree, tags in zip(predictions, outputs, strict=True)],
         )
 
     def collect_answers(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> LabelsAndPredictions:
