@@ -35,7 +35,7 @@ SMALL_DATA_TOKENS = 300_000
 """Below this, the smallest models train ten epochs in a minute or two."""
 MIN_DOCUMENTS = 20
 """Below this, the validation split is too small for pairs of neighbouring sentences."""
-_SMALL_MODEL = ("--set", "model.width=256", "--set", "model.depth=4", "--set", "model.heads=4")
+_SMALL_MODEL = {"width": 256, "depth": 4, "heads": 4}
 
 
 class DecodingErrors(StrEnum):
@@ -152,7 +152,7 @@ def suggest_pretraining(data: Path, split: "ShardSplit") -> list[object]:
     length = ("--epochs", "10") if is_small else ("--budget", "10m")
     lacks_neighbors = split.documents < MIN_DOCUMENTS or 2 * split.sentences < 3 * split.documents
     objective = ("--objective", "masked") if lacks_neighbors and _reads_pairs(family) else ()
-    size = () if small else _SMALL_MODEL
+    size = [] if small else _list_small_settings(family)
     return ["pretrain", name, "--data", data, *objective, *length, *size, "--out", find_free_path("runs/base")]
 
 
@@ -165,6 +165,16 @@ def find_family(special: Collection[str]) -> tuple[str, list[str]]:
     style = max(((len(texts), name) for name, texts in tokens.items() if texts <= {*special}), default=(0, ""))[1]
     family = find_style_family(style) or FAMILIES.list_names()[0]
     return family, [*list_sizes(family)]
+
+
+def _list_small_settings(family: str) -> list[str]:
+    """Return options that make a model of a family small."""
+    from pretune.models.catalog import list_settings
+    from pretune.models.families import FAMILIES
+
+    settings = list_settings(FAMILIES.get(family))
+    options = [f"model.{name}={value}" for name, value in _SMALL_MODEL.items() if name in settings]
+    return [part for option in options for part in ("--set", option)]
 
 
 def _reads_pairs(family: str) -> bool:

@@ -116,6 +116,11 @@ class LanguageModel(nn.Module):
         flags = OutputFlags(hidden=hidden, attention=scores, scores=scores, backend=self.attention_backend)
         return tuple(output for output in self._run(batch, flags) if output is not None)
 
+    def compute_output(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the states `[N, W]`, and the output of the last layer before its dropout: for its regularization."""
+        output = self._run(batch, OutputFlags(backend=self.attention_backend))[0]
+        return output.states, output.states if output.raw_states is None else output.raw_states
+
     def _run(
         self, batch: Batch, flags: OutputFlags, cache: KVCache | None = None, memory: SegmentMemory | None = None
     ) -> tuple[StackOutput, StackOutput | None]:

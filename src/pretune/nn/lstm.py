@@ -114,25 +114,24 @@ class LSTMLayer(nn.Module):
         self.adapter: nn.Module | None = None  # applied to the output, before residual and dropout
 
     def forward(self, x: Tensor, layout: StepLayout, exact: bool = False) -> tuple[Tensor, States]:
-        """Return the output `[n, P]` of steps `[n, W]`, and the final states of the S sequences, longest first."""
+        """Return the output `[n, P]` of steps `[n, W]` before dropout, and the final states of the S sequences."""
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         # NOTE: autocast would run cuDNN in fp16, whatever its dtype is.
         with torch.autocast(device, enabled=False):
             run = self._run_steps if exact else self._run_torch
             y, states = run(x.to(dtype), layout, dtype)
-        return self._finish(x, y, layout), states
+        return self._finish(x, y), states
 
     def step(self, x: Tensor, states: States, exact: bool = False) -> tuple[Tensor, States]:
         """Return the output `[B, P]` of one new token per sequence `[B, W]`, and the new states."""
         output, cell = self._update(self.input(x) + self.recurrent(states[0]), states[1], exact)
-        return self._finish(x, output, None), (output, cell)
+        return self._finish(x, output), (output, cell)
 
-    def _finish(self, x: Tensor, y: Tensor, layout: StepLayout | None) -> Tensor:
-        """Apply adapter, residual and dropout to the output; the recurrence continues with the output itself."""
+    def _finish(self, x: Tensor, y: Tensor) -> Tensor:
+        """Apply adapter and residual to the output; the recurrence continues with the output itself."""
         y = y if self.adapter is None else self.adapter(y)
-        y = y + x.to(y.dtype) if self.spec.residual else y
-        return layout.drop_units(y, self.spec.dropout) if layout and self.training and self.spec.dropout else y
+        return y + x.to(y.dtype) if self.spec.residual else y
 
     def _run_torch(self, x: Tensor, layout: StepLayout, dtype: torch.dtype) -> tuple[Tensor, States]:
         weights = self._compute_weights(dtype)

@@ -132,7 +132,7 @@ class RecurrentStack(nn.Module):
         x = self._embed_inputs(x, batch)
         layout = StepLayout.from_batch(batch)
         hidden = [x]
-        steps = layout.to_steps(x)
+        steps = raw_states = layout.to_steps(x)
         if self.training and self.spec.input_dropout:
             steps = layout.drop_units(steps, self.spec.input_dropout)
         for i, layer in enumerate(self):
@@ -146,10 +146,17 @@ class RecurrentStack(nn.Module):
                 steps, states = layer(*inputs)
             if cache is not None:
                 _get_state(cache, i).write_final(states, layout.index[: layout.sequences])
+            raw_states = steps
+            if self.training and layer.spec.dropout:
+                steps = layout.drop_units(steps, layer.spec.dropout)
             if flags.hidden and i + 1 < self.spec.depth:
                 hidden.append(layout.to_batch(steps))
         out = layout.to_batch(steps)
-        return StackOutput(states=out, hidden=(*hidden, out) if flags.hidden else None)
+        return StackOutput(
+            states=out,
+            hidden=(*hidden, out) if flags.hidden else None,
+            raw_states=out if raw_states is steps else layout.to_batch(raw_states),
+        )
 
     def step(self, x: Tensor, cache: KVCache) -> Tensor:
         """Return the states `[B, W]` of one new token per sequence, and update the states of the layers."""

@@ -95,6 +95,7 @@ class StackOutput:
     hidden: tuple[Tensor, ...] | None = None
     attention: tuple[Tensor, ...] | None = None  # per layer [rows, H, R, R]
     cross: tuple[Tensor, ...] | None = None
+    raw_states: Tensor | None = None  # states before the last dropout, of a recurrent stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

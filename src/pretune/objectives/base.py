@@ -91,6 +91,9 @@ class PretrainingModel(Protocol):
     def states(self, batch: Batch) -> Tensor:
         """Compute the states [N, W]."""
 
+    def compute_output(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute the states [N, W], and the last layer's output before the final dropout."""
+
     def loss(self, states: Tensor, batch: Batch) -> Loss:
         """Compute the summed loss of the vocabulary head at the batch's targets."""
 

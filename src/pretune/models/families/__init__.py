@@ -52,6 +52,7 @@ FAMILIES: "Registry[Family]" = Registry(
         "bart": "pretune.models.families.bart:bart",
         "mbart": "pretune.models.families.bart:mbart",
         "mass": "pretune.models.families.bart:mass",
+        "ulmfit": "pretune.models.families.ulmfit:ulmfit",
     },
 )
 

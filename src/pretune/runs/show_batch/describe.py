@@ -109,6 +109,10 @@ class RecordingModel:
         """Return token positions [N, 1]."""
         return torch.arange(len(batch.tokens)).float()[:, None]
 
+    def compute_output(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the same states before and after dropout."""
+        return self.states(batch), self.states(batch)
+
     def compute_directional_states(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the same states for both directions."""
         return self.states(batch), self.states(batch)

@@ -1,0 +1,72 @@
+"""ULMFiT (Howard and Ruder, 2018): AWD-LSTM (Merity et al., 2018), pre-trained once and fine-tuned in stages.
+
+    pretune pretrain ulmfit --data wiki --out runs/wiki          # general language model
+    pretune finetune runs/wiki --task imdb --out runs/imdb       # its fine-tuning on the task's text, and classifier
+
+Three LSTM layers over a tied embedding, with dropout of token types, embeddings, outputs (the same units in all steps)
+and recurrent weights. Dropout rates are those of the released language model; the classifier has the paper's.
+
+Texts are blocks of 512 words with all gradients: seven windows of backpropagation through time (70 words) in one. The
+original reads the corpus in order, keeps the state from one window to the next, and draws the length of each window, so
+that the same words are not always at its end. Blocks are shuffled instead, and a state of zeros begins each.
+"""
+
+from dataclasses import replace
+
+from pretune.models.families.shared import Family, PaperDefaults, Size
+from pretune.models.init import Uniform
+from pretune.models.spec import Model
+from pretune.nn.heads import Head
+from pretune.nn.lstm import LSTM
+from pretune.nn.recurrent_stack import Recurrent
+
+
+def build_spec(
+    *,
+    width: int = 400,
+    hidden: int = 1150,
+    depth: int = 3,
+    vocab: int = 60_000,
+    output_dropout: float = 0.1,
+    hidden_dropout: float = 0.15,
+    input_dropout: float = 0.25,
+    token_dropout: float = 0.02,
+    weight_dropout: float = 0.2,
+) -> Model:
+    """Build a spec: layers of `hidden` units, the last of `width`, and a tied head with a bias."""
+    inner = LSTM(hidden=hidden, weight_dropout=weight_dropout, dropout=hidden_dropout)
+    last = replace(inner, hidden=width, dropout=output_dropout)
+    return Model(
+        family="ulmfit",
+        vocab=vocab,
+        width=width,
+        context=512,
+        decoder=Recurrent(
+            blocks=(*(inner,) * (depth - 1), last), token_dropout=token_dropout, input_dropout=input_dropout
+        ),
+        head=Head(bias="learned"),
+        init=Uniform(bound=0.1),
+    )
+
+
+ulmfit = Family(
+    build_spec=build_spec,
+    shape="decoder",
+    default="original",
+    training=PaperDefaults(
+        objective={"kind": "causal", "activation_penalty": 2.0, "temporal_penalty": 1.0},
+        samples="blocks",
+        lengths=(512,),
+        batch_tokens=64 * 512,
+        lr=3e-3,
+        width=400,
+        optimizer={"kind": "adam_w", "betas": (0.8, 0.99), "eps": 1e-8, "weight_decay": 0.01},
+        schedule={"kind": "slanted"},
+        tokenizer=("words", "plain", 60_000),
+    ),
+    sizes={
+        "original": Size({}, 44_271_600),  # 33M with the 33,278 words of WikiText-2
+        "small": Size({"width": 128, "hidden": 384, "vocab": 30_000}, 6_105_392),
+    },
+)
+"""ULMFiT: AWD-LSTM with a tied embedding, fine-tuned in stages (Howard and Ruder, 2018)."""
