@@ -2,11 +2,11 @@
 
 import os
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 
-from pretune.core.config import Positive, spec
+from pretune.core.config import NewField, Positive, spec
 from pretune.core.errors import ResourceError, UsageError
 from pretune.models.init import Init, Normal
 from pretune.nn.bidirectional_stack import BidirectionalRecurrent
@@ -61,7 +61,7 @@ class Model:
     encoder: Stack | TwoStream | BidirectionalRecurrent | None = None
     decoder: Stack | Recurrent | None = None
     shared: bool = False
-    characters: CharacterCNN | None = None  # word vectors from characters, instead of a token table
+    characters: Annotated[CharacterCNN | None, NewField()] = None  # instead of a token table
     context: Positive[int] | None = None  # training length, if the positions have no maximum
     head: Head | None = None
     pooler: Pooler | None = None

@@ -4,14 +4,14 @@ Legend: N tokens, C cells, W width. Pooled states have a row for every cell of t
 cells are undefined. Shapes are static, and nothing synchronizes with the device.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.core.config import Positive, spec
+from pretune.core.config import NewField, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.layers import ACTIVATIONS, ActivationName, LayerNorm, Norm
@@ -38,7 +38,7 @@ class Head:
     bias: Literal["learned", "fixed"] | None = None  # fixed: a buffer, not trained
     transform: Transform | None = None
     scale: float | None = None  # factor of the states
-    sampling: SampledSoftmax | None = None  # in training, for large vocabularies
+    sampling: Annotated[SampledSoftmax | None, NewField()] = None  # in training, for large vocabularies
 
     def build(self, *, vocab: int, width: int, table: int) -> "VocabularyHead":
         return VocabularyHead(self, vocab, width, table)
