@@ -48,7 +48,7 @@ SLOW_CASES = {
     "tests/parity/test_parity.py": (
         "bert-bare bert-untied roberta-bare xlm-roberta electra-wide electra-generator-untied electra-bare "
         "albert-pretraining albert-unshared albert-untied albert-bare "
-        "modernbert modernbert-untied modernbert-bare bloom bloom-bare "
+        "modernbert modernbert-untied modernbert-bare bloom bloom-bare xglm xglm-bare "
         "gpt-bare gpt2-inner gpt2-untied gpt2-bare llama-tied llama-linear mistral-full olmo opt opt-plain "
         "pythia-serial mpt-six-heads t5-deep-decoder t5-untied-scaled t5-bare mt5 mt5-tied bart-odd bart-bare "
         "xlnet-odd xlnet-untied xlnet-bare distilbert-sinusoidal distilbert-bare"

@@ -94,6 +94,14 @@ NEOX = {
     "eos_token_id": 0,
 }
 BLOOM = {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 3, "n_head": 4}
+XGLM = {
+    "vocab_size": VOCAB,
+    "d_model": 36,
+    "num_layers": 3,
+    "attention_heads": 4,
+    "ffn_dim": 52,
+    "max_position_embeddings": 48,
+}
 MPT = {"vocab_size": VOCAB, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 48}
 T5 = {
     "vocab_size": VOCAB,
@@ -220,6 +228,10 @@ CASES = [
     case("bloom-six-heads", tf.BloomForCausalLM, tf.BloomConfig, BLOOM, n_head=6, hidden_size=36,
          layer_norm_epsilon=1e-4, tie_word_embeddings=False),
     case("bloom-bare", tf.BloomModel, tf.BloomConfig, BLOOM),
+    case("xglm", tf.XGLMForCausalLM, tf.XGLMConfig, XGLM),
+    case("xglm-odd", tf.XGLMForCausalLM, tf.XGLMConfig, XGLM, d_model=35, attention_heads=5, scale_embedding=False,
+         activation_function="relu", tie_word_embeddings=False),
+    case("xglm-bare", tf.XGLMModel, tf.XGLMConfig, XGLM),
     case("t5", tf.T5ForConditionalGeneration, tf.T5Config, T5),
     case("t5-deep-decoder", tf.T5ForConditionalGeneration, tf.T5Config, T5, num_decoder_layers=2, num_layers=4),
     case("t5v1.1", tf.T5ForConditionalGeneration, tf.T5Config, T5,

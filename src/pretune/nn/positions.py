@@ -5,9 +5,10 @@ Each acts in one place, its `mechanism`: `input` (a vector added to the embeddin
 """
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretune.core.config import Fraction, NonNegative, Positive, spec
@@ -71,10 +72,13 @@ class LearnedPositions(nn.Module):
 class Sinusoidal(PositionEncoding):
     """Sinusoidal positions (Vaswani et al., 2017): sines in even channels, cosines in odd channels.
 
-    Wavelengths grow geometrically from 2 pi to `base` x 2 pi.
+    Wavelengths grow geometrically from 2 pi to `base` x 2 pi. `halves`, as in tensor2tensor: sines in the first half of
+    the channels, cosines in the second, and the last wavelength is exactly `base` x 2 pi.
     """
 
     base: Positive[float] = 10000.0
+    offset: NonNegative[int] = 0  # added to the positions
+    order: Literal["alternating", "halves"] = "alternating"
 
     mechanism: ClassVar[str] = "input"
 
@@ -85,12 +89,21 @@ class Sinusoidal(PositionEncoding):
 class SinusoidalPositions(nn.Module):
     def __init__(self, spec: Sinusoidal, width: int) -> None:
         super().__init__()
-        self.base, self.width = spec.base, width
+        self.spec, self.width = spec, width
 
     def forward(self, positions: Tensor) -> Tensor:
+        positions = positions + self.spec.offset if self.spec.offset else positions
+        if self.spec.order == "halves":
+            return self._compute_halves(positions)
         channels = torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float32)
-        angle = positions[:, None].float() * torch.exp(channels * (-math.log(self.base) / self.width))
+        angle = positions[:, None].float() * torch.exp(channels * (-math.log(self.spec.base) / self.width))
         return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)[:, : self.width]
+
+    def _compute_halves(self, positions: Tensor) -> Tensor:
+        half = self.width // 2
+        channels = torch.arange(half, device=positions.device, dtype=torch.float32)
+        angle = positions[:, None].float() * torch.exp(channels * -(math.log(self.spec.base) / max(half - 1, 1)))
+        return F.pad(torch.cat((angle.sin(), angle.cos()), dim=-1), (0, self.width - 2 * half))
 
 
 @spec(kind="linear")

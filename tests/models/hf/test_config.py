@@ -156,6 +156,13 @@ BLOOM = {
     "skip_bias_add": True, "skip_bias_add_qkv": False, "slow_but_exact": False, "transformers_version": "4.20.0",
     "unk_token_id": 0, "use_cache": True, "vocab_size": 250880,
 }  # fmt: skip
+XGLM = {
+    "activation_dropout": 0, "activation_function": "gelu", "architectures": ["XGLMForCausalLM"],
+    "attention_dropout": 0.1, "attention_heads": 16, "bos_token_id": 0, "d_model": 1024, "decoder_start_token_id": 2,
+    "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 4096, "init_std": 0.02, "layerdrop": 0.0,
+    "max_position_embeddings": 2048, "model_type": "xglm", "num_layers": 24, "pad_token_id": 1,
+    "scale_embedding": True, "transformers_version": "4.16.0.dev0", "use_cache": True, "vocab_size": 256008,
+}  # fmt: skip
 T5 = {
     "architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64, "d_model": 512,
     "decoder_start_token_id": 0, "dropout_rate": 0.1, "eos_token_id": 1, "initializer_factor": 1.0,
@@ -292,6 +299,8 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
     "pythia-70m": (NEOX, resolve("pythia-70m")),
     "mpt-7b": (MPT, resolve("mpt-7b")),
     "bloom-560m": (BLOOM, resolve("bloom-560m")),
+    "xglm-564M": (XGLM, resolve("xglm-564M")),
+    "xglm-4.5B": ({**XGLM, "d_model": 2048, "ffn_dim": 16384, "num_layers": 48}, resolve("xglm-4.5B")),
     "t5-small": (T5, resolve("t5-small")),
     "t5-small, early": ({**T5, "architectures": ["T5WithLMHeadModel"]}, resolve("t5-small")),
     "t5-v1_1-small": (T511, resolve("t5v1.1-small")),
@@ -480,6 +489,8 @@ def test_fixed_keys(model_type: str) -> None:
         ({**ALBERT, "net_structure_type": 1}, "'net_structure_type' = 1.*0"),
         ({**DISTILBERT, "hidden_size": 7}, "'dim' = 768.*'hidden_size' = 7"),
         ({**DISTILBERT, "n_heads": 5}, "'dim', 'n_heads'.*5.*768"),
+        ({**XGLM, "pad_token_id": 5}, "'pad_token_id' = 5.*1, 0"),
+        ({**XGLM, "add_cross_attention": True}, "'add_cross_attention' = true.*false"),
         ({**BLOOM, "hidden_size": 512}, "'hidden_size' = 512 and 'n_embed' = 1024"),
         ({**BLOOM, "apply_residual_connection_post_layernorm": True}, "'apply_res.*' = true.*false"),
         ({**MODERNBERT, "num_hidden_layers": 10**6}, r"'num_hidden_layers'.*\b10,000\b.*\b1000000\b"),
