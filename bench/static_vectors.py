@@ -23,8 +23,7 @@ import numpy as np
 import torch
 
 from pretune.adaptation.static.cooccurrence import Glove
-from pretune.adaptation.static.word2vec import Word2Vec
-from pretune.adaptation.static.word_ids import WordCorpus
+from pretune.adaptation.static.word2vec import Word2Vec, WordCorpus
 from pretune.inference.word_vectors import WordVectors, split_words
 
 GOAL = 100_000  # words per second

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pretune.adaptation.peft.bitfit import BitFit
     from pretune.adaptation.peft.ia3 import IA3
     from pretune.adaptation.peft.lora import LoRA
-    from pretune.adaptation.peft.prefix import PrefixTuning
-    from pretune.adaptation.peft.prompt import PromptTuning
+    from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
     from pretune.adaptation.peft.qlora import QLoRA
     from pretune.analysis.neighbors import neighbors
     from pretune.core.types import Batch, Loss, Output
@@ -107,7 +106,7 @@ _PUBLIC = {
     "BitFit": "pretune.adaptation.peft.bitfit:BitFit",
     "Adapter": "pretune.adaptation.peft.adapter:Adapter",
     "PrefixTuning": "pretune.adaptation.peft.prefix:PrefixTuning",
-    "PromptTuning": "pretune.adaptation.peft.prompt:PromptTuning",
+    "PromptTuning": "pretune.adaptation.peft.prefix:PromptTuning",
     "list_models": "pretune.runs.listing:list_models",
     "list_objectives": "pretune.runs.listing:list_objectives",
     "list_tasks": "pretune.runs.listing:list_tasks",

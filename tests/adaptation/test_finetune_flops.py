@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pretune.adaptation.adapted import FlopsCounter, ModelWithHead, adapt, compute_flops_share
 from pretune.adaptation.freeze import FirstFrozen, FreezeStrategy, Frozen, Gradual, LastOnly, freeze
-from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.methods import METHODS, apply_method
 from pretune.models.catalog import resolve
 from pretune.models.model import build

@@ -19,9 +19,9 @@ from pretune.adaptation.freeze import (
     freeze,
 )
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.multi_task import MultiTask
-from pretune.adaptation.heads.tagging import Tagging
+from pretune.adaptation.heads.sequence import Classification
+from pretune.adaptation.heads.token import Tagging
 from pretune.adaptation.peft.lora import LoRA
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.errors import UsageError

@@ -8,11 +8,9 @@ import torch
 
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
-from pretune.adaptation.heads.choice import Choice
-from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.multi_task import MultiTask
-from pretune.adaptation.heads.regression import Regression
-from pretune.adaptation.heads.tagging import Tagging
+from pretune.adaptation.heads.sequence import Choice, Classification, Regression
+from pretune.adaptation.heads.token import Tagging
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.model import LanguageModel, build
 from tests.contracts.tiny import tiny as small

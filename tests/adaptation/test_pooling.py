@@ -11,11 +11,8 @@ import torch
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.base import resolve_pooling
-from pretune.adaptation.heads.choice import Choice
-from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.heads.regression import Regression
-from pretune.adaptation.heads.span import Span
-from pretune.adaptation.heads.tagging import Tagging
+from pretune.adaptation.heads.sequence import Choice, Classification, Regression
+from pretune.adaptation.heads.token import Span, Tagging
 from pretune.cli.app import main
 from pretune.core.errors import UsageError
 from pretune.inference.sentence_modules import build_encoder, write_modules

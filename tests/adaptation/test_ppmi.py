@@ -11,7 +11,7 @@ import torch
 
 from pretune.adaptation.static import cooccurrence as counting
 from pretune.adaptation.static.cooccurrence import Ppmi, compute_ppmi, count_matrix
-from pretune.adaptation.static.word_ids import WordCorpus
+from pretune.adaptation.static.word2vec import WordCorpus
 from pretune.core.errors import UsageError
 
 TEXTS = [["a", "b", "c", "a"], ["c", "b"], ["d"], ["b", "a", "b"]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.peft.prompt import PromptTuning
+from pretune.adaptation.peft.prefix import PromptTuning
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Sequences, reserve

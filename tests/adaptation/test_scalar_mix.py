@@ -12,11 +12,8 @@ import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.freeze import Frozen, freeze
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.choice import Choice
-from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.heads.regression import Regression
-from pretune.adaptation.heads.span import Span
-from pretune.adaptation.heads.tagging import Tagging
+from pretune.adaptation.heads.sequence import Choice, Classification, Regression
+from pretune.adaptation.heads.token import Span, Tagging
 from pretune.adaptation.scalar_mix import LayerMix, Mixing, MixReader, ScalarMixHead, extract_layers
 from pretune.core.errors import UsageError
 from pretune.models.bidirectional_lm import reverse_sequences

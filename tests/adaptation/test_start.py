@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from pretune.adaptation.peft.base import NUM_COMMON_TOKENS, choose_tokens
-from pretune.adaptation.peft.prefix import PrefixTuning, compute_keys_values, list_stacks
-from pretune.adaptation.peft.prompt import PromptTuning
+from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning, compute_keys_values, list_stacks
 from pretune.models.catalog import resolve
 from pretune.models.model import build
 from tests.contracts.tiny import model_of

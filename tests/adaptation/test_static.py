@@ -17,8 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from pretune.adaptation.static import word2vec
 from pretune.adaptation.static.cooccurrence import Glove, count_pairs
-from pretune.adaptation.static.word2vec import Word2Vec
-from pretune.adaptation.static.word_ids import WordCorpus
+from pretune.adaptation.static.word2vec import Word2Vec, WordCorpus
 from pretune.core.errors import DataError, DivergedError, UsageError
 from pretune.inference.word_vectors import WordVectors, is_word_vectors
 from tests.selection import scale_examples

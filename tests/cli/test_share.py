@@ -9,7 +9,7 @@ import torch
 import pretune as pt
 from pretune.adaptation import METHODS
 from pretune.adaptation.adapted import ModelWithHead, adapt
-from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.methods import apply_method, save
 from pretune.cli import main
 from tests.runs import tasked

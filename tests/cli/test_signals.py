@@ -13,7 +13,7 @@ import pytest
 
 from pretune.cli import EXIT_INTERRUPTED, main, shut_down_cleanly
 from pretune.core.errors import StoppedError, UserInterruptError
-from pretune.training.guards import GracefulShutdown
+from pretune.training.loop import GracefulShutdown
 from tests.conftest import ROOT
 from tests.data.texts import MANY, blocks, byte_tokenizer
 

@@ -112,7 +112,7 @@ def test_evaluate_takes_them(home: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_baseline_of_averaged_vectors_takes_them(home: Path) -> None:
-    from pretune.evaluation.baselines.run import run_baselines
+    from pretune.evaluation.baselines import run_baselines
     from pretune.tasks.example import Example
     from pretune.tasks.task import Task
 

@@ -30,21 +30,20 @@ from pretune.nn.heads import SpanHead
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import Corruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.causal import CausalLM
-from pretune.objectives.denoising import Denoising
-from pretune.objectives.distill import Distill
-from pretune.objectives.masked import MaskedLM
-from pretune.objectives.mixture import Mixture, Part, build_denoisers
-from pretune.objectives.multitask_masked import MultitaskMaskedLM
-from pretune.objectives.next_sentence import NextSentence
-from pretune.objectives.noise import (
+from pretune.objectives.denoising import (
+    Denoising,
     DocumentRotation,
     SentencePermutation,
     TextInfilling,
     TokenDeletion,
     TokenMasking,
 )
+from pretune.objectives.distill import Distill
+from pretune.objectives.masked import MaskedLM
+from pretune.objectives.mixture import Mixture, Part, build_denoisers
+from pretune.objectives.multitask_masked import MultitaskMaskedLM
+from pretune.objectives.next_sentence import NextSentence, SentenceOrder
 from pretune.objectives.replaced_token import ReplacedToken
-from pretune.objectives.sentence_order import SentenceOrder
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.span_masked import Boundary, NGram, SpanMaskedLM
 from pretune.objectives.supervised import SupervisedSeq2seq

@@ -12,12 +12,10 @@ import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads import HEADS
 from pretune.adaptation.heads.base import build_encoder_decoder_inputs
-from pretune.adaptation.heads.choice import Choice, build_group_labels
-from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.dependency import UNKNOWN_HEAD, Dependency, encode_arcs
 from pretune.adaptation.heads.generation import Generation
-from pretune.adaptation.heads.span import END, START, Span
-from pretune.adaptation.heads.tagging import Tagging
+from pretune.adaptation.heads.sequence import Choice, Classification, build_group_labels
+from pretune.adaptation.heads.token import END, START, Span, Tagging
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.layout import lay_out

@@ -5,8 +5,7 @@ import pytest
 from pretune.adaptation import METHODS
 from pretune.cli import main
 from pretune.core import config
-from pretune.core.errors import suggest
-from pretune.core.synonyms import SYNONYMS, find_synonyms
+from pretune.core.errors import SYNONYMS, find_synonyms, suggest
 from pretune.models.catalog import list_settings
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretune.data.inference_batches import fill_rows, pack_batches, pack_in_order
+from pretune.data.layout import fill_rows, pack_batches, pack_in_order
 from pretune.data.sequences import Sequences, compute_offsets
 from tests.selection import scale_examples
 

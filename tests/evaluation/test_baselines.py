@@ -11,10 +11,9 @@ import pytest
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.core.errors import DataError, PretuneError, UsageError
 from pretune.evaluation.baselines import BASELINES, SLOTS
-from pretune.evaluation.baselines.base import Text
+from pretune.evaluation.baselines.base import Text, TfIdf, compute_overlap
 from pretune.evaluation.baselines.bilstm import BiLSTMBaseline
 from pretune.evaluation.baselines.classifiers import SVM, Majority
-from pretune.evaluation.baselines.features import TfIdf, compute_overlap
 from pretune.evaluation.baselines.tagging import FrequentTag
 from pretune.text.corpora.builtin import Reviews
 from pretune.training.optim import AdamW

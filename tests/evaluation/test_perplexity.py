@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.cloze import evaluate_cloze, read_blanks
-from pretune.evaluation.perplexity import evaluate_perplexity, split_windows
-from pretune.evaluation.result import EvaluationResult
+from pretune.evaluation import EvaluationResult
+from pretune.evaluation.perplexity import evaluate_cloze, evaluate_perplexity, read_blanks, split_windows
 from pretune.inference.scoring import ScoringConfig
 from pretune.tasks.example import Example
 from tests.inference.scorers import ids, log_softmax, scorer

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.sequence import Classification
 from pretune.core.types import Loss
 from pretune.objectives.masked import MaskedLM
 from pretune.runs.finetune import results

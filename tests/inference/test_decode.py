@@ -10,14 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretune.adaptation.adapted import adapt
 from pretune.adaptation.heads.generation import Generation
-from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.prompt import PromptTuning
+from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
 from pretune.core.errors import UsageError
 from pretune.data.layout import batch
-from pretune.inference.beam import BeamSearchState
 from pretune.inference.decode import DecodingCallbacks, generate_tokens
 from pretune.inference.decoding_state import DecodingState
-from pretune.inference.engine import DecodingEngine
+from pretune.inference.engine import BeamSearchState, DecodingEngine
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch, Sampling
 from pretune.models.model import LanguageModel
 from tests.contracts.tiny import CASES, DECODERS, ENCODERS, PAIRS, ROOM, model_of, text

@@ -9,7 +9,7 @@ import torch
 
 import pretune as pt
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.data.inference_batches import pack_batches
+from pretune.data.layout import pack_batches
 from pretune.data.sequences import Sequences
 from pretune.inference import embed as embed_module
 from pretune.inference import sentence_modules

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pretune.metrics.averages import GLUE, SUPERGLUE, collect_suite_scores, compute_suite_averages
+from pretune.metrics import GLUE, SUPERGLUE, collect_suite_scores, compute_suite_averages
 from pretune.metrics.classification import accuracy_f1
 
 # BERT-large as GLUE's leaderboard has it, score 80.5.

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pretune.core.errors import UsageError
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences
-from pretune.objectives.denoising import Denoising
-from pretune.objectives.noise import (
+from pretune.objectives.denoising import (
+    Denoising,
     DocumentRotation,
     Noise,
     SentencePermutation,

@@ -9,12 +9,11 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Sequences
 from pretune.objectives.causal import CausalLM
-from pretune.objectives.denoising import Denoising
+from pretune.objectives.denoising import Denoising, DocumentRotation
 from pretune.objectives.masked import MaskedLM
 from pretune.objectives.masked_seq2seq import MaskedSeq2seq
 from pretune.objectives.mixture import Mixture, Part, build_denoisers
 from pretune.objectives.multitask_masked import MultitaskMaskedLM
-from pretune.objectives.noise import DocumentRotation
 from pretune.objectives.prefix import PrefixLM
 from pretune.objectives.span_corruption import SpanCorruption
 from tests.contracts.restoring import sides

@@ -20,8 +20,7 @@ from pretune.models.model import LanguageModel, build
 from pretune.nn.heads import SpanHead
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.masked import MaskedLM
-from pretune.objectives.next_sentence import NextSentence
-from pretune.objectives.sentence_order import SentenceOrder
+from pretune.objectives.next_sentence import NextSentence, SentenceOrder
 from pretune.objectives.span_masked import Boundary, SpanMaskedLM
 from tests.contracts.tiny import rough
 from tests.data.corpora import CLS, FRAMES, SEP, opened

@@ -18,15 +18,15 @@ from pretune.data.sampling import Counters, WeightedMixing
 from pretune.data.stream import BatchStream, compute_row_lengths
 from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.causal import CausalLM
-from pretune.objectives.denoising import Denoising
-from pretune.objectives.mixture import Mixture, MixtureCorruption, Part, build_denoisers
-from pretune.objectives.noise import (
+from pretune.objectives.denoising import (
+    Denoising,
     DocumentRotation,
     SentencePermutation,
     TextInfilling,
     TokenDeletion,
     TokenMasking,
 )
+from pretune.objectives.mixture import Mixture, MixtureCorruption, Part, build_denoisers
 from pretune.objectives.prefix import PrefixLM
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.supervised import SupervisedSeq2seq

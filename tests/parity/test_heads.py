@@ -15,8 +15,7 @@ import transformers as tf
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.base import build_encoder_decoder_inputs
-from pretune.adaptation.heads.choice import build_group_labels
-from pretune.adaptation.heads.multi_label import MultiLabel
+from pretune.adaptation.heads.sequence import MultiLabel, build_group_labels
 from pretune.core.errors import CheckpointError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.layout import lay_out
@@ -332,7 +331,7 @@ def test_a_pooling_that_is_unknown_is_refused(tmp_path: Path) -> None:
 
 def test_a_head_of_no_class_leaves_the_body_readable(tmp_path: Path) -> None:
     """Mean pooling is in no class: the body is a BertModel to others, and the head is there for us."""
-    from pretune.adaptation.heads.classification import Classification
+    from pretune.adaptation.heads.sequence import Classification
     from pretune.nn.heads import PoolingConfig
 
     reference = built(case("x", tf.BertModel, tf.BertConfig, BERT))

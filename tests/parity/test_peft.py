@@ -17,8 +17,7 @@ from pretune.adaptation.peft.base import PeftMethod
 from pretune.adaptation.peft.ia3 import IA3
 from pretune.adaptation.peft.io import load_adapter, save_adapter
 from pretune.adaptation.peft.lora import LoRA
-from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.prompt import PromptTuning
+from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
 from pretune.adaptation.peft.qlora import QLoRA
 from pretune.core.errors import CheckpointError
 from pretune.models.model import LanguageModel

@@ -13,7 +13,7 @@ import pytest
 
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.core.format import format_kilograms
-from pretune.metrics.averages import GLUE, SUITES
+from pretune.metrics import GLUE, SUITES
 from pretune.reports import facts
 from pretune.reports.charts import MAX_POINTS, Series, average_points, draw_line_chart, select_ticks
 from pretune.reports.load import RunRecord, load_directory

@@ -15,8 +15,7 @@ from pretune.runs.finetune import trial
 from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.samples import SampleHook
 from pretune.training.checkpoints import collect_weights
-from pretune.training.guards import DivergenceGuard
-from pretune.training.loop import Loop
+from pretune.training.loop import DivergenceGuard, Loop
 from pretune.training.metrics_log import read_metrics
 from tests.runs.small import FAST, Prepared, shrunk
 

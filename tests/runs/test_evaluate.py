@@ -2,8 +2,8 @@
 
 import pytest
 
-from pretune.evaluation.result import EvaluationResult
-from pretune.metrics.averages import SUPERGLUE
+from pretune.evaluation import EvaluationResult
+from pretune.metrics import SUPERGLUE
 from pretune.runs.evaluate import compute_averages
 
 YEARS = [EvaluationResult(task=f"sts{year}", scores={"spearman": year / 100, "pearson": 1.0}) for year in range(12, 17)]

@@ -13,7 +13,7 @@ from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.baselines.run import parse_baselines, run_baselines
+from pretune.evaluation.baselines import parse_baselines, run_baselines
 from pretune.evaluation.similarity import compute_cosines
 from pretune.metrics.numeric import spearman
 from pretune.models.catalog import resolve

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from pretune.adaptation.heads.dependency import decode_arcs
-from pretune.adaptation.heads.span import END, START
+from pretune.adaptation.heads.token import END, START
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Ints
 from pretune.tasks.encoder import TaskEncoder

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from pretune.core.errors import DataError, UsageError
-from pretune.metrics import get_headline
-from pretune.metrics.averages import compute_suite_averages
+from pretune.metrics import compute_suite_averages, get_headline
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.example import AnswerCandidate, Example, Prediction
 from pretune.tasks.predict import predict

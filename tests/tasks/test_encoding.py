@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Raw
 
 from pretune.adaptation.adapted import adapt
-from pretune.adaptation.heads.span import END, START
+from pretune.adaptation.heads.token import END, START
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.tasks.encoder import TaskEncoder, build_head

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from pretune.core.errors import DataError
-from pretune.evaluation.baselines import BASELINES
-from pretune.evaluation.baselines.run import run_baselines
+from pretune.evaluation.baselines import BASELINES, run_baselines
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
 from pretune.tasks.user_table import build_user_task

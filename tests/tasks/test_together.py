@@ -10,7 +10,7 @@ import torch
 
 from pretune.adaptation.adapted import adapt, select_head
 from pretune.adaptation.heads.multi_task import MultiTask
-from pretune.adaptation.peft.prompt import PromptTuning
+from pretune.adaptation.peft.prefix import PromptTuning
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import SmoothedMixing

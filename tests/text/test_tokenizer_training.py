@@ -20,7 +20,7 @@ from tokenizers import models, pre_tokenizers, trainers
 import pretune as pt
 from pretune.core.errors import DataError, UsageError
 from pretune.text.styles import KINDS, STYLES
-from pretune.text.tokenizer import lattice, sample, unigram
+from pretune.text.tokenizer import sample, unigram
 from pretune.text.tokenizer.sample import BLOCK_CHARACTERS, MAX_WORD_LENGTH, TextSample
 from pretune.text.tokenizer.training import TokenizerConfig, train
 from tests.conftest import ROOT
@@ -284,7 +284,7 @@ class TestLattice:
         ]
 
     def test_stretches(self) -> None:
-        assert lattice.expand_ranges(np.array([3]), np.array([0])).tolist() == []
+        assert unigram.expand_ranges(np.array([3]), np.array([0])).tolist() == []
 
 
 class TestUnigram:

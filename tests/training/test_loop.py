@@ -15,8 +15,7 @@ from pretune.core.errors import DivergedError, ResourceError
 from pretune.core.types import Batch, Loss
 from pretune.objectives import build_objective as objective
 from pretune.training.distributed import Ranks
-from pretune.training.guards import MAX_SKIPPED_STEPS, DivergenceGuard
-from pretune.training.loop import Loop
+from pretune.training.loop import MAX_SKIPPED_STEPS, DivergenceGuard, Loop
 from pretune.training.optim import AdamW, build_parameter_groups
 from pretune.training.step import ModelWithLoss, StepMetrics, TrainState
 from tests.contracts.tiny import VOCAB, tiny

@@ -16,8 +16,7 @@ from pretune.objectives import build_objective
 from pretune.training.clock import TrainingClock
 from pretune.training.config import TrainConfig
 from pretune.training.distributed import Ranks
-from pretune.training.guards import GracefulShutdown
-from pretune.training.loop import Loop
+from pretune.training.loop import GracefulShutdown, Loop
 from pretune.training.metrics_log import read_metrics
 from pretune.training.optim import AdamW
 from pretune.training.schedules import LinearSchedule

@@ -21,12 +21,9 @@ from torch import Tensor, nn
 
 from pretune.adaptation.heads import HEADS
 from pretune.adaptation.heads.base import TaskHead, use_stored_pooling
-from pretune.adaptation.heads.choice import Choice
-from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.generation import Generation
-from pretune.adaptation.heads.multi_label import MultiLabel
 from pretune.adaptation.heads.multi_task import MultiTask, MultiTaskHeads
-from pretune.adaptation.heads.regression import Regression
+from pretune.adaptation.heads.sequence import Choice, Classification, MultiLabel, Regression
 from pretune.adaptation.peft.base import PeftMethod
 from pretune.adaptation.scalar_mix import ScalarMixHead, extract_layers
 from pretune.core.errors import UsageError
@@ -256,7 +253,7 @@ def compute_flops_share(model: ModelWithHead) -> float:
     >>> from pretune.models.catalog import resolve
     >>> from pretune.adaptation.adapted import adapt
     >>> from pretune.adaptation.freeze import Frozen, LastOnly, freeze
-    >>> from pretune.adaptation.heads.regression import Regression
+    >>> from pretune.adaptation.heads.sequence import Regression
     >>> model = adapt(build(resolve("bert-tiny", {})), Regression())
     >>> round(compute_flops_share(model), 3), freeze(model, LastOnly()) and round(compute_flops_share(model), 3)
     (1.0, 0.667)

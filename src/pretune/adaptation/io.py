@@ -14,13 +14,9 @@ from torch import Tensor, nn
 
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.choice import Choice
-from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.heads.multi_label import MultiLabel
 from pretune.adaptation.heads.multi_task import MultiTask, SingleHead
-from pretune.adaptation.heads.regression import Regression
-from pretune.adaptation.heads.span import Span
-from pretune.adaptation.heads.tagging import Tagging
+from pretune.adaptation.heads.sequence import Choice, Classification, MultiLabel, Regression
+from pretune.adaptation.heads.token import Span, Tagging
 from pretune.adaptation.peft.base import PeftMethod, get_adapter_state
 from pretune.adaptation.peft.io import (
     ADAPTER_FILE,

@@ -28,8 +28,7 @@ from pretune.adaptation.peft.io import (
     AdapterExtras,
     save_adapter,
 )
-from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.prompt import PromptTuning
+from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
 from pretune.models.model import LanguageModel
 from pretune.training.loop import Hook
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.inference_batches import pack_batches, pack_in_order
+from pretune.data.layout import pack_batches, pack_in_order
 from pretune.data.sequences import Ints, Sequences
 from pretune.inference.embed import BATCH_TOKENS, encode_texts
 from pretune.inference.pooling import compute_states

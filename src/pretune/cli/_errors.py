@@ -16,10 +16,10 @@ from pretune.core.errors import (
     UsageError,
     UserInterruptError,
     find_closest,
+    find_synonyms,
     suggest,
 )
 from pretune.core.migration import RENAMED_OPTIONS
-from pretune.core.synonyms import find_synonyms
 
 INPUT_OPTIONS = {
     "finetune": "--train",

@@ -15,7 +15,7 @@ from pretune.core.format import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pretune.evaluation.result import EvaluationResult
+    from pretune.evaluation import EvaluationResult
     from pretune.tasks.task import Task
 
 

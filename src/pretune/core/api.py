@@ -10,9 +10,8 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from pretune.core.errors import UsageError, suggest
+from pretune.core.errors import UsageError, find_synonyms, suggest
 from pretune.core.migration import RENAMED_ARGUMENTS
-from pretune.core.synonyms import find_synonyms
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]  # noqa: ICN001

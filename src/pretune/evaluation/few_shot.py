@@ -11,9 +11,9 @@ from torch import nn
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.format import format_count
+from pretune.evaluation import EvaluationResult
 from pretune.evaluation.prompting import ChoiceConfig, ChoiceScores, Prompter, softmax
 from pretune.evaluation.prompts import PromptTemplate, build_text_to_text_prompt, draw_shots, get_options, get_prompt
-from pretune.evaluation.result import EvaluationResult
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.splits import sample_subset

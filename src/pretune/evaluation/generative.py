@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from pretune.core.errors import DataError, UsageError
+from pretune.evaluation import EvaluationResult
 from pretune.evaluation.few_shot import DEFAULT, FewShotConfig, Truncation, build_result, select_examples
 from pretune.evaluation.prompts import BLANK, PromptTemplate, count_fitting, render_prompt
-from pretune.evaluation.result import EvaluationResult
 from pretune.inference.decode import BATCH_ROWS, DecodingCallbacks, check_can_generate, generate_tokens
 from pretune.inference.generate import Continuation, StopStrings
 from pretune.inference.generation_config import GenerationConfig, GenerationTokens

@@ -16,7 +16,7 @@ from torch import nn
 
 from pretune.core.errors import DataError, UsageError, explain_missing
 from pretune.data.sequences import Bools, Ints
-from pretune.evaluation.result import EvaluationResult
+from pretune.evaluation import EvaluationResult
 from pretune.inference.scoring import (
     DEFAULT_SCORING,
     Passages,

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pretune.core.errors import UsageError
-from pretune.inference.beam import BeamSearchState
 from pretune.inference.decoding_state import DecodingState, GeneratedTokens
-from pretune.inference.engine import DecodingEngine, SearchState, get_engine
+from pretune.inference.engine import BeamSearchState, DecodingEngine, SearchState, get_engine
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, Sampling
 from pretune.inference.prompts import count_prompt_slots, get_length_limits, prefill, repeat_indices
 from pretune.inference.text_model import eval_mode, get_language_model, make_non_finite_error

@@ -25,7 +25,7 @@ from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.format import format_count
 from pretune.core.types import Batch
-from pretune.data.inference_batches import pack_batches
+from pretune.data.layout import pack_batches
 from pretune.data.sequences import Ints, Sequences, spread
 from pretune.inference.pooling import TextEncoder
 from pretune.inference.sentence_modules import build_encoder, read_prompts

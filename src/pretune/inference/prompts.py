@@ -10,7 +10,7 @@ from torch import Tensor
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.data.inference_batches import pack_in_order
+from pretune.data.layout import pack_in_order
 from pretune.data.sequences import Sequences, compute_offsets, reserve
 from pretune.inference.generation_config import GenerationTokens
 from pretune.models.model import LanguageModel

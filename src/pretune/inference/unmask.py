@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
-from pretune.data.inference_batches import pack_in_order
+from pretune.data.layout import pack_in_order
 from pretune.data.sequences import Sequences, compute_offsets, reserve
 from pretune.inference.prompts import count_prompt_slots
 from pretune.inference.text_model import check_outputs

@@ -16,7 +16,7 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
         "masked": "pretune.objectives.masked:MaskedLM",
         "span_masked": "pretune.objectives.span_masked:SpanMaskedLM",
         "next_sentence": "pretune.objectives.next_sentence:NextSentence",
-        "sentence_order": "pretune.objectives.sentence_order:SentenceOrder",
+        "sentence_order": "pretune.objectives.next_sentence:SentenceOrder",
         "translation": "pretune.objectives.translation:Translation",
         "replaced_token": "pretune.objectives.replaced_token:ReplacedToken",
         "supervised": "pretune.objectives.supervised:SupervisedSeq2seq",

@@ -44,8 +44,7 @@ from pretune.objectives.base import (
 )
 from pretune.objectives.masked import MaskedLM
 from pretune.objectives.mixture import Mixture, SimpleObjective
-from pretune.objectives.next_sentence import NextSentence
-from pretune.objectives.sentence_order import SentenceOrder
+from pretune.objectives.next_sentence import NextSentence, SentenceOrder
 from pretune.objectives.span_masked import SpanMaskedLM
 from pretune.objectives.translation import Translation
 

@@ -1,11 +1,17 @@
-"""Next-sentence prediction, with masking: does the second segment follow the first in its document?
+"""Predictions about pairs of segments, with masking: next sentence and sentence order.
 
-Paper: Devlin et al. (2019). In half of the pairs the second segment is from another document; the samples build and
-label them (`pretune.data.pairs`). The classifier reads the pooled vector of the first token. RoBERTa found no benefit.
-Input: pairs of segments. Siblings: `sentence_order` has swapped segments as negatives.
+Next-sentence prediction: does the second segment follow the first in its document? Paper: Devlin et al. (2019). In half
+of the pairs the second segment is from another document; the samples build and label them (`pretune.data.pairs`). The
+classifier reads the pooled vector of the first token. RoBERTa found no benefit.
 
     tokens   [CLS] the man [MASK] to the store [SEP] penguins are [MASK] ##less birds [SEP]
     label    1                                       (0: it follows, 1: it does not)
+
+Sentence-order prediction: are two consecutive segments in order or swapped? Paper: Lan et al. (2020), ALBERT: harder
+than `next_sentence`, whose negative pairs mostly differ in topic. In half of the pairs the two segments are swapped.
+
+    tokens   [CLS] he bought a [MASK] of milk [SEP] the man went to the store [SEP]
+    label    1                                      (0: in order, 1: swapped)
 """
 
 from collections.abc import Mapping
@@ -71,3 +77,29 @@ def compute_loss_with_pairs(masking: Masking, model: PretrainingModel, batch: Ba
 def _rename_loss_term(terms: Mapping[str, T]) -> dict[str, T]:
     """Rename the only loss term of a masking to `masked`."""
     return {"masked" if name == "loss" else name: term for name, term in terms.items()}
+
+
+@spec
+class SentenceOrder(Objective):
+    """Masking, and whether two segments are in order or swapped (ALBERT)."""
+
+    masking: Masking = MaskedLM()
+
+    shapes = ("encoder",)
+    pairs = "swapped"
+
+    @property
+    def words(self) -> bool:
+        return self.masking.words
+
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> Corruption:
+        return self.masking.bind(vocabulary, shape)
+
+    def to_evaluation(self) -> Self:
+        return replace(self, masking=self.masking.to_evaluation())
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        return count_with_pairs(self.masking, batch)
+
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
+        return compute_loss_with_pairs(self.masking, model, batch)

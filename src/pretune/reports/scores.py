@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core.format import format_count
-from pretune.metrics import SHARE_METRICS
-from pretune.metrics.averages import SUITES, collect_suite_scores, compute_suite_averages
+from pretune.metrics import SHARE_METRICS, SUITES, collect_suite_scores, compute_suite_averages
 from pretune.metrics.significance import (
     Comparison,
     compute_interval,

@@ -35,7 +35,7 @@ from pretune.tasks.types.embedding import PairDataset, build_text_stream, read_d
 from pretune.training.clock import TrainingClock
 from pretune.training.config import TrainConfig
 from pretune.training.distributed import Ranks, init_distributed, resolve_device, run_on_rank_zero
-from pretune.training.guards import GracefulShutdown
+from pretune.training.loop import GracefulShutdown
 from pretune.training.optim import AdamW
 from pretune.training.records import ResumeFile
 from pretune.training.schedules import LinearSchedule

@@ -19,8 +19,8 @@ from torch import nn
 
 from pretune.core.api import ResultList, check_arguments
 from pretune.core.errors import UsageError, suggest
-from pretune.evaluation.result import EvaluationResult
-from pretune.metrics.averages import collect_suite_scores, compute_suite_averages
+from pretune.evaluation import EvaluationResult
+from pretune.metrics import collect_suite_scores, compute_suite_averages
 from pretune.runs.evaluation_job import FILE_TASKS, EvaluateOptions, EvaluationJob, ProgressCallback
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task

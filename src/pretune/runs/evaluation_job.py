@@ -12,7 +12,7 @@ from pretune.adaptation.io import load
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.hub import is_hub, resolve_path
 from pretune.core.run_dir import RunDir
-from pretune.evaluation.cloze import evaluate_cloze, read_blanks
+from pretune.evaluation import EvaluationResult
 from pretune.evaluation.few_shot import FewShotConfig, evaluate_few_shot
 from pretune.evaluation.generative import evaluate_generation
 from pretune.evaluation.minimal_pairs import (
@@ -22,8 +22,7 @@ from pretune.evaluation.minimal_pairs import (
     read_pair_folder,
     read_pairs,
 )
-from pretune.evaluation.perplexity import evaluate_perplexity
-from pretune.evaluation.result import EvaluationResult
+from pretune.evaluation.perplexity import evaluate_cloze, evaluate_perplexity, read_blanks
 from pretune.inference.embed import build_embedder
 from pretune.inference.scoring import ScoringConfig
 from pretune.runs.finetune.saved_task import SavedTask

@@ -27,7 +27,7 @@ from pretune.runs.verify import check_model
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.checkpoints import CheckpointManager, read_state
 from pretune.training.distributed import init_distributed, resolve_device
-from pretune.training.guards import GracefulShutdown
+from pretune.training.loop import GracefulShutdown
 from pretune.training.records import ResumeFile
 from pretune.training.step import TrainState
 

@@ -41,7 +41,7 @@ from pretune.training.clock import IN_FLIGHT_STEPS, TrainingClock
 from pretune.training.config import TrainConfig, configure_model
 from pretune.training.data_worker import start_forkserver
 from pretune.training.distributed import Ranks, fill, unshard_all
-from pretune.training.guards import GracefulShutdown
+from pretune.training.loop import GracefulShutdown
 from pretune.training.metrics_log import read_metrics
 from pretune.training.records import CostFile
 from pretune.training.step import TrainState

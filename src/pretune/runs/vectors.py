@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.adaptation.static.cooccurrence import MAX_WORDS, Glove, Ppmi
-from pretune.adaptation.static.word2vec import Word2Vec
-from pretune.adaptation.static.word_ids import WordCorpus
+from pretune.adaptation.static.word2vec import Word2Vec, WordCorpus
 from pretune.core.errors import UsageError, suggest
 from pretune.inference.word_vectors import WordVectors
 from pretune.text.corpora import open_corpus

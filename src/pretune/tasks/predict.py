@@ -16,7 +16,7 @@ from torch import nn
 
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import UsageError
-from pretune.data.inference_batches import pack_batches
+from pretune.data.layout import pack_batches
 from pretune.data.sequences import compute_starts, spread
 from pretune.inference.decode import generate_tokens
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch

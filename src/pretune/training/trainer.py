@@ -30,8 +30,7 @@ from pretune.training.config import TrainConfig
 from pretune.training.cuda_graph import build_cuda_graph
 from pretune.training.dataloader import DataLoader
 from pretune.training.distributed import Parallel, Ranks, run_on_rank_zero
-from pretune.training.guards import DivergenceGuard, GracefulShutdown
-from pretune.training.loop import Hook, Loop
+from pretune.training.loop import DivergenceGuard, GracefulShutdown, Hook, Loop
 from pretune.training.optim import ParameterGroup, build_parameter_groups, use_averages
 from pretune.training.progress import OverheadEstimator
 from pretune.training.run_logger import RunLogger

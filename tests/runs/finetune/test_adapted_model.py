@@ -23,7 +23,7 @@ from pretune.tasks.task import Task
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train
 from pretune.training.distributed import Ranks
-from pretune.training.guards import GracefulShutdown
+from pretune.training.loop import GracefulShutdown
 from pretune.training.optim import split_parts
 from tests.runs import tasked
 from tests.runs.small import FAST, Prepared, shrunk

@@ -8,7 +8,7 @@ import torch
 
 from pretune.adaptation.adapted import adapt
 from pretune.adaptation.freeze import Frozen, Full, Gradual
-from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.methods import METHODS
 from pretune.adaptation.peft.bitfit import BitFit
 from pretune.core import config

@@ -9,7 +9,7 @@ import torch
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.base import SequenceHead
-from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.sequence import Classification
 from pretune.core.errors import UsageError
 from pretune.models.hf import checkpoint
 from pretune.nn.heads import PoolingConfig

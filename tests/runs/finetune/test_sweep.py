@@ -9,7 +9,7 @@ import torch
 
 import pretune as pt
 from pretune.core.errors import UsageError
-from pretune.evaluation.baselines.run import ALL_BASELINES
+from pretune.evaluation.baselines import ALL_BASELINES
 from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.entry import build_plan
 from pretune.runs.finetune.entry import run_finetune as finetune

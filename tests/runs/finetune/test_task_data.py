@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pretune.core.errors import DataError, UsageError
-from pretune.metrics.averages import GLUE, SUPERGLUE
+from pretune.metrics import GLUE, SUPERGLUE
 from pretune.runs.finetune.config import TaskConfig
 from pretune.runs.finetune.task_data import (
     TaskData,

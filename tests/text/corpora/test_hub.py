@@ -11,7 +11,7 @@ import pytest
 
 from pretune.core.errors import DataError, UsageError
 from pretune.text.corpora import open_corpus
-from pretune.text.corpora.hub import parse_address
+from pretune.text.corpora.corpus import parse_address
 
 
 class Stream:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 HEADS: "Registry[type[TaskHead]]" = Registry(
     "head",
     {
-        "classification": "pretune.adaptation.heads.classification:Classification",
-        "multi_label": "pretune.adaptation.heads.multi_label:MultiLabel",
-        "regression": "pretune.adaptation.heads.regression:Regression",
-        "tagging": "pretune.adaptation.heads.tagging:Tagging",
+        "classification": "pretune.adaptation.heads.sequence:Classification",
+        "multi_label": "pretune.adaptation.heads.sequence:MultiLabel",
+        "regression": "pretune.adaptation.heads.sequence:Regression",
+        "tagging": "pretune.adaptation.heads.token:Tagging",
         "dependency": "pretune.adaptation.heads.dependency:Dependency",
-        "span": "pretune.adaptation.heads.span:Span",
-        "choice": "pretune.adaptation.heads.choice:Choice",
+        "span": "pretune.adaptation.heads.token:Span",
+        "choice": "pretune.adaptation.heads.sequence:Choice",
         "generation": "pretune.adaptation.heads.generation:Generation",
     },
 )

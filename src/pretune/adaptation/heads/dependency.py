@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretune.adaptation.heads.base import HeadedModel, TokenHead, check_classes, init_head
-from pretune.adaptation.heads.tagging import get_targets
+from pretune.adaptation.heads.token import get_targets
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import Fraction, Positive, spec
 from pretune.core.types import Batch, Loss

@@ -13,7 +13,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from pretune.adaptation.heads.base import count_labels
-from pretune.adaptation.heads.tagging import get_targets
+from pretune.adaptation.heads.token import get_targets
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss

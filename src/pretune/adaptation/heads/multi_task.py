@@ -10,14 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pretune.adaptation.heads.choice import Choice
-from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.dependency import Dependency
 from pretune.adaptation.heads.generation import Generation
-from pretune.adaptation.heads.multi_label import MultiLabel
-from pretune.adaptation.heads.regression import Regression
-from pretune.adaptation.heads.span import Span
-from pretune.adaptation.heads.tagging import Tagging
+from pretune.adaptation.heads.sequence import Choice, Classification, MultiLabel, Regression
+from pretune.adaptation.heads.token import Span, Tagging
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
 from pretune.models.model import LanguageModel

@@ -21,7 +21,7 @@ PEFT_METHODS: "Registry[type[PeftMethod]]" = Registry(
     {
         "adapter": "pretune.adaptation.peft.adapter:Adapter",
         "prefix": "pretune.adaptation.peft.prefix:PrefixTuning",
-        "prompt": "pretune.adaptation.peft.prompt:PromptTuning",
+        "prompt": "pretune.adaptation.peft.prefix:PromptTuning",
         "lora": "pretune.adaptation.peft.lora:LoRA",
         "qlora": "pretune.adaptation.peft.qlora:QLoRA",
         "ia3": "pretune.adaptation.peft.ia3:IA3",

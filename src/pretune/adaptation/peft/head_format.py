@@ -11,10 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.heads.regression import Regression
-from pretune.adaptation.heads.span import Span
-from pretune.adaptation.heads.tagging import Tagging
+from pretune.adaptation.heads.sequence import Classification, Regression
+from pretune.adaptation.heads.token import Span, Tagging
 from pretune.adaptation.peft.peft_format import ROOT_PREFIX, PeftAdapter
 from pretune.models.families import FAMILIES
 from pretune.models.hf.checkpoint import SavedHead

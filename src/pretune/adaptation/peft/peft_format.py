@@ -20,8 +20,7 @@ from torch import Tensor
 from pretune.adaptation.peft.base import PeftMethod, Target
 from pretune.adaptation.peft.ia3 import IA3, InputScaledLinear, ScaledLinear
 from pretune.adaptation.peft.lora import LoRA, LoraLinear
-from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.prompt import PromptTuning
+from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
 from pretune.adaptation.peft.target_modules import PeftLayer, list_peft_layers, pad_columns
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError

@@ -1,16 +1,22 @@
-"""Prefix tuning (Li and Liang, 2021): in every block, learned keys and values before each sequence.
+"""Prefix tuning and prompt tuning: learned vectors before the text, in every block or at the input only.
 
-They act like tokens before the text: the text's positions start after them, and relative distances and windows include
-them. Rotary keys are learned after rotation. All sequences of a row share them; an encoder attends to them from both
-sides, and both stacks of an encoder-decoder have their own; cross-attention has none. They are initialized with the
-keys and values of real tokens, so that a decoder first behaves as if those tokens preceded the text. See also:
-`PromptTuning` has such vectors at the input only, and takes slots in the data layout; this does not.
+Prefix tuning (Li and Liang, 2021) has learned keys and values in every block, before each sequence. They act like
+tokens before the text: the text's positions start after them, and relative distances and windows include them. Rotary
+keys are learned after rotation. All sequences of a row share them; an encoder attends to them from both sides, and both
+stacks of an encoder-decoder have their own; cross-attention has none. They are initialized with the keys and values of
+real tokens, so that a decoder first behaves as if those tokens preceded the text.
 
     keys   p0 p1 the cat | p0 p1 it sat        p: trained, separate in each block
     text         the cat |       it sat
 
 With `hidden` they are reparameterized during training (section 4.3): embeddings of real tokens, through one layer
 shared by all blocks and one per block. The result is added to the initial values, and the sum is saved.
+
+Prompt tuning (Lester et al., 2021) has learned vectors in the place of token embeddings. The data layout reserves slots
+(`data.sequences.reserve`, with the same count): the first positions of each sequence, which the model fills from its
+table. In an encoder-decoder the encoder reads them.
+
+    layout   .  .  the cat        input   p0 p1 the cat        p: trained
 """
 
 import math
@@ -218,3 +224,42 @@ def _allocate(attention: SelfAttention, count: int) -> KeysAndValues:
     heads = attention.kv_heads if isinstance(attention, MultiHeadAttention) else attention.heads
     like = attention.k.weight
     return like.new_empty(count, heads, attention.head), like.new_empty(count, heads, attention.head)
+
+
+@spec(kind="prompt")
+class PromptTuning(PeftMethod):
+    """Prompt tuning: learned vectors before the text, at the input only (Lester et al., 2021)."""
+
+    count: Annotated[int, Ge(0), Le(MAX_SIZE)] = 20
+    tokens: Annotated[tuple[int, ...], NonEmpty()] | None = None  # initial ids, repeated; None: sampled ones
+
+    rate: ClassVar[float] = 0.03
+
+    def insert_modules(self, model: LanguageModel, seed: int) -> None:
+        """Add a table for the slots to the model."""
+        refuse_recurrent(model, "prompt tuning needs attention to its virtual tokens, which a recurrent model lacks")
+        tokens = choose_tokens(model, self.count, self.tokens, seed)
+        model.prompt = PromptTable(model.tokens.weight.detach().index_select(0, tokens).clone())
+
+    def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
+        """Return the name of the table."""
+        return () if model.prompt is None else ("prompt.table",)
+
+
+class PromptTable(nn.Module):
+    """`table` [P, width of the token table]: a row per slot."""
+
+    is_adapter: ClassVar[bool] = True
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.table = Parameter(start)
+
+    def forward(self, rows: Tensor, batch: Batch) -> Tensor:
+        """Replace the token rows `[N, …]` of the slots, the first positions of every sequence, by the table's."""
+        count = self.table.shape[0]
+        if not count:
+            return rows
+        is_slot = (batch.positions < count) & (batch.sequence >= 0)
+        prompt_rows = self.table.index_select(0, batch.positions.clamp(max=count - 1))
+        return torch.where(is_slot[:, None], prompt_rows.to(rows.dtype), rows)

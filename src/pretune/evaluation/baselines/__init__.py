@@ -1,17 +1,30 @@
 """Simple baselines without pre-training, for tasks of all types.
 
     rows, skipped = run_baselines(task, parts.train, parts.test, DEFAULT_BASELINES)
+    rows[0].name, rows[0].predictions      # 'majority', one prediction per example
+    skipped                                # {'logistic': 'only with --baselines all', …}
 
 Each is a spec whose `predict(train, test, seed=0)` fits it on examples and returns a prediction for each of others. A
 task type names its baselines by the slot that they fill: `--baselines svm` runs ridge regression for scores.
 """
 
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from pretune.core.errors import UsageError, suggest
 from pretune.core.registry import Registry
+from pretune.core.seed import make_generator
+from pretune.evaluation.baselines.base import Baseline, Examples
+from pretune.tasks.example import Prediction
+from pretune.tasks.task import Task
+from pretune.tasks.types import TASK_TYPES
 
 if TYPE_CHECKING:
     from pretune.evaluation.baselines.base import Baseline
+
 
 BASELINES: "Registry[type[Baseline]]" = Registry(
     "baseline",
@@ -21,8 +34,8 @@ BASELINES: "Registry[type[Baseline]]" = Registry(
         "vectors": "pretune.evaluation.baselines.classifiers:AveragedVectors",
         "logistic": "pretune.evaluation.baselines.classifiers:LogisticBaseline",
         "bilstm": "pretune.evaluation.baselines.bilstm:BiLSTMBaseline",
-        "frequent_labels": "pretune.evaluation.baselines.multi_label:FrequentLabels",
-        "one_vs_rest": "pretune.evaluation.baselines.multi_label:OneVsRest",
+        "frequent_labels": "pretune.evaluation.baselines.classifiers:FrequentLabels",
+        "one_vs_rest": "pretune.evaluation.baselines.classifiers:OneVsRest",
         "mean": "pretune.evaluation.baselines.regression:Mean",
         "ridge": "pretune.evaluation.baselines.regression:Ridge",
         "ridge_vectors": "pretune.evaluation.baselines.regression:RidgeVectors",
@@ -43,3 +56,105 @@ SLOTS = ("majority", "svm", "vectors", "logistic", "bilstm")
 """Names of `--baselines`, those of classifiers; other types fill some of these slots with other baselines."""
 DEFAULT_BASELINES = ("majority", "svm", "vectors")
 """Baselines reported with every result by default."""
+
+
+MAX_TRAIN_EXAMPLES = 20_000
+"""Default maximum number of training examples of baselines."""
+PROBE, RANDOM, COSINE = "probe", "random", "cosine"
+"""Linear probe on the frozen model's features; the same model from random weights; for scored pairs, the cosine of the
+embeddings of the model before fine-tuning. The caller runs these three."""
+ALL_BASELINES = (*SLOTS, PROBE, RANDOM, COSINE)
+BASELINE_SETS = {"default": (*DEFAULT_BASELINES, COSINE), "all": ALL_BASELINES, "none": ()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineResult:
+    """Result of one baseline: name, description, predictions and seconds."""
+
+    name: str
+    description: str
+    predictions: list[Prediction]
+    seconds: float
+    slot: str = ""  # the requested name, if different
+
+
+def parse_baselines(text: str) -> tuple[str, ...]:
+    """Parse a list of baselines: default, all, none, or comma-separated names."""
+    if text in BASELINE_SETS:
+        return BASELINE_SETS[text]
+    types = [TASK_TYPES.get(kind) for kind in TASK_TYPES]
+    slots = {name: slot for task_type in types for slot, name in task_type.baselines.items() if name != slot}
+    names = tuple(dict.fromkeys(slots.get(name, name) for name in text.split(",")))
+    for name in names:
+        if name not in ALL_BASELINES:
+            allowed_names = [*BASELINE_SETS, *ALL_BASELINES, *slots]
+            raise UsageError(
+                f"unknown baseline '{name[:40]}'{suggest(name, allowed_names)} (allowed: {', '.join(allowed_names)})"
+            )
+    return names
+
+
+def run_baselines(
+    task: Task,
+    train: Examples,
+    test: Examples,
+    names: Sequence[str],
+    *,
+    max_train_examples: int = MAX_TRAIN_EXAMPLES,
+    seed: int = 0,
+    vectors: str | None = None,
+) -> tuple[list[BaselineResult], dict[str, str]]:
+    """Fit baselines on at most `max_train_examples` examples and predict a split.
+
+    Return the results, and the reasons for the baselines that were not run. `vectors` is a file of word vectors for the
+    baseline of averaged vectors; by default they are trained on the task's texts.
+    """
+    subset = train
+    if len(train) > max_train_examples:
+        subset = [
+            train[i] for i in sorted(make_generator(seed, 0).permutation(len(train))[:max_train_examples].tolist())
+        ]
+    rows: list[BaselineResult] = []
+    skip_reasons: dict[str, str] = {}
+    for slot in ALL_BASELINES:
+        name = task.type.baselines.get(slot)
+        if slot == COSINE and not is_similarity(task, test):
+            skip_reasons[slot] = "only for pairs with scores"
+        elif slot in (PROBE, RANDOM, COSINE):
+            skip_reasons[slot] = "not requested (`--baselines all`)"
+        elif name is None:
+            skip_reasons[slot] = f"not available for tasks of kind '{task.kind}'"
+        elif slot not in names:
+            skip_reasons[get_baseline_name(task, slot)] = "not requested (`--baselines all`)"
+        else:
+            start = time.perf_counter()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of solvers that did not converge
+                predictions = _build_baseline(name, vectors).predict(subset, test, seed=seed)
+            rows.append(
+                BaselineResult(
+                    name=get_baseline_name(task, slot),
+                    description=BASELINES.describe(name).rstrip("."),
+                    predictions=predictions,
+                    seconds=time.perf_counter() - start,
+                    slot=slot,
+                )
+            )
+    return rows, skip_reasons
+
+
+def get_baseline_name(task: Task, slot: str) -> str:
+    """Return the name of the baseline that fills a slot for a task."""
+    name = task.type.baselines.get(slot)
+    return slot if name is None else BASELINES.get(name).display_name or name
+
+
+def _build_baseline(name: str, vectors: str | None) -> Baseline:
+    baseline = BASELINES.get(name)
+    has_vectors = any(field.name == "vectors" for field in fields(baseline))  # type: ignore[arg-type]
+    return baseline(vectors=vectors) if has_vectors else baseline()  # type: ignore[call-arg]
+
+
+def is_similarity(task: Task, examples: Examples) -> bool:
+    """Return whether a task scores pairs of texts."""
+    return task.type.pair_gold == "score" and bool(examples) and all(example.pair is not None for example in examples)

@@ -1,12 +1,18 @@
-"""Interface of baselines: fit on examples, then predict others; for classifiers, on texts and labels."""
+"""Interface of baselines: fit on examples, then predict others; for classifiers, on texts and labels.
 
+Their features: TF-IDF, static vectors, and the overlap of the texts of a pair.
+"""
+
+import itertools
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
 from pretune.data.sequences import Ints
+from pretune.inference.word_vectors import WordVectors, split_words
 from pretune.tasks.example import Example, Prediction
 
 Text = str | tuple[str, str]
@@ -69,3 +75,83 @@ def encode_labels(labels: Sequence[Label]) -> tuple[list[Label], Ints]:
     classes = sorted(set(labels), key=lambda label: (str(type(label)), label))
     index = {label: i for i, label in enumerate(classes)}
     return classes, np.array([index[label] for label in labels], dtype=np.int64)
+
+
+class TfIdf:
+    """TF-IDF of words and word bigrams, weighted by (1 + log tf) x idf.
+
+    The two sides of a pair have separate columns (the same word counts differently in a premise and in a hypothesis);
+    their product (shared words) and six overlap features are appended.
+    """
+
+    def __init__(self, texts: Sequence[Text]) -> None:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        first, second = split_pairs(texts)
+        self._table = TfidfVectorizer(
+            analyzer=extract_ngrams, sublinear_tf=True, min_df=compute_min_df(len(texts)), dtype=np.float32
+        )
+        self._table.fit(first if second is None else [*first, *second])
+
+    def __call__(self, texts: Sequence[Text]) -> Any:
+        """Return a sparse matrix with a row for each text."""
+        from scipy import sparse
+
+        first, second = split_pairs(texts)
+        left = self._table.transform(first)
+        if second is None:
+            return left
+        right = self._table.transform(second)
+        return sparse.hstack(
+            [left, right, left.multiply(right), sparse.csr_matrix(compute_overlap(first, second))], format="csr"
+        )
+
+
+def compute_min_df(texts: int) -> int:
+    """Return the minimum document frequency for a number of texts."""
+    return 2 if texts >= 1000 else 1
+
+
+def extract_ngrams(text: str) -> list[str]:
+    """Return words and bigrams; a text without words gives one empty feature.
+
+    >>> extract_ngrams("Not good")
+    ['not', 'good', 'not good']
+    """
+    words = split_words(text)
+    return [*words, *(" ".join(bigram) for bigram in itertools.pairwise(words))] or [""]
+
+
+def compute_overlap(first: Sequence[str], second: Sequence[str]) -> NDArray[np.float32]:
+    """Return six overlap features per pair: coverage both ways, Jaccard of words and bigrams, length ratio and order.
+
+    >>> compute_overlap(["a b"], ["a c d e"]).astype(float).round(2).tolist()
+    [[0.5, 0.25, 0.2, 0.0, 0.5, 1.0]]
+    """
+    rows = []
+    for left_text, right_text in zip(first, second, strict=True):
+        left_words, right_words = split_words(left_text), split_words(right_text)
+        left, right = set(left_words), set(right_words)
+        left_bigrams, right_bigrams = set(itertools.pairwise(left_words)), set(itertools.pairwise(right_words))
+        common = len(left & right)
+        rows.append(
+            (
+                common / max(len(left), 1),
+                common / max(len(right), 1),
+                common / max(len(left | right), 1),
+                len(left_bigrams & right_bigrams) / max(len(left_bigrams | right_bigrams), 1),
+                min(len(left_words), len(right_words)) / max(len(left_words), len(right_words), 1),
+                float(len(left_words) < len(right_words)),
+            )
+        )
+    return np.array(rows, dtype=np.float32).reshape(-1, 6)
+
+
+def average_vectors(vectors: WordVectors, texts: Sequence[Text]) -> NDArray[np.float32]:
+    """Return the mean vector of each text; for a pair (a, b): a, b, |a - b|, a * b (as in InferSent) and overlap."""
+    first, second = split_pairs(texts)
+    left = vectors.average(first)
+    if second is None:
+        return left
+    right = vectors.average(second)
+    return np.concatenate((left, right, np.abs(left - right), left * right, compute_overlap(first, second)), axis=1)

@@ -7,8 +7,7 @@ import numpy as np
 
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.core.config import spec
-from pretune.evaluation.baselines.base import Examples, TaskBaseline
-from pretune.evaluation.baselines.features import TfIdf
+from pretune.evaluation.baselines.base import Examples, TaskBaseline, TfIdf
 from pretune.inference.word_vectors import WordVectors
 from pretune.tasks.example import Example, Prediction
 

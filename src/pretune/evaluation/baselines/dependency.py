@@ -14,7 +14,7 @@ from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.seed import make_generator, mix
 from pretune.core.types import Batch
-from pretune.data.inference_batches import pack_in_order
+from pretune.data.layout import pack_in_order
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.evaluation.baselines.base import Examples, TaskBaseline
 from pretune.evaluation.baselines.bilstm import EpochBatches, train_epochs

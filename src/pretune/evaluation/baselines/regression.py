@@ -7,8 +7,15 @@ import numpy as np
 
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.core.config import spec
-from pretune.evaluation.baselines.base import Examples, TaskBaseline, Text, get_text, split_pairs
-from pretune.evaluation.baselines.features import TfIdf, average_vectors
+from pretune.evaluation.baselines.base import (
+    Examples,
+    TaskBaseline,
+    Text,
+    TfIdf,
+    average_vectors,
+    get_text,
+    split_pairs,
+)
 from pretune.inference.word_vectors import WordVectors
 from pretune.tasks.example import Prediction
 

@@ -18,7 +18,7 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import extend_mix, mix_array
 from pretune.core.types import IGNORE_INDEX, Batch, Targets
-from pretune.data.inference_batches import PackedBatch, pack_batches
+from pretune.data.layout import PackedBatch, pack_batches
 from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.inference.scoring.queries import (
     CausalScoring,

@@ -20,7 +20,7 @@ from pretune.core.api import check_arguments
 from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.run_dir import RunDir
-from pretune.evaluation.baselines.run import parse_baselines
+from pretune.evaluation.baselines import parse_baselines
 from pretune.inference.word_vectors import WordVectors
 from pretune.runs.config import find_rates, read_config
 from pretune.runs.finetune.adapted_model import build_task_head
@@ -37,7 +37,7 @@ from pretune.runs.finetune.sweep import FinetuneSweep
 from pretune.runs.finetune.task_data import check_sizes, find_trainable_task, open_task
 from pretune.runs.verify import check_model
 from pretune.training.distributed import init_distributed, resolve_device
-from pretune.training.guards import GracefulShutdown
+from pretune.training.loop import GracefulShutdown
 from pretune.training.records import ScoresFile
 
 Facts = dict[str, Any]

@@ -7,8 +7,7 @@ from typing import Any
 
 from pretune.core import io, log
 from pretune.core.run_dir import RunDir
-from pretune.evaluation.baselines import SLOTS
-from pretune.evaluation.baselines.run import COSINE, BaselineResult, get_baseline_name, is_similarity, run_baselines
+from pretune.evaluation.baselines import COSINE, SLOTS, BaselineResult, get_baseline_name, is_similarity, run_baselines
 from pretune.metrics import GROUP_METRICS, MEAN_METRICS, SIGNED_METRICS
 from pretune.metrics.classification import group_values
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap, paired_bootstrap_of_means

@@ -14,7 +14,7 @@ from pretune.core import config, io, log
 from pretune.core.errors import PretuneError
 from pretune.core.format import format_subset, join_names
 from pretune.core.run_dir import RunDir, RunLock
-from pretune.evaluation.baselines.run import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, BaselineResult
+from pretune.evaluation.baselines import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, BaselineResult
 from pretune.evaluation.similarity import compute_cosines
 from pretune.runs.finetune.adapted_model import has_backward_model
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
@@ -30,7 +30,7 @@ from pretune.tasks.example import Example, Prediction
 from pretune.tasks.types import get_option
 from pretune.tasks.user_table import get_columns
 from pretune.training.distributed import Ranks, run_on_rank_zero
-from pretune.training.guards import GracefulShutdown
+from pretune.training.loop import GracefulShutdown
 
 Facts = dict[str, Any]
 BASELINE_SECONDS = {"majority": 0.0, "svm": 0.01, "vectors": 0.04, "logistic": 0.03, "bilstm": 1.4}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.format import format_count, join_names
-from pretune.metrics.averages import compute_suite_averages
+from pretune.metrics import compute_suite_averages
 from pretune.runs.finetune.config import TaskConfig
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example, Prediction

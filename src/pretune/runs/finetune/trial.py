@@ -36,7 +36,7 @@ from pretune.tasks.splits import sample_subset
 from pretune.training.checkpoints import collect_weights
 from pretune.training.clock import TrainingClock
 from pretune.training.distributed import Ranks, run_on_rank_zero
-from pretune.training.guards import GracefulShutdown
+from pretune.training.loop import GracefulShutdown
 from pretune.training.records import TrialFile
 from pretune.training.step import TrainState
 from pretune.training.trainer import Trainer, TrainingPhase

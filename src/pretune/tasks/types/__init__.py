@@ -24,9 +24,9 @@ TASK_TYPES: "Registry[type[TaskType]]" = Registry(
         "choice": "pretune.tasks.types.choice:MultipleChoice",
         "generation": "pretune.tasks.types.text_to_text:TextToText",
         "embedding": "pretune.tasks.types.embedding:TextEmbedding",
-        "retrieval": "pretune.tasks.types.evaluation:Retrieval",
-        "pairs": "pretune.tasks.types.evaluation:MinimalPairs",
-        "cloze": "pretune.tasks.types.evaluation:Cloze",
+        "retrieval": "pretune.tasks.types.base:Retrieval",
+        "pairs": "pretune.tasks.types.base:MinimalPairs",
+        "cloze": "pretune.tasks.types.base:Cloze",
     },
 )
 

@@ -1,4 +1,4 @@
-"""Base class of task types, with defaults for a type that has one label per example."""
+"""Base class of task types, with defaults for a type that has one label per example; types for evaluation only."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +18,7 @@ from pretune.tasks.user_table import UserTables
 
 if TYPE_CHECKING:
     from pretune.tasks.encoder import TaskEncoder
+
 
 MAX_ROW_CHARACTERS = 600
 """Maximum number of characters of a text in predictions.jsonl."""
@@ -318,3 +319,27 @@ def read_field(fields: Mapping[str, Any], column: str | None, names: Iterable[st
 
 def _truncate(text: str) -> str:
     return text if len(text) <= MAX_ROW_CHARACTERS else f"{text[: MAX_ROW_CHARACTERS - 1]}…"
+
+
+class MinimalPairs(TaskType):
+    """A better and a worse sentence: the better one should be more likely."""
+
+    evaluator = "minimal_pairs"
+    has_single_text = False
+
+
+class Cloze(TaskType):
+    """The next word of a context."""
+
+    evaluator = "cloze"
+    has_single_text = False
+
+    def has_answer(self, example: Example) -> bool:
+        return example.target is not None
+
+
+class Retrieval(TaskType):
+    """The documents that are relevant to a query, found by embeddings."""
+
+    evaluator = "retrieval"
+    has_single_text = False

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.choice import Choice, build_group_labels
+from pretune.adaptation.heads.sequence import Choice, build_group_labels
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.seed import mix

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.sequence import Classification
 from pretune.core.config import spec
 from pretune.core.errors import suggest
 from pretune.core.format import join_names

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.multi_label import MultiLabel
+from pretune.adaptation.heads.sequence import MultiLabel
 from pretune.core.errors import DataError
 from pretune.tasks.encoding import EncodingRules, Floats, Items
 from pretune.tasks.example import Example, Prediction, format_example

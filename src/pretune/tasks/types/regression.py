@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.regression import Regression
+from pretune.adaptation.heads.sequence import Regression
 from pretune.tasks.encoding import EncodingRules, Floats, Items, missing_value_error
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.table import TableFile, TableRow, data_error

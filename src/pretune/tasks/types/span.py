@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.span import END, START, Span
+from pretune.adaptation.heads.token import END, START, Span
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE_INDEX

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.tagging import Tagging
+from pretune.adaptation.heads.token import Tagging
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.types import IGNORE_INDEX
