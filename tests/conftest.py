@@ -37,7 +37,8 @@ SLOW_CASES = {
     "tests/contracts/test_families.py": (
         "xlm-roberta-base babyberta-base miniberta-base electra-small gpt3-125m llama-7b llama2-7b llama2-70b "
         "llama3-1b olmo-1b opt-125m mt5-base t5-table-enc-dec t5-table-enc-dec-shared t5-table-enc-dec-half "
-        "t5-table-lm mbart-large made-shared-layers distilbert-base tinybert-4 elmo-original albert-base-v1"
+        "t5-table-lm mbart-large made-shared-layers distilbert-base tinybert-4 elmo-original albert-base-v1 "
+        "deberta-v3-base"
     ),
     "tests/contracts/test_objectives.py": (
         "bpe characters words masked-words masked-static-40 next_sentence-words sentence_order-spans "
@@ -51,12 +52,14 @@ SLOW_CASES = {
         "modernbert modernbert-untied modernbert-bare bloom bloom-bare xglm xglm-bare "
         "gpt-bare gpt2-inner gpt2-untied gpt2-bare llama-tied llama-linear mistral-full olmo opt opt-plain "
         "pythia-serial mpt-six-heads t5-deep-decoder t5-untied-scaled t5-bare mt5 mt5-tied bart-odd bart-bare "
-        "xlnet-odd xlnet-untied xlnet-bare distilbert-sinusoidal distilbert-bare"
+        "xlnet-odd xlnet-untied xlnet-bare distilbert-sinusoidal distilbert-bare deberta-new-head deberta-separate "
+        "deberta-untied deberta-p2c deberta-content deberta-bare"
     ),
     "tests/parity/test_heads.py": (
         "DistilBert-TokenClassification DistilBert-QuestionAnswering DistilBert-MultipleChoice "
         "modernbert-SequenceClassification modernbert-QuestionAnswering modernbert-MultipleChoice "
         "Albert-TokenClassification Albert-QuestionAnswering Albert-MultipleChoice "
+        "DebertaV2-TokenClassification DebertaV2-QuestionAnswering DebertaV2-MultipleChoice "
         "modernbert-mean-MultipleChoice bloom-TokenClassification bloom-QuestionAnswering"
     ),
 }

@@ -124,6 +124,16 @@ BART = {
     "decoder_ffn_dim": 52,
     "max_position_embeddings": 48,
 }
+DEBERTA = {
+    **ENCODER,
+    "relative_attention": True,
+    "position_buckets": 8,
+    "max_relative_positions": -1,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+}
 XLNET = {"vocab_size": VOCAB, "d_model": 36, "n_layer": 3, "n_head": 4, "d_inner": 52}
 ROPE3 = {
     "rope_type": "llama3",
@@ -244,6 +254,18 @@ CASES = [
     case("bart-odd", tf.BartForConditionalGeneration, tf.BartConfig, BART, scale_embedding=True,
          decoder_layers=2, decoder_attention_heads=6, encoder_ffn_dim=40, activation_function="relu"),
     case("bart-bare", tf.BartModel, tf.BartConfig, BART),
+    case("deberta", tf.DebertaV2ForMaskedLM, tf.DebertaV2Config, DEBERTA, conv_kernel_size=3, conv_act="gelu"),
+    case("deberta-new-head", tf.DebertaV2ForMaskedLM, tf.DebertaV2Config, DEBERTA, legacy=False, position_buckets=6,
+         max_relative_positions=9, hidden_act="relu", layer_norm_eps=1e-5),
+    case("deberta-separate", tf.DebertaV2ForMaskedLM, tf.DebertaV2Config, DEBERTA, share_att_key=False,
+         position_biased_input=True, norm_rel_ebd="none", type_vocab_size=3, conv_kernel_size=5, conv_groups=4),
+    case("deberta-untied", tf.DebertaV2ForMaskedLM, tf.DebertaV2Config, DEBERTA, tie_word_embeddings=False,
+         pos_att_type=["c2p"], share_att_key=False, position_buckets=-1, max_relative_positions=7),
+    case("deberta-p2c", tf.DebertaV2ForMaskedLM, tf.DebertaV2Config, DEBERTA, pos_att_type=["p2c"],
+         share_att_key=False, embedding_size=20, position_buckets=7),
+    case("deberta-content", tf.DebertaV2ForMaskedLM, tf.DebertaV2Config, DEBERTA, relative_attention=False,
+         norm_rel_ebd="none", position_biased_input=True),
+    case("deberta-bare", tf.DebertaV2Model, tf.DebertaV2Config, DEBERTA, position_buckets=-1),
     case("xlnet", tf.XLNetLMHeadModel, tf.XLNetConfig, XLNET),
     case("xlnet-odd", tf.XLNetLMHeadModel, tf.XLNetConfig, XLNET,
          ff_activation="relu", layer_norm_eps=1e-5, mem_len=None),

@@ -26,6 +26,7 @@ from tests.parity.cases import (
     ALBERT,
     BART,
     BLOOM,
+    DEBERTA,
     DISTILBERT,
     ELECTRA,
     ENCODER,
@@ -55,6 +56,7 @@ FULL: list[tuple[str, type, dict[str, Any], str]] = [
     ("Electra", tf.ElectraConfig, ELECTRA, ""),
     ("Albert", tf.AlbertConfig, ALBERT, ""),
     ("DistilBert", tf.DistilBertConfig, DISTILBERT, ""),
+    ("DebertaV2", tf.DebertaV2Config, DEBERTA, ""),
     ("XLNet", tf.XLNetConfig, XLNET, "Simple"),
 ]
 CASES = [

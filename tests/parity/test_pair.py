@@ -16,6 +16,7 @@ from pretune.models.generator_discriminator import add_generator, build_pair
 from pretune.objectives.replaced_token import ReplacedToken, fill_in, hash_to_uniform
 from tests.contracts.tiny import rough
 from tests.parity.test_parity import EXACT, assert_rows, padded
+from tests.selection import keep_quick
 
 BASE = {"embedding_size": 768, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 LARGE = {"embedding_size": 1024, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -38,6 +39,41 @@ def test_released_counts(size: str) -> None:
         reference = cls(tf.ElectraConfig(**options))
     actual = resolve(f"electra-{size}").params()
     assert (actual.body, actual.total) == (reference.electra.num_parameters(), reference.num_parameters())
+
+
+DEBERTA = {
+    "relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+    "pos_att_type": "p2c|c2p", "position_biased_input": False, "hidden_size": 768, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "intermediate_size": 3072,
+}  # fmt: skip
+XSMALL = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+DEBERTA_LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 24}
+XLARGE = {"hidden_size": 1536, "num_attention_heads": 24, "intermediate_size": 6144, "conv_kernel_size": 3}
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    keep_quick(
+        [
+            ("v2-xlarge", {**XLARGE, "num_hidden_layers": 24}),
+            ("v2-xxlarge", {**XLARGE, "num_hidden_layers": 48}),
+            ("v3-xsmall", XSMALL),
+            ("v3-small", {"num_hidden_layers": 6}),
+            ("v3-base", {}),
+            ("v3-large", DEBERTA_LARGE),
+            ("v3-base-multilingual", {"vocab_size": 251000}),
+        ],
+        ("v3-base", {}),
+    ),
+)
+def test_released_counts_of_deberta(size: str, options: dict[str, int]) -> None:
+    """Of the body, and of all but the mask decoder, which the reference lacks."""
+    with torch.device("meta"):
+        reference = tf.DebertaV2ForMaskedLM(tf.DebertaV2Config(**{**DEBERTA, **options}))
+    spec = resolve(f"deberta-{size}")
+    decoder = spec.mask_decoder.params(width=spec.width)
+    expected = (reference.deberta.num_parameters(), reference.num_parameters() + decoder)
+    assert (spec.params().body, spec.params().total) == expected
 
 
 def test_a_run_directory(tmp_path: Path) -> None:

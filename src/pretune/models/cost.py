@@ -97,6 +97,7 @@ def flops_per_token(
         total += (source + target) * 2 * spec.characters.count_weights(width=spec.table)
     if spec.head:
         total += targets * (target or source) * 2 * _count_head_weights(spec.head, spec, training=training)
+        total += source * _count_decoder_flops(spec, source, targets)
     if spec.detector:
         total += (target or source) * 2 * spec.detector.count_weights(width=width)
     return (3 if training else 1) * total / (source + target)
@@ -185,6 +186,8 @@ def count_params_by_part(spec: Model) -> dict[str, int]:
             norms = block.list_norms() if has_weights else [block.norms] * (block.cross is not None)
             counts[f"{name}norms"] += sum(slots.params(width=width) for slots in norms)
         counts[f"{name}norms"] += stack.norm.params(width=width) if stack.norm else 0
+        counts["convolution"] += stack.conv.params(width=width) if stack.conv else 0
+    counts["mask decoder"] += spec.mask_decoder.params(width=width) if spec.mask_decoder else 0
     counts["pooler"] += spec.pooler.params(width=width) if spec.pooler else 0
     counts["pair head"] += spec.pair.params(width=width) if spec.pair else 0
     counts["span head"] += spec.span.params(vocab=spec.vocab, width=width, table=spec.table) if spec.span else 0
@@ -236,6 +239,7 @@ def _count_stack_flops(stack: AnyStack, width: int, length: int) -> float:
     total = 2.0 * stack.embed.factor.width * width if stack.embed.factor else 0.0
     if isinstance(stack, Recurrent):
         return total + 2 * sum(stack.count_weights(width=width))
+    total += 2.0 * stack.conv.count_weights(width=width) if stack.conv else 0.0
     for block, times in _iterate_blocks(stack):
         heads, _, head = block.attention.resolve_shape(width=width)
         weights = block.attention.count_weights(width=width) + block.feedforward.count_weights(width=width)
@@ -244,6 +248,16 @@ def _count_stack_flops(stack: AnyStack, width: int, length: int) -> float:
             2 * weights + scores * count_visible_keys(length, block.attention.window, causal=stack.causal)
         )
     return total
+
+
+def _count_decoder_flops(spec: Model, length: int, targets: float) -> float:
+    """Return forward FLOPs per token of a mask decoder: keys and values of all tokens, queries of the targets."""
+    if spec.mask_decoder is None or not isinstance(spec.encoder, Stack):
+        return 0.0
+    block, width = spec.encoder.blocks[-1], spec.width
+    weights = 2 * width * width + block.feedforward.count_weights(width=width)
+    per_target = 2 * weights + 2 * block.attention.products * width * length
+    return 4 * width * width + targets * spec.mask_decoder.steps * per_target
 
 
 def _count_query_flops(stack: TwoStream, width: int, length: int) -> float:
@@ -272,7 +286,7 @@ def _count_head_weights(head: Head, spec: Model, *, training: bool) -> int:
 def _count_stack_bytes(spec: Model, stack: AnyStack, sides: tuple[float, float], item: int) -> float:
     """Return the bytes saved for the backward pass by one stack."""
     width, (source, target) = spec.width, sides
-    inner = stack.embed.get_inner_width(width=width)
+    inner = stack.embed.get_norm_width(width=width)
     per_token = _FP32_BYTES * inner if stack.embed.norm else 0
     per_token += bool(stack.embed.dropout) * inner
     per_token += item * stack.embed.factor.width if stack.embed.factor else 0

@@ -4,18 +4,20 @@
     model = build_pair(pair, seed=0)
     model.discriminator  # a `LanguageModel`, to be fine-tuned
 
-They share the embeddings (token table, positions, segments and embedding norm), but not the projection to their
-widths.
+Tied, they share the embeddings (token table, positions, segments and embedding norm), but not the projection to their
+widths. With disentangled gradients (He et al., 2023) they share the token table only: the discriminator's is the
+generator's, without its gradient, plus offsets of its own, so that the two losses do not pull at one table.
 """
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from pretune.core.config import spec
+from pretune.core.config import NewField, spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
@@ -24,7 +26,7 @@ from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import Model, ModelShape, Params, check_memory
 from pretune.nn.attention_mask import Backend
 from pretune.nn.heads import Detector, Head, Transform
-from pretune.nn.layers import Factor
+from pretune.nn.layers import Factor, OffsetEmbedding
 from pretune.nn.stack import Stack, TransformerStack
 
 HEAD_WIDTH = 64
@@ -34,12 +36,17 @@ GENERATOR_FOLDER = "generator"
 """Folder of the generator inside the directory of the discriminator."""
 
 
+Sharing = Literal["tied", "disentangled", "none"]
+"""Embeddings of both models: the same, the generator's plus offsets without its gradient, or separate ones."""
+
+
 @spec
 class Pair:
-    """A generator with a vocabulary head and a discriminator with a detector; they share their embeddings."""
+    """A generator with a vocabulary head and a discriminator with a detector, which share their embeddings."""
 
     generator: Model
     discriminator: Model
+    sharing: Annotated[Sharing, NewField()] = "tied"
 
     def __post_init__(self) -> None:
         for name, model in (("generator", self.generator), ("discriminator", self.discriminator)):
@@ -57,17 +64,19 @@ class Pair:
 
     def params(self) -> Params:
         """Return exact parameter counts, shared parameters counted once; the body is both bodies."""
-        vocab, inner, segments, norm, position = _get_shared_embedding(self.generator)
-        shared_params = vocab * self.generator.table + (segments or 0) * inner
-        shared_params += (norm.params(width=inner) if norm else 0) + (
-            position.params(width=inner, heads=1) if position else 0
-        )
+        shared_params = self._count_shared() if self.sharing == "tied" else 0
         generator, discriminator = self.generator.params(), self.discriminator.params()
         return Params(
             body=generator.body + discriminator.body - shared_params,
             body_with_pooler=generator.body_with_pooler + discriminator.body_with_pooler - shared_params,
             total=generator.total + discriminator.total - shared_params,
         )
+
+    def _count_shared(self) -> int:
+        vocab, inner, segments, norm, position = _get_shared_embedding(self.generator)
+        count: int = vocab * self.generator.table + (segments or 0) * inner
+        count += (norm.params(width=inner) if norm else 0) + (position.params(width=inner, heads=1) if position else 0)
+        return count
 
 
 def add_generator(discriminator: Model, *, multiplier: float = 1 / 4) -> Pair:
@@ -85,7 +94,9 @@ def add_generator(discriminator: Model, *, multiplier: float = 1 / 4) -> Pair:
     block = stack.blocks[0]
     if discriminator.detector is None:
         detector = Detector(activation=block.feedforward.activation)
-        discriminator = replace(discriminator, detector=detector, head=None, pooler=None, pair=None, span=None)
+        discriminator = replace(
+            discriminator, detector=detector, head=None, pooler=None, pair=None, span=None, mask_decoder=None
+        )
     width, table = max(1, round(discriminator.width * multiplier)), discriminator.table
     head = Head(bias="learned", transform=Transform(activation="gelu", norm=stack.embed.norm or block.norms.post))
     encoder = _narrow_stack(stack, width, multiplier, table)
@@ -119,16 +130,22 @@ def _get_shared_embedding(model: Model) -> tuple[Any, ...]:
 class GeneratorDiscriminator(nn.Module):
     """Two language models, `discriminator` and `generator`; the shared modules are children of both."""
 
-    def __init__(self, discriminator: LanguageModel, generator: LanguageModel) -> None:
+    def __init__(self, discriminator: LanguageModel, generator: LanguageModel, sharing: Sharing = "tied") -> None:
         super().__init__()
-        self.spec = Pair(generator=generator.spec, discriminator=discriminator.spec)
+        self.spec = Pair(generator=generator.spec, discriminator=discriminator.spec, sharing=sharing)
         self.discriminator, self.generator = discriminator, generator
         generator.assets = discriminator.assets
         for owner, name, module in self.list_tied_modules():
             tie(owner, name, module)
+        if sharing == "disentangled":
+            assert isinstance(generator.tokens, nn.Embedding)
+            offset = discriminator.tokens.weight.detach() - generator.tokens.weight.detach()
+            discriminator.set_submodule("tokens", OffsetEmbedding(generator.tokens, offset))
 
     def list_tied_modules(self) -> Iterator[tuple[nn.Module, str, nn.Module]]:
         """Yield the tied modules: owner and attribute in the generator, and the discriminator's module."""
+        if self.spec.sharing != "tied":
+            return
         target, source = self.generator.encoder, self.discriminator.encoder
         assert isinstance(target, TransformerStack) and isinstance(source, TransformerStack)
         yield self.generator, "tokens", self.discriminator.tokens
@@ -163,8 +180,22 @@ class GeneratorDiscriminator(nn.Module):
         self.discriminator.attention_backend = self.generator.attention_backend = backend
 
     def get_models_by_folder(self) -> dict[str, LanguageModel]:
-        """Return the models by folder; the discriminator is saved in the directory itself."""
-        return {"": self.discriminator, GENERATOR_FOLDER: self.generator}
+        """Return the models by folder; the discriminator is saved in the directory itself.
+
+        With disentangled gradients it is a copy with a token table of its own (`load_discriminator_table` takes it).
+        """
+        discriminator = self.discriminator
+        if isinstance(discriminator.tokens, OffsetEmbedding):
+            weight = discriminator.tokens.weight.detach()
+            table = nn.Embedding(weight.shape[0], weight.shape[1], _weight=weight)
+            discriminator = copy(discriminator)
+            discriminator._modules = {**discriminator._modules, "tokens": table}
+        return {"": discriminator, GENERATOR_FOLDER: self.generator}
+
+    def load_discriminator_table(self, discriminator: LanguageModel) -> None:
+        """Take over the token table of a discriminator of `get_models_by_folder`, after its weights were loaded."""
+        if isinstance(self.discriminator.tokens, OffsetEmbedding):
+            self.discriminator.tokens.assign(discriminator.tokens.weight.detach())
 
     def propose(self, batch: Batch, chance: Tensor) -> tuple[Loss, Tensor]:
         """Return the generator's loss at the targets and a sampled token for each; `chance` `[M]` is in [0, 1)."""
@@ -174,7 +205,7 @@ class GeneratorDiscriminator(nn.Module):
     def detect(self, batch: Batch) -> Tensor:
         """Return the logit that a token was replaced, for every token `[N]`."""
         assert self.discriminator.detector is not None
-        out: Tensor = self.discriminator.detector(self.discriminator.states(batch))
+        out: Tensor = self.discriminator.detector(self.discriminator.states(batch), batch)
         return out
 
     def forward(self, batch: Batch) -> Tensor:
@@ -188,9 +219,13 @@ class GeneratorDiscriminator(nn.Module):
 
 
 def build_pair(spec: Pair, *, seed: int = 0, device: torch.device | str = "cpu") -> GeneratorDiscriminator:
-    """Build a randomly initialized pair; the discriminator's weights equal those of `build` with the same seed."""
+    """Build a randomly initialized pair; the discriminator's weights equal those of `build` with the same seed.
+
+    With disentangled gradients, its token table is the generator's.
+    """
     check_memory(spec, device=device)
-    pair = GeneratorDiscriminator(build_empty(spec.discriminator), build_empty(spec.generator)).to_empty(device=device)
+    pair = GeneratorDiscriminator(build_empty(spec.discriminator), build_empty(spec.generator), spec.sharing)
+    pair = pair.to_empty(device=device)
     initialise(pair.generator, spec.generator.init, spec.generator.depth, mix(seed, 1))
     initialise(pair.discriminator, spec.discriminator.init, spec.discriminator.depth, seed)  # NOTE: last: tied weights
     return pair

@@ -9,8 +9,9 @@ from pretune.core.config import Positive, spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.characters import HighwayLayer
+from pretune.nn.convolution import ConvolutionLayer
 from pretune.nn.heads import SpanBoundary, VocabularyHead
-from pretune.nn.layers import FeedForwardLayer
+from pretune.nn.layers import FeedForwardLayer, OffsetEmbedding
 from pretune.nn.lstm import LSTMLayer
 from pretune.nn.positions import RelativePositions
 from pretune.nn.relative_attention import RelativeAttentionLayer
@@ -65,7 +66,8 @@ Init = Normal | FanIn | Uniform
 GATE_BIAS = -2.0
 """Initial bias of highway gates: the layer starts near the identity (Srivastava et al., 2015)."""
 
-_MATRIX_OWNERS = RelativeAttentionLayer | TwoStreamStack  # modules that own matrices directly
+_MATRIX_OWNERS = RelativeAttentionLayer | TwoStreamStack | ConvolutionLayer | OffsetEmbedding
+"""Modules that own matrices directly."""
 
 
 def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
@@ -92,6 +94,8 @@ def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
                 elif isinstance(owner, LSTMLayer):
                     bound = 1 / math.sqrt(owner.hidden)
                     parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))
+                elif isinstance(module, OffsetEmbedding):
+                    parameter.zero_()
                 elif parameter.dim() < 2:
                     parameter.fill_(GATE_BIAS if isinstance(owner, HighwayLayer) and name == "gate" else 0.0)
                 elif isinstance(init, Uniform):

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -53,6 +52,7 @@ class LanguageModel(nn.Module):
         self.pooler = spec.pooler.build(width=width) if spec.pooler else None
         self.pair = spec.pair.build(width=width) if spec.pair else None
         self.detector = spec.detector.build(width=width) if spec.detector else None
+        self.mask_decoder = spec.mask_decoder.build(width=width) if spec.mask_decoder else None
         self.head = spec.head.build(vocab=spec.vocab, width=spec.head_width, table=table) if spec.head else None
         self.span = spec.span.build(vocab=spec.vocab, width=width, table=table) if spec.span else None
 
@@ -90,6 +90,7 @@ class LanguageModel(nn.Module):
         """
         flags = OutputFlags(hidden=hidden, attention=attention, backend=self.attention_backend)
         stack_output, encoder_output = self._run(batch, flags, cache, memory)
+        states = stack_output.states if batch.targets is not None else self._decode_masks(stack_output, batch)
         cross = (
             None
             if stack_output.cross is None or batch.source is None
@@ -98,13 +99,13 @@ class LanguageModel(nn.Module):
         source = None if encoder_output is None or batch.source is None else _make_output(encoder_output, batch.source)
         return replace(
             _make_output(stack_output, batch),
-            logits=self.logits(stack_output.states, batch),
+            logits=self.logits(states, batch),
             cross=cross,
             source=source,
         )
 
     def states(self, batch: Batch) -> Tensor:
-        """Return the states `[N, W]`, without running the head."""
+        """Return the states `[N, W]`, without running the head; at targets those of the mask decoder."""
         return self._run(batch, OutputFlags(backend=self.attention_backend))[0].states
 
     def run_stacks(self, batch: Batch, *, hidden: bool = False, scores: bool = False) -> tuple[StackOutput, ...]:
@@ -140,12 +141,21 @@ class LanguageModel(nn.Module):
         )
         if self.decoder is None:
             assert encoder_output is not None
-            return encoder_output, None
+            if batch.targets is None:
+                return encoder_output, None
+            return replace(encoder_output, states=self._decode_masks(encoder_output, batch)), None
         if encoder_output is None:
             return self.decoder(self._embed_input(batch), batch, None, flags=flags, cache=cache), None
         return self.decoder(
             self.embed_tokens(batch.tokens), batch, encoder_output.states, flags=flags, cache=cache
         ), encoder_output
+
+    def _decode_masks(self, output: StackOutput, batch: Batch) -> Tensor:
+        """Return the states with those of the mask decoder, if there is one: at the targets, or else everywhere."""
+        if self.mask_decoder is None or self.head is None:
+            return output.states
+        assert isinstance(self.encoder, TransformerStack)
+        return self.mask_decoder.decode(self.encoder, output, batch)
 
     def _check_positions(self, batch: Batch) -> None:
         """Raise `UsageError` if a sequence exceeds the position table; skipped on a GPU, where it would synchronize."""
@@ -234,8 +244,9 @@ class LanguageModel(nn.Module):
                 stack.compile(*args, **options)
         if self.head is not None and self.head.transform is not None:
             self.head.transform.compile(*args, **options)
-        if self.detector is not None:
-            self.detector.compile(*args, **options)
+        for part in (self.detector, self.mask_decoder):
+            if part is not None:
+                part.compile(*args, **options)
 
     def pool(self, states: Tensor, batch: Batch) -> Tensor:
         """Return the pooled first token of every cell `[C, W]`; rows of padding and spare cells are undefined."""
@@ -305,9 +316,9 @@ class LanguageModel(nn.Module):
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Return the rows of the token table `[N, table]` for tokens `[N]`, or vectors made from their characters."""
-        if not isinstance(self.tokens, CharacterEmbedding):
-            return F.embedding(tokens, self.tokens.weight)
-        out: Tensor = self.tokens(tokens, self._get_spellings().get(tokens.device))
+        has_characters = isinstance(self.tokens, CharacterEmbedding)
+        spellings = (self._get_spellings().get(tokens.device),) if has_characters else ()
+        out: Tensor = self.tokens(tokens, *spellings)
         return out
 
     def _get_spellings(self) -> SpellingTable:

@@ -13,7 +13,8 @@ from pretune.nn.bidirectional_stack import BidirectionalRecurrent
 from pretune.nn.block import Block
 from pretune.nn.characters import CharacterCNN
 from pretune.nn.heads import Detector, Head, PairHead, Pooler, SpanHead
-from pretune.nn.positions import Rotary
+from pretune.nn.mask_decoder import MaskDecoder
+from pretune.nn.positions import DistanceEmbedding, Rotary
 from pretune.nn.recurrent_stack import AnyStack, Recurrent
 from pretune.nn.stack import Stack
 from pretune.nn.two_stream import AnyBlock, TwoStream
@@ -24,7 +25,7 @@ MAX_PARAMETERS = 10**14
 ModelShape = Literal["encoder", "decoder", "encoder-decoder", "two-way", "generator-discriminator", "two-stream"]
 """Shape of a model; objectives list the shapes they can train."""
 
-PARTS = ("head", "pooler", "pair", "detector")
+PARTS = ("head", "pooler", "pair", "detector", "mask_decoder")
 """Optional parts of a model besides its body."""
 
 
@@ -68,6 +69,7 @@ class Model:
     pair: PairHead | None = None
     span: SpanHead | None = None
     detector: Detector | None = None
+    mask_decoder: Annotated[MaskDecoder | None, NewField()] = None  # between encoder and vocabulary head
     init: Init = Normal()
     special: Special = Special()
 
@@ -76,6 +78,8 @@ class Model:
             raise UsageError("a model needs an encoder, a decoder or both")
         if self.pair is not None and self.pooler is None:
             raise UsageError("a pair head needs a pooler")
+        if self.mask_decoder is not None:
+            _check_mask_decoder(self.encoder, self.decoder)
         if self.shared and not _can_share(self.encoder, self.decoder):
             raise UsageError("shared weights need an encoder and a decoder with equal depth, sharing and blocks")
         if len({stack.embed.get_table_width(width=self.width) for stack in self.stacks}) > 1:
@@ -159,6 +163,7 @@ class Model:
     def max_length(self) -> int | None:
         """Maximum sequence length of the positions; None: no limit."""
         limits = [stack.position.max_length for stack in self.stacks if stack.position]
+        limits += [self.mask_decoder.rows] if self.mask_decoder else []
         return min((limit for limit in limits if limit is not None), default=None)
 
     def params(self) -> Params:
@@ -168,12 +173,20 @@ class Model:
         if self.shared and isinstance(self.decoder, Stack):
             body -= sum(_count_without_cross(block, self.width) for block in self.decoder.layers)
         body_with_pooler = body + (self.pooler.params(width=self.width) if self.pooler else 0)
-        total = body_with_pooler + sum(part.params(width=self.width) for part in (self.pair, self.detector) if part)
+        parts = (self.pair, self.detector, self.mask_decoder)
+        total = body_with_pooler + sum(part.params(width=self.width) for part in parts if part)
         if self.head:
             total += self.head.params(vocab=self.vocab, width=self.head_width, table=self.table)
         if self.span:
             total += self.span.params(vocab=self.vocab, width=self.width, table=self.table)
         return Params(body=body, body_with_pooler=body_with_pooler, total=total)
+
+
+def _check_mask_decoder(encoder: AnyStack | None, decoder: AnyStack | None) -> None:
+    """Raise `UsageError` unless the model is an encoder whose layers can be applied to other queries."""
+    position = encoder.position if isinstance(encoder, Stack) and decoder is None else None
+    if not isinstance(position, DistanceEmbedding) or position.input is not None:
+        raise UsageError("a mask decoder needs an encoder with disentangled attention and no positions in its input")
 
 
 def _can_share(encoder: AnyStack | None, decoder: AnyStack | None) -> bool:

@@ -6,7 +6,7 @@ key-value heads, D head width.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.cache import DecodingStep, KVPrefix, LayerCache, prepend_prefix
 from pretune.nn.layers import Dropout, Norm
 from pretune.nn.layers import dropout as apply_dropout
-from pretune.nn.positions import Rotary, rotate
+from pretune.nn.positions import DistanceTerms, Rotary, rotate
 
 AttentionResult = tuple[Tensor, Tensor | None]
 
@@ -196,12 +196,20 @@ class Attention:
     dropout: Fraction = 0.0  # of the attention probabilities
     out_dropout: Annotated[Fraction, NewField()] = 0.0  # of the output
     rotary: Annotated[Rotary | None, NewField()] = None  # positions of this layer; None: those of the stack
-
-    products: ClassVar[int] = 2  # products per query and key: score, and weight with value
+    distances: Annotated[DistanceTerms | None, NewField()] = None  # scores of distances, as in DeBERTa
 
     def __post_init__(self) -> None:
+        if self.distances is not None and (
+            not self.bias or any(part is not None for part in (self.kv_heads, self.head_width, self.window, self.norm))
+        ):
+            raise UsageError("disentangled attention has biases and no kv_heads, head_width, window or norm")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise UsageError(f"kv_heads {self.kv_heads} must divide heads {self.heads}")
+
+    @property
+    def products(self) -> int:
+        """Products per query and key: score, weight with value, and the terms of distances."""
+        return 2 + (len(self.distances.terms) if self.distances else 0)
 
     def resolve_shape(self, *, width: int) -> tuple[int, int, int]:
         """Return heads, key-value heads and head width."""
@@ -210,7 +218,11 @@ class Attention:
         return self.heads, self.kv_heads or self.heads, self.head_width or width // self.heads
 
     def build(self, *, width: int) -> "MultiHeadAttention":
-        return MultiHeadAttention(self, width)
+        if self.distances is None:
+            return MultiHeadAttention(self, width)
+        from pretune.nn.disentangled_attention import DisentangledAttention
+
+        return DisentangledAttention(self, width)
 
     def count_weights(self, *, width: int) -> int:
         """Return the number of weights that each token is multiplied with."""
@@ -222,7 +234,7 @@ class Attention:
         count = self.count_weights(width=width) + self.bias * (head * (heads + 2 * kv_heads) + width)
         if self.norm is not None:
             count += self.norm.params(width=heads * head) + self.norm.params(width=kv_heads * head)
-        return count
+        return count + (self.distances.params(width=width) if self.distances else 0)
 
 
 class MultiHeadAttention(nn.Module):
@@ -251,15 +263,19 @@ class MultiHeadAttention(nn.Module):
             q, k = rotate(q, context.rotation), rotate(k, context.rotation)
         if cache is not None:
             cache.fill(k, v)
+        attention, weights = self.attend_heads(q, k, v, context)
+        return self.out_dropout(self.out(attention.flatten(1))), weights
+
+    def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+        """Attend from queries `[N, H, D]` to keys and values `[M, K, D]`, and to the learned ones, if there are any."""
         if self.prefix is not None:
             k, v = prepend_prefix(self.prefix, k, v, context.rows)
-        attention, weights = attend(q, k, v, context, scale=self.scale, dropout=self.dropout if self.training else 0.0)
-        return self.out_dropout(self.out(attention.flatten(1))), weights
+        return attend(q, k, v, context, scale=self.scale, dropout=self.dropout if self.training else 0.0)
 
     def step(self, x: Tensor, step: DecodingStep, cache: LayerCache, *, cross: bool = False) -> Tensor:
         """Attend from one new token per sequence `[B, W]` to the cache; in self-attention, append its key and value."""
         if cross:
-            q = self._split(self._clamp(self.q(x)), self.heads, self.q_norm)
+            q = self.project_queries(x)
         else:
             q, k, v = self.project(x, None)
             if step.rotation is not None:
@@ -299,6 +315,15 @@ class MultiHeadAttention(nn.Module):
             self._split(k, self.kv_heads, self.k_norm),
             self._split(v, self.kv_heads, None),
         )
+
+    def project_queries(self, x: Tensor) -> Tensor:
+        """Return the queries `[N, H, D]`."""
+        return self._split(self._clamp(self.q(x)), self.heads, self.q_norm)
+
+    def project_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values `[N, K, D]`."""
+        keys = self._split(self._clamp(self.k(x)), self.kv_heads, self.k_norm)
+        return keys, self._split(self._clamp(self.v(x)), self.kv_heads, None)
 
     def _clamp(self, x: Tensor) -> Tensor:
         return x if self.clip is None else x.clamp(-self.clip, self.clip)

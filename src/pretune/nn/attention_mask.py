@@ -7,13 +7,14 @@ queries and keys, R row length, H heads, P learned prefix keys.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, NotRequired, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 from pretune.core.types import Batch
+from pretune.nn.positions import DistanceTable
 
 Backend = Literal["rows", "tiles", "varlen", "flex", "sdpa", "eager"]
 BACKENDS: tuple[Backend, ...] = ("rows", "tiles", "varlen", "flex", "sdpa", "eager")
@@ -51,6 +52,7 @@ class AttentionContext:
     positions: Tensor | None = None  # flex with learned keys: [rows, R]
     rotation: tuple[Tensor, Tensor] | None = None
     scores: bool = False  # eager: return the scores before the softmax instead of the weights
+    distances: DistanceTable | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,7 @@ class BackendRequirements(TypedDict):
     weights: bool  # return them
     prefix_length: int  # learned keys before each sequence
     head: int  # width of a head
+    distances: NotRequired[bool]  # scores of distances that depend on the content
 
 
 def choose_backend(**requirements: Unpack[BackendRequirements]) -> Backend:
@@ -127,6 +130,8 @@ def choose_backend(**requirements: Unpack[BackendRequirements]) -> Backend:
     )
     if requirements["weights"]:
         return "eager"
+    if requirements.get("distances"):
+        return "rows"
     if find_unsupported("tiles", **requirements) is None and (
         requirements["bias"] or (find_unsupported("sdpa", **requirements) is not None and not fast)
     ):
@@ -151,6 +156,7 @@ def find_unsupported(backend: Backend, **requirements: Unpack[BackendRequirement
         "attention weights": requirements["weights"] and backend != "eager",
         "attention dropout": requirements["dropout"] > 0 and backend in ("varlen", "flex"),
         "learned keys": requirements["prefix_length"] > 0 and backend in ("varlen", "tiles"),
+        "scores of distances": requirements.get("distances", False) and backend not in ("rows", "eager"),
         "a position bias": requirements["bias"] and backend in ("sdpa", "varlen"),
         "a prefix": requirements["prefix"] and backend in ("sdpa", "varlen", "tiles"),
         "a mask per sequence": requirements["view"] and backend in ("sdpa", "varlen", "tiles"),

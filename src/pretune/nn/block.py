@@ -107,15 +107,20 @@ class TransformerBlock(nn.Module):
         """Return the layer's output `[N, W]`, and self- and cross-attention weights if the backend has them."""
         self_cache, cross_cache = caches or (None, None)
         attention, weights = self.attention(self.attention_norm.pre(x), context, None, self_cache)
+        if self.cross is None or self.cross_norm is None or cross_context is None:
+            return self.finish(x, attention), weights, None
+        x = self.attention_norm.add(x, self.dropout(self.attention_norm.out(attention)))
+        attention, cross_weights = self.cross(self.cross_norm.pre(x), cross_context, source, cross_cache)
+        x = self.cross_norm.add(x, self.dropout(self.cross_norm.out(attention)))
+        return self.feedforward_norm.add(x, self._feedforward(x)), weights, cross_weights
+
+    def finish(self, x: Tensor, attention: Tensor) -> Tensor:
+        """Return the output of a layer without cross-attention, from its input and the output of self-attention."""
         attention = self.dropout(self.attention_norm.out(attention))
         if self.parallel:
-            return x + attention + self._feedforward(x), weights, None
+            return x + attention + self._feedforward(x)
         x = self.attention_norm.add(x, attention)
-        cross_weights = None
-        if self.cross is not None and self.cross_norm is not None and cross_context is not None:
-            attention, cross_weights = self.cross(self.cross_norm.pre(x), cross_context, source, cross_cache)
-            x = self.cross_norm.add(x, self.dropout(self.cross_norm.out(attention)))
-        return self.feedforward_norm.add(x, self._feedforward(x)), weights, cross_weights
+        return self.feedforward_norm.add(x, self._feedforward(x))
 
     def step(self, x: Tensor, step: DecodingStep, caches: tuple[LayerCache, LayerCache | None]) -> Tensor:
         """Run the layer on one new token per sequence `[B, W]`."""

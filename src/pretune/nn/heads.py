@@ -120,9 +120,13 @@ class PairHead:
 
 @spec
 class Detector:
-    """Replaced token detection: one logit per token (Clark et al., 2020)."""
+    """Replaced token detection: one logit per token (Clark et al., 2020).
+
+    With `norm`, its input is the norm of each state plus that of the sequence's first token (He et al., 2023).
+    """
 
     activation: ActivationName = "gelu"
+    norm: Annotated[Norm | None, NewField()] = None
 
     def build(self, *, width: int) -> "TokenDetector":
         return TokenDetector(self, width)
@@ -132,7 +136,7 @@ class Detector:
         return width * width + width
 
     def params(self, *, width: int) -> int:
-        return self.count_weights(width=width) + width + 1
+        return self.count_weights(width=width) + width + 1 + (self.norm.params(width=width) if self.norm else 0)
 
 
 class TokenDetector(nn.Module):
@@ -141,9 +145,16 @@ class TokenDetector(nn.Module):
         self.dense = nn.Linear(width, width)
         self.activate = ACTIVATIONS[spec.activation]
         self.out = nn.Linear(width, 1)
+        self.norm = spec.norm.build(width=width) if spec.norm else None
 
-    def forward(self, states: Tensor) -> Tensor:
-        """Return the logits `[N]` of states `[N, W]`."""
+    def forward(self, states: Tensor, batch: Batch | None = None) -> Tensor:
+        """Return the logits `[N]` of states `[N, W]`; with a norm it needs the batch, for the first tokens."""
+        if self.norm is not None:
+            if batch is None:
+                raise UsageError("a detector with a norm needs the batch, for the first token of each sequence")
+            # NOTE: the first token of padding is of no sequence; its logits are not used.
+            first = torch.arange(states.shape[0], device=states.device) - batch.positions
+            states = self.norm(states + states.index_select(0, first)).to(states.dtype)
         out: Tensor = self.out(self.activate(self.dense(states)))
         return out.squeeze(-1)
 

@@ -260,7 +260,7 @@ class Factor:
 
     width: Positive[int]
     bias: bool = True
-    input: Literal["tokens", "norm"] = "norm"  # place of the projection: before positions, or after the norm
+    input: Literal["tokens", "sum", "norm"] = "norm"  # projected: the tokens, their sum with positions, or its norm
 
 
 @spec
@@ -277,7 +277,11 @@ class Embed:
         return Embeddings(self, width)
 
     def get_inner_width(self, *, width: int) -> int:
-        """Return the width of positions, segments and norm."""
+        """Return the width of positions and segments."""
+        return self.factor.width if self.factor and self.factor.input != "tokens" else width
+
+    def get_norm_width(self, *, width: int) -> int:
+        """Return the width of the norm."""
         return self.factor.width if self.factor and self.factor.input == "norm" else width
 
     def get_table_width(self, *, width: int) -> int:
@@ -286,7 +290,8 @@ class Embed:
 
     def params(self, *, width: int) -> int:
         inner = self.get_inner_width(width=width)
-        count = (self.segments or 0) * inner + (self.norm.params(width=inner) if self.norm else 0)
+        norm_width = self.get_norm_width(width=width)
+        count = (self.segments or 0) * inner + (self.norm.params(width=norm_width) if self.norm else 0)
         return count + (self.factor.width * width + self.factor.bias * width if self.factor else 0)
 
 
@@ -295,24 +300,51 @@ class Embeddings(nn.Module):
         super().__init__()
         inner = spec.get_inner_width(width=width)
         self.scale = math.sqrt(width) if spec.scale else 1.0
-        self.is_projected_first = spec.factor is not None and spec.factor.input == "tokens"
+        self.projected = spec.factor.input if spec.factor else None
         self.segments = nn.Embedding(spec.segments, inner) if spec.segments else None
-        self.norm = spec.norm.build(width=inner) if spec.norm else None
+        self.norm = spec.norm.build(width=spec.get_norm_width(width=width)) if spec.norm else None
         self.project = nn.Linear(spec.factor.width, width, bias=spec.factor.bias) if spec.factor else None
         self.dropout = Dropout(spec.dropout)
 
     def forward(self, x: Tensor, positions: Tensor | None, segments: Tensor | None) -> Tensor:
         """Return the block input `[N, W]` of token embeddings `[N, table]`; adds position embeddings, if given."""
         x = x * self.scale if self.scale != 1.0 else x
-        if self.project is not None and self.is_projected_first:
+        if self.project is not None and self.projected == "tokens":
             x = self.project(x)
         if positions is not None:
             x = x + positions.to(x.dtype)
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        if self.project is not None and self.projected == "sum":
+            x = self.project(x)
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
-        if self.project is not None and not self.is_projected_first:
+        if self.project is not None and self.projected == "norm":
             x = self.project(x)
         return x
+
+
+class OffsetEmbedding(nn.Module):
+    """A token table that is the one of another model, without its gradient, plus offsets (He et al., 2023).
+
+    The other model's training moves both tables; this model's training moves the `offset` only, which starts at zero.
+    """
+
+    def __init__(self, base: nn.Embedding, offset: Tensor) -> None:
+        super().__init__()
+        self._base = [base]  # in a list: its parameters belong to the other model
+        self.offset = nn.Parameter(offset)
+
+    @property
+    def weight(self) -> Tensor:
+        """The sum: the table of this model."""
+        return self._base[0].weight.detach() + self.offset
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self._base[0].weight.detach()) + F.embedding(tokens, self.offset)
+
+    @torch.no_grad()
+    def assign(self, weight: Tensor) -> None:
+        """Set the offsets so that the table is `weight`."""
+        self.offset.copy_(weight.to(self.offset) - self._base[0].weight)

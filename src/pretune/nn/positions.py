@@ -1,18 +1,21 @@
 """Position encodings. A stack has one or none.
 
-Each acts in one place, its `mechanism`: `input` (a vector added to the embedding), `rotation` of queries and keys, or a
-`bias` on attention scores. All modules are stateless except for learned tables.
+Each acts in one place, its `mechanism`: `input` (a vector added to the embedding), `rotation` of queries and keys, a
+`bias` on attention scores, or `distance` vectors that the attention layers multiply with queries and keys. All modules
+are stateless except for learned tables.
 """
 
 import math
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretune.core.config import Fraction, NonNegative, Positive, spec
+from pretune.core.config import Fraction, NonEmpty, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
+from pretune.nn.layers import Norm
 
 
 class PositionEncoding:
@@ -272,4 +275,106 @@ class RelativePositions(nn.Module):
         return first + torch.where(distance < max_exact, distance, bucket)
 
 
-Position = LearnedEmbedding | Sinusoidal | Rotary | Alibi | RelativeBias
+@spec(kind="disentangled")
+class DistanceEmbedding(PositionEncoding):
+    """Distance vectors of disentangled attention (He et al., 2021): a learned table, shared by all layers.
+
+    Distances up to `buckets` / 2 have a vector each, longer ones share logarithmic buckets up to `max_distance`;
+    without `buckets` every distance below `max_distance` has one. `input` are absolute positions, added to the
+    embedding.
+    """
+
+    buckets: Positive[int] | None = 256
+    max_distance: Positive[int] = 512
+    norm: Norm | None = None  # of the vectors
+    input: LearnedEmbedding | None = None
+    dropout: Fraction = 0.0  # of the vectors, in every layer
+
+    mechanism: ClassVar[str] = "distance"
+
+    def __post_init__(self) -> None:
+        if self.buckets is not None and (self.buckets < 2 or self.max_distance <= self.buckets // 2 + 1):
+            raise UsageError(
+                f"buckets must be at least 2 and max_distance above buckets / 2 + 1, got buckets {self.buckets} and "
+                f"max_distance {self.max_distance}"
+            )
+
+    @property
+    def span(self) -> int:
+        """Number of vectors for keys before the query; there are as many for keys after it."""
+        return self.buckets or self.max_distance
+
+    def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
+        return DistanceVectors(self, width, heads, head_width)
+
+    def params(self, *, width: int, heads: int) -> int:
+        count = 2 * self.span * width + (self.norm.params(width=width) if self.norm else 0)
+        return count + (self.input.params(width=width, heads=heads) if self.input else 0)
+
+    @property
+    def max_length(self) -> int | None:
+        """Maximum sequence length: that of the absolute positions, if there are any."""
+        return self.input.max_length if self.input else None
+
+
+@spec
+class DistanceTerms:
+    """Scores of distances in disentangled attention (He et al., 2021): content to position (`c2p`) and the reverse.
+
+    With `shared`, q and k also project the distances; otherwise these have their own projections.
+    """
+
+    terms: Annotated[tuple[Literal["c2p", "p2c"], ...], NonEmpty()] = ("c2p", "p2c")
+    shared: bool = True
+
+    def __post_init__(self) -> None:
+        if len({*self.terms}) < len(self.terms):
+            raise UsageError(f"terms must differ, got {', '.join(self.terms)}")
+
+    def params(self, *, width: int) -> int:
+        return 0 if self.shared else len(self.terms) * (width * width + width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistanceTable:
+    """Vectors of distances, for the attention layers; computed once per forward pass."""
+
+    vectors: Tensor  # [2 * span, W]
+    index: Tensor  # [2R] row of `vectors` for each distance from R - 1 down to -R
+    dropout: float
+
+
+class DistanceVectors(nn.Module):
+    def __init__(self, spec: DistanceEmbedding, width: int, heads: int, head_width: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.table = nn.Embedding(2 * spec.span, width)
+        self.norm = spec.norm.build(width=width) if spec.norm else None
+        self.input = (
+            spec.input.build(width=width, heads=heads, head_width=head_width) if spec.input is not None else None
+        )
+
+    def forward(self, length: int) -> DistanceTable:
+        """Return the vectors and their index for rows of `length` tokens."""
+        weight = self.table.weight
+        distance = torch.arange(length - 1, -length - 1, -1, device=weight.device)
+        vectors = weight if self.norm is None else self.norm(weight)
+        return DistanceTable(vectors=vectors, index=self.compute_index(distance), dropout=self.spec.dropout)
+
+    def compute_index(self, distance: Tensor) -> Tensor:
+        """Return the row of each distance (query minus key position)."""
+        span = self.spec.span
+        bucket = distance if self.spec.buckets is None else self._compute_bucket(distance)
+        return (bucket + span).clamp(0, 2 * span - 1)
+
+    def _compute_bucket(self, distance: Tensor) -> Tensor:
+        assert self.spec.buckets is not None
+        middle = self.spec.buckets // 2
+        far = distance.abs().clamp(min=max(middle, 1))
+        # NOTE: in fp32 and in this order, as the released models were trained: a bucket may end elsewhere in fp64.
+        steps = torch.log(far / middle) / torch.log(torch.tensor((self.spec.max_distance - 1) / middle))
+        bucket = (torch.ceil(steps * (middle - 1)) + middle).long() * distance.sign()
+        return torch.where(distance.abs() <= middle, distance, bucket)
+
+
+Position = LearnedEmbedding | Sinusoidal | Rotary | Alibi | RelativeBias | DistanceEmbedding

@@ -20,6 +20,7 @@ from torch.nn import Parameter
 
 from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE_INDEX, Targets
 from pretune.nn.cache import KVPrefix, prepend_prefix
 
 
@@ -77,11 +78,17 @@ class StreamMask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryPositions:
-    """Positions of the M queries of the query stream in a batch of N tokens."""
+    """Positions of M queries in a batch of N tokens: the targets of a query stream or of a mask decoder."""
 
     index: Tensor  # [M]
     write_index: Tensor  # [M] the same, but N for spare slots, which are dropped
     count: int  # N
+
+    @classmethod
+    def from_targets(cls, targets: Targets, count: int) -> "QueryPositions":
+        """Return the positions of the targets of a batch of `count` tokens."""
+        index, is_spare = targets.index, targets.labels == IGNORE_INDEX
+        return cls(index=index, write_index=index.masked_fill(is_spare, count), count=count)
 
     def scatter(self, values: Tensor, states: Tensor) -> Tensor:
         """Return `states` `[N, …]` with `values` `[M, …]` at the queries' positions."""

@@ -22,8 +22,9 @@ from pretune.nn.attention_mask import (
 )
 from pretune.nn.block import Block, TransformerBlock
 from pretune.nn.cache import DecodingStep, KVCache, LayerCache, fill_prefix_cache
+from pretune.nn.convolution import Convolution
 from pretune.nn.layers import Dropout, Embed, Norm
-from pretune.nn.positions import Position, Rotary
+from pretune.nn.positions import DistanceEmbedding, DistanceVectors, Position, Rotary
 
 MAX_LAYERS = 10**4
 """Limit beyond which a stack is certainly a mistake."""
@@ -47,6 +48,7 @@ class Stack:
     group_size: Annotated[Positive[int], NewField()] = 1  # consecutive layers that are shared together
     norm: Norm | None = None  # after the last layer
     dropout: Fraction = 0.0  # after the final norm
+    conv: Annotated[Convolution | None, NewField()] = None  # of the input, added after the first layer
 
     def __post_init__(self) -> None:
         if self.share is not None and self.share > self.depth:
@@ -55,6 +57,13 @@ class Stack:
             raise UsageError("layers with their own rotary positions need a stack with rotary positions or none")
         if self.depth % self.group_size or (self.share or self.depth) % self.group_size:
             raise UsageError(f"depth and share must be multiples of group_size {self.group_size}")
+        distances = self.position if isinstance(self.position, DistanceEmbedding) else None
+        if self.causal and (self.conv is not None or distances is not None):
+            raise UsageError("convolution and disentangled attention are for encoders; a causal stack cannot have them")
+        if any((block.attention.distances is None) != (distances is None) for block in self.blocks):
+            raise UsageError("disentangled attention needs the position 'disentangled', in every block, and vice versa")
+        if distances is not None and distances.input is not None and self.embed.factor is not None:
+            raise UsageError("absolute positions beside disentangled attention need a token table of the model's width")
 
     @property
     def layers(self) -> list[Block]:
@@ -76,14 +85,19 @@ class Stack:
     def build(self, *, width: int, shared_stack: "TransformerStack | None" = None) -> "TransformerStack":
         return TransformerStack(self, width, shared_stack)
 
+    def get_position_width(self, *, width: int) -> int:
+        """Return the width of the vectors of positions; those of distances are as wide as the states."""
+        return width if isinstance(self.position, DistanceEmbedding) else self.embed.get_inner_width(width=width)
+
     def position_params(self, *, width: int) -> int:
         heads = self.blocks[0].attention.heads
-        return self.position.params(width=self.embed.get_inner_width(width=width), heads=heads) if self.position else 0
+        return self.position.params(width=self.get_position_width(width=width), heads=heads) if self.position else 0
 
     def params(self, *, width: int) -> int:
         """Return the number of parameters, without the token table."""
         count = self.embed.params(width=width) + self.position_params(width=width)
         count += sum(block.params(width=width) for block in self.layers)
+        count += self.conv.params(width=width) if self.conv else 0
         return count + (self.norm.params(width=width) if self.norm else 0)
 
 
@@ -96,6 +110,7 @@ class StackOutput:
     attention: tuple[Tensor, ...] | None = None  # per layer [rows, H, R, R]
     cross: tuple[Tensor, ...] | None = None
     raw_states: Tensor | None = None  # states before the last dropout, of a recurrent stack
+    last_input: tuple[Tensor, AttentionContext] | None = None  # of the last layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +132,7 @@ class TransformerStack(nn.Module):
         first = spec.blocks[0].attention
         heads, _, head_width = first.resolve_shape(width=width)
         self.embed = spec.embed.build(width=width)
-        inner = spec.embed.get_inner_width(width=width)
+        inner = spec.get_position_width(width=width)
         self.position = spec.position.build(width=inner, heads=heads, head_width=head_width) if spec.position else None
         self.rotaries = {  # stateless modules
             rotary: rotary.build(width=inner, heads=heads, head_width=head_width) for rotary in spec.rotaries
@@ -125,6 +140,7 @@ class TransformerStack(nn.Module):
         for i, block in enumerate(spec.layers):
             self.add_module(str(i), block.build(width=width, shared_block=shared_stack[i] if shared_stack else None))
         self.norm = spec.norm.build(width=width) if spec.norm else None
+        self.conv = spec.conv.build(width=width) if spec.conv else None
         self.residual_dtype: torch.dtype | None = None  # of the residual stream; None: dtype of the embeddings
         self.activation_checkpointing = False  # recompute activations in the backward pass
         self.dropout = Dropout(spec.dropout)
@@ -150,14 +166,17 @@ class TransformerStack(nn.Module):
         contexts = self.build_contexts(batch, x.dtype, flags)
         cross_context = None if source is None else self.build_cross_context(batch, x.dtype, flags)
         hidden, attention, cross = [x], [], []
+        last_input = None
         for i, layer in enumerate(self):
             caches = None if cache is None else (cache.layers[i], cache.cross[i] if cache.cross else None)
-            context = contexts[layer.attention.window, layer.attention.rotary]
-            inputs = (x, context, cross_context, source, caches)
+            last_input = x, contexts[layer.attention.window, layer.attention.rotary]
+            inputs = (*last_input, cross_context, source, caches)
             if self.activation_checkpointing and torch.is_grad_enabled():
                 x, weights, cross_weights = checkpoint(layer, *inputs, use_reentrant=False)
             else:
                 x, weights, cross_weights = layer(*inputs)
+            if self.conv is not None and i == 0:
+                x = self.conv(hidden[0], x, batch)
             if flags.hidden:
                 hidden.append(x)
             if flags.attention:
@@ -169,6 +188,7 @@ class TransformerStack(nn.Module):
             hidden=(*hidden[:-1], x) if flags.hidden else None,
             attention=tuple(attention) if flags.attention else None,
             cross=tuple(cross) if flags.attention and source is not None else None,
+            last_input=last_input,
         )
 
     def step(self, x: Tensor, cache: KVCache) -> Tensor:
@@ -205,9 +225,17 @@ class TransformerStack(nn.Module):
         return positions + self.prefix_length if self.prefix_length else positions
 
     def embed_inputs(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
-        position_states = self.position(positions) if self.position and self._has_position("input") else None
+        position_states = self._embed_positions(positions)
         out: Tensor = self.embed(x, position_states, segments)
         return out if self.residual_dtype is None else out.to(self.residual_dtype)
+
+    def _embed_positions(self, positions: Tensor) -> Tensor | None:
+        """Return the vectors of absolute positions, if the input has them."""
+        module = self.position.input if isinstance(self.position, DistanceVectors) else self.position
+        if module is None or not (self._has_position("input") or self._has_position("distance")):
+            return None
+        out: Tensor = module(positions)
+        return out
 
     def apply_final_norm(self, x: Tensor) -> Tensor:
         out: Tensor = self.dropout(x if self.norm is None else self.norm(x))
@@ -219,6 +247,7 @@ class TransformerStack(nn.Module):
         """Build one context per window and rotary positions in the block pattern."""
         rotations = self._compute_rotations(self.shift_positions(batch.positions))
         bias = self._get_bias(self.position) if self._has_position("bias") else None
+        distances = self.position(batch.length) if isinstance(self.position, DistanceVectors) else None
         contexts = {}
         for window in dict.fromkeys(block.attention.window for block in self.spec.blocks):
             attentions = [block.attention for block in self.spec.blocks if block.attention.window == window]
@@ -227,7 +256,7 @@ class TransformerStack(nn.Module):
                 batch, batch, mask_spec, max(attention.dropout for attention in attentions), dtype, flags
             )
             for rotary in {attention.rotary for attention in attentions}:
-                contexts[window, rotary] = replace(context, rotation=rotations[rotary])
+                contexts[window, rotary] = replace(context, rotation=rotations[rotary], distances=distances)
         return contexts
 
     def build_cross_context(self, batch: Batch, dtype: torch.dtype, flags: OutputFlags) -> AttentionContext:
@@ -241,6 +270,8 @@ class TransformerStack(nn.Module):
         """Compile layers, embeddings and final norm; the loop over layers stays in Python."""
         for layer in self:
             layer.compile(*args, **options)
+        if self.conv is not None:
+            self.conv.compile(*args, **options)
         self.embed_inputs = torch.compile(self.embed_inputs, *args, **options)  # type: ignore[method-assign]
         self.apply_final_norm = torch.compile(self.apply_final_norm, *args, **options)  # type: ignore[method-assign]
 
@@ -274,6 +305,7 @@ class TransformerStack(nn.Module):
             "weights": flags.attention,
             "prefix_length": mask_spec.prefix_length,
             "head": self[0].attention.head,
+            "distances": self._has_position("distance") and queries is keys,
         }
         backend: Backend = choose_backend(**facts) if flags.backend is None or flags.attention else flags.backend
         missing = find_unsupported(backend, **facts)

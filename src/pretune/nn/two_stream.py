@@ -24,7 +24,7 @@ from torch.nn import Parameter
 
 from pretune.core.config import Fraction, Ge, Le, NonEmpty, spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE_INDEX, Batch
+from pretune.core.types import Batch
 from pretune.nn.attention_mask import MaskSpec, build_context
 from pretune.nn.block import Block, Norms
 from pretune.nn.cache import KVCache, SegmentMemory
@@ -77,6 +77,7 @@ class TwoStream:
     causal: ClassVar[bool] = False
     share: ClassVar[None] = None
     norm: ClassVar[None] = None
+    conv: ClassVar[None] = None
 
     @property
     def layers(self) -> list[TwoStreamBlock]:
@@ -271,10 +272,7 @@ def _find_query_positions(batch: Batch) -> QueryPositions | None:
         return None
     if batch.targets is None:
         raise UsageError("a batch with an order needs targets: the query stream exists only there")
-    index, count = batch.targets.index, batch.tokens.shape[0]
-    return QueryPositions(
-        index=index, write_index=index.masked_fill(batch.targets.labels == IGNORE_INDEX, count), count=count
-    )
+    return QueryPositions.from_targets(batch.targets, batch.tokens.shape[0])
 
 
 def _merge_streams(x: Tensor, g: Tensor | None, query_positions: QueryPositions | None) -> Tensor:

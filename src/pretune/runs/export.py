@@ -82,6 +82,10 @@ def export(
         if not torch.isfinite(tensor).all():
             raise UsageError(f"{directory}: '{name}' overflows in {dtype_name}; use --dtype bfloat16 or float32")
     io.save(loaded_model, target, overwrite=overwrite)
+    layout = FAMILIES.get(spec.family).layout
+    for part, description in layout.omitted_parts.items() if layout else ():
+        if part in spec.parts:
+            log.warn(f"{hf_config['architectures'][0]} leaves out {description}; it is saved, but only pretune uses it")
     class_name, count = hf_config["architectures"][0], spec.params().total
     if isinstance(loaded_model, ModelWithHead) and loaded_model.head is not None:
         exported_head = io.export_head(loaded_model)

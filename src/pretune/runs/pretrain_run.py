@@ -26,6 +26,7 @@ from pretune.core.format import format_count, join_names
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.models import catalog
+from pretune.models.generator_discriminator import GeneratorDiscriminator
 from pretune.models.hf import checkpoint
 from pretune.models.verify import check_weights
 from pretune.objectives.base import Objective
@@ -298,6 +299,8 @@ def load_initial_weights(model: Any, directory: Path) -> None:
             _copy_weights(part, directory / folder)
         else:
             log.info(f"{directory}: no {folder}; its weights are newly initialized")
+    if isinstance(model, GeneratorDiscriminator):
+        model.load_discriminator_table(parts[""])
 
 
 def _copy_weights(part: Any, directory: Path) -> None:

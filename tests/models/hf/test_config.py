@@ -206,6 +206,13 @@ _STRETCHED = {
     "context": 131072,
     "decoder.position.scaling": BandedScaling(factor=8.0, low=1.0, high=4.0, original=8192),
 }
+DEBERTA = {
+    "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768,
+    "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-07, "max_position_embeddings": 512,
+    "max_relative_positions": -1, "model_type": "deberta-v2", "norm_rel_ebd": "layer_norm", "num_attention_heads": 12,
+    "num_hidden_layers": 12, "pos_att_type": "p2c|c2p", "position_biased_input": False, "position_buckets": 256,
+    "relative_attention": True, "share_att_key": True, "type_vocab_size": 0, "vocab_size": 128100,
+}  # fmt: skip
 PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
     "bert-base-uncased": (
         {**BERT, "gradient_checkpointing": False, "position_embedding_type": "absolute", "use_cache": True},
@@ -263,6 +270,16 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
             "num_hidden_layers": 28,
         },
         resolve("modernbert-large"),
+    ),
+    "deberta-v3-base": (DEBERTA, resolve("deberta-v3-base")),
+    "mdeberta-v3-base": ({**DEBERTA, "vocab_size": 251000}, resolve("deberta-v3-base-multilingual")),
+    "deberta-v2-xlarge": (
+        {
+            **DEBERTA, "attention_head_size": 64, "conv_act": "gelu", "conv_kernel_size": 3, "hidden_size": 1536,
+            "intermediate_size": 6144, "num_attention_heads": 24, "num_hidden_layers": 24, "pooler_dropout": 0,
+            "pooler_hidden_act": "gelu", "pooler_hidden_size": 1536,
+        },
+        resolve("deberta-v2-xlarge"),
     ),
     "openai-gpt": (
         {
@@ -420,7 +437,7 @@ def test_wrong_values_are_refused_by_their_key(model_type: str) -> None:
         for bad in BAD[type(value)]:
             if bad is None and key in (*ROLES, *NULLS):
                 continue
-            if type(bad) is int and bad == 0 and key in ROLES:
+            if type(bad) is int and bad == 0 and (key in ROLES or value == 0):  # 0: a token, or none
                 continue
             if bad == [7] and key == "eos_token_id":
                 continue

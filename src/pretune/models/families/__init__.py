@@ -30,6 +30,7 @@ FAMILIES: "Registry[Family]" = Registry(
         "albert": "pretune.models.families.albert:albert",
         "distilbert": "pretune.models.families.distilbert:distilbert",
         "tinybert": "pretune.models.families.tinybert:tinybert",
+        "deberta": "pretune.models.families.deberta:deberta",
         "xlnet": "pretune.models.families.xlnet:xlnet",
         "elmo": "pretune.models.families.elmo:elmo",
         "gpt": "pretune.models.families.gpt:gpt",
@@ -70,7 +71,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "bigscience": ("bloom-560m", "bloom-1b1", "bloom-1b7", "bloom-3b", "bloom-7b1"),
     "distilbert": ("distilbert-base-", "distilroberta-base", "distilgpt2"),
     "EleutherAI": ("pythia-", "gpt-neo-"),
-    "microsoft": ("deberta-base", "deberta-v3-"),
+    "microsoft": ("deberta-base", "deberta-v2-", "deberta-v3-", "mdeberta-v3-"),
     "huawei-noah": ("TinyBERT_General_4L_312D", "TinyBERT_General_6L_768D"),
     "sentence-transformers": ("all-MiniLM-", "all-mpnet-", "paraphrase-", "multi-qa-"),
 }

@@ -241,6 +241,8 @@ class Layout:
     ignored_keys: frozenset[str] = frozenset()  # keys that are irrelevant in this family
     skipped_tensors: tuple[str, ...] = ()  # patterns of tensors that are not weights
     duplicates: Mapping[str, str] = field(default_factory=dict)  # tensor -> second name that the reference uses
+    aliases: Mapping[str, str] = field(default_factory=dict)  # other name of a tensor -> the one of the rules
+    omitted_parts: Mapping[str, str] = field(default_factory=dict)  # part that the reference ignores -> description
     zeros: tuple[str, ...] = ()  # tensors that are zero if missing
     presence_keys: Mapping[str, str] = field(default_factory=dict)  # part -> tensor whose presence shows it
     task_heads: Mapping[str, HeadLayout] = field(default_factory=dict)  # class with a task head -> its layout

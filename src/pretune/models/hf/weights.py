@@ -250,6 +250,7 @@ def _rename_tensors(layout: "Layout", tensors: Mapping[str, TensorInfo]) -> dict
     out: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
         new = re.sub(r"\.beta$", ".bias", re.sub(r"\.gamma$", ".weight", name))
+        new = layout.aliases.get(new, new)
         if bare and new.split(".")[0] not in outside:
             new = layout.prefix + new
         if any(re.fullmatch(pattern, new) for pattern in layout.skipped_tensors):
