@@ -52,7 +52,7 @@ def _logits(
     if kind == "dependency":
         return _arcs(items, targets, len(encoder.labels))
     target_labels = np.where(targets == IGNORE_INDEX, 0, targets)
-    if kind == "tagging":
+    if kind in ("tagging", "srl"):
         return np.eye(len(encoder.labels), dtype=np.float32)[target_labels]
     return np.stack((target_labels & START > 0, target_labels & END > 0), axis=1).astype(np.float32) * 9
 

@@ -64,12 +64,14 @@ def task_of(kind: str) -> Task:
         "pair": ("no", "maybe", "yes"),
         "multi-label": ("film", "music", "place", "question"),
         "tagging": ("O", "B-PER", "I-PER", "B-LOC"),
+        "srl": ("O", "B-A0", "I-A0", "B-A1", "I-A1"),
         "dependency": ("root", "det", "dep"),
     }
     metrics: dict[str, tuple[str, ...]] = {
         "classification": ("accuracy", "matthews"), "pair": ("accuracy_f1_macro",), "regression": ("pearson_spearman",),
         "tagging": ("entity_f1", "tag_accuracy"), "span": ("squad2",), "choice": ("choice_accuracy",),
         "generation": ("rouge",), "multi-label": ("multilabel_f1",), "dependency": ("attachment",),
+        "srl": ("argument_f1",),
     }  # fmt: skip
     template = {
         "classification": Template(source="classify: {text}", targets=labels["classification"]),
@@ -98,6 +100,8 @@ def examples_of(kind: str) -> list[Example]:
         tags = {"Nina": "B-PER", "John": "B-PER", "Simone": "I-PER", "Smith": "I-PER", "Paris": "B-LOC"}
         rows = [tuple(text.replace(",", " ,").split()) for text in texts]
         return [Example(text=" ".join(row), words=row, tags=tuple(tags.get(word, "O") for word in row)) for row in rows]
+    if kind == "srl":
+        return [_make_predicate(tuple(text.replace(",", " ,").split()), index) for index, text in enumerate(texts)]
     if kind == "dependency":
         rows = [tuple(text.replace(",", " ,").split()) for text in texts]
         return [_make_tree(row, index) for index, row in enumerate(rows)]
@@ -109,6 +113,17 @@ def examples_of(kind: str) -> list[Example]:
             Example(text=text, choices=options[: 2 + index % 2], label=index % 2) for index, text in enumerate(texts)
         ]
     return [Example(text=text, target=" ".join(text.split()[:3])) for text in texts]
+
+
+def _make_predicate(words: tuple[str, ...], index: int) -> Example:
+    """A predicate with the word before it as its first argument, and the two after it as its second."""
+    place = index % len(words)
+    tags = ["O"] * len(words)
+    if place:
+        tags[place - 1] = "B-A0"
+    for tag, word in zip(("B-A1", "I-A1"), range(place + 1, len(words)), strict=False):
+        tags[word] = tag
+    return Example(text=" ".join(words), words=words, predicate=place, tags=tuple(tags))
 
 
 def _make_tree(words: tuple[str, ...], index: int) -> Example:

@@ -64,7 +64,7 @@ def test_gold_is_perfect(name: str, shape: str, shared_data: Path) -> None:
     if shape == "bert" and task.kind == "generation":
         pytest.skip("it cannot write")
     encoder = TaskEncoder.from_task(task, model_for(shape, task), max_length=128, stride=64, max_new_tokens=100)
-    if task.kind in ("tagging", "dependency"):  # what is cut off cannot be right
+    if task.kind in ("tagging", "srl", "dependency"):  # what is cut off cannot be right
         examples = [example for example in examples if not encoder.encode([example]).counts.cut]
     if task.kind == "generation":
         examples = [

@@ -216,7 +216,7 @@ def test_nasty_texts_give_a_finite_loss(shape: str, kind: str) -> None:
     examples = [
         Example(
             text=text, pair=nasty[-index] if kind in ("pair", "regression", "span") else None, label=1,
-            words=(text or "x", "y"), choices=(text, "b"), target=nasty[index - 1], heads=(2, 0),
+            words=(text or "x", "y"), choices=(text, "b"), target=nasty[index - 1], heads=(2, 0), predicate=0,
             tags={"multi-label": ("film",), "dependency": ("det", "root")}.get(kind, ("O", "O")),
         )
         for index, text in enumerate(nasty)

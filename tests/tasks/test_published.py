@@ -25,7 +25,7 @@ def test_a_task_is_whole(name: str) -> None:
     assert task.metrics and all(metric in METRICS for metric in task.metrics)
     assert task.splits and all(files for files in task.splits.values())
     assert len({*task.labels}) == len(task.labels)
-    assert bool(task.labels) == (task.kind in ("classification", "pair", "tagging", "dependency"))
+    assert bool(task.labels) == (task.kind in ("classification", "pair", "tagging", "srl", "dependency"))
     assert (task.scale is not None) == (task.kind == "regression")
     if task.template is not None and task.template.targets and task.labels:
         assert len(task.template.targets) == len(task.labels)
@@ -45,7 +45,7 @@ def check(name: str, example: Example) -> None:
         case "dependency":
             assert len(example.words) == len(example.tags) == len(example.heads) and is_tree(example.heads)
             assert {*example.tags} <= {*task.labels}
-        case "tagging":
+        case "tagging" | "srl":
             assert len(example.words) == len(example.tags) > 0
             assert {*example.tags} <= {*task.labels} and all(example.words)
         case "span":

@@ -89,6 +89,8 @@ def test_texts(tmp_path: Path) -> None:
     [
         ("tagging", {"words": ["a", "b"], "tags": ["x", "y"]}, {"tags": ["x"]}),
         ("tagging", {"words": ["a", "b"], "tags": ["x", "y"]}, {"words": "a b"}),
+        ("srl", {"words": ["a", "b"], "tags": ["B-A0", "O"], "predicate": 1}, {"predicate": 2}),
+        ("srl", {"words": ["a", "b"], "tags": ["B-A0", "O"], "predicate": 1}, {"predicate": "b"}),
         ("dependency", {"words": ["a", "b"], "relations": ["x", "y"], "heads": [2, 0]}, {"heads": [2, 1]}),
         ("dependency", {"words": ["a", "b"], "relations": ["x", "y"], "heads": [2, 0]}, {"heads": [3, 0]}),
         ("span", {"question": "?", "context": "a house", "answer": "house"}, {"answer": "river"}),

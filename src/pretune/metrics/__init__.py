@@ -49,12 +49,16 @@ METRICS: Registry[Metric] = Registry(
         "exact_match": "pretune.metrics.question_answering:exact_match",
         "squad": "pretune.metrics.question_answering:squad",
         "squad2": "pretune.metrics.question_answering:squad2",
+        "triviaqa": "pretune.metrics.question_answering:triviaqa",
+        "coqa": "pretune.metrics.question_answering:coqa",
+        "answer_f1": "pretune.metrics.question_answering:answer_f1",
         "record": "pretune.metrics.question_answering:record",
         "multirc": "pretune.metrics.classification:multirc",
         "gender_parity": "pretune.metrics.classification:gender_parity",
         "tag_accuracy": "pretune.metrics.entities:tag_accuracy",
         "entity_f1": "pretune.metrics.entities:entity_f1",
         "entity_f1_strict": "pretune.metrics.entities:entity_f1_strict",
+        "argument_f1": "pretune.metrics.entities:argument_f1",
         "attachment": "pretune.metrics.parsing:attachment",
         "rouge": "pretune.metrics.generation:rouge",
         "rouge_stemmed": "pretune.metrics.generation:rouge_stemmed",
@@ -72,9 +76,9 @@ METRIC_INPUTS: Mapping[str, str] = {
         "values": ("pearson", "spearman", "pearson_spearman", "mean_squared_error"),
         "groups": ("multirc", "gender_parity"),
         "scores": ("choice_accuracy", "calibration_error"),
-        "tags": ("tag_accuracy", "entity_f1", "entity_f1_strict", "multilabel_f1"),
+        "tags": ("tag_accuracy", "entity_f1", "entity_f1_strict", "argument_f1", "multilabel_f1"),
         "trees": ("attachment",),
-        "answers": ("squad", "squad2", "exact_match", "record"),
+        "answers": ("squad", "squad2", "exact_match", "triviaqa", "coqa", "answer_f1", "record"),
         "texts": ("rouge", "rouge_stemmed", "bleu", "chrf"),
     }.items()
     for name in names
@@ -84,7 +88,10 @@ METRIC_INPUTS: Mapping[str, str] = {
 GROUP_METRICS = frozenset(name for name, values in METRIC_INPUTS.items() if values == "groups")
 """Metrics whose unit is a group of examples: a subset must not split a group."""
 
-MEAN_METRICS = frozenset({"accuracy", "choice_accuracy", "squad", "squad2", "exact_match", "rouge", "rouge_stemmed"})
+MEAN_METRICS = frozenset({
+    "accuracy", "choice_accuracy", "squad", "squad2", "exact_match", "triviaqa", "coqa", "answer_f1", "rouge",
+    "rouge_stemmed",
+})  # fmt: skip
 """Metrics that are the mean of the scores of single examples."""
 
 SHARE_METRICS = frozenset({"accuracy", "choice_accuracy", "exact_match"})

@@ -97,6 +97,43 @@ def entity_f1_strict(
     return entity_f1(gold, predictions, scheme=scheme)
 
 
+def argument_f1(gold: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> dict[str, float]:
+    """F1 of the arguments of predicates, with precision and recall, equal to CoNLL-2005's script srl-eval.
+
+    `C-A1` continues the last `A1` before it: an argument is correct with all its parts. The predicate (`V`) does not
+    count. Each is 0 if its denominator is 0.
+
+    >>> argument_f1([["B-A0", "O", "B-A1", "B-C-A1"]], [["B-A0", "B-V", "B-A1", "O"]])
+    {'f1': 0.5, 'precision': 0.5, 'recall': 0.5}
+    """
+    n_correct = n_predicted = n_gold = 0
+    for g, p in zip(*_check_sentences(gold, predictions), strict=True):
+        gold_arguments, predicted_arguments = extract_arguments(g), extract_arguments(p)
+        n_correct += len(gold_arguments & predicted_arguments)
+        n_predicted += len(predicted_arguments)
+        n_gold += len(gold_arguments)
+    precision, recall = ratio(n_correct, n_predicted), ratio(n_correct, n_gold)
+    return {"f1": harmonic_mean(precision, recall), "precision": precision, "recall": recall}
+
+
+def extract_arguments(tags: Sequence[str]) -> set[tuple[Entity, ...]]:
+    """Return the arguments of a predicate, each as its parts; continuations are joined to their beginning.
+
+    >>> extract_arguments(["B-A1", "B-V", "B-C-A1", "I-C-A1"])
+    {(('A1', 0, 1), ('A1', 2, 4))}
+    """
+    arguments: list[tuple[Entity, ...]] = []
+    last: dict[str, int] = {}  # index of the last argument of each role
+    for kind, start, end in extract_entities(tags):
+        role = kind.removeprefix("C-")
+        if kind != role and role in last:
+            arguments[last[role]] += ((role, start, end),)
+            continue
+        last[role] = len(arguments)
+        arguments.append(((role, start, end),))
+    return {argument for argument in arguments if argument[0][0] != "V"}
+
+
 def tag_accuracy(gold: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> float:
     """Share of words with the correct tag, over all sentences, as for parts of speech.
 

@@ -18,6 +18,7 @@ from pretune.metrics.classification import average_scores
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_TRIVIA_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "\u2018\u2019\u00b4`", " "))
 
 Answers = str | Sequence[str]
 
@@ -60,6 +61,49 @@ def squad(gold: Iterable[Answers], predictions: Iterable[str]) -> dict[str, floa
     """
     left, right = _check_answers(gold, predictions)
     return {"f1": _mean(token_f1, left, right), "exact_match": _mean(exact_score, left, right)}
+
+
+def triviaqa(gold: Iterable[Answers], predictions: Iterable[str]) -> dict[str, float]:
+    """TriviaQA (Joshi et al., 2017): exact match and F1 of words against the best alias.
+
+    Its normalization turns punctuation and underscores into spaces, where SQuAD's removes punctuation.
+
+    >>> triviaqa([["Jay-Z", "Shawn Carter"]], ["jay z"])
+    {'exact_match': 1.0, 'f1': 1.0}
+    """
+    left, right = _check_answers(gold, predictions)
+    left = [[text.translate(_TRIVIA_PUNCTUATION) for text in answers] for answers in left]
+    right = [text.translate(_TRIVIA_PUNCTUATION) for text in right]
+    return {"exact_match": _mean(exact_score, left, right), "f1": _mean(token_f1, left, right)}
+
+
+def coqa(gold: Iterable[Answers], predictions: Iterable[str]) -> dict[str, float]:
+    """CoQA (Reddy et al., 2019): F1 of words and exact match over all turns.
+
+    With several references a prediction is scored against all but one of them, in turn, and the scores are averaged,
+    so that it is comparable with a human answer, which cannot be compared with itself.
+
+    >>> coqa([["white", "a white kitten"]], ["white"])
+    {'f1': 0.8333333333333333, 'exact_match': 0.5}
+    """
+    left, right = _check_answers(gold, predictions)
+    scores: dict[str, float] = {}
+    for name, match in (("f1", _squad2_token_f1), ("exact_match", exact_score)):
+        rows = [[match(text, p) for text in answers] for answers, p in zip(left, right, strict=True)]
+        scores[name] = math.fsum(_average_best_of_rest(row) for row in rows) / len(rows)
+    return scores
+
+
+def _average_best_of_rest(scores: Sequence[float]) -> float:
+    """Return the maximum without each score in turn, averaged; of a single score, itself."""
+    if len(scores) == 1:
+        return scores[0]
+    return math.fsum(max([*scores[:i], *scores[i + 1 :]]) for i in range(len(scores))) / len(scores)
+
+
+def answer_f1(gold: Iterable[Answers], predictions: Iterable[str]) -> float:
+    """F1 of the words of a response and its best reference, averaged, as for dialogue (Dinan et al., 2020)."""
+    return _mean(token_f1, *_check_answers(gold, predictions))
 
 
 def record(gold: Iterable[Answers], predictions: Iterable[str]) -> dict[str, float]:

@@ -4,6 +4,7 @@
     multi-label      text, pair (if there are two texts), tags (the names of its labels)
     regression       text, pair (if there are two texts), label (a number)
     tagging          words, tags (one per word), text (original text, or the words joined by spaces)
+    srl              words, predicate (index of the word whose arguments are tagged), tags
     dependency       words, heads (one per word, from 1; 0 is the root), tags (relations)
     span             text (the question), pair (the passage), spans and answers (none: no answer)
     choice           text, choices, label (index of the correct one), pair (if the question is separate)
@@ -30,6 +31,7 @@ class Example:
     label: int | float | None = None
     words: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    predicate: int | None = None
     heads: tuple[int, ...] = ()  # number of each word's head, from 1; 0 is the root
     spans: tuple[tuple[int, int], ...] = ()
     answers: tuple[str, ...] = ()

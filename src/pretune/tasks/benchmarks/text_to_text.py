@@ -99,19 +99,21 @@ class ParallelReader:
 
     source: str
     target: str
+    skip_blank: bool = False  # skip lines that are blank on one side, as in parliamentary proceedings
 
     def __call__(self, path: Path) -> Iterator[Example]:
-        target_path = path.with_name(path.name.replace(f".{self.source}", f".{self.target}"))
+        target_path = path.with_name(f".{self.target}".join(path.name.rsplit(f".{self.source}", 1)))
         if not target_path.exists():
             raise DataError(f"{path}: its translation {target_path.name} is missing in the same folder")
         source_lines, target_lines = read_lines(path), read_lines(target_path)
         for number, text in source_lines:
             _, target = next(target_lines, (0, None))
-            if target is None or bool(text.strip()) != bool(target.strip()):
+            is_one_blank = target is not None and bool(text.strip()) != bool(target.strip())
+            if target is None or (is_one_blank and not self.skip_blank):
                 raise DataError(
                     f"{path}:{number}: no matching line in {target_path.name}; the files must be aligned line by line"
                 )
-            if text.strip():
+            if text.strip() and target.strip():
                 yield Example(text=text, target=target, id=str(number))
         if any(target.strip() for _, target in target_lines):
             raise DataError(f"{target_path}: more lines than {path.name}; the files must be aligned line by line")

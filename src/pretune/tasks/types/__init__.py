@@ -19,6 +19,7 @@ TASK_TYPES: "Registry[type[TaskType]]" = Registry(
         "multi-label": "pretune.tasks.types.multi_label:MultiLabelClassification",
         "regression": "pretune.tasks.types.regression:SequenceRegression",
         "tagging": "pretune.tasks.types.tagging:TokenTagging",
+        "srl": "pretune.tasks.types.semantic_roles:SemanticRoles",
         "dependency": "pretune.tasks.types.dependency:DependencyParsing",
         "span": "pretune.tasks.types.span:SpanExtraction",
         "choice": "pretune.tasks.types.choice:MultipleChoice",

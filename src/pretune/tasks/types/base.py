@@ -148,7 +148,8 @@ class TaskType:
             case "answers":
                 return self.collect_answers(examples, predictions)
             case "texts":
-                gold = [self._require(example.target, index, example) for index, example in enumerate(examples)]
+                targets = [self._require(example.target, index, example) for index, example in enumerate(examples)]
+                gold = [list(example.answers) or target for example, target in zip(examples, targets, strict=True)]
                 return gold, [prediction.text or "" for prediction in predictions]
         labels = [self._require(example.label, index, example) for index, example in enumerate(examples)]
         outputs = [NO_LABEL if prediction.label is None else prediction.label for prediction in predictions]

@@ -11,7 +11,7 @@ best one. Users' files are CoNLL-U, or JSONL with lists of words, heads and rela
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from pretune.adaptation.heads.dependency import UNKNOWN_HEAD, Dependency, encode
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.data.sequences import Ints, compute_offsets
-from pretune.models.spec import Model
 from pretune.tasks.benchmarks.universal_dependencies import DependencyReader, is_tree
 from pretune.tasks.encoding import Floats, Items, missing_value_error
 from pretune.tasks.example import Example, Prediction
@@ -40,21 +39,11 @@ ROOT_RELATION, UNKNOWN_RELATION = "root", "dep"
 class DependencyParsing(TokenTagging):
     """A head and a relation for every word: a dependency tree."""
 
+    needs_both_sides = True
     baselines: ClassVar = {"majority": "adjacent_head", "bilstm": "bilstm_parser"}
 
     def build_head(self) -> TaskHead:
         return Dependency(classes=len(self.task.labels), labels=self.task.labels)
-
-    def get_word_token(self, spec: Model) -> Literal["first", "last"]:
-        return "last" if spec.shape == "decoder" else "first"
-
-    def describe_limits(self, spec: Model) -> str:
-        if spec.shape != "decoder":
-            return ""
-        return (
-            f"'{self.task.name}': the model reads from left to right, so a word's state knows only the words before "
-            "it; an encoder parses better"
-        )
 
     def build_targets(self, examples: Sequence[Example], words: Ints, positions: Ints) -> Ints:
         relations = self._read_tags(examples)

@@ -57,6 +57,7 @@ class TokenTagging(TaskType):
     reads_conll = True
     baselines: ClassVar = {"majority": "frequent_tag", "svm": "window_tags"}
     errors_view = "tags"
+    needs_both_sides: ClassVar[bool] = False  # a left-to-right model stands for a word by its last token, with a note
 
     def build_head(self) -> TaskHead:
         return Tagging(classes=len(self.task.labels), labels=self.task.labels)
@@ -66,7 +67,7 @@ class TokenTagging(TaskType):
         count = len(examples)
         sizes = np.array([len(example.words) for example in examples], dtype=np.int64)
         pool = self.tokenize(rules, examples)
-        word_index = find_word_tokens(pool, examples, self.get_word_token(rules.spec))
+        word_index = self.locate_words(rules, pool, examples)
         layout, lost = self.fit(rules, pool, count)
         alignment = (
             np.where(layout.pool_index < 0, -1, word_index[layout.pool_index])
@@ -90,13 +91,25 @@ class TokenTagging(TaskType):
             sequences = replace(sequences, targets=targets)
         return build_items(sequences, counts=counts, alignment=alignment)
 
+    def describe_limits(self, spec: Model) -> str:
+        if not self.needs_both_sides or spec.shape != "decoder":
+            return ""
+        return (
+            f"'{self.task.name}': the model reads from left to right, so a word's state knows only the words before "
+            "it; an encoder is better here"
+        )
+
     def get_word_token(self, spec: Model) -> Literal["first", "last"]:
         """Return the token that stands for a word."""
-        return "first"
+        return "last" if self.needs_both_sides and spec.shape == "decoder" else "first"
 
     def tokenize(self, rules: EncodingRules, examples: Sequence[Example]) -> TokenPool:
         """Tokenize the sentences; further texts may follow them."""
         return rules.tokenize([" ".join(example.words) for example in examples])
+
+    def locate_words(self, rules: EncodingRules, pool: TokenPool, examples: Sequence[Example]) -> Ints:
+        """Return the word that each token of the pool stands for `[T]`; -1 for the others."""
+        return find_word_tokens(pool, [example.words for example in examples], self.get_word_token(rules.spec))
 
     def fit(self, rules: EncodingRules, pool: TokenPool, count: int) -> tuple[PooledSequences, Ints]:
         """Truncate the sentences and lay them out; return also the number of tokens each lost."""
@@ -179,20 +192,20 @@ class TokenTagging(TaskType):
         return tables.build_task("tagging", reader, metrics=metrics, labels=reader.labels)
 
 
-def find_word_tokens(pool: TokenPool, examples: Sequence[Example], token: Literal["first", "last"] = "first") -> Ints:
+def find_word_tokens(pool: TokenPool, sentences: Sequence[Sequence[str]], token: Literal["first", "last"]) -> Ints:
     """Return for each token of the pool the word of which it is the first (or last) one `[T]`; -1 for the others.
 
     The sentences are the first texts of the pool.
     """
     word_index = np.full(len(pool.ids), -1)
-    for number, example in enumerate(examples):
+    for number, words in enumerate(sentences):
         low, high = pool.offsets[number], pool.offsets[number + 1]
-        begin = compute_offsets(np.array([len(word) + 1 for word in example.words], dtype=np.int64))  # characters
+        begin = compute_offsets(np.array([len(word) + 1 for word in words], dtype=np.int64))  # characters
         word = np.searchsorted(begin, pool.starts[low:high], side="right") - 1  # that a token starts in
         if len(word):
             is_edge = word[1:] != word[:-1]
             stands = np.append(True, is_edge) if token == "first" else np.append(is_edge, True)
-            stands &= word < len(example.words)
+            stands &= word < len(words)
             word_index[low:high][stands] = word[stands]
     return word_index
 

@@ -1,0 +1,183 @@
+"""Questions answered in free text: TriviaQA and Natural Questions without a passage, CoQA's dialogues, and ELI5.
+
+Closed-book question answering (Roberts et al., 2020) gives the model the question only; an answer counts if it equals
+one of the published aliases. A CoQA question comes with its story and the turns before it, an ELI5 question with no
+text at all.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pretune.core.config import spec
+from pretune.core.errors import DataError
+from pretune.core.io.strict_json import parse_json
+from pretune.tasks.benchmarks.readers import RowReader
+from pretune.tasks.example import Example
+from pretune.tasks.table import Jsonl, TableRow, data_error, read_text
+from pretune.tasks.task import SplitFile, Task, Template
+
+
+def read_triviaqa(path: Path) -> Iterator[Example]:
+    """Yield the questions of TriviaQA's JSON: the value is the target, its aliases are accepted, too."""
+    for location, row in _read_entries(path, "Data"):
+        answer = _get(row, "Answer", location, dict)
+        value = _get(answer, "Value", f"{location}.Answer", str)
+        aliases = [*_get(answer, "Aliases", f"{location}.Answer", list), *answer.get("HumanAnswers", ())]
+        yield Example(
+            text=_get(row, "Question", location, str),
+            target=value,
+            answers=tuple(dict.fromkeys((value, *map(str, aliases)))),
+            id=str(row.get("QuestionId", "")),
+        )
+
+
+TRIVIAQA = Task(
+    name="triviaqa",
+    kind="generation",
+    metrics=("triviaqa",),
+    folders=("triviaqa", "triviaqa-unfiltered"),
+    splits={
+        "train": (
+            SplitFile("unfiltered-web-train.json", read_triviaqa, rows=87622),
+            SplitFile("qa/wikipedia-train.json", read_triviaqa),
+        ),
+        "dev": (
+            SplitFile("unfiltered-web-dev.json", read_triviaqa, rows=11313),
+            SplitFile("qa/wikipedia-dev.json", read_triviaqa),
+        ),
+    },
+    template=Template(source="trivia question: {text}", target="{target}"),
+)
+"""TriviaQA without passages: trivia questions with aliases of their answers (Joshi et al., 2017)"""
+
+
+def _make_nq_question(row: TableRow) -> Example:
+    answers = row.get("answer")
+    if isinstance(answers, str):
+        answers = [answers]
+    if not isinstance(answers, list) or not answers or not all(isinstance(text, str) for text in answers):
+        raise data_error(f"{row.location}: 'answer' must be a list of at least one text, got {str(answers)[:40]!r}")
+    number = row.location.rpartition(":")[2]
+    return Example(text=row.get_text("question"), target=answers[0], answers=tuple(answers), id=number)
+
+
+_nq = RowReader(table=Jsonl(), make=_make_nq_question)
+NQ_OPEN = Task(
+    name="nq_open",
+    kind="generation",
+    metrics=("exact_match",),
+    splits={
+        "train": (SplitFile("NQ-open.train.jsonl", _nq, rows=87925),),
+        "dev": (SplitFile("NQ-open.dev.jsonl", _nq, rows=3610),),
+    },
+    template=Template(source="nq question: {text}", target="{target}"),
+)
+"""Natural Questions without passages: questions to a search engine (Kwiatkowski et al., 2019; Lee et al., 2019)"""
+
+
+@spec
+class CoqaReader:
+    """A reader of CoQA's JSON: every question with the turns before it, as "Q: … A: … Q: …"."""
+
+    turns: int = 2  # earlier questions with their answers
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        for location, story in _read_entries(path, "data"):
+            questions, answers = (_get(story, name, location, list) for name in ("questions", "answers"))
+            if len(questions) != len(answers):
+                raise DataError(f"{location}: {len(questions)} questions and {len(answers)} answers; one for each")
+            extra_turns = story.get("additional_answers", {}).values()
+            question_texts = [_get(turn, "input_text", f"{location}.questions", str) for turn in questions]
+            answer_texts = [_get(turn, "input_text", f"{location}.answers", str) for turn in answers]
+            references = [[_get(turn, "input_text", location, str) for turn in turns] for turns in extra_turns]
+            if any(len(texts) != len(questions) for texts in references):
+                raise DataError(f"{location}: additional_answers must have an answer to each of the questions")
+            for number, (question, answer) in enumerate(zip(question_texts, answer_texts, strict=True)):
+                first = max(number - self.turns, 0)
+                history = zip(question_texts[first:number], answer_texts[first:number], strict=True)
+                yield Example(
+                    text=" ".join([*(f"Q: {q} A: {a}" for q, a in history), f"Q: {question}"]),
+                    pair=_get(story, "story", location, str),
+                    target=answer,
+                    answers=(answer, *(texts[number] for texts in references)),
+                    id=f"{story.get('id', location)}-{number + 1}",
+                    group=str(story.get("id", location)),
+                )
+
+
+_coqa = CoqaReader()
+COQA = Task(
+    name="coqa",
+    kind="generation",
+    metrics=("coqa",),
+    splits={
+        "train": (SplitFile("coqa-train-v1.0.json", _coqa, rows=108647),),
+        "dev": (SplitFile("coqa-dev-v1.0.json", _coqa, rows=7983),),
+    },
+    template=Template(source="coqa question: {text} context: {pair}", target="{target}"),
+    group_field="group",
+)
+"""CoQA: questions about a story, asked in a dialogue (Reddy et al., 2019)"""
+
+
+def _make_eli5_question(row: TableRow) -> Example | None:
+    """Return a question in KILT's format (`input`, `output`) or Reddit's (`title`, `answers` with scores).
+
+    The target is the first answer, or that with the highest score; questions without one are skipped.
+    """
+    try:
+        if "input" in row.values:
+            question = row.get_text("input")
+            texts = [output.get("answer") for output in row.get("output")]
+        else:
+            question = f"{row.get_text('title')} {row.values.get('selftext') or ''}".strip()
+            answers = row.get("answers")
+            order = sorted(zip(answers["score"], answers["text"], strict=True), key=lambda pair: -pair[0])
+            texts = [text for _, text in order]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise data_error(
+            f"{row.location}: expected 'output' with a list of objects, or 'answers' with lists 'text' and 'score'"
+        ) from None
+    texts = [text for text in texts if isinstance(text, str) and text.strip()]
+    if not texts:
+        return None
+    name = str(row.values.get("id", row.values.get("q_id", "")))
+    return Example(text=question, target=texts[0], answers=tuple(texts), id=name)
+
+
+_eli5 = RowReader(table=Jsonl(), make=_make_eli5_question)
+ELI5 = Task(
+    name="eli5",
+    kind="generation",
+    metrics=("rouge",),
+    splits={
+        "train": (SplitFile("eli5-train-kilt.jsonl", _eli5), SplitFile("train.jsonl", _eli5)),
+        "dev": (SplitFile("eli5-dev-kilt.jsonl", _eli5, rows=1507), SplitFile("validation.jsonl", _eli5)),
+        "test": (SplitFile("test.jsonl", _eli5),),
+    },
+    template=Template(source="explain: {text}", target="{target}"),
+)
+"""ELI5: long answers to questions, "explain like I'm five" (Fan et al., 2019)"""
+
+
+def _read_entries(path: Path, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a list in a JSON file, each with its location."""
+    name = os.fspath(path)
+    data = parse_json("".join(read_text(path)), DataError, name)
+    entries = data.get(key) if isinstance(data, dict) else None
+    if not isinstance(entries, list):
+        raise DataError(f"{name}: expected an object with the list '{key}'")
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise DataError(f"{name}: {key}[{number}] must be an object, got {type(entry).__name__}")
+        yield f"{name}: {key}[{number}]", entry
+
+
+def _get(entry: Any, key: str, location: str, kind: type[Any]) -> Any:
+    value = entry.get(key) if isinstance(entry, Mapping) else None
+    if not isinstance(value, kind):
+        kind_name = {str: "a text", list: "a list", dict: "an object"}[kind]
+        raise DataError(f"{location}: '{key}' must be {kind_name}, got {str(value)[:40]!r}")
+    return value

@@ -1,0 +1,112 @@
+"""Semantic role labelling: the arguments of one predicate of a sentence, as tags of its words.
+
+    [CLS] She * read * the book [SEP] read [SEP]
+    -     B-A0 -  O  -  B-A1 I-A1  -    -    -
+
+The predicate is marked by asterisks and is the second text (Shi and Lin, 2019). A left-to-right model reads the
+predicate first, and a word is its last token. Users' files are CoNLL-2005 columns, or JSONL with lists of words and
+tags and the index of the predicate.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pretune.core.config import spec
+from pretune.core.errors import DataError
+from pretune.data.sequences import Ints
+from pretune.tasks.benchmarks.semantic_roles import RoleReader
+from pretune.tasks.encoding import EncodingRules, PooledSequences, TokenPool, missing_value_error
+from pretune.tasks.example import Example
+from pretune.tasks.table import TableRow, data_error
+from pretune.tasks.task import Task
+from pretune.tasks.types.tagging import TagListReader, TokenTagging, collect_tags, find_word_tokens
+from pretune.tasks.user_table import UserTables
+
+MARK = "*"
+"""Word before and after the predicate."""
+
+
+class SemanticRoles(TokenTagging):
+    """The arguments of a marked predicate."""
+
+    has_single_text = False
+    needs_both_sides = True
+
+    def tokenize(self, rules: EncodingRules, examples: Sequence[Example]) -> TokenPool:
+        for number, example in enumerate(examples):
+            if example.predicate is None or not 0 <= example.predicate < len(example.words):
+                raise missing_value_error(rules.task, number, example, "no predicate among its words")
+        predicates = [example.words[example.predicate or 0] for example in examples]
+        return rules.tokenize([*(" ".join(mark_predicate(example)) for example in examples), *predicates])
+
+    def locate_words(self, rules: EncodingRules, pool: TokenPool, examples: Sequence[Example]) -> Ints:
+        marked_index = find_word_tokens(pool, [*map(mark_predicate, examples)], self.get_word_token(rules.spec))
+        for number, example in enumerate(examples):
+            place, index = example.predicate or 0, marked_index[pool.offsets[number] : pool.offsets[number + 1]]
+            is_mark = (index == place) | (index == place + 2)
+            index -= (index > place).astype(np.int64) + (index > place + 2)
+            index[is_mark] = -1
+        return marked_index
+
+    def fit(self, rules: EncodingRules, pool: TokenPool, count: int) -> tuple[PooledSequences, Ints]:
+        sentences, predicates = np.arange(count), count + np.arange(count)
+        if rules.spec.shape == "decoder":
+            return rules.fit(pool, predicates, sentences)
+        return rules.fit(pool, sentences, predicates)
+
+    def format_input(self, example: Example) -> dict[str, Any]:
+        return {**super().format_input(example), "predicate": example.predicate}
+
+    def read_input_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
+        values = super().read_input_fields(fields, text, source)
+        predicate = fields.get("predicate")
+        if type(predicate) is not int or not 0 <= predicate < len(values["words"]):
+            raise DataError(
+                f"{source}: 'predicate' must be the index of a word, from 0 to {len(values['words']) - 1}, got "
+                f"{str(predicate)[:40]!r}"
+            )
+        return {**values, "predicate": predicate}
+
+    @classmethod
+    def build_user_task(cls, tables: UserTables) -> Task:
+        train = tables.train
+        if train.form == "conll":
+            reader: RoleReader | RoleListReader = RoleReader()
+        elif train.form == "jsonl":
+            columns = tables.pick_columns({"text": "words", "label": "tags"})
+            reader = RoleListReader(text=columns["text"], label=columns["label"])
+        else:
+            raise DataError(
+                f"{train.path}: semantic roles need CoNLL-2005 columns, or JSONL with lists of words and tags and the "
+                "index of the predicate"
+            )
+        labels = tables.labels or collect_tags(reader(train.path), train.path)
+        return tables.build_task("srl", replace(reader, labels=labels), metrics=("argument_f1",), labels=labels)
+
+
+def mark_predicate(example: Example) -> tuple[str, ...]:
+    """Return the words with a mark before and after the predicate.
+
+    >>> mark_predicate(Example(text="", words=("She", "read", "it"), predicate=1))
+    ('She', '*', 'read', '*', 'it')
+    """
+    place = example.predicate or 0
+    return (*example.words[:place], MARK, example.words[place], MARK, *example.words[place + 1 :])
+
+
+@spec
+class RoleListReader(TagListReader):
+    """Reader of sentences as lists of words and tags, with the index of the `predicate`."""
+
+    def parse_row(self, row: TableRow) -> Example:
+        example = TagListReader.parse_row(self, row)  # a class with slots has no `super()`
+        predicate = row.get("predicate")
+        if type(predicate) is not int or not 0 <= predicate < len(example.words):
+            raise data_error(
+                f"{row.location}: 'predicate' must be the index of a word, from 0 to {len(example.words) - 1}, got "
+                f"{str(predicate)[:40]!r}"
+            )
+        return replace(example, predicate=predicate)
