@@ -12,6 +12,7 @@ from pretune.tasks import TASKS
 from pretune.tasks.benchmarks.semantic_roles import RoleReader, parse_brackets
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.example import Example
+from pretune.tasks.user_table import build_user_task
 from tests.tasks.small import model_for, task_of
 
 CONLL2005 = """\
@@ -60,6 +61,15 @@ def test_columns_of_2012(tmp_path: Path) -> None:
     assert (first.predicate, second.predicate) == (3, 5)
     assert first.tags == ("B-ARGM-TMP", "I-ARGM-TMP", "B-ARG0", "O", "B-ARG1", "I-ARG1", "I-ARG1")
     assert second.tags == ("O", "O", "B-ARG0", "O", "O", "O", "O")
+
+
+def test_columns_of_a_user(tmp_path: Path) -> None:
+    """Sentences have as many columns as predicates, so that the file looks like no table."""
+    path = tmp_path / "own.txt"
+    path.write_text(CONLL2005)
+    task = build_user_task({"train": path}, type="srl")
+    assert (task.kind, task.metrics, len(task.labels)) == ("srl", ("argument_f1",), 6)
+    assert [example.predicate for example in task.read("train")] == [3, 5]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError, suggest
+from pretune.core.format import join_names
 from pretune.tasks.example import Example
 from pretune.tasks.table import TableFile, TableRow, data_error, find_pair_columns, open_table, pick_column
 from pretune.tasks.task import Reader, SplitFile, Task
@@ -132,7 +133,8 @@ def build_user_task(
         kind = "tagging" if forms == {True} else infer_kind(user_tables)
     type_class = TASK_TYPES.get(kind)
     if forms == {True} and not type_class.reads_conll:
-        raise UsageError(f"{user_tables.train.path}: a CoNLL file is for tagging, got type '{type}'; use a table")
+        readers = join_names([name for name in TASK_TYPES if TASK_TYPES.get(name).reads_conll])
+        raise UsageError(f"{user_tables.train.path}: a CoNLL file is for {readers}, got type '{type}'; use a table")
     if pair is not None and not type_class.allows_pair:
         raise UsageError(f"--pair '{pair}': a task of type {type} has one text; remove --pair")
     return type_class.build_user_task(user_tables)

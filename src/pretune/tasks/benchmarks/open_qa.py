@@ -18,6 +18,8 @@ from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, TableRow, data_error, read_text
 from pretune.tasks.task import SplitFile, Task, Template
 
+_KIND_NAMES: dict[type[Any], str] = {str: "a text", list: "a list", dict: "an object"}
+
 
 def read_triviaqa(path: Path) -> Iterator[Example]:
     """Yield the questions of TriviaQA's JSON: the value is the target, its aliases are accepted, too."""
@@ -178,6 +180,5 @@ def _read_entries(path: Path, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _get(entry: Any, key: str, location: str, kind: type[Any]) -> Any:
     value = entry.get(key) if isinstance(entry, Mapping) else None
     if not isinstance(value, kind):
-        kind_name = {str: "a text", list: "a list", dict: "an object"}[kind]
-        raise DataError(f"{location}: '{key}' must be {kind_name}, got {str(value)[:40]!r}")
+        raise DataError(f"{location}: '{key}' must be {_KIND_NAMES[kind]}, got {str(value)[:40]!r}")
     return value

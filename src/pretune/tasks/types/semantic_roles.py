@@ -10,6 +10,7 @@ tags and the index of the predicate.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from pretune.data.sequences import Ints
 from pretune.tasks.benchmarks.semantic_roles import RoleReader
 from pretune.tasks.encoding import EncodingRules, PooledSequences, TokenPool, missing_value_error
 from pretune.tasks.example import Example
-from pretune.tasks.table import TableRow, data_error
+from pretune.tasks.table import TableFile, TableRow, data_error, open_table
 from pretune.tasks.task import Task
 from pretune.tasks.types.tagging import TagListReader, TokenTagging, collect_tags, find_word_tokens
 from pretune.tasks.user_table import UserTables
@@ -69,6 +70,13 @@ class SemanticRoles(TokenTagging):
                 f"{str(predicate)[:40]!r}"
             )
         return {**values, "predicate": predicate}
+
+    @classmethod
+    def open_file(cls, path: Path, column_names: Sequence[str]) -> TableFile:
+        """Open JSONL, or columns, whose number differs from sentence to sentence."""
+        if not path.is_file() or {".jsonl", ".ndjson", ".json"} & set(path.suffixes):
+            return open_table(path, column_names)
+        return TableFile(path=path, form="conll")
 
     @classmethod
     def build_user_task(cls, tables: UserTables) -> Task:
