@@ -33,6 +33,8 @@ from pretune.training.checkpoints import collect_weights
 from pretune.training.cost import build_flops_counter
 
 M = TypeVar("M", bound=nn.Module)
+PROJECTIONS = "projections"
+"""Child of a student in training: projections of its states to the teacher's width."""
 _PROJECTION_SEED = 101
 """Added to the seed of a run for the initial projections."""
 _LAYER = re.compile(r"^(encoder|decoder)\.(\d+)\.")

@@ -95,6 +95,9 @@ def finetune(
     vectors: Annotated[
         Path | None, option("--vectors FILE", "Word vectors of the baseline `vectors`; see `pretune vectors`.")
     ] = None,
+    teacher: Annotated[
+        Path | None, option("--teacher RUN", "Distil this run, fine-tuned on the same task, into the model.")
+    ] = None,
     data: TaskData = None,
     force: Annotated[bool, option("--force", "Allow fewer than 5 training examples, or classes without any.")] = False,
     resume: Resume = False,
@@ -148,7 +151,7 @@ def finetune(
             invalid_options={"--test": test, "--text": text, "--pair": pair, "--label": label, "--method": method,
                              "--seeds": seeds, "--train-examples": train_examples, "--config": config,
                              "--dry-run": dry_run, "--forgetting": forgetting, "--csv": as_csv, "--vectors": vectors,
-                             "--force": force},
+                             "--force": force, "--teacher": teacher},
             overrides=parse_assignments(settings or []),
         )  # fmt: skip
         return
@@ -156,7 +159,7 @@ def finetune(
         "task": task, "type": task_type, "train": train,
         "dev": dev, "test": test, "text": text, "pair": pair, "label": label,
         "data": data, "method": method, "epochs": epochs, "steps": steps, "config": config,
-        "force": force or None, "overrides": parse_assignments(settings or []),
+        "force": force or None, "overrides": parse_assignments(settings or []), "teacher": teacher,
     }  # fmt: skip
     rates = parse_numbers(lr, "--lr") if lr else ()
     counts = parse_example_counts(train_examples) if train_examples else ()

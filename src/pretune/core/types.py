@@ -56,6 +56,7 @@ class Batch:
     view: Tensor | None = None  # [C] mask kind
     blanks: Tensor | None = None  # [N] index of the masked span of a token, -1 outside
     labels: Tensor | None = None  # [C], or [C, K] for K labels that exclude no other
+    teacher_logits: Tensor | None = None  # [C, K] or [N, K] of a teacher's head
     source: "Batch | None" = None
 
     @classmethod

@@ -52,8 +52,8 @@ def split_windows(starts: Ints, lengths: Ints, limit: int) -> tuple[Ints, Ints, 
     return starts[owners] + window_starts, np.minimum(lengths[owners] - window_starts, limit), owners
 
 
-PER_TOKEN = ("tokens", "special", "words", "sentences", "segments", "targets", "order", "blanks")
-PER_SEQUENCE = ("samples", "epochs", "sources", "sides", "prefix", "view", "labels")
+PER_TOKEN = ("tokens", "special", "words", "sentences", "segments", "targets", "order", "blanks", "token_logits")
+PER_SEQUENCE = ("samples", "epochs", "sources", "sides", "prefix", "view", "labels", "sequence_logits")
 """Fields of `Sequences` with one value per token, and with one value per sequence."""
 
 
@@ -82,6 +82,8 @@ class Sequences:
     prefix: Ints | None = None  # [S] length of the prefix with bidirectional attention
     view: Ints | None = None  # [S] mask kind
     labels: Ints | None = None  # [S] label of the sequence, IGNORE_INDEX for none; [S, K] for several
+    token_logits: NDArray[np.float32] | None = None  # [T, K] of a teacher
+    sequence_logits: NDArray[np.float32] | None = None  # [S, K] of a teacher
     source: "Sequences | None" = None  # S sequences of the encoder side
 
     @classmethod
@@ -141,7 +143,7 @@ def join(parts: Sequence[Sequences]) -> Sequences:
 
 SLOT_VALUES: dict[str, Any] = {
     "tokens": 0, "special": True, "words": True, "sentences": True, "segments": 0, "targets": IGNORE_INDEX, "order": 0,
-    "blanks": -1,
+    "blanks": -1, "token_logits": 0.0,
 }  # fmt: skip
 """Field values of a slot: a valid token id that is never used, rank 0 (context), outside of masked spans."""
 
@@ -169,7 +171,7 @@ def reserve(sequences: Sequences, count: int) -> Sequences:
     for name in PER_TOKEN:
         values: NDArray[Any] | None = getattr(sequences, name)
         if values is not None:
-            fields[name] = np.full(len(is_text), SLOT_VALUES[name], dtype=values.dtype)
+            fields[name] = np.full((len(is_text), *values.shape[1:]), SLOT_VALUES[name], dtype=values.dtype)
             fields[name][is_text] = values
     for name in ("prefix", "sides"):
         places: NDArray[Any] | None = getattr(sequences, name)

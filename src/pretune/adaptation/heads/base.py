@@ -238,3 +238,8 @@ def segment_logsumexp(values: Tensor, group: Tensor, groups: int) -> Tensor:
     tops = tops.where(tops.isfinite(), 0.0)
     sums = torch.zeros_like(tops).index_add(0, group, (values - tops[group]).exp())
     return sums.where(sums > 0, 1.0).log() + tops
+
+
+def segment_log_softmax(values: Tensor, group: Tensor, groups: int) -> Tensor:
+    """Return the log-softmax of the rows `[R, D]` over the rows of their group."""
+    return values - segment_logsumexp(values, group, groups)[group]

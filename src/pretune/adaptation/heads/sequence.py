@@ -43,6 +43,7 @@ from pretune.adaptation.heads.base import (
     count_labels,
     get_labels,
     resolve_pooling,
+    segment_log_softmax,
     segment_logsumexp,
 )
 from pretune.adaptation.scalar_mix import Mixing
@@ -52,6 +53,7 @@ from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.sequences import Ints
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
+from pretune.nn.distillation import compute_soft_binary_loss, compute_soft_loss
 from pretune.nn.heads import PoolingConfig
 
 
@@ -98,6 +100,11 @@ class Classification:
         lm_loss = replace(model.model.loss(states, batch), weight=self.lm_loss_weight)
         return Loss.from_parts({"loss": task_loss, "language": lm_loss})
 
+    def soft_loss(self, logits: Tensor, teacher_logits: Tensor, batch: Batch, temperature: float) -> Tensor:
+        """Return the summed loss against the logits of a teacher, softened by the temperature."""
+        losses = compute_soft_loss(logits, teacher_logits, temperature)
+        return losses.where(get_labels(batch) != IGNORE_INDEX, 0.0).sum()
+
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Loss:
     """Return the loss summed over the rows `[R, K]` that have a label; without gradients also the correct ones."""
@@ -143,6 +150,11 @@ class MultiLabel:
         losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
         return Loss(sum=losses.where(labels != IGNORE_INDEX, 0.0).sum(), count=count_labels(labels))
 
+    def soft_loss(self, logits: Tensor, teacher_logits: Tensor, batch: Batch, temperature: float) -> Tensor:
+        """Return the summed loss against the logits of a teacher, softened by the temperature."""
+        losses = compute_soft_binary_loss(logits, teacher_logits, temperature)
+        return losses.where(get_labels(batch) != IGNORE_INDEX, 0.0).sum()
+
 
 @spec
 class Regression:
@@ -167,6 +179,11 @@ class Regression:
         labels = get_labels(batch)
         error = model.head(model.states(batch), batch).squeeze(-1).float() - labels
         return Loss(sum=error.where(labels != IGNORE_INDEX, 0.0).square().sum(), count=count_labels(labels))
+
+    def soft_loss(self, logits: Tensor, teacher_logits: Tensor, batch: Batch, temperature: float) -> Tensor:
+        """Return the summed squared difference from a teacher's scores; the temperature has no meaning."""
+        errors = (logits.float() - teacher_logits.float()).square().squeeze(-1)
+        return errors.where(get_labels(batch) != IGNORE_INDEX, 0.0).sum()
 
 
 SAME_GROUP = -1
@@ -197,12 +214,27 @@ class Choice:
         labels = get_labels(batch)
         scores = model.head(model.states(batch), batch).squeeze(-1).float()  # [C]
         is_first = labels >= 0
-        group = torch.where(labels == IGNORE_INDEX, 0, is_first.cumsum(0))  # [C] from 1; 0 for cells in no group
+        group = _number_groups(labels)
         totals = segment_logsumexp(scores[:, None], group, batch.cells + 1).squeeze(-1)
         cells = torch.arange(batch.cells, device=labels.device)
         correct_scores = scores[(cells + labels.clamp(min=0)).clamp(max=batch.cells - 1)]
         total = (totals[group] - correct_scores).where(is_first, 0.0).sum()
         return Loss(sum=total, count=is_first.sum(), correct=_count_correct(scores, correct_scores, group, is_first))
+
+    def soft_loss(self, logits: Tensor, teacher_logits: Tensor, batch: Batch, temperature: float) -> Tensor:
+        """Return the summed loss against a teacher's softened choice among the sequences of each group."""
+        labels = get_labels(batch)
+        group = _number_groups(labels)
+        student, teacher = (
+            segment_log_softmax(part.float() / temperature, group, batch.cells + 1) for part in (logits, teacher_logits)
+        )
+        losses = (teacher.exp() * (teacher - student)).squeeze(-1)  # [C]
+        return temperature**2 * losses.where(group > 0, 0.0).sum()
+
+
+def _number_groups(labels: Tensor) -> Tensor:
+    """Return the group of each cell `[C]`, from 1; 0 for cells in no group."""
+    return torch.where(labels == IGNORE_INDEX, 0, (labels >= 0).cumsum(0))
 
 
 def _count_correct(scores: Tensor, correct_scores: Tensor, group: Tensor, is_first: Tensor) -> Tensor | None:

@@ -28,15 +28,17 @@ from pretune.adaptation.heads.base import (
     check_classes,
     count_labels,
     resolve_transform,
+    segment_log_softmax,
     segment_logsumexp,
 )
 from pretune.adaptation.heads.sequence import cross_entropy
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
-from pretune.core.types import Batch, Loss, Targets
+from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
+from pretune.nn.distillation import compute_soft_loss
 from pretune.nn.heads import Transform
 
 
@@ -70,6 +72,12 @@ class Tagging:
         if self.scalar_mix is not None:
             return cross_entropy(model.head(states, batch).index_select(0, targets.index), targets.labels)
         return cross_entropy(model.head(states.index_select(0, targets.index)), targets.labels)
+
+    def soft_loss(self, logits: Tensor, teacher_logits: Tensor, batch: Batch, temperature: float) -> Tensor:
+        """Return the summed loss against the logits of a teacher, softened by the temperature."""
+        targets = get_targets(batch)
+        student, teacher = (part.index_select(0, targets.index) for part in (logits, teacher_logits))
+        return compute_soft_loss(student, teacher, temperature).where(targets.labels != IGNORE_INDEX, 0.0).sum()
 
 
 def get_targets(batch: Batch) -> Targets:
@@ -110,6 +118,18 @@ class Span:
         losses = totals[owner[targets.index]] - logits[targets.index]  # [M, 2]
         is_target = torch.stack((_has_flag(targets.labels, START), _has_flag(targets.labels, END)), dim=-1)
         return Loss(sum=losses.where(is_target, 0.0).sum() / 2, count=is_target[:, 0].sum())
+
+    def soft_loss(self, logits: Tensor, teacher_logits: Tensor, batch: Batch, temperature: float) -> Tensor:
+        """Return the mean of start and end loss against a teacher's softened positions, summed over sequences."""
+        targets = get_targets(batch)
+        owner = torch.where(batch.sequence < 0, batch.cells, batch.sequence)
+        student, teacher = (
+            segment_log_softmax(part.float() / temperature, owner, batch.cells + 1) for part in (logits, teacher_logits)
+        )
+        has_answer = torch.zeros(batch.cells + 1, device=owner.device)
+        has_answer = has_answer.index_add(0, owner[targets.index], _has_flag(targets.labels, START).float())
+        losses = (teacher.exp() * (teacher - student)).sum(-1) / 2  # [N]
+        return temperature**2 * losses.where((batch.sequence >= 0) & (has_answer[owner] > 0), 0.0).sum()
 
 
 def _has_flag(labels: Tensor, flag: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from pretune.adaptation import methods
 from pretune.adaptation.adapted import ModelWithHead, adapt, select_head
+from pretune.adaptation.distillation import TaskDistillation, TaskTeacher, compute_rescaling
 from pretune.adaptation.freeze import Decay, Full, Gradual, UnfreezingHook, freeze
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.generation import Generation
@@ -19,6 +20,7 @@ from pretune.adaptation.surgery import add_blocks, add_task_tokens, replace_voca
 from pretune.core import config
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.hub import resolve_path
+from pretune.core.run_dir import RunDir
 from pretune.data.sampling import SmoothedMixing
 from pretune.inference.text_model import count_unknown, describe_unknown
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
@@ -28,6 +30,7 @@ from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.models.verify import check_weights
 from pretune.runs.finetune.config import AdaptationConfig, BaseConfig, FinetuneConfig
+from pretune.runs.finetune.saved_task import SavedTask
 from pretune.runs.finetune.task_data import TaskData, find_member_tasks, index_by_member
 from pretune.tasks.encoder import TaskEncoder, build_head
 from pretune.tasks.encoding import Counts, Items, mix_items
@@ -54,6 +57,7 @@ class AdaptedModel:
     body: LanguageModel
     groups: list[ParameterGroup]
     unfreezing: list[UnfreezingHook]
+    distillation: TaskDistillation | None = None
 
     @property
     def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -65,8 +69,10 @@ class AdaptedModel:
         }
 
 
-def build_adapted_model(tuning: FinetuneConfig, task: Task, ranks: Ranks, *, steps_per_epoch: float) -> AdaptedModel:
-    """Build the model of a run on its device; `steps_per_epoch` is for hooks that follow epochs."""
+def build_adapted_model(
+    tuning: FinetuneConfig, task: Task, ranks: Ranks, *, steps_per_epoch: float, teacher: TaskTeacher | None = None
+) -> AdaptedModel:
+    """Build the model of a run on its device, with its teacher; `steps_per_epoch` is for hooks that follow epochs."""
     seed = tuning.train.seed
     body = load_base_model(tuning.base, seed=seed)
     right = load_backward_model(tuning)
@@ -90,11 +96,38 @@ def build_adapted_model(tuning: FinetuneConfig, task: Task, ranks: Ranks, *, ste
     if gradual is None and not isinstance(tuning.tune.trainable_layers, Full):
         freeze(model, tuning.tune.trainable_layers)
     decay = None if tuning.tune.layer_decay is None else Decay(factor=tuning.tune.layer_decay)
+    distill = tuning.tune.distill
+    distillation = None if teacher is None or distill is None else teacher.attach(distill, model, seed=seed)
     groups = build_parameter_groups(model, lr_factor=decay)
     hooks: list[Any] = [*methods.build_hooks(model, tuning.method, epoch=steps_per_epoch)]
     if gradual is not None:
         hooks.append(gradual.build_hook(model, epoch=steps_per_epoch))
-    return AdaptedModel(model, body, groups, [hook for hook in hooks if isinstance(hook, UnfreezingHook)])
+    unfreezing = [hook for hook in hooks if isinstance(hook, UnfreezingHook)]
+    return AdaptedModel(model, body, groups, unfreezing, distillation)
+
+
+def load_task_teacher(tuning: FinetuneConfig, device: torch.device) -> TaskTeacher | None:
+    """Load the teacher of a run, if it has one, with the scale of its task."""
+    if tuning.tune.distill is None:
+        return None
+    path = tuning.tune.distill.require_teacher()
+    folder = resolve_path(path)
+    saved_task = SavedTask.read(folder) if RunDir(folder).task.is_file() else None
+    return TaskTeacher.load(path, device, scale=None if saved_task is None else saved_task.scale)
+
+
+def add_teacher_logits(
+    items: tuple[Items, ...], teacher: TaskTeacher, distillation: TaskDistillation, precision: torch.dtype | None
+) -> tuple[Items, ...]:
+    """Return the items with the logits of the teacher if they are small enough to be computed once."""
+    parts = teacher.add_logits([part.sequences for part in items], distillation.weights, precision)
+    return tuple(replace(part, sequences=sequences) for part, sequences in zip(items, parts, strict=True))
+
+
+def has_teacher_logits(items: Sequence[Items]) -> bool:
+    """Return whether the teacher's logits are part of the items."""
+    fields = (items[0].sequences.sequence_logits, items[0].sequences.token_logits)
+    return any(logits is not None for logits in fields)
 
 
 def should_add_tokens(tuning: FinetuneConfig, body: LanguageModel, task: Task) -> bool:
@@ -261,6 +294,13 @@ class TaskEncoders:
                 )
             parts.append(encoder.encode([examples[place] for place in mine]))
         return tuple(parts)
+
+    def check_teacher(self, model: ModelWithHead, distillation: TaskDistillation, teacher: TaskTeacher) -> None:
+        """Raise unless the teacher can read these examples; scores of a regression get the student's scale."""
+        for encoder in self.encoders:
+            teacher.check(model, distillation.weights, length=encoder.rules.max_length, slots=encoder.slots)
+        if not self.has_separate_heads:
+            distillation.rescaling = compute_rescaling(self.encoders[0].rules.scale, teacher.scale)
 
     def find_notes(self, examples: Sequence[Example]) -> list[str]:
         """Return notes on the model and the examples: a type that it suits badly, and many unknown tokens.

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+from pretune.adaptation.distillation import TaskDistill
 from pretune.adaptation.freeze import FirstFrozen, Frozen, Full, Gradual, LastOnly
 from pretune.adaptation.methods import METHODS, AnyMethod
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core import config
-from pretune.core.config import Constraint, Fraction, Ge, Gt, Le, NonNegative, Positive, spec
+from pretune.core.config import Constraint, Fraction, Ge, Gt, Le, NewField, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
 from pretune.nn.heads import PoolingConfig
@@ -88,6 +89,7 @@ class AdaptationConfig:
     lm_loss_weight: float = 0.0  # of the language modeling loss added to a classification; GPT: 0.5
     text_to_text: bool | None = None  # generate the answer as text; None: for models such as T5
     temperature: Annotated[float, Ge(1)] = 1.0  # of sampling several tasks: 1 by their sizes, higher more evenly
+    distill: Annotated[TaskDistill | None, NewField()] = None  # imitation of a fine-tuned teacher (`--teacher`)
 
 
 @spec(has_kind=False)

@@ -55,15 +55,17 @@ def build_finetune_config(
     lr: float | None = None,
     epochs: float | None = None,
     steps: int | None = None,
+    teacher: str | os.PathLike[str] | None = None,
     config: Mapping[str, Any] | FinetuneConfig | str | os.PathLike[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     **task: Any,
 ) -> FinetuneConfig:
     """Return the config of a run.
 
-    `task` holds options of the task: task, type, train, dev, test, text, pair, label, data, force. `config` is a tree,
-    or a file with one: a run.json, or YAML. `overrides` (paths and values, as `--set` takes them) and the other
-    arguments go before it. Invalid or contradictory values are a UsageError.
+    `task` holds options of the task: task, type, train, dev, test, text, pair, label, data, force. `teacher` is a
+    fine-tuned model to imitate. `config` is a tree, or a file with one: a run.json, or YAML. `overrides` (paths and
+    values, as `--set` takes them) and the other arguments go before it. Invalid or contradictory values are a
+    UsageError.
     """
     overrides = dict(overrides or {})
     refuse_old_settings(overrides)
@@ -79,6 +81,8 @@ def build_finetune_config(
         overrides = {**{f"train.{name}": None for name in ("epochs", "steps")}, **overrides, **length}
     if lr is not None:
         overrides["train.lr"] = lr
+    if teacher is not None:  # before its settings
+        overrides = {"tune.distill": {"teacher": os.fspath(teacher)}, **overrides}
     tree, sections = read_config(config), FinetuneConfig.list_sections()
     if all(isinstance(tree.get(name), Mapping) for name in sections):
         if model is not None:

@@ -74,6 +74,7 @@ def finetune(
     baselines: str | None = None,
     vectors: str | os.PathLike[str] | None = None,
     forgetting: str | os.PathLike[str] | None = None,
+    teacher: str | os.PathLike[str] | None = None,
     resume: bool = False,
     force: bool = False,
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
@@ -106,6 +107,7 @@ def finetune(
         baselines: "default", "all", "none", or names, comma-separated.
         vectors: File of word vectors (`pt.train_vectors`) for the baseline of static vectors.
         forgetting: Directory of `pt.prepare`: measure the pre-training loss on it before and after.
+        teacher: Run fine-tuned on the same task, of the same vocabulary, whose outputs the model imitates.
         resume: Continue the unfinished run in `out`; other arguments may be left out.
         force: Allow fewer than 5 training examples, or classes without any.
         config: Settings: a run.json, or a YAML file, or the same tree as a mapping.
@@ -124,7 +126,7 @@ def finetune(
     options: dict[str, Any] = {
         "task": task, "type": type, "train": train, "dev": dev, "test": test, "text": text, "pair": pair,
         "label": label, "data": data, "force": force or None, "method": method, "epochs": epochs, "steps": steps,
-        "config": config, "overrides": overrides,
+        "config": config, "overrides": overrides, "teacher": teacher,
     }  # fmt: skip
     return run_finetune(
         model,

@@ -9,7 +9,7 @@ from pretune.adaptation.adapted import FlopsCounter
 from pretune.core import config
 from pretune.models.devices import DEVICES
 from pretune.runs.estimate import THIS_MACHINE, detect_device, estimate_cost
-from pretune.runs.finetune.adapted_model import TaskEncoders, build_adapted_model, sum_counts
+from pretune.runs.finetune.adapted_model import TaskEncoders, build_adapted_model, load_task_teacher, sum_counts
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS, explain_rate
 from pretune.runs.finetune.task_data import TaskData, check_sizes, index_by_member, open_task
@@ -33,8 +33,11 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     task_data = open_task(tuning.task)
     check_sizes(task_data, tuning.task, plan.train_examples)
     train = task_data.select_train(plan.max_train_examples, tuning.task.split_seed)
-    adapted_model = build_adapted_model(tuning, task_data.task, Ranks(torch.device("cpu")), steps_per_epoch=1.0)
+    ranks, teacher = Ranks(torch.device("cpu")), load_task_teacher(tuning, torch.device("cpu"))
+    adapted_model = build_adapted_model(tuning, task_data.task, ranks, steps_per_epoch=1.0, teacher=teacher)
     reader = TaskEncoders.from_model(tuning, task_data, adapted_model.model, train)
+    if teacher is not None and adapted_model.distillation is not None:
+        reader.check_teacher(adapted_model.model, adapted_model.distillation, teacher)
     subset = sample_subset(train, SAMPLE_EXAMPLES, tuning.task.split_seed) if len(train) > SAMPLE_EXAMPLES else train
     start = time.perf_counter()
     items = reader.encode(subset)
@@ -55,6 +58,9 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
         full_flops(stats) if adapted_model.unfreezing else FlopsCounter(adapted_model.model)(stats)
         for stats in batch_stats
     ) / len(batch_stats)
+    if teacher is not None:  # in every step, as without a cache
+        count_teacher = build_flops_counter(teacher.model.model.spec)
+        step_flops += sum(map(count_teacher, batch_stats)) / len(batch_stats) / 3
     read = sum(stats.total_tokens for stats in batch_stats) / len(batch_stats)
     total = sum(steps) * len(plan.seeds) + steps[0] * (len(plan.rates) - 1)
     trainable_count = sum(parameter.numel() for parameter in adapted_model.trainable_parameters.values())

@@ -16,7 +16,7 @@ from pretune.core.format import format_subset, join_names
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.evaluation.baselines import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, BaselineResult
 from pretune.evaluation.similarity import compute_cosines
-from pretune.runs.finetune.adapted_model import has_backward_model
+from pretune.runs.finetune.adapted_model import has_backward_model, load_task_teacher
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
 from pretune.runs.finetune.defaults import build_finetune_config, explain_rate
 from pretune.runs.finetune.finetuned_run import FinetunedRun
@@ -56,6 +56,7 @@ class FinetuneSweep:
         self.encoded_items: dict[
             int | None, tuple[Items, ...]
         ] = {}  # by training set size, shared by all seeds and rates
+        self.teacher = load_task_teacher(tuning, ranks.device)
 
     def run(self, *, resume: bool) -> FinetunedRun:
         """Run all trials, from the start or resumed, and write the results."""
@@ -79,7 +80,9 @@ class FinetuneSweep:
                 io.sweep(self.run_dir.path)
                 if not resume:
                     self.run_dir.check_free()
-                    self.run_dir.write_settings({**self.tuning.to_dict(), "plan": config.to_dict(self.plan)})
+                    environment = {} if self.teacher is None else {"teacher": self.teacher.fingerprint}
+                    tree = {**self.tuning.to_dict(), "plan": config.to_dict(self.plan)}
+                    self.run_dir.write_settings({**tree, "environment": environment} if environment else tree)
             for tuning in self.plan.list_rate_trials(self.tuning):
                 self._run_trial(tuning, lock, resume)
             best = max(self.trials, key=get_dev_score)
@@ -107,7 +110,7 @@ class FinetuneSweep:
                 log.info(f"{trial_dir.name}:")
             trial = FinetuneTrial(
                 tuning, self.task_data, trial_dir, self.ranks, self.shutdown, encoded_items=self.encoded_items,
-                forgetting=self.plan.forgetting, remaining_work=self._estimate_remaining_work(),
+                teacher=self.teacher, forgetting=self.plan.forgetting, remaining_work=self._estimate_remaining_work(),
             )  # fmt: skip
             facts = trial.run(lock, resume=resume)
             full = [trial_facts for trial_facts in self.trials if trial_facts["labels"] == facts["labels"]]
@@ -172,7 +175,7 @@ class FinetuneSweep:
             "task.train_examples": self.plan.max_train_examples,
             "train.seed": self.plan.seeds[0],
         }
-        overrides |= {"tune.trainable_layers": {"kind": "full"}, "tune.layer_decay": None}
+        overrides |= {"tune.trainable_layers": {"kind": "full"}, "tune.layer_decay": None, "tune.distill": None}
         tuning = build_finetune_config(config=self.tuning, method="full+from-scratch", overrides=overrides)
         trial_dir = self.run_dir.get_trial(RANDOM)
         facts = self._load_finished_trial(trial_dir, resume)

@@ -17,13 +17,22 @@ import torch
 from torch import nn
 
 from pretune.adaptation.adapted import FlopsCounter
+from pretune.adaptation.distillation import LayerStageHook, TaskTeacher
 from pretune.adaptation.peft.base import sample_weight
+from pretune.adaptation.teacher import PROJECTIONS, DistillationFlops, detach_teacher
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DivergedError, NonFiniteError
 from pretune.core.migration import migrate_trial
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.inference.text_model import get_tokenizer
-from pretune.runs.finetune.adapted_model import TaskEncoders, build_adapted_model, load_base_model, sum_counts
+from pretune.runs.finetune.adapted_model import (
+    TaskEncoders,
+    add_teacher_logits,
+    build_adapted_model,
+    has_teacher_logits,
+    load_base_model,
+    sum_counts,
+)
 from pretune.runs.finetune.config import FinetuneConfig, compute_eval_interval, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS
 from pretune.runs.finetune.forgetting import ForgettingMeter
@@ -36,7 +45,7 @@ from pretune.tasks.splits import sample_subset
 from pretune.training.checkpoints import collect_weights
 from pretune.training.clock import TrainingClock
 from pretune.training.distributed import Ranks, run_on_rank_zero
-from pretune.training.loop import GracefulShutdown
+from pretune.training.loop import GracefulShutdown, Hook
 from pretune.training.records import TrialFile
 from pretune.training.step import TrainState
 from pretune.training.trainer import Trainer, TrainingPhase
@@ -118,6 +127,7 @@ class FinetuneTrial:
         shutdown: GracefulShutdown,
         *,
         encoded_items: dict[int | None, tuple[Items, ...]] | None = None,
+        teacher: TaskTeacher | None = None,
         forgetting: str | None = None,
         remaining_work: RemainingWork = RemainingWork(),  # noqa: B008 (a frozen value)
     ) -> None:
@@ -131,12 +141,19 @@ class FinetuneTrial:
             gc.collect()  # NOTE: reference cycles may keep an earlier trial alive
             torch.cuda.init()  # type: ignore[no-untyped-call]  # NOTE: unused until here if the precision is set
             torch.cuda.reset_peak_memory_stats(ranks.device)
-        self.adapted_model = build_adapted_model(tuning, self.task, ranks, steps_per_epoch=1.0)
+        self.teacher = teacher
+        self.adapted_model = build_adapted_model(tuning, self.task, ranks, steps_per_epoch=1.0, teacher=teacher)
         self.model = self.adapted_model.model
         self.encoders = TaskEncoders.from_model(tuning, task_data, self.model, self.train_examples)
+        self.distillation = self.adapted_model.distillation
+        if self.distillation is not None and teacher is not None:
+            self.encoders.check_teacher(self.model, self.distillation, teacher)
         items_by_labels = {} if encoded_items is None else encoded_items  # shared by trials with as many labels
         if tuning.task.train_examples not in items_by_labels:
-            items_by_labels[tuning.task.train_examples] = self.encoders.encode(self.train_examples)
+            items = self.encoders.encode(self.train_examples)
+            if self.distillation is not None and teacher is not None:
+                items = add_teacher_logits(items, teacher, self.distillation, self.precision)
+            items_by_labels[tuning.task.train_examples] = items
         self.notes = self.encoders.find_notes(self.train_examples)
         for note in self.notes if len(items_by_labels) == 1 and encoded_items is not None and ranks.is_first else ():
             log.warn(note)
@@ -178,6 +195,8 @@ class FinetuneTrial:
             "data": hash_examples([*self.train_examples, *task_data.parts.dev]),
             "tokenizer": tokenizer.sha256,
         }
+        if teacher is not None:
+            self.fingerprints["teacher"] = teacher.fingerprint
         trainable_names = frozenset(self.adapted_model.trainable_parameters)
         trains_everything = trainable_names >= {name for name, _ in self.model.named_parameters()}
         self.trained_names = (
@@ -194,9 +213,16 @@ class FinetuneTrial:
         early_stopping = EarlyStopping(
             parameters=self.adapted_model.trainable_parameters, patience=fit.patience, hooks=unfreezing
         )
+        count_student = FlopsCounter(self.model, lambda: sum(hook.num_unfrozen for hook in unfreezing))
+        flops: FlopsCounter | DistillationFlops = count_student
+        hooks: list[Hook] = [*unfreezing]
+        if self.distillation is not None and self.teacher is not None:
+            flops = self.teacher.count_flops(count_student, is_cached=has_teacher_logits(self.items))
+            if self.distillation.weights.layer_share:
+                hooks.append(LayerStageHook(self.distillation, self.steps))
         with Trainer(
             model=self.model,
-            objective=self.model.spec,
+            objective=self.distillation or self.model.spec,
             phases=[TrainingPhase(batches=self.stream, shape=self.stream.shape)],
             clock=TrainingClock(schedule=fit.schedule, steps=self.steps),
             config=fit,
@@ -206,7 +232,7 @@ class FinetuneTrial:
             fingerprints=self.fingerprints,
             settings=self.tuning.to_dict(),
             spec=self.model.model.spec,
-            flops=FlopsCounter(self.model, lambda: sum(hook.num_unfrozen for hook in unfreezing)),
+            flops=flops,
             groups=self.adapted_model.groups,
             workers=fit.workers or 0,  # NOTE: worker startup takes longer than many runs
             lock=lock,
@@ -218,12 +244,17 @@ class FinetuneTrial:
                 at_start=False,  # a random head gives no information
             ),
             early_stopping=early_stopping,
-            hooks=unfreezing,
+            hooks=hooks,
             tensor_names=self.trained_names,
             overhead=self.outlook,
         ) as trainer:
             state = trainer.fit(resume=resume)
-            facts: Facts = self.ranks.broadcast_object(self._finish(state, trainer.summarize(), early_stopping))
+            detach_teacher(self.model)
+            summary = trainer.summarize()
+            if isinstance(flops, DistillationFlops):
+                summary["teacher_flops"] = flops.teacher_share * summary["cost"]["flops"]
+                log.info(flops.describe(summary["cost"]["flops"]))
+            facts: Facts = self.ranks.broadcast_object(self._finish(state, summary, early_stopping))
             return facts
 
     def _limit_eval_examples(self) -> int:
@@ -283,7 +314,11 @@ class FinetuneTrial:
                 split: self._compute_scores(getattr(parts, split), split_predictions)
                 for split, split_predictions in predictions.items()
             },
-            "trained": sum(parameter.numel() for parameter in self.adapted_model.trainable_parameters.values()),
+            "trained": sum(
+                parameter.numel()
+                for name, parameter in self.adapted_model.trainable_parameters.items()
+                if not name.startswith(PROJECTIONS)
+            ),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "counts": config.to_dict(sum_counts(self.items)),
             "balance": self.task.type.count_labels(self.train_examples),
