@@ -23,7 +23,8 @@ from tests.contracts.test_heads import LENGTHS, ROWS, answers, laid, made, seque
 from tests.contracts.tiny import tiny
 
 T = 2.0
-CASES = [("bert" if head != "generation" else "t5", head) for head in HEADS]
+WITHOUT_SOFT_TARGETS = {"dependency"}  # trees of arcs: their layers can be imitated
+CASES = [("bert" if head != "generation" else "t5", head) for head in HEADS if head not in WITHOUT_SOFT_TARGETS]
 LAYERS = {"state_weight": 1.0, "embedding_weight": 1.0, "attention_weight": 1.0}
 
 
@@ -189,6 +190,13 @@ def test_heads_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     for model, options, message in cases:
         with pytest.raises(UsageError, match=message):
             model.check(student, TaskDistill(), **{"length": 8, **options})
+    student, teacher = make_pair("bert", "dependency")
+    with pytest.raises(UsageError, match="the head 'dependency' has no soft targets"):
+        teacher.check(student, TaskDistill(), length=8)
+    layers = TaskDistill(soft_weight=0, **LAYERS)
+    teacher.check(student, layers, length=8)
+    terms = teacher.attach(layers, student).loss(student, laid(student, sequences("dependency"), ROWS)).get_terms()
+    assert [*terms] == ["task", "states", "embeddings", "attention"]
     generation = TaskTeacher("runs/t", adapt(build(tiny("t5")), Generation()))
     with pytest.raises(UsageError, match="too large to be cached"):
         generation.add_logits([sequences("generation")], TaskDistill(cache=True))

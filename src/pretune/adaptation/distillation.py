@@ -116,7 +116,7 @@ class TaskTeacher:
         """Raise unless a student can learn from this teacher with sequences of up to `length` tokens."""
         teacher, path = self.model, self.path
         check_vocabulary(teacher.tokenizer, student.tokenizer, path)
-        _check_heads(student.spec, teacher.spec, path)
+        _check_heads(student.spec, teacher.spec, weights, path)
         map_stacks(weights, student.model.spec, teacher.model.spec, path)
         if slots or teacher.model.prompt is not None:
             raise UsageError(f"{path}: prompt tuning cannot be distilled; its tokens have no meaning to another model")
@@ -271,7 +271,7 @@ def _list_heads(head: TaskHead) -> tuple[Any, ...]:
     return head.heads if isinstance(head, MultiTask) else (head,)
 
 
-def _check_heads(student: TaskHead, teacher: TaskHead, path: str) -> None:
+def _check_heads(student: TaskHead, teacher: TaskHead, weights: TaskDistill, path: str) -> None:
     """Raise UsageError unless both have the same heads, with the same labels."""
     heads, teacher_heads = _list_heads(student), _list_heads(teacher)
     kinds, teacher_kinds = ([get_kind(head) for head in parts] for parts in (heads, teacher_heads))
@@ -281,8 +281,8 @@ def _check_heads(student: TaskHead, teacher: TaskHead, path: str) -> None:
             "fine-tune the teacher on this task"
         )
     for head, teacher_head in zip(heads, teacher_heads, strict=True):
-        if not isinstance(head, DistilledHead | Generation):
-            raise UsageError(f"the head '{get_kind(head)}' has no soft targets; remove --teacher")
+        if weights.soft_weight and not isinstance(head, DistilledHead | Generation):
+            raise UsageError(f"the head '{get_kind(head)}' has no soft targets; set tune.distill.soft_weight=0")
         labels, teacher_labels = (getattr(part, "labels", ()) for part in (head, teacher_head))
         if labels != teacher_labels:
             raise UsageError(
