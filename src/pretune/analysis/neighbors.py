@@ -29,6 +29,8 @@ from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
 
 WORD_PATTERN = re.compile(r"\w+(?:['’]\w+)?")
+CHUNK_TOKENS = 8192
+"""Words of the vocabulary whose vectors are computed at once, if a model reads characters."""
 CHUNK_LINES = 512
 """Lines of a corpus that are processed together."""
 
@@ -213,10 +215,13 @@ def _find_static_neighbors(
     model: LanguageModel, tokenizer: Tokenizer, pieces: Sequence[int], k: int
 ) -> list[VocabularyNeighbor]:
     """Return the tokens with the nearest embeddings, except special tokens and the word's own pieces."""
-    table = model.tokens.weight[: tokenizer.vocab].float()
-    query = F.normalize(table[torch.tensor(pieces, device=table.device)].mean(0), dim=0)
+    device = model.tokens.weight.device
+    parts = torch.split(torch.arange(tokenizer.vocab, device=device), CHUNK_TOKENS)
+    table = torch.cat([model.embed_tokens(part).float() for part in parts])
+    query = F.normalize(model.embed_tokens(torch.tensor(pieces, device=device)).float().mean(0), dim=0)
     scores = F.normalize(table, dim=-1) @ query
-    scores[torch.tensor(sorted({*tokenizer.special_ids, *pieces}), device=table.device)] = -2.0
+    hidden_ids = [i for i in sorted({*tokenizer.special_ids, *pieces}) if i < tokenizer.vocab]
+    scores[torch.tensor(hidden_ids, dtype=torch.long, device=device)] = -2.0
     values, tokens = scores.topk(min(k, len(scores)))
     pairs = zip(tokens.tolist(), values.tolist(), strict=True)
     return [VocabularyNeighbor(_format_token(tokenizer, i), value) for i, value in pairs if value > -2.0]

@@ -145,8 +145,10 @@ def _show(data: "PreparedData", as_json: bool) -> None:
 
 def suggest_pretraining(data: Path, split: "ShardSplit") -> list[object]:
     """Return a command that pre-trains a small model of a matching family on prepared data for a few minutes."""
-    added_tokens = json.loads((data / "tokenizer" / "tokenizer.json").read_text("utf-8")).get("added_tokens", [])
-    family, sizes = find_family({str(token["content"]) for token in added_tokens})
+    tokenizer = json.loads((data / "tokenizer" / "tokenizer.json").read_text("utf-8"))
+    has_words = tokenizer.get("model", {}).get("type") == "WordLevel"
+    special = {str(token["content"]) for token in tokenizer.get("added_tokens", [])}
+    family, sizes = find_family(special, has_words=has_words)
     small, is_small = [size for size in ("tiny", "mini") if size in sizes], split.tokens < SMALL_DATA_TOKENS
     name = f"{family}-{small[0 if is_small else -1]}" if small else family
     length = ("--epochs", "10") if is_small else ("--budget", "10m")
@@ -156,14 +158,17 @@ def suggest_pretraining(data: Path, split: "ShardSplit") -> list[object]:
     return ["pretrain", name, "--data", data, *objective, *length, *size, "--out", find_free_path("runs/base")]
 
 
-def find_family(special: Collection[str]) -> tuple[str, list[str]]:
-    """Return the first family that uses these special tokens, with its sizes; else the first family."""
+def find_family(special: Collection[str], *, has_words: bool = True) -> tuple[str, list[str]]:
+    """Return the first family that uses these special tokens, with its sizes; else the first family.
+
+    Without `has_words` the tokens are pieces of words, which a model of words cannot read.
+    """
     from pretune.models.families import FAMILIES, find_style_family, list_sizes
     from pretune.text.styles import STYLES
 
     tokens = {name: {token.text for token in style.special_tokens} for name, style in STYLES.items()}
     style = max(((len(texts), name) for name, texts in tokens.items() if texts <= {*special}), default=(0, ""))[1]
-    family = find_style_family(style) or FAMILIES.list_names()[0]
+    family = find_style_family(style, has_words=has_words) or FAMILIES.list_names()[0]
     return family, [*list_sizes(family)]
 
 

@@ -114,7 +114,8 @@ def suggest_use(run: object, spec: "Model") -> list[object]:
     """Return a command that tries a new model: fill a blank, generate text, or verify."""
     if spec.head is None:
         return ["verify", run]
-    return ["fill", run, "This is the ___ of it."] if spec.encoder is not None else ["generate", run, "This is"]
+    is_left_to_right = spec.encoder is None or spec.shape == "two-way"
+    return ["generate", run, "This is"] if is_left_to_right else ["fill", run, "This is the ___ of it."]
 
 
 def _show(config: "PretrainConfig", as_json: bool, device: str) -> None:

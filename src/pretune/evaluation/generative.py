@@ -25,7 +25,7 @@ from pretune.inference.generation_config import GenerationConfig, GenerationToke
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig
 from pretune.inference.scoring.logprobs import build_scoring_method, get_max_length
 from pretune.inference.scoring.queries import CausalScoring, EncoderDecoderScoring
-from pretune.inference.text_model import get_language_model, get_tokenizer
+from pretune.inference.text_model import get_predictive_model, get_tokenizer
 from pretune.metrics.question_answering import normalise
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
@@ -113,7 +113,7 @@ class AnswerGenerator:
     _shot_lengths: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        language_model = get_language_model(self.model)
+        language_model = get_predictive_model(self.model)
         check_can_generate(language_model)
         method = build_scoring_method(language_model, get_tokenizer(self.model), self.scoring)
         assert isinstance(method, CausalScoring | EncoderDecoderScoring)
@@ -136,7 +136,7 @@ class AnswerGenerator:
         texts: list[str] = []
         dropped_shots: list[int] = []
         truncated_texts = 0
-        size = BATCH_EXAMPLES.get(get_language_model(self.model).tokens.weight.device.type, BATCH_EXAMPLES["cpu"])
+        size = BATCH_EXAMPLES.get(get_predictive_model(self.model).tokens.weight.device.type, BATCH_EXAMPLES["cpu"])
         for low in range(0, len(examples), size):
             questions, shot_counts = self._render_questions(examples[low : low + size])
             dropped_shots += [len(self.shots) - count for count in shot_counts]
@@ -192,7 +192,7 @@ class AnswerGenerator:
         while True:
             try:
                 with torch.autocast(
-                    get_language_model(self.model).tokens.weight.device.type, half, enabled=half is not None
+                    get_predictive_model(self.model).tokens.weight.device.type, half, enabled=half is not None
                 ):
                     outputs = generate_tokens(
                         self.model,
@@ -220,7 +220,7 @@ class AnswerGenerator:
         self, questions: Sequence[list[int]]
     ) -> tuple[list[list[int]], list[list[int]] | None, GenerationTokens]:
         """Return the input tokens, the decoder prefix of an encoder-decoder, and the tokens that control generation."""
-        method, generation_tokens = self.scoring_method, GenerationTokens.from_model(get_language_model(self.model))
+        method, generation_tokens = self.scoring_method, GenerationTokens.from_model(get_predictive_model(self.model))
         if isinstance(method, CausalScoring):
             return [[*method.lead, *tokens] for tokens in questions], None, generation_tokens
         prefix, suffix = ([token for token, _ in part] for part in (method.template.prefix, method.template.suffix))

@@ -33,7 +33,13 @@ from pretune.evaluation import EvaluationResult
 from pretune.evaluation.minimal_pairs import average_by_group
 from pretune.inference.scoring import DEFAULT_SCORING, Passages, ScoringConfig, compute_token_logprobs, encode_passages
 from pretune.inference.scoring.logprobs import ProgressCallback, build_scoring_method, get_max_length, is_bidirectional
-from pretune.inference.text_model import count_unknown, describe_unknown, get_language_model, get_tokenizer
+from pretune.inference.text_model import (
+    count_unknown,
+    describe_unknown,
+    get_language_model,
+    get_predictive_model,
+    get_tokenizer,
+)
 from pretune.metrics.numeric import bits, perplexity
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl
@@ -86,7 +92,7 @@ def evaluate_perplexity(
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise DataError("no text to evaluate; is the file empty?")
-    bidirectional = is_bidirectional(get_language_model(model))
+    bidirectional = is_bidirectional(get_predictive_model(model))
     window_length = _choose_window(model, scoring, bidirectional, window, train_length)
     stride = max(1, window_length // 2) if stride is None else stride
     passages = encode_passages(get_tokenizer(model), texts)
@@ -102,20 +108,27 @@ def evaluate_perplexity(
         "bytes": size,
         "windows": len(windows),
         "unscored": int(windows.span_lengths.sum()) - tokens,
-        "unknown": count_unknown(get_tokenizer(model), passages.tokens),
+        "unknown": count_unknown(get_tokenizer(model), passages.tokens, as_targets=True),
     }
     notes = [f"windows of {window_length} tokens, {stride} scored in each"]
     if counts["unknown"]:
         unknown_text = describe_unknown(counts["unknown"], len(passages.tokens))
         notes.append(f"{unknown_text}; word and byte perplexity are too low")
+    scores = {
+        kind: perplexity(nats, tokens),
+        f"word_{kind}": perplexity(nats, words),
+        f"byte_{kind}": perplexity(nats, size),
+        "bits_per_byte": bits(nats, size),
+    }
+    if get_language_model(model).shape == "two-way":
+        windows = _split_passages(passages.reverse(), window_length, stride, False)
+        logprobs = compute_token_logprobs(model, windows, scoring, on_progress, backward=True)
+        nats, tokens = -float(logprobs.sums.sum()), int(logprobs.counts.sum())
+        scores |= {"backward_perplexity": perplexity(nats, tokens), "backward_bits_per_byte": bits(nats, size)}
+        notes.append("perplexity: each token given those before it; backward_perplexity: given those after it")
     return EvaluationResult(
         task="perplexity",
-        scores={
-            kind: perplexity(nats, tokens),
-            f"word_{kind}": perplexity(nats, words),
-            f"byte_{kind}": perplexity(nats, size),
-            "bits_per_byte": bits(nats, size),
-        },
+        scores=scores,
         counts={name: count for name, count in counts.items() if count},
         notes=tuple(notes),
     )
@@ -125,8 +138,8 @@ def _choose_window(
     model: nn.Module, scoring: ScoringConfig, is_bidirectional: bool, window: int | None, train_length: int | None
 ) -> int:
     """Return the window length: the requested one, else the training length, else the model's maximum."""
-    max_length = get_max_length(get_language_model(model))
-    method = build_scoring_method(get_language_model(model), get_tokenizer(model), scoring)
+    max_length = get_max_length(get_predictive_model(model))
+    method = build_scoring_method(get_predictive_model(model), get_tokenizer(model), scoring)
     max_window = None if max_length is None else method.get_max_passage(max_length)
     if window is None:
         default_window = (
@@ -178,7 +191,7 @@ def evaluate_cloze(
     """
     if not examples:
         raise DataError("no passages to evaluate; is the file empty?")
-    is_decoder = get_language_model(model).shape == "decoder"
+    is_decoder = get_predictive_model(model).shape == "decoder"
     texts: list[str] = []
     spans: list[tuple[int, int]] = []
     for example in examples:

@@ -27,7 +27,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.evaluation.prompts import PromptTemplate, RenderedPrompt, count_fitting, get_options, render_prompt
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig, compute_token_logprobs, encode_passages
 from pretune.inference.scoring.logprobs import build_scoring_method, get_max_length
-from pretune.inference.text_model import get_language_model, get_tokenizer
+from pretune.inference.text_model import get_predictive_model, get_tokenizer
 from pretune.tasks.example import Example
 
 CONTENT_FREE_INPUTS = ("N/A", "", "[MASK]")
@@ -76,7 +76,7 @@ class Prompter:
     _content_free: dict[tuple[int, tuple[str, ...]], Floats] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        shape = get_language_model(self.model).shape
+        shape = get_predictive_model(self.model).shape
         self.end = "" if shape == "decoder" or self.scoring.conditional else "."
         self._shot_texts = [self._render_shot(shot) + self.prompt.join for shot in self.shots]
         self._shot_lengths = self._count_tokens(self._shot_texts)
@@ -128,11 +128,11 @@ class Prompter:
 
     def _count_fitting_shots(self, examples: Sequence[Example]) -> list[int]:
         """Return the number of shots that fit before each example with its longest answer."""
-        max_length = get_max_length(get_language_model(self.model))
+        max_length = get_max_length(get_predictive_model(self.model))
         if max_length is None or not self.shots:
             return [len(self.shots)] * len(examples)
         room = build_scoring_method(
-            get_language_model(self.model), get_tokenizer(self.model), self.scoring
+            get_predictive_model(self.model), get_tokenizer(self.model), self.scoring
         ).get_max_passage(max_length)
         texts = [
             render_prompt(self.prompt, example, max(get_options(self.prompt, example), key=len), self.end).text

@@ -18,7 +18,7 @@ from pretune.inference.decoding_state import DecodingState, GeneratedTokens
 from pretune.inference.engine import BeamSearchState, DecodingEngine, SearchState, get_engine
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, Sampling
 from pretune.inference.prompts import count_prompt_slots, get_length_limits, prefill, repeat_indices
-from pretune.inference.text_model import eval_mode, get_language_model, make_non_finite_error
+from pretune.inference.text_model import eval_mode, get_predictive_model, make_non_finite_error
 from pretune.models.model import LanguageModel
 
 Tokens = Sequence[int] | NDArray[np.integer]
@@ -75,7 +75,7 @@ def generate_tokens(
     length are decoded together; results are in the order of the prompts, and independent of it. `torch_compile`
     compiles a step first, which takes a minute and pays off for much text on a GPU.
     """
-    language_model = get_language_model(model)
+    language_model = get_predictive_model(model)
     check_can_generate(language_model)
     generation_tokens = generation_tokens or GenerationTokens.from_model(language_model)
     if prefix and language_model.spec.is_encoder_decoder:

@@ -19,7 +19,7 @@ from pretune.inference.generation_config import (
     build_generation_config,
 )
 from pretune.inference.prompts import encode_prompts, find_token_id, get_length_limits
-from pretune.inference.text_model import get_language_model, get_tokenizer, load_model
+from pretune.inference.text_model import get_predictive_model, get_tokenizer, load_model
 from pretune.text.tokenizer import Tokenizer
 
 
@@ -174,7 +174,7 @@ def generate(
 
 def choose_max_new_tokens(model: nn.Module) -> int:
     """Return the default of max_new_tokens: 64, or half of the positions of a shorter model."""
-    max_length = get_length_limits(get_language_model(model))[1]
+    max_length = get_length_limits(get_predictive_model(model))[1]
     return DEFAULT_NEW_TOKENS if max_length is None else max(min(DEFAULT_NEW_TOKENS, max_length // 2), 1)
 
 
@@ -192,7 +192,7 @@ def generate_texts(
     callbacks: TextCallbacks = TextCallbacks(),  # noqa: B008 (a frozen value)
 ) -> list[list[GeneratedText]]:
     """Generate like `generate`; returns `GeneratedText`s by prompt."""
-    language_model = get_language_model(model)
+    language_model = get_predictive_model(model)
     check_can_generate(language_model)
     tokenizer = get_tokenizer(language_model)
     stop_strings = stop if isinstance(stop, StopStrings) else StopStrings(stop)

@@ -66,7 +66,10 @@ class TextEncoder(nn.Module):
 
     def embed_static(self, tokens: Tensor, offsets: Tensor) -> Tensor:
         """Return the mean token embedding of each text `[S, W]`, zeros for texts without tokens."""
-        return self.finish(F.embedding_bag(tokens, self.model.tokens.weight, offsets, mode="mean"))
+        table = self.model.tokens.weight
+        if self.model.spec.characters is not None:
+            table, tokens = self.model.embed_tokens(tokens), torch.arange(len(tokens), device=tokens.device)
+        return self.finish(F.embedding_bag(tokens, table, offsets, mode="mean"))
 
     def finish(self, vectors: Tensor) -> Tensor:
         """Apply the dense layers and normalization."""
@@ -79,7 +82,7 @@ def compute_states(model: LanguageModel, batch: Batch, layer: int | None = None)
     """Return the states `[N, W]` of a layer, of the encoder if there is one. No head is run."""
     if model.prompt is not None:
         raise UsageError("a model with a tuned prompt cannot embed; use its base model")
-    rows = F.embedding(batch.tokens, model.tokens.weight)
+    rows = model.embed_tokens(batch.tokens)
     output = _get_stack(model)(
         rows, batch, flags=OutputFlags(hidden=layer is not None, backend=model.attention_backend)
     )

@@ -35,6 +35,16 @@ def get_language_model(model: nn.Module) -> LanguageModel:
     return language_model
 
 
+def get_predictive_model(model: nn.Module, *, backward: bool = False) -> LanguageModel:
+    """Return the language model that predicts tokens: of a model of two directions, the one from left to right.
+
+    With `backward` it is the one from right to left, which takes reversed sequences.
+    """
+    language_model = get_language_model(model)
+    is_two_way = backward or language_model.shape == "two-way"
+    return language_model.get_direction(backward=backward) if is_two_way else language_model
+
+
 def get_tokenizer(model: nn.Module) -> Tokenizer:
     """Return the model's tokenizer. Raises UsageError if it has none."""
     tokenizer = get_language_model(model).tokenizer
@@ -56,10 +66,11 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = is_training
 
 
-def count_unknown(tokenizer: Tokenizer, ids: NDArray[Any]) -> int:
-    """Count unknown tokens."""
+def count_unknown(tokenizer: Tokenizer, ids: NDArray[Any], *, as_targets: bool = False) -> int:
+    """Count unknown tokens; `as_targets` counts those that an open vocabulary can read, but not predict, as well."""
     unknown = tokenizer.special.get("unk")
-    return 0 if unknown is None else int((ids == unknown).sum())
+    unread_count = 0 if unknown is None else int((ids == unknown).sum())
+    return unread_count + (int((ids >= tokenizer.vocab).sum()) if as_targets else 0)
 
 
 def describe_unknown(count: int, total: int) -> str:

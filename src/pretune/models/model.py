@@ -188,8 +188,9 @@ class LanguageModel(nn.Module):
         if self.head is None or batch.targets is None:
             raise UsageError("a vocabulary loss needs a model with a head and a batch with targets")
         factors, labels = self.get_logit_factors(states, batch.targets.index), self.close_labels(batch.targets.labels)
-        if self.head.sampling is not None and self.training and torch.is_grad_enabled():
-            return self.head.sampling.compute_loss(*factors, labels)
+        sampling = self.head.sampling if self.training and torch.is_grad_enabled() else None
+        if sampling is not None and sampling.samples < self.spec.vocab:
+            return sampling.compute_loss(*factors, labels)
         return linear_cross_entropy(*factors, labels)
 
     def get_logit_factors(self, states: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -134,6 +134,9 @@ class BidirectionalRecurrentStack(RecurrentStack):
                 sides = [*checkpoint(layer, *sides, *layouts, exact, use_reentrant=False)]
             else:
                 sides = [*layer(*sides, *layouts, exact)]
+            if self.training and layer.forwards.spec.dropout:
+                rate = layer.forwards.spec.dropout
+                sides = [part.drop_units(side, rate) for part, side in zip(layouts, sides, strict=True)]
             if flags.hidden:
                 hidden.append(_join_directions(sides, layouts))
         states = hidden[-1] if flags.hidden else _join_directions(sides, layouts)

@@ -34,6 +34,7 @@ from pretune.runs.config import (
 )
 from pretune.runs.training_data import DataConfig
 from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.open_vocabulary import check_words
 from pretune.training.distributed import resolve_device
 from pretune.training.schedules import InverseSquareRoot
 
@@ -291,7 +292,10 @@ def explain_rate(config: PretrainConfig) -> str:
 
 def _build_model_spec(name: str, tokenizer: Tokenizer, init_from: str | None, overrides: Mapping[str, Any]) -> Model:
     if init_from is None:
-        return set_special_tokens(catalog.resolve(name, {"vocab": tokenizer.vocab, **overrides}), tokenizer)
+        new_model = catalog.resolve(name, {"vocab": tokenizer.vocab, **overrides})
+        if new_model.characters is not None:
+            check_words(tokenizer)
+        return set_special_tokens(new_model, tokenizer)
     model = checkpoint.inspect_checkpoint(init_from)[0]
     if name and catalog.parse_name(name)[0] != model.family:
         raise UsageError(f"{init_from}: family '{model.family}', not '{name}'; remove the name")

@@ -28,6 +28,7 @@ from pretune.core.run_dir import RunDir
 from pretune.models import catalog
 from pretune.models.generator_discriminator import GeneratorDiscriminator
 from pretune.models.hf import checkpoint
+from pretune.models.model import LanguageModel
 from pretune.models.verify import check_weights
 from pretune.objectives.base import Objective
 from pretune.objectives.distill import Distill, Distillation
@@ -116,6 +117,8 @@ class PretrainRun:
         self.data_phases = DataPhases.open(settings, self.source, ranks)
         check_prompts(settings.train.prompts, self.spec.shape, settings.model.max_length, self.source.tokenizer)
         self.model: Any = catalog.build_any(self.spec, seed=settings.train.seed, device=ranks.device)
+        if isinstance(self.model, LanguageModel) and settings.model.characters is not None:
+            self.model.assets.tokenizer = self.source.tokenizer  # it spells the words
         if settings.train.init_from is not None and not resume:
             load_initial_weights(self.model, resolve_path(settings.train.init_from))
         self.objective: Objective | Distillation = settings.objective

@@ -28,7 +28,7 @@ from pretune.inference.scoring.queries import (
     ScoringMethod,
     encode_passages,
 )
-from pretune.inference.text_model import check_outputs, eval_mode, get_language_model, get_tokenizer
+from pretune.inference.text_model import check_outputs, eval_mode, get_predictive_model, get_tokenizer
 from pretune.models.model import LanguageModel
 from pretune.objectives.base import Vocabulary
 from pretune.text.tokenizer import Tokenizer
@@ -115,10 +115,16 @@ def compute_token_logprobs(
     on_progress: ProgressCallback | None = None,
     *,
     deduplicate: bool = False,
+    backward: bool = False,
 ) -> TokenLogProbs:
-    """Compute the log-probability of every scored token; with `deduplicate` equal inputs are computed once."""
-    language_model = get_language_model(model)
+    """Compute the log-probability of every scored token; with `deduplicate` equal inputs are computed once.
+
+    `backward` is for a model of two directions: each token given those after it. The passages are then reversed.
+    """
+    language_model = get_predictive_model(model, backward=backward)
     method = build_scoring_method(language_model, get_tokenizer(model), config)
+    if backward:
+        method = CausalScoring(tuple(token for token, _ in get_tokenizer(model).template.suffix))
     max_length = get_max_length(language_model)
     fitted_passages = passages.fit(None if max_length is None else method.get_max_passage(max_length))
     offsets = compute_offsets(fitted_passages.span_lengths)
@@ -346,13 +352,14 @@ def _compute_keys(
 def compute_logprobs(model: LanguageModel, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities [M] of the targets, and whether each is the unique maximum."""
     assert model.head is not None and batch.targets is not None
-    labels = batch.targets.labels
+    labels = model.close_labels(batch.targets.labels)
     weight = model.tokens.weight if model.head.weight is None else model.head.weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
     size = max(BLOCK_BYTES.get(labels.device.type, BLOCK_BYTES["cpu"]) // (weight.shape[0] * dtype.itemsize), 16)
     logprobs, is_argmax = [], []
     with torch.autocast(labels.device.type, enabled=False):
-        rows = model.head.transform_states(states.index_select(0, batch.targets.index).to(weight.dtype)).to(dtype)
+        target_states = states.index_select(0, batch.targets.index).to(weight.dtype)
+        rows = model.get_logit_factors(target_states)[0].to(dtype)
         table, bias = weight.to(dtype), None if model.head.bias is None else model.head.bias.to(dtype)
         for start in range(0, rows.shape[0], size):
             logits = F.linear(rows[start : start + size], table, bias)

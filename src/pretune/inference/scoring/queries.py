@@ -68,6 +68,17 @@ class Passages:
             unit_starts=self.unit_starts[index],
         )
 
+    def reverse(self) -> "Passages":
+        """Reverse the tokens of every passage; a unit is then a token."""
+        index = np.repeat(self.offsets[1:] + self.offsets[:-1] - 1, self.lengths) - np.arange(len(self.tokens))
+        return replace(
+            self,
+            tokens=self.tokens[index],
+            start=self.lengths - self.stop,
+            stop=self.lengths - self.start,
+            unit_starts=np.ones_like(self.unit_starts),
+        )
+
     def fit(self, max_length: int | None) -> "Passages":
         """Truncate passages to `max_length`: first the context before the span, then the end of the span."""
         is_long = None if max_length is None else self.lengths > max_length

@@ -86,12 +86,18 @@ def list_sizes(family: str) -> tuple[str, ...]:
     return tuple(ast.literal_eval(key) for key in sizes.keys if key is not None)
 
 
-def find_style_family(style: str) -> str | None:
-    """Return the first family whose paper trained a tokenizer with this style of special tokens."""
+def find_style_family(style: str, *, has_words: bool = True) -> str | None:
+    """Return the first family whose paper trained a tokenizer with this style of special tokens.
+
+    Without `has_words`, families of whole words are left out.
+    """
     for family in FAMILIES:
         training = _find_keyword(_parse_family(family), "training")
         tokenizer = _find_keyword(training, "tokenizer") if isinstance(training, ast.Call) else None
-        if tokenizer is not None and ast.literal_eval(tokenizer)[1] == style:
+        if tokenizer is None:
+            continue
+        kind, family_style, _ = ast.literal_eval(tokenizer)
+        if family_style == style and (has_words or kind != "words"):
             return family
     return None
 
