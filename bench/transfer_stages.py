@@ -103,7 +103,7 @@ class Stages:
 
     def train_multi_task(self, task: str, seed: int) -> Facts:
         """Evaluate a task with the multi-task run of its group, trained on first use."""
-        from pretune.runs.finetune.finetuned_run import evaluate_run
+        from pretune.runs.finetune.inference import evaluate_run
         from pretune.tasks import TASKS
 
         group = next(group for group in GROUPS if task in group)

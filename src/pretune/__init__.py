@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pretune.runs.evaluate import evaluate
     from pretune.runs.export import export
     from pretune.runs.finetune.entry import finetune
-    from pretune.runs.finetune.finetuned_run import predict_run as predict
+    from pretune.runs.finetune.inference import predict_run as predict
     from pretune.runs.listing import list_methods, list_models, list_objectives, list_tasks
     from pretune.runs.prepare import prepare
     from pretune.runs.pretrain import pretrain
@@ -122,7 +122,7 @@ _PUBLIC = {
     "train_embeddings": "pretune.runs.embedding:train_embeddings",
     "train_vectors": "pretune.runs.vectors:train_vectors",
     "finetune": "pretune.runs.finetune.entry:finetune",
-    "predict": "pretune.runs.finetune.finetuned_run:predict_run",
+    "predict": "pretune.runs.finetune.inference:predict_run",
     "evaluate": "pretune.runs.evaluate:evaluate",
     "report": "pretune.reports.page:report",
     "score": "pretune.inference.scoring:score",

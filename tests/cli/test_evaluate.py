@@ -9,7 +9,7 @@ import pytest
 
 import pretune as pt
 from pretune.cli import main
-from pretune.runs.finetune.finetuned_run import evaluate_run
+from pretune.runs.finetune.inference import evaluate_run
 from pretune.tasks import TASKS
 from tests.runs import tasked
 from tests.runs.small import FAST, make, shrunk

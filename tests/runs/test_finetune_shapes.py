@@ -20,7 +20,8 @@ from pretune.models.catalog import resolve
 from pretune.runs.finetune.adapted_model import build_task_head
 from pretune.runs.finetune.config import AdaptationConfig, TaskConfig
 from pretune.runs.finetune.entry import run_finetune as finetune
-from pretune.runs.finetune.finetuned_run import FinetunedRun, evaluate_run
+from pretune.runs.finetune.finetuned_run import FinetunedRun
+from pretune.runs.finetune.inference import evaluate_run
 from pretune.runs.finetune.results import compute_result
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.runs.finetune.task_data import TaskData, find_trainable_task, index_by_member, open_task

@@ -26,7 +26,8 @@ from pretune.adaptation.peft.io import (
     load_adapter,
     read_peft_head,
 )
-from pretune.core import config, io
+from pretune.adaptation.quantized import Quantization, count_bytes, is_quantized, quantize_model
+from pretune.core import config, io, log
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError
 from pretune.core.format import format_count
@@ -59,6 +60,8 @@ class _SavedHead:
 
 def save(model: AnyModel | ModelWithHead, directory: str | Path, *, overwrite: bool = False, **options: Any) -> None:
     """Save a directory that `transformers` can load if it has the family; atomic."""
+    if is_quantized(model):
+        raise UsageError("a quantized model cannot be saved; save the original, and quantize it when it is loaded")
     if not isinstance(model, ModelWithHead):
         return checkpoint.save(model, directory, overwrite=overwrite, **options)
     body, head = model.model, model.head
@@ -80,13 +83,15 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     head: Literal["tied"] | None = None,
+    quantize: Quantization | None = None,
 ) -> LanguageModel | ModelWithHead:
     """Load a Hugging Face or pretune model directory: a model, with its task head if it has one.
 
     The base model of an adapter is loaded from the path stored with it, or from `base`. With `head="tied"` a decoder
-    that was saved without its vocabulary head gets the token table as head.
+    that was saved without its vocabulary head gets the token table as head. `quantize` ("int8" or "nf4") reduces the
+    linear layers of the blocks to 8 or 4 bits, for inference; an adapter is merged first if it can be.
     """
-    return load_with_method(directory, base=base, dtype=dtype, device=device, head=head)[0]
+    return load_with_method(directory, base=base, dtype=dtype, device=device, head=head, quantize=quantize)[0]
 
 
 def load_with_method(
@@ -96,9 +101,19 @@ def load_with_method(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     head: Literal["tied"] | None = None,
+    quantize: Quantization | None = None,
 ) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
-    """Load like `load`, and return the PEFT method of an adapter too; `base` is the path of its base model."""
-    return _load(resolve_path(directory), _LoadOptions(base, dtype, device), head)
+    """Load like `load`, and return the PEFT method of an adapter too; None of one that was merged."""
+    model, method = _load(resolve_path(directory), _LoadOptions(base, dtype, device), head)
+    if quantize is None:
+        return model, method
+    if method is not None and method.is_mergeable:
+        method.merge(model.model if isinstance(model, ModelWithHead) else model)
+        method = None
+    before = count_bytes(model)
+    quantize_model(model, quantize)
+    log.info(f"{quantize}: weights of {count_bytes(model) / 1e6:,.1f} MB instead of {before / 1e6:,.1f} MB")
+    return model, method
 
 
 class _LoadOptions(NamedTuple):

@@ -29,6 +29,7 @@ from pretune.adaptation.peft.io import (
     save_adapter,
 )
 from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
+from pretune.adaptation.quantized import Quantization
 from pretune.models.model import LanguageModel
 from pretune.training.loop import Hook
 
@@ -85,6 +86,7 @@ def load(
     base: str | Path | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    quantize: Quantization | None = None,
 ) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
     """Load a fine-tuned model and its PEFT method; None if the directory holds a full model."""
-    return io.load_with_method(directory, base=base, dtype=dtype, device=device)
+    return io.load_with_method(directory, base=base, dtype=dtype, device=device, quantize=quantize)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pretune.cli._options import Dtype
+from pretune.cli._options import Dtype, Quantization
 from pretune.core import log
 from pretune.core.errors import DataError, ResourceError, UsageError, explain_missing, suggest
 from pretune.core.hub import resolve_path
@@ -138,6 +138,7 @@ def load_model(
     device: str | None = None,
     dtype: Dtype = Dtype.FLOAT32,
     needs_head: bool = False,
+    quantize: Quantization | None = None,
 ) -> "LanguageModel | ModelWithHead":
     """Load a model directory onto a device, by default the first GPU if there is one.
 
@@ -154,7 +155,14 @@ def load_model(
     from pretune.core.run_dir import RunDir
 
     head: Literal["tied"] | None = "tied" if needs_head else None
-    loaded_model = load(folder, base=base, dtype=getattr(torch, dtype), device=resolve_device(device), head=head)
+    loaded_model = load(
+        folder,
+        base=base,
+        dtype=getattr(torch, dtype),
+        device=resolve_device(device),
+        head=head,
+        quantize=None if quantize is None else quantize.value,
+    )
     model: Any = getattr(loaded_model, "model", loaded_model)  # without the task head
     if needs_head and model is not loaded_model and model.spec.head is None and RunDir(folder).is_finetuned:
         command = f"pretune predict {shlex.quote(str(folder))} --input FILE"

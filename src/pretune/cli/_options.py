@@ -112,6 +112,13 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Quantization(StrEnum):
+    """Quantization of the weights, for inference."""
+
+    INT8 = "int8"
+    NF4 = "nf4"
+
+
 class DocumentUnit(StrEnum):
     """Unit of a document."""
 
@@ -122,6 +129,10 @@ class DocumentUnit(StrEnum):
     FIELD = "field"
 
 
+ModelNames = Annotated[
+    list[str],
+    argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME; fine-tuned runs of one task: an ensemble."),
+]
 ModelName = Annotated[str, argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME.")]
 EmbeddingModel = Annotated[str, argument("MODEL", "Run, Hugging Face directory, hf:OWNER/NAME, or word vectors.")]
 Corpus = Annotated[list[str], argument("CORPUS", "Files, folders, globs, pair:A,B, builtin:NAME, hf:NAME.")]
@@ -130,6 +141,9 @@ AsCsv = Annotated[bool, option("--csv", "Print CSV.")]
 Base = Annotated[Path | None, option("--base DIR", "Base model of an adapter, if it was moved.")]
 DeviceName = Annotated[
     str | None, option("--device NAME", "cpu or cuda (default: a GPU if available).", complete_devices)
+]
+Quantize = Annotated[
+    Quantization | None, option("--quantize", "Reduce the weights of linear layers to 8 or 4 bits (int8, nf4).")
 ]
 WeightDtype = Annotated[Dtype, option("--dtype", "Data type of the weights.")]
 TaskData = Annotated[Path | None, option("--data DIR", "Directory of task data (default: $PRETUNE_DATA).")]

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._inputs import unescape
-from pretune.cli._options import AsCsv, AsJson, Base, DeviceName, ModelName, check_format, complete_eval_tasks, option
+from pretune.cli._options import (
+    AsCsv,
+    AsJson,
+    Base,
+    DeviceName,
+    ModelNames,
+    Quantize,
+    check_format,
+    complete_eval_tasks,
+    option,
+)
 from pretune.cli._output import find_free_path, hint, print_csv, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
@@ -42,7 +52,7 @@ class LengthNormalization(StrEnum):
 
 
 def evaluate(
-    model: ModelName,
+    models: ModelNames,
     task: Annotated[
         str,
         option(
@@ -88,23 +98,25 @@ def evaluate(
     precision: Annotated[
         Precision | None, option("--precision", "Data type (default: bfloat16 on a GPU, else float32).")
     ] = None,
+    quantize: Quantize = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
     """Evaluate a model: perplexity, zero-shot and few-shot tasks.
 
     Reports perplexity on text, minimal pairs, and tasks with any number of shots. A fine-tuned run is evaluated with
-    its task head, by default on its own task, or on your own table (--test).
+    its task head, by default on its own task, or on your own table (--test). Several runs are evaluated as an ensemble.
 
     Example: pretune evaluate runs/books --task blimp,lambada,boolq --shots 0,1,32
     """
     check_format(as_json, as_csv)
+    model = models[0]
     counts = None if shots is None else _parse_shots(shots)
     options: dict[str, Any] = {
         "split": split, "limit": limit, "seed": seed, "prompt": None if prompt is None else unescape(prompt),
         "calibrate": calibrate, "length": length and str(length), "text_to_text": text_to_text, "show": show_prompt,
         "order": str(order), "base": base, "words": words, "window": window, "stride": stride,
-        "precision": precision and str(precision),
+        "precision": precision and str(precision), "quantize": quantize and str(quantize),
     }  # fmt: skip
     with shut_down_cleanly():
         from pretune.runs.evaluate import evaluate as work
@@ -121,9 +133,11 @@ def evaluate(
 
             tasks: list[str | Task] = [task] if user_task is None else [task, user_task]
             options |= {"text": text or (), "data": data, "shots": counts, "device": device}
-            results = work(model, tasks, on_progress=report_task, **options)
+            results = work(models if len(models) > 1 else model, tasks, on_progress=report_task, **options)
     if as_json:
-        log.print_json({"model": model, "results": [result.to_dict() for result in results]})
+        log.print_json(
+            {"model": model if len(models) == 1 else models, "results": [result.to_dict() for result in results]}
+        )
         return
     if as_csv:
         print_csv(("task", "split", "shots", "score", "part", "value"), _list_records(results))
@@ -167,7 +181,7 @@ def _build_user_task(model: str | None, train: Path | None, test: Path | None, c
     if wrong is not None:
         raise UsageError(f"--column '{wrong[:40]}' must be text=NAME, pair=NAME or label=NAME")
     if model is not None and RunDir(Path(model)).is_finetuned:
-        from pretune.runs.finetune.finetuned_run import build_table_task
+        from pretune.runs.finetune.inference import build_table_task
 
         if train is not None:
             raise UsageError(

@@ -16,7 +16,10 @@ class ExportFormat(StrEnum):
 
 
 def export(
-    directory: Annotated[Path, argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME.")],
+    directories: Annotated[
+        list[Path],
+        argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME. Of several runs, the mean weights."),
+    ],
     to: Annotated[ExportFormat, option("--to", "Format: hf is a Hugging Face directory.")],
     out: Annotated[Path, option("--out DIR", "Output directory.")],
     dtype: Annotated[Dtype | None, option("--dtype", "Data type of the weights (default: unchanged).")] = None,
@@ -26,12 +29,19 @@ def export(
 ) -> None:
     """Export a model as a Hugging Face directory.
 
+    Several fine-tuned runs of one task and base model are averaged into one model ("model soup").
+
     Example: pretune export runs/books --to hf --out share/books --dtype bfloat16
     """
     from pretune.runs.export import export as export_model
 
     result = export_model(
-        directory, out=out, to=to.value, dtype=None if dtype is None else dtype.value, base=base, overwrite=overwrite
+        directories if len(directories) > 1 else directories[0],
+        out=out,
+        to=to.value,
+        dtype=None if dtype is None else dtype.value,
+        base=base,
+        overwrite=overwrite,
     )
     facts = {"out": str(out), "class": result.architecture, "parameters": result.parameters, "dtype": result.dtype}
     if as_json:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli._inputs import load_model, read_prompts, unescape
-from pretune.cli._options import AsJson, Base, DeviceName, Dtype, ModelName, WeightDtype, argument, option
+from pretune.cli._options import AsJson, Base, DeviceName, Dtype, ModelName, Quantize, WeightDtype, argument, option
 from pretune.cli._output import ProgressReporter, hint, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
@@ -73,6 +73,7 @@ def generate(
     base: Base = None,
     device: DeviceName = None,
     dtype: WeightDtype = Dtype.FLOAT32,
+    quantize: Quantize = None,
     compile_step: Annotated[
         bool, option("--compile", "Compile the decoding step; pays off for long outputs on a GPU.")
     ] = False,
@@ -93,7 +94,7 @@ def generate(
     from pretune.inference.generate import TextCallbacks, choose_max_new_tokens, generate_texts
     from pretune.inference.generation_config import GenerationOptions, build_generation_config
 
-    loaded_model = load_model(model, base=base, device=device, dtype=dtype, needs_head=True)
+    loaded_model = load_model(model, base=base, device=device, dtype=dtype, needs_head=True, quantize=quantize)
     options: dict[str, Any] = {
         "max_new_tokens": choose_max_new_tokens(loaded_model) if max_new_tokens is None else max_new_tokens,
         "min_new_tokens": min_new_tokens, "num": num, "temperature": temperature, "top_k": top_k, "top_p": top_p,

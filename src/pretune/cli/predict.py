@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
-from pretune.cli._options import Base, DeviceName, PairColumn, TextColumn, argument, option
+from pretune.cli._options import Base, DeviceName, PairColumn, Quantize, TextColumn, argument, option
 from pretune.cli._output import find_free_path, hint, quote
 from pretune.core import log
 from pretune.core.errors import DataError, UsageError, explain_missing
@@ -24,7 +24,7 @@ CHUNK = 512
 
 
 def predict(
-    run: Annotated[Path, argument("RUN", "Run of `pretune finetune`.")],
+    runs: Annotated[list[Path], argument("RUN", "Run of `pretune finetune`; several of one task are an ensemble.")],
     inputs: Annotated[str, option("--input FILE|-", "Table (CSV, TSV, JSONL, CoNLL) or lines of text; - is stdin.")],
     text: TextColumn = None,
     pair: PairColumn = None,
@@ -32,11 +32,14 @@ def predict(
     batch: Annotated[int, option("--batch N", "Inputs per chunk.")] = CHUNK,
     base: Base = None,
     device: DeviceName = None,
+    quantize: Quantize = None,
     as_json: Annotated[bool, option("--json", "Print JSON lines (always on).")] = False,
 ) -> None:
     """Predict labels, scores, tags or answers for new inputs.
 
     Prints one JSON object per input, in order, while the input is read.
+
+    Several runs are combined: the mean of their probabilities, or the tags or the answer that most of them give.
 
     A line of text may be a JSON object with the training columns; a tab separates the two texts of a pair.
 
@@ -49,9 +52,9 @@ def predict(
     with shut_down_cleanly():
         from dataclasses import replace
 
-        from pretune.runs.finetune.finetuned_run import FinetunedRun
+        from pretune.runs.finetune.inference import open_runs
 
-        tuned_run = FinetunedRun.open(run, device=device, base=base)
+        tuned_run = open_runs(runs, device=device, base=base, quantize=None if quantize is None else quantize.value)
         tuned_run = tuned_run if task is None else tuned_run.select_task(task)
         saved_task = tuned_run.saved_task
         saved_task = replace(saved_task, text=text or saved_task.text, pair=pair or saved_task.pair)
@@ -69,7 +72,7 @@ def predict(
         log.warn(f"{truncated_count:,} of {format_count(total, 'inputs')} truncated to {saved_task.max_length} tokens")
     if empty:
         log.warn(f"{empty:,} of {format_count(total, 'inputs')} have no text that the tokenizer knows")
-    hint("report", run, "--out", find_free_path("report.html"), silent=as_json)
+    hint("report", *runs, "--out", find_free_path("report.html"), silent=as_json)
 
 
 def _print_predictions(run: "FinetunedRun", examples: list["Example"], first: int) -> tuple[int, int]:

@@ -13,22 +13,25 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from torch import nn
 
+from pretune.adaptation.quantized import Quantization
 from pretune.core.api import ResultList, check_arguments
 from pretune.core.errors import UsageError, suggest
 from pretune.evaluation import EvaluationResult
 from pretune.metrics import collect_suite_scores, compute_suite_averages
 from pretune.runs.evaluation_job import FILE_TASKS, EvaluateOptions, EvaluationJob, ProgressCallback
+from pretune.runs.finetune.saved_task import SavedTask
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 
 
 @check_arguments()
 def evaluate(
-    model: str | os.PathLike[str] | nn.Module,
+    model: str | os.PathLike[str] | nn.Module | Sequence[str | os.PathLike[str]],
     task: str | Task | Sequence[str | Task] = (),
     *,
     text: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
@@ -48,6 +51,7 @@ def evaluate(
     words: bool = True,
     base: str | os.PathLike[str] | None = None,
     precision: Literal["float32", "bfloat16"] | None = None,
+    quantize: Quantization | None = None,
     device: str | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> ResultList:
@@ -56,7 +60,8 @@ def evaluate(
     A fine-tuned run is evaluated with its task head, unless `shots` selects prompting; by default on its own task.
 
     Args:
-        model: A model, a run, a Hugging Face directory, or hf:OWNER/NAME.
+        model: A model, a run, a Hugging Face directory, or hf:OWNER/NAME. Several fine-tuned runs of one task are
+            evaluated as an ensemble.
         task: Names of tasks (`pt.list_tasks`; comma-separated, or a list), or a Task. "minimal_pairs", "bias_pairs",
             "cloze", "scored_pairs" and "triplets" take a file of yours as `data`.
         text: Text files whose perplexity is computed.
@@ -76,6 +81,7 @@ def evaluate(
         words: Mask the later pieces of a word together with the earlier ones (encoders).
         base: Directory of an adapter's base model, if it was moved.
         precision: "float32" or "bfloat16"; None: bfloat16 on a GPU.
+        quantize: "int8" or "nf4" reduces the weights of linear layers to 8 or 4 bits.
         device: "cpu" or "cuda"; None: a GPU if available.
         on_progress: Called with the name of a stage and the completed share.
 
@@ -102,8 +108,14 @@ def evaluate(
         "base": base,
         "words": words,
         "precision": precision,
+        "quantize": quantize,
     }
-    work = EvaluationJob(model, device, data, on_progress, options)
+    models = [model] if isinstance(model, str | os.PathLike | nn.Module) else [*model]
+    if not models:
+        raise UsageError("no model; pass a model, a run, or several runs of one task")
+    work = EvaluationJob(
+        models[0], device, data, on_progress, options, other_runs=_check_ensemble(models[1:], models[0])
+    )
     tasks = _parse_tasks(task) or ([] if text else work.finetuned_tasks)
     if not tasks and not text:
         if work.run is not None:
@@ -126,6 +138,18 @@ def evaluate(
         unused_shots = ("scored without a prompt; shots are ignored",) if any(counts) else ()
         results.append(replace(result, notes=(*result.notes, *unused_shots)))
     return ResultList([*results, *compute_averages(results)])
+
+
+def _check_ensemble(
+    other_runs: Sequence[str | os.PathLike[str] | nn.Module], first: str | os.PathLike[str] | nn.Module
+) -> tuple[str | os.PathLike[str], ...]:
+    """Return the other runs of an ensemble; all models must be fine-tuned runs."""
+    paths = tuple(run for run in other_runs if isinstance(run, str | os.PathLike))
+    if other_runs and (isinstance(first, nn.Module) or len(paths) < len(other_runs)):
+        raise UsageError("an ensemble consists of directories of fine-tuned runs; pass their paths")
+    for path in (first, *paths) if paths and not isinstance(first, nn.Module) else ():
+        SavedTask.read(Path(path))
+    return paths
 
 
 def compute_averages(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:

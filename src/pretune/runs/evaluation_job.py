@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 from torch import nn
 
 from pretune.adaptation.io import load
+from pretune.adaptation.quantized import Quantization
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.hub import is_hub, resolve_path
 from pretune.core.run_dir import RunDir
@@ -58,18 +59,20 @@ class EvaluateOptions(TypedDict, total=False):
     base: str | os.PathLike[str] | None  # base model of an adapter
     words: bool  # mask whole words (encoders)
     precision: Literal["float32", "bfloat16"] | None  # None: bfloat16 on a GPU
+    quantize: Quantization | None  # of the weights
 
 
 @dataclass(slots=True)
 class EvaluationJob:
     """Lazily loaded model, with the options of the evaluation."""
 
-    model_or_path: str | os.PathLike[str] | nn.Module
+    model_or_path: str | os.PathLike[str] | nn.Module  # of an ensemble, its first run
     device: str | None
     data: str | os.PathLike[str] | None
     on_progress: ProgressCallback | None
     options: EvaluateOptions
     loaded_model: nn.Module | None = None
+    other_runs: tuple[str | os.PathLike[str], ...] = ()  # of an ensemble, without its first run
 
     @property
     def base(self) -> Path | None:
@@ -118,7 +121,12 @@ class EvaluationJob:
                     self.model_or_path if self.device is None else self.model_or_path.to(resolve_device(self.device))
                 )
             else:
-                self.loaded_model = load(Path(self.model_or_path), base=self.base, device=resolve_device(self.device))
+                self.loaded_model = load(
+                    Path(self.model_or_path),
+                    base=self.base,
+                    device=resolve_device(self.device),
+                    quantize=self.options.get("quantize"),
+                )
         return self.loaded_model
 
     @property
@@ -159,6 +167,8 @@ class EvaluationJob:
             return self.evaluate_embeddings(task_spec)
         if self.run is not None and shots is None:
             return self.evaluate_finetuned(self.run, task)
+        if self.other_runs:
+            raise UsageError("an ensemble is evaluated with its task heads; remove --shots, or pass one model")
         work = evaluate_generation if evaluator == "generation" else evaluate_few_shot
         return work(
             self.model,
@@ -247,11 +257,18 @@ class EvaluationJob:
         return replace(result, split=split)
 
     def evaluate_finetuned(self, run: Path, task: str | Task) -> EvaluationResult:
-        from pretune.runs.finetune.finetuned_run import evaluate_run
+        from pretune.runs.finetune.inference import evaluate_run
 
         split, limit = self.options.get("split"), self.options.get("limit")
         scores = evaluate_run(
-            run, task=task, data=self.data, split=split, max_examples=limit, device=self.device, base=self.base
+            [run, *self.other_runs],
+            task=task,
+            data=self.data,
+            split=split,
+            max_examples=limit,
+            device=self.device,
+            base=self.base,
+            quantize=self.options.get("quantize"),
         )
         counts = {"examples": scores["examples"]}
         notes = tuple(scores["notes"])

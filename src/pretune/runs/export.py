@@ -1,7 +1,8 @@
 """Export of models as Hugging Face directories: `pt.export`, `pretune export`."""
 
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from pretune.core.api import Result, check_arguments
 from pretune.core.config.read import format_value
 from pretune.core.errors import PretuneError, UsageError
 from pretune.core.hub import resolve_path
+from pretune.core.run_dir import RunDir
 from pretune.models import tensor_files
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
@@ -22,6 +24,8 @@ from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.models.tensor_files import TensorInfo
 from pretune.models.verify import verify as verify_model
+from pretune.runs.finetune.inference import open_runs
+from pretune.runs.finetune.saved_task import SavedTask
 
 ExportDtype = Literal["float32", "float16", "bfloat16", "float64"]
 
@@ -45,7 +49,7 @@ class ExportedModel(Result, os.PathLike[str]):
 
 @check_arguments()
 def export(
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     out: str | os.PathLike[str],
     to: Literal["hf"] = "hf",
@@ -56,7 +60,9 @@ def export(
     """Export a model as a Hugging Face directory that transformers reads.
 
     Args:
-        model: A run, a Hugging Face directory, or hf:OWNER/NAME. An adapter is merged into its base model.
+        model: A run, a Hugging Face directory, or hf:OWNER/NAME. An adapter is merged into its base model. Of several
+            runs that were fine-tuned from one base model, the mean of the weights (a model soup; Wortsman et al.,
+            2022), with their task, so that `predict` and `evaluate` read the directory.
         out: Output directory.
         to: Format; "hf" is a Hugging Face directory.
         dtype: Data type of the weights; None: unchanged.
@@ -64,15 +70,23 @@ def export(
         overwrite: Write into a non-empty directory.
 
     Raises:
-        UsageError: no Hugging Face class supports the model, or its weights overflow in `dtype`.
+        UsageError: no Hugging Face class supports the model, its weights overflow in `dtype`, or the weights of
+            several runs cannot be averaged.
         CheckpointError: the model is damaged.
     """
     if to != "hf":
         raise UsageError(f"unknown export format {format_value(to)} (allowed: hf)")
-    directory, target = resolve_path(Path(model)), Path(out)
-    _check_apart(directory, target)
+    paths = [model] if isinstance(model, str | os.PathLike) else [*model]
+    if not paths:
+        raise UsageError("no model; pass at least one run or directory")
+    directories, target = [resolve_path(Path(path)) for path in paths], Path(out)
+    directory = directories[0]
+    for path in directories:
+        _check_apart(path, target)
+    _check_averageable(directories)
     base_path = None if base is None else Path(base)
     loaded_model, torch_dtype = _load_model(directory, getattr(torch, dtype) if dtype else None, base_path)
+    _average_weights(loaded_model, directories, base_path)
     spec = loaded_model.model.spec if isinstance(loaded_model, ModelWithHead) else loaded_model.spec
     hf_config = checkpoint.describe_checkpoint(spec)[0]
     if hf_config["model_type"] == checkpoint.NATIVE_TYPE:
@@ -86,6 +100,9 @@ def export(
     for part, description in layout.omitted_parts.items() if layout else ():
         if part in spec.parts:
             log.warn(f"{hf_config['architectures'][0]} leaves out {description}; it is saved, but only pretune uses it")
+    if len(directories) > 1:  # the task and its split, by which the model is evaluated
+        replace(SavedTask.read(directory), threshold=None).write(target)
+        RunDir(target).write_settings(RunDir(directory).read_settings())
     class_name, count = hf_config["architectures"][0], spec.params().total
     if isinstance(loaded_model, ModelWithHead) and loaded_model.head is not None:
         exported_head = io.export_head(loaded_model)
@@ -113,6 +130,34 @@ def _load_model(
     method.merge(model.model if isinstance(model, ModelWithHead) else model)
     stored_dtype = kind or torch.float32
     return model.to(stored_dtype), stored_dtype
+
+
+def _check_averageable(directories: Sequence[Path]) -> None:
+    """Raise `UsageError` unless several runs have one task and one base model."""
+    if len(directories) < 2:
+        return
+    open_runs(directories)  # raises: one task is needed
+    bases = {os.path.realpath(RunDir(path).read_settings()["base"]["path"]): path for path in directories}
+    if len(bases) > 1:
+        (one, first), (other, second) = [*bases.items()][:2]
+        raise UsageError(
+            f"{second} was fine-tuned from '{other}', but {first} from '{one}'; weights can be averaged only of runs "
+            "with the same base model (any runs as an ensemble: `pretune predict RUN RUN`)"
+        )
+
+
+def _average_weights(model: LanguageModel | ModelWithHead, directories: Sequence[Path], base: Path | None) -> None:
+    """Set the weights of the first run's model to the mean of those of all runs."""
+    if len(directories) < 2:
+        return
+    total = {name: tensor.double() for name, tensor in model.state_dict().items()}
+    for path in directories[1:]:
+        weights = _load_model(path, torch.float32, base)[0].state_dict()
+        if {name: tensor.shape for name, tensor in weights.items()} != {name: t.shape for name, t in total.items()}:
+            raise UsageError(f"{path}: its weights have other names or shapes than those of {directories[0]}")
+        for name, tensor in weights.items():
+            total[name] += tensor
+    model.load_state_dict({name: tensor / len(directories) for name, tensor in total.items()})
 
 
 def _check_apart(directory: Path, out: Path) -> None:

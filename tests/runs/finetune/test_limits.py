@@ -11,7 +11,7 @@ import pytest
 import pretune as pt
 from pretune.evaluation.few_shot import FewShotConfig, select_examples
 from pretune.runs.finetune.config import TaskConfig
-from pretune.runs.finetune.finetuned_run import evaluate_run
+from pretune.runs.finetune.inference import evaluate_run
 from pretune.runs.finetune.task_data import open_task
 from pretune.tasks.benchmarks.superglue import MULTIRC
 from pretune.tasks.example import Example

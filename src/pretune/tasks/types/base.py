@@ -1,8 +1,12 @@
 """Base class of task types, with defaults for a type that has one label per example; types for evaluation only."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
 
 from pretune.adaptation.heads.base import TaskHead
 from pretune.core.errors import DataError, UsageError
@@ -123,6 +127,24 @@ class TaskType:
     def apply_threshold(self, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
         """Return the predictions with another threshold."""
         return [*predictions]
+
+    def combine(self, predictions: Sequence[Prediction], threshold: float | None = None) -> Prediction:
+        """Return the prediction of an ensemble for one example, from those of its models.
+
+        Probabilities and values are averaged; of tags and answers the most frequent is taken, of equally frequent ones
+        that of the earliest model. `threshold` is the mean of those of the models, if they have one.
+        """
+        first = predictions[0]
+        if first.probabilities:
+            shares = np.mean([prediction.probabilities for prediction in predictions], axis=0)
+            return replace(first, label=int(shares.argmax()), probabilities=tuple(shares.tolist()))
+        if first.value is not None:
+            return replace(first, value=float(np.mean([prediction.value for prediction in predictions])))
+        if first.tags:
+            words = zip(*(prediction.tags for prediction in predictions), strict=True)
+            return replace(first, tags=tuple(Counter(tags).most_common(1)[0][0] for tags in words))
+        answers = [(prediction.label, prediction.text) for prediction in predictions]
+        return predictions[answers.index(Counter(answers).most_common(1)[0][0])]
 
     # Scores
 

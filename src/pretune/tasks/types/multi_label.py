@@ -91,6 +91,12 @@ class MultiLabelClassification(SequenceType):
             for prediction in predictions
         ]
 
+    def combine(self, predictions: Sequence[Prediction], threshold: float | None = None) -> Prediction:
+        """Return mean probabilities, and the labels above the threshold."""
+        shares = np.mean([prediction.probabilities for prediction in predictions], axis=0)
+        mean = Prediction(probabilities=tuple(shares.tolist()))
+        return self.apply_threshold([mean], DEFAULT_THRESHOLD if threshold is None else threshold)[0]
+
     def collect_tags(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> LabelsAndPredictions:
         return [example.tags for example in examples], [prediction.tags for prediction in predictions]
 

@@ -1,0 +1,92 @@
+"""Weight-only quantization for inference: the linear layers of the blocks in 8 or 4 bits.
+
+    model = pt.load("runs/gpt2", quantize="int8")
+
+int8 keeps a scale per output, so that a weight is within 1/254 of the largest of its row; nf4 is QLoRA's format
+(`peft.qlora`). Embeddings, norms, biases, vocabulary head and task head stay as they are. Activations are not
+quantized: products are computed in their precision.
+"""
+
+from typing import ClassVar, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretune.adaptation.adapted import ModelWithHead
+from pretune.adaptation.peft.base import TARGETS, find_linears
+from pretune.adaptation.peft.qlora import Linear4bit
+from pretune.core.errors import UsageError, suggest
+from pretune.models.model import LanguageModel
+
+Quantization = Literal["int8", "nf4"]
+QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
+FEW_ROWS = 8
+"""Tokens up to which a CPU multiplies int8 weights with torch's kernel; for more, dequantizing is faster."""
+
+
+class Linear8bit(nn.Module):
+    """A linear layer with weights `[out, in]` of one byte and a scale per output; its bias is unchanged."""
+
+    is_adapter: ClassVar[bool] = True  # attention calls the layer, instead of reading its weight
+    codes: Tensor
+    scales: Tensor
+    bias: nn.Parameter | None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight.detach().float()
+        scales = weight.abs().amax(1) / 127
+        codes = torch.round(weight / torch.where(scales > 0, scales, 1.0)[:, None]).to(torch.int8)
+        self.register_buffer("codes", codes)
+        # The bits of fp32, so that `model.half()` does not round them.
+        self.register_buffer("scales", scales.view(torch.int32))
+        self.register_parameter("bias", linear.bias)
+        self.train(linear.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute W x + bias, in autocast's precision if it is enabled."""
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        x, scales = x.to(dtype), self.scales.view(torch.float32)
+        with torch.autocast(device, enabled=False):
+            if device == "cpu" and dtype == torch.float32 and x.numel() <= FEW_ROWS * self.in_features:
+                flat = x.reshape(-1, self.in_features)
+                y = torch._weight_int8pack_mm(flat, self.codes, scales).view(*x.shape[:-1], self.out_features)
+            else:
+                y = F.linear(x, self.codes.to(dtype)) * scales.to(dtype)
+        return y if self.bias is None else y + self.bias.to(dtype)
+
+    def compute_weight(self) -> Tensor:
+        """Return the dequantized weight, for an LSTM."""
+        return self.codes.float() * self.scales.view(torch.float32)[:, None]
+
+
+def quantize_model(model: LanguageModel | ModelWithHead, kind: Quantization) -> None:
+    """Quantize the linear layers of the blocks, in place; the model can then be used, but not trained or saved.
+
+    Raises:
+        UsageError: unknown kind.
+    """
+    if kind not in QUANTIZATIONS:
+        raise UsageError(
+            f"quantize: unknown kind '{str(kind)[:40]}'{suggest(str(kind), QUANTIZATIONS)} (allowed: int8, nf4)"
+        )
+    body = model.model if isinstance(model, ModelWithHead) else model
+    for _, owner, name, linear in [*find_linears(body, TARGETS)]:
+        if isinstance(linear, nn.Linear):
+            setattr(owner, name, Linear8bit(linear) if kind == "int8" else Linear4bit(linear))
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Return whether `quantize_model` has changed a model."""
+    return any(isinstance(module, Linear8bit | Linear4bit) for module in model.modules())
+
+
+def count_bytes(model: nn.Module) -> int:
+    """Return the bytes of all weights, shared ones counted once."""
+    tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensors.values())

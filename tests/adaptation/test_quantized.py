@@ -1,0 +1,97 @@
+"""Weight-only quantization: close to the original, exact about what it keeps, and refused where it has no meaning."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import pretune as pt
+from pretune.adaptation.adapted import adapt
+from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.peft.io import AdapterExtras, save_adapter
+from pretune.adaptation.quantized import FEW_ROWS, Linear8bit, Quantization, count_bytes, is_quantized, quantize_model
+from pretune.core.errors import UsageError
+from pretune.models.model import build
+from tests.contracts.laws import read
+from tests.contracts.tiny import CASES, model_of, rough, text, tiny
+from tests.selection import keep_quick
+
+SENTENCES = text(6, 3, 8, 1, 5)
+
+
+def linear(inputs: int = 24, outputs: int = 40) -> nn.Linear:
+    torch.manual_seed(2)
+    return nn.Linear(inputs, outputs)
+
+
+def test_a_weight_is_within_half_a_step() -> None:
+    layer = linear()
+    step = layer.weight.abs().amax(1, keepdim=True) / 127
+    assert ((Linear8bit(layer).compute_weight() - layer.weight).abs() <= step / 2 * 1.0001).all()
+
+
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1, 100])
+def test_products_are_those_of_the_dequantized_weight(rows: int) -> None:
+    layer = linear()
+    small, x = Linear8bit(layer), torch.randn(rows, 24, generator=torch.Generator().manual_seed(1))
+    expected = nn.functional.linear(x, small.compute_weight(), layer.bias)
+    torch.testing.assert_close(small(x), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(small(x.view(1, rows, 24)), expected[None], rtol=1e-5, atol=1e-5)
+
+
+def test_zero_rows_stay_zero() -> None:
+    layer = linear()
+    with torch.no_grad():
+        layer.weight[3] = 0
+    assert (Linear8bit(layer).compute_weight()[3] == 0).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("name", keep_quick(CASES, "bert-base", "llama3-8b", "t5-base", "made-recurrent"))
+def test_every_family(name: str, kind: Quantization, tmp_path: Path) -> None:
+    original = model_of(name)
+    pt.save(original, tmp_path)
+    small = pt.load(tmp_path, quantize=kind)
+    assert is_quantized(small) and count_bytes(small) < count_bytes(original)
+    assert not any(parameter.requires_grad for parameter in small.parameters())
+    expected, actual = torch.cat(read(original, SENTENCES, row=11)), torch.cat(read(small, SENTENCES, row=11))
+    error = (actual - expected).norm() / expected.norm()
+    assert 0 < error < (0.05 if kind == "int8" else 0.4)
+
+
+def test_an_adapter_is_merged_first(tmp_path: Path) -> None:
+    pt.save(rough(build(tiny("gpt2"))), tmp_path / "base")
+    model, method = pt.load(tmp_path / "base"), pt.LoRA(rank=2)
+    method.apply(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(4))
+    save_adapter(model, method, tmp_path / "lora", extras=AdapterExtras(base=str(tmp_path / "base")))
+    merged, small = pt.load(tmp_path / "lora"), pt.load(tmp_path / "lora", quantize="int8")
+    method.merge(merged)
+    quantize_model(merged, "int8")
+    assert torch.equal(torch.cat(read(small, SENTENCES)), torch.cat(read(merged, SENTENCES)))
+
+
+def test_a_head_is_left_alone() -> None:
+    model = adapt(rough(build(tiny("bert"))), Classification(classes=3))
+    before = {name: tensor.clone() for name, tensor in model.head.state_dict().items()}
+    quantize_model(model, "int8")
+    after = model.head.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_it_is_not_saved(tmp_path: Path) -> None:
+    model = rough(build(tiny("bert")))
+    quantize_model(model, "nf4")
+    with pytest.raises(UsageError):
+        pt.save(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_kind_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match="int8"):
+        quantize_model(rough(build(tiny("bert"))), "int9")  # type: ignore[arg-type]
