@@ -110,9 +110,9 @@ def load_with_method(
     if method is not None and method.is_mergeable:
         method.merge(model.model if isinstance(model, ModelWithHead) else model)
         method = None
-    before = count_bytes(model)
+    full_size = count_bytes(model)
     quantize_model(model, quantize)
-    log.info(f"{quantize}: weights of {count_bytes(model) / 1e6:,.1f} MB instead of {before / 1e6:,.1f} MB")
+    log.info(f"{quantize}: weights of {count_bytes(model) / 1e6:,.1f} MB instead of {full_size / 1e6:,.1f} MB")
     return model, method
 
 

@@ -139,9 +139,9 @@ def _check_averageable(directories: Sequence[Path]) -> None:
     open_runs(directories)  # raises: one task is needed
     bases = {os.path.realpath(RunDir(path).read_settings()["base"]["path"]): path for path in directories}
     if len(bases) > 1:
-        (one, first), (other, second) = [*bases.items()][:2]
+        (first_base, first_run), (second_base, second_run) = [*bases.items()][:2]
         raise UsageError(
-            f"{second} was fine-tuned from '{other}', but {first} from '{one}'; weights can be averaged only of runs "
+            f"{second_run} was fine-tuned from '{second_base}', but {first_run} from '{first_base}'; weights can be averaged only of runs "
             "with the same base model (any runs as an ensemble: `pretune predict RUN RUN`)"
         )
 
