@@ -8,7 +8,7 @@ from torch import nn
 
 import pretune as pt
 from pretune.adaptation.adapted import adapt
-from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.peft.io import AdapterExtras, save_adapter
 from pretune.adaptation.quantized import FEW_ROWS, Linear8bit, Quantization, count_bytes, is_quantized, quantize_model
 from pretune.core.errors import UsageError

@@ -141,8 +141,8 @@ def _check_averageable(directories: Sequence[Path]) -> None:
     if len(bases) > 1:
         (first_base, first_run), (second_base, second_run) = [*bases.items()][:2]
         raise UsageError(
-            f"{second_run} was fine-tuned from '{second_base}', but {first_run} from '{first_base}'; weights can be averaged only of runs "
-            "with the same base model (any runs as an ensemble: `pretune predict RUN RUN`)"
+            f"{second_run} was fine-tuned from '{second_base}', but {first_run} from '{first_base}'; weights can be "
+            "averaged only of runs with the same base model (any runs as an ensemble: `pretune predict RUN RUN`)"
         )
 
 
