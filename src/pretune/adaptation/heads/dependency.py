@@ -8,7 +8,7 @@ relation (`encode_arcs`). The tree is found from the scores by `tasks.types.depe
     head       -     +1    root  +1   -2   -
     relation   -     nsubj root  det  obj  -
 
-Legend: N tokens, L tokens of the longest sequence, M target slots, A and B widths of arc and relation vectors.
+Legend: N tokens, R tokens of a row, L of the longest sequence, K relations, A and B widths of arc and relation vectors.
 """
 
 from collections.abc import Mapping
@@ -110,44 +110,41 @@ class BiaffineHead(nn.Module):
         start, length = self._find_spans(batch)
         longest = int(length.max())
         column = torch.arange(longest, device=start.device)
-        position = torch.where(column < length[:, None], start[:, None] + column, 0)  # [N, L] token of each column
-        root_arc, root_relation = torch.split(self.root.weight[0], [self.sizes[0], self.sizes[2]])
-        query: Tensor = self.arc(dependent).float()
-        out = query.new_full((len(query), 1 + longest, 2), -torch.inf)
-        step = max(1, MAX_PAIR_VALUES // ((1 + longest) * max(self.sizes[0], self.out.out_features)))
-        for first in range(0, len(query), step):
+        is_inside = column < length[:, None]
+        token = torch.where(is_inside, start[:, None] + column, 0)  # [N, L] that each column stands for
+        root, scores = self._score_heads(dependent, head, batch)
+        scores = scores.gather(1, token % batch.length).masked_fill(~is_inside, -torch.inf)
+        out = scores.new_zeros(len(token), 1 + longest, 2)
+        out[..., 0] = torch.cat((root, scores), dim=1).masked_fill((batch.sequence < 0)[:, None], -torch.inf)
+        root_relation = self.root.weight[:, self.sizes[0] :]
+        step = max(1, MAX_PAIR_VALUES // ((1 + longest) * max(self.sizes[2], self.out.out_features)))
+        for first in range(0, len(token), step):
             rows = slice(first, first + step)
-            keys = torch.cat((root_arc.expand(len(query[rows]), 1, -1), head[position[rows]]), dim=1).float()
-            out[rows, :, 0] = torch.einsum("na,nla->nl", query[rows], keys)
-            keys = torch.cat((root_relation.expand(len(query[rows]), 1, -1), relation_head[position[rows]]), dim=1)
-            out[rows, :, 1] = self._score_relations(relation_dependent[rows], keys).argmax(-1).to(out.dtype)
-        is_outside = F.pad(column >= length[:, None], (1, 0)) | (batch.sequence < 0)[:, None]
-        out[..., 0].masked_fill_(is_outside, -torch.inf)
+            heads = torch.cat((root_relation.expand(len(token[rows]), 1, -1), relation_head[token[rows]]), dim=1)
+            out[rows, :, 1] = self._score_relations(relation_dependent[rows], heads).argmax(-1).to(out.dtype)
         return out
 
     def compute_loss(self, states: Tensor, batch: Batch) -> Loss:
         """Return the loss at the targets of a batch; words are the tokens with a target."""
         targets = get_targets(batch)
         dependent, head, relation_dependent, relation_head = self._compute_vectors(states, batch)
-        root_arc, root_relation = torch.split(self.root.weight[0], [self.sizes[0], self.sizes[2]])
         has_target = targets.labels >= UNKNOWN_HEAD
         is_word = torch.zeros(len(batch.tokens) + 1, dtype=torch.bool, device=states.device)
         is_word = is_word.index_fill(0, torch.where(has_target, targets.index, len(batch.tokens)), True)[:-1]
         rows, length = batch.rows, batch.length
-        query = self.arc(dependent)
-        scores = torch.bmm(query.view(rows, length, -1), head.view(rows, length, -1).transpose(1, 2)).float()
         owner = batch.sequence.view(rows, length)
         is_pair = (owner[:, :, None] == owner[:, None]) & is_word.view(rows, 1, length)
         is_pair = is_pair & ~torch.eye(length, dtype=torch.bool, device=states.device)  # no word is its own head
-        scores = scores.masked_fill(~is_pair, -torch.inf).view(rows * length, length)
-        scores = torch.cat(((query * root_arc).sum(-1, keepdim=True).float(), scores), dim=1)[targets.index]
+        root, scores = self._score_heads(dependent, head, batch)
+        scores = torch.cat((root, scores.masked_fill(~is_pair.flatten(0, 1), -torch.inf)), dim=1)[targets.index]
         is_known = targets.labels >= 0
         distance, relation = decode_arcs(targets.labels.clamp(min=0), self.out.out_features)
         is_root = distance == 0
         position = targets.index + distance  # of the head in the flat batch
         column = torch.where(is_root, 0, 1 + position % length)
-        keys = torch.where(is_root[:, None], root_relation, relation_head[torch.where(is_root, 0, position)])
-        relation_scores = self._score_relations(relation_dependent[targets.index], keys[:, None]).squeeze(1).float()
+        root_relation = self.root.weight[:, self.sizes[0] :]
+        heads = torch.where(is_root[:, None], root_relation, relation_head[torch.where(is_root, 0, position)])
+        relation_scores = self._score_relations(relation_dependent[targets.index], heads[:, None]).squeeze(1).float()
         total = F.cross_entropy(scores, column, reduction="none")
         total = total + F.cross_entropy(relation_scores, relation, reduction="none")
         correct = None
@@ -164,8 +161,16 @@ class BiaffineHead(nn.Module):
         vectors = F.leaky_relu(self.project(states, batch), 0.1)
         return tuple(self.dropout(part) for part in torch.split(vectors, [*self.sizes], dim=-1))
 
+    def _score_heads(self, dependent: Tensor, head: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the scores of the root `[N, 1]`, and of all tokens in the same row `[N, R]` as heads of each token."""
+        query: Tensor = self.arc(dependent)
+        shape = (batch.rows, batch.length, -1)
+        scores = torch.bmm(query.view(shape), head.view(shape).transpose(1, 2)).flatten(0, 1)
+        root = (query * self.root.weight[0, : self.sizes[0]]).sum(-1, keepdim=True)
+        return root.float(), scores.float()
+
     def _score_relations(self, dependent: Tensor, heads: Tensor) -> Tensor:
-        """Return the scores of relations `[R, H, K]` of R dependents `[R, B]` with H heads each `[R, H, B]`."""
+        """Return the scores of relations `[D, H, K]` of D dependents `[D, B]` with H heads each `[D, H, B]`."""
         pairs = self.pair(dependent).view(len(dependent), self.out.out_features, -1)
         of_dependent, of_head = self.out.weight.chunk(2, dim=1)
         linear = F.linear(dependent, of_dependent, self.out.bias)[:, None] + F.linear(heads, of_head)
