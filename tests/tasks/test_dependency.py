@@ -10,18 +10,22 @@ import numpy as np
 import pytest
 import torch
 
+from pretune.adaptation.adapted import adapt
+from pretune.adaptation.freeze import Frozen, freeze
 from pretune.adaptation.heads.dependency import UNKNOWN_HEAD, Dependency, decode_arcs
+from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.errors import DataError
 from pretune.core.types import IGNORE_INDEX
 from pretune.evaluation.baselines.dependency import AdjacentHead, BiLSTMParser
 from pretune.metrics.parsing import attachment
+from pretune.nn.recurrent import BiLSTM
 from pretune.tasks.benchmarks.universal_dependencies import ConlluReader, DependencyReader, is_tree
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.example import Example
 from pretune.tasks.predict import predict
 from pretune.tasks.spanning_tree import find_tree
 from pretune.tasks.stream import TaskStream
-from tests.tasks.small import examples_of, model_for, task_of
+from tests.tasks.small import body, examples_of, model_for, task_of
 
 CONLLU = """\
 # sent_id = a
@@ -214,6 +218,26 @@ def test_the_next_word_as_head() -> None:
     assert 0.05 < task_of("dependency").type.score(examples, found)["uas"] < 0.5
     with pytest.raises(DataError, match="no parsed"):
         AdjacentHead().predict([Example(text="a", words=("a",))], examples)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["bert", "gpt2"])
+def test_parsing_over_a_scalar_mix(shape: str) -> None:
+    """The projections of the head are the outputs of a BiLSTM over all frozen layers."""
+    task, examples = task_of("dependency"), examples_of("dependency")
+    base = body(shape)
+    mixing = Mixing(lstm=BiLSTM(hidden=16), dropout=0.0)
+    model = adapt(base, Dependency(classes=3, arc=16, relation=8, dropout=0.0, scalar_mix=mixing))
+    freeze(model, Frozen())
+    encoder = TaskEncoder.from_task(task, model)
+    stream = TaskStream(encoder.encode(examples), batch=8)
+    optimizer = torch.optim.AdamW(model.trainable_parameters(), lr=1e-2)
+    for step in range(40):
+        loss = model.loss(stream[step]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert task.type.score(examples, predict(model, encoder, examples))["las"] > 0.8
 
 
 @pytest.mark.slow

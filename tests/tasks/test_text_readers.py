@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pretune.core.errors import DataError
+from pretune.evaluation.prompts import PROMPTS, render_prompt
 from pretune.metrics.question_answering import answer_f1, coqa, triviaqa
 from pretune.tasks import TASKS
 from pretune.tasks.example import Prediction
@@ -115,6 +116,10 @@ def test_coqa(tmp_path: Path) -> None:
         "Q: Where did she live? A: in a barn Q: Did she live alone? A: no Q: With whom?"
     )  # two turns before
     assert {example.group for example in examples} == {"3dr2"} and "white kitten" in (examples[0].pair or "")
+    prompt = render_prompt(
+        PROMPTS[task.name], examples[1], "in a barn"
+    ).text  # without fine-tuning it has the story, too
+    assert prompt.startswith("Once upon a time") and prompt.endswith("Q: Where did she live?\nA: in a barn")
     gold = [Prediction(text=example.target) for example in examples]
     # an answer is scored against all references but one, in turn; only one of the second question's is "in a barn"
     assert task.type.score(examples, gold)["exact_match"] == pytest.approx((1 + 2 / 3 + 1 + 1) / 4)

@@ -91,15 +91,13 @@ def _collect_fields(example: Example) -> Mapping[str, str]:
 
 def get_prompt(task: Task) -> PromptTemplate:
     """Return the prompt of a task; for other tasks and user tables a generic one with the label names."""
-    if task.name in PROMPTS:
-        return PROMPTS[task.name]
-    labels = tuple(label.replace("_", " ") for label in task.labels)
     if task.type.evaluator != "few_shot":
         raise UsageError(
             f"task '{task.name}' is of kind {task.kind}, which few-shot evaluation does not support; fine-tune for it "
             "(`pretune finetune`), or choose a task of classes, pairs, choices, spans or texts (`pretune list tasks`)"
         )
-    return PromptTemplate(text=task.type.prompt, answers=labels)
+    labels = tuple(label.replace("_", " ") for label in task.labels)
+    return PROMPTS.get(task.name) or PromptTemplate(text=task.type.prompt, answers=labels)
 
 
 def build_text_to_text_prompt(template: Template) -> PromptTemplate:
@@ -185,6 +183,15 @@ PROMPTS: Mapping[str, PromptTemplate] = {
     "arc_easy": _QUESTION_ANSWER,
     "arc_challenge": _QUESTION_ANSWER,
     "commonsenseqa": _QUESTION_ANSWER,
+    "triviaqa": _QUESTION_ANSWER,
+    "nq_open": _QUESTION_ANSWER,
+    "eli5": _QUESTION_ANSWER,
+    "coqa": PromptTemplate(text="{pair}\n{text}\nA: {answer}"),
+    "convai2": PromptTemplate(text="{text}\n{answer}"),
+    "convai2_choice": PromptTemplate(text="{text}\n{answer}"),
+    "wmt14_en_de": PromptTemplate(text="English: {text}\nGerman: {answer}"),
+    "wmt14_en_fr": PromptTemplate(text="English: {text}\nFrench: {answer}"),
+    "wmt16_en_ro": PromptTemplate(text="English: {text}\nRomanian: {answer}"),
 }
 """Prompts by task, with the answers in the order of the task's labels."""
 

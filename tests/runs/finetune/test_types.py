@@ -12,6 +12,7 @@ from pretune.cli import main
 from pretune.core.errors import UsageError
 from pretune.runs.finetune.saved_task import SavedTask
 from tests.runs import tasked
+from tests.selection import keep_quick
 
 Capture = pytest.CaptureFixture[str]
 
@@ -76,7 +77,7 @@ ROWS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("type", ROWS)
+@pytest.mark.parametrize("type", keep_quick(ROWS, *({*ROWS} - {"srl"})))
 def test_other_types_of_a_table(base: Path, tmp_path: Path, type: str, capsys: Capture) -> None:
     table = tmp_path / "own.jsonl"
     table.write_text("".join(json.dumps({**ROWS[type], "id": at}) + "\n" for at in range(20)))
