@@ -219,10 +219,13 @@ class PoolingConfig:
     activation: ActivationName = "tanh"  # after the layer; a transform has its own
     bias: bool = True  # of the classifier
     concat: tuple[PoolingMode, ...] = ()  # further modes, concatenated as in sentence-transformers
+    hidden: Annotated[Positive[int] | None, NewField()] = None  # units of the new layer; None: as many as it has inputs
 
     def __post_init__(self) -> None:
         if self.concat and (self.layer == "pooler" or isinstance(self.layer, Transform)):
             raise UsageError("a pre-trained layer takes one state; remove 'concat', or set layer to 'own'")
+        if self.hidden is not None and self.layer != "own":
+            raise UsageError(f"hidden {self.hidden} are units of a new layer; set layer to 'own', or remove 'hidden'")
 
     @property
     def modes(self) -> tuple[PoolingMode, ...]:

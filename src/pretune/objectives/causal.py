@@ -13,12 +13,12 @@ and units.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 from torch import Tensor
 
-from pretune.core.config import NonNegative, spec
+from pretune.core.config import Ge, NewField, spec
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences
@@ -36,8 +36,8 @@ from pretune.objectives.base import (
 class CausalLM(Objective):
     """Next token at every position (GPT)."""
 
-    activation_penalty: NonNegative[float] = 0.0  # AWD-LSTM: 2
-    temporal_penalty: NonNegative[float] = 0.0  # AWD-LSTM: 1
+    activation_penalty: Annotated[float, Ge(0), NewField()] = 0.0  # AWD-LSTM: 2
+    temporal_penalty: Annotated[float, Ge(0), NewField()] = 0.0  # AWD-LSTM: 1
 
     shapes = ("decoder",)
 

@@ -11,11 +11,11 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pretune.core import config as specs
 from pretune.core import io
-from pretune.core.config import NonNegative, Positive, spec
+from pretune.core.config import Gt, Le, NewField, NonNegative, Positive, spec
 from pretune.core.config.edit import parse_value
 from pretune.core.config.read import format_value, read_yaml
 from pretune.core.config.specs import parse_annotation, to_plain
@@ -31,6 +31,7 @@ from pretune.training.config import Precision, TrainConfig
 from pretune.training.distributed import Parallel
 from pretune.training.optim import Optim
 
+LayerDecay = Annotated[float, Gt(0), Le(1)]
 LENGTHS = ("steps", "tokens", "epochs", "budget")
 """Fields of `train` for the length of a run, of which one is set."""
 
@@ -129,6 +130,7 @@ class PretrainTrainConfig(TrainConfig):
     init_from: str | None = None  # directory of the initial weights (`--from`)
     batch_tokens: Positive[int] = 65_536  # per optimizer step, over all ranks and micro-batches
     residual_precision: Precision = "auto"  # of the residual stream; auto: as `precision`
+    layer_decay: Annotated[LayerDecay | None, NewField()] = None  # learning rate relative to the layer above; None: 1
     parallel: Parallel = "ddp"
     eval_tokens: NonNegative[int] | None = None  # validation tokens; None: at most 500,000, on a CPU 50,000
     samples_every: NonNegative[int] | None = None  # steps between text samples; 0: none; None: a few in a run

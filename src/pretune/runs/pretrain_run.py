@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from pretune.adaptation.freeze import Decay
 from pretune.adaptation.teacher import (
     DistillationFlops,
     attach_teacher,
@@ -45,6 +46,7 @@ from pretune.training.data_worker import start_forkserver
 from pretune.training.distributed import Ranks, fill, unshard_all
 from pretune.training.loop import GracefulShutdown
 from pretune.training.metrics_log import read_metrics
+from pretune.training.optim import build_parameter_groups
 from pretune.training.records import CostFile
 from pretune.training.step import TrainState
 from pretune.training.trainer import Trainer, TrainingPhase
@@ -172,6 +174,9 @@ class PretrainRun:
                 phase_ends=tuple(itertools.accumulate(phase.share for phase in data_phases.phases)),
             ),
             config=train,
+            groups=None
+            if train.layer_decay is None
+            else build_parameter_groups(self.model, lr_factor=Decay(factor=train.layer_decay)),
             run_dir=self.run_dir,
             ranks=self.ranks,
             shutdown=self.shutdown,

@@ -72,12 +72,13 @@ class SequenceHead(nn.Module):
         super().__init__()
         self.places = pooling.modes
         width *= len(self.places)
-        self.dense = nn.Linear(width, width) if isinstance(pooling.layer, str) else None
+        hidden = pooling.hidden or width
+        self.dense = nn.Linear(width, hidden) if isinstance(pooling.layer, str) else None
         self.transform = TransformLayer(pooling.layer, width, width) if isinstance(pooling.layer, Transform) else None
         self.activate = ACTIVATIONS[pooling.activation]
         self.input_dropout = nn.Dropout(dropout if pooling.layer == "own" else 0.0)
         self.dropout = nn.Dropout(dropout)
-        self.out = nn.Linear(width, classes, bias=pooling.bias)
+        self.out = nn.Linear(hidden, classes, bias=pooling.bias)
         self.center: Tensor | None = None  # [W]; for training only, never saved
 
     def pool(self, states: Tensor, batch: Batch) -> Tensor:

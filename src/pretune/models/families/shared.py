@@ -72,6 +72,18 @@ class PaperDefaults:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TuningDefaults:
+    """Fine-tuning of a family's paper: a method of `--method`, the settings that it is used with, and a changed spec.
+
+    They apply if no method is chosen; the spec may differ in dropout rates only, and applies to every method.
+    """
+
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)  # path -> value
+    build_spec: Callable[[Model], Model] | None = None  # from the pre-trained model's
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """A published family. `build_spec` takes the settings (width, depth, heads, vocab, …) as keyword arguments."""
 
@@ -86,6 +98,7 @@ class Family:
     choice_pooling: PoolingConfig | None = None  # for multiple choice; None: the same as `pooling`
     heads_have_transform: bool = False  # task heads start with the transform of the vocabulary head
     adds_task_tokens: bool = False  # fine-tuning adds start, delimiter and extract tokens
+    tuning: TuningDefaults | None = None  # None: all weights, with the settings that most papers share
 
     def get_training(self, size: str | None = None) -> PaperDefaults | None:
         """Return the paper's training settings for a size, or those of the family if `size` is None."""

@@ -13,10 +13,10 @@ that the same words are not always at its end. Blocks are shuffled instead, and 
 
 from dataclasses import replace
 
-from pretune.models.families.shared import Family, PaperDefaults, Size
+from pretune.models.families.shared import Family, PaperDefaults, Size, TuningDefaults
 from pretune.models.init import Uniform
 from pretune.models.spec import Model
-from pretune.nn.heads import Head
+from pretune.nn.heads import Head, PoolingConfig
 from pretune.nn.lstm import LSTM
 from pretune.nn.recurrent_stack import Recurrent
 
@@ -49,6 +49,15 @@ def build_spec(
     )
 
 
+def build_task_spec(spec: Model) -> Model:
+    """Return the spec of a task model: the dropout rates of the paper (section 4.1)."""
+    assert isinstance(spec.decoder, Recurrent)
+    blocks = [replace(block, weight_dropout=0.5, dropout=0.3) for block in spec.decoder.blocks]
+    blocks[-1] = replace(blocks[-1], dropout=0.4)
+    decoder = replace(spec.decoder, blocks=tuple(blocks), token_dropout=0.05, input_dropout=0.4)
+    return replace(spec, decoder=decoder)
+
+
 ulmfit = Family(
     build_spec=build_spec,
     shape="decoder",
@@ -63,6 +72,19 @@ ulmfit = Family(
         optimizer={"kind": "adam_w", "betas": (0.8, 0.99), "eps": 1e-8, "weight_decay": 0.01},
         schedule={"kind": "slanted"},
         tokenizer=("words", "plain", 60_000),
+    ),
+    # NOTE: the paper normalizes the inputs of both layers of the classifier over the batch; this one does not.
+    pooling=PoolingConfig(mode="last", concat=("max", "mean"), layer="own", activation="relu", hidden=50),
+    tuning=TuningDefaults(
+        method="ulmfit",
+        settings={
+            "train.lr": 1e-2,
+            "train.optimizer.betas": [0.7, 0.99],
+            "train.batch": 64,
+            "tune.lm_epochs": 5.0,
+            "tune.lm_lr": 4e-3,
+        },
+        build_spec=build_task_spec,
     ),
     sizes={
         "original": Size({}, 44_271_600),  # 33M with the 33,278 words of WikiText-2

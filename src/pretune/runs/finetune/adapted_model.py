@@ -26,7 +26,7 @@ from pretune.inference.text_model import count_unknown, describe_unknown
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
-from pretune.models.model import LanguageModel, build
+from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model
 from pretune.models.verify import check_weights
 from pretune.runs.finetune.config import AdaptationConfig, BaseConfig, FinetuneConfig
@@ -74,7 +74,7 @@ def build_adapted_model(
 ) -> AdaptedModel:
     """Build the model of a run on its device, with its teacher; `steps_per_epoch` is for hooks that follow epochs."""
     seed = tuning.train.seed
-    body = load_base_model(tuning.base, seed=seed)
+    body = apply_task_spec(load_base_model(tuning.base, seed=seed))
     right = load_backward_model(tuning)
     tune = tuning.tune
     if should_add_tokens(tuning, body, task):
@@ -185,6 +185,17 @@ def load_base_model(base: BaseConfig, *, seed: int) -> LanguageModel:
     if base.extra_layers:
         model = add_blocks(model, base.extra_layers, seed=seed)
     return model.train()
+
+
+def apply_task_spec(model: LanguageModel) -> LanguageModel:
+    """Return a model with the dropout rates that its family fine-tunes with, and the same weights."""
+    family = FAMILIES.get(model.spec.family) if model.spec.family in FAMILIES else None
+    if family is None or family.tuning is None or family.tuning.build_spec is None:
+        return model
+    task_model = build_empty(family.tuning.build_spec(model.spec))
+    task_model.load_state_dict(model.state_dict(), assign=True)
+    task_model.assets = model.assets
+    return task_model.train(model.training)
 
 
 def build_task_head(

@@ -88,6 +88,8 @@ class AdaptationConfig:
     scalar_mix: Mixing | None = None  # a BiLSTM over a mix of all frozen layers, as head (ELMo)
     lm_loss_weight: float = 0.0  # of the language modeling loss added to a classification; GPT: 0.5
     text_to_text: bool | None = None  # generate the answer as text; None: for models such as T5
+    lm_epochs: Annotated[float, Ge(0), NewField()] = 0.0  # of pre-training on the task's texts first (ULMFiT, TAPT)
+    lm_lr: Annotated[Positive[float] | None, NewField()] = None  # its learning rate; None: that of pre-training
     temperature: Annotated[float, Ge(1)] = 1.0  # of sampling several tasks: 1 by their sizes, higher more evenly
     distill: Annotated[TaskDistill | None, NewField()] = None  # imitation of a fine-tuned teacher (`--teacher`)
 

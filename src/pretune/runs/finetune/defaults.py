@@ -11,6 +11,7 @@ from pretune.core.config import from_dict, get_kind
 from pretune.core.errors import UsageError, suggest
 from pretune.core.hub import resolve_path
 from pretune.core.migration import RENAMED_METHODS, refuse_old_settings
+from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model
 from pretune.runs.config import find_rates, read_config, read_optimizer, read_registered, refuse_conflicts
@@ -104,7 +105,17 @@ def build_finetune_config(
         data=SequenceConfig(),
         train=FinetuneTrainConfig(lr=1e-4),
     )
-    return _apply_method(defaults, "full" if method is None else method, overrides)
+    if method is None:
+        method, settings = find_family_tuning(path)
+        overrides = {**settings, **overrides}
+    return _apply_method(defaults, method, overrides)
+
+
+def find_family_tuning(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """Return the method of a base model's paper and its settings; by default all weights are trained."""
+    family = read_base_spec(path).family
+    tuning = FAMILIES.get(family).tuning if family in FAMILIES else None
+    return ("full", {}) if tuning is None else (tuning.method, dict(tuning.settings))
 
 
 def _apply_method(tuning: FinetuneConfig, name: str, overrides: Mapping[str, Any]) -> FinetuneConfig:

@@ -20,6 +20,7 @@ from pretune.runs.finetune.adapted_model import has_backward_model, load_task_te
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
 from pretune.runs.finetune.defaults import build_finetune_config, explain_rate
 from pretune.runs.finetune.finetuned_run import FinetunedRun
+from pretune.runs.finetune.language_model import continue_pretraining
 from pretune.runs.finetune.linear_probe import predict_with_probe
 from pretune.runs.finetune.results import BaselineFactory, get_dev_score, read_predictions, write_results
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
@@ -83,10 +84,11 @@ class FinetuneSweep:
                     environment = {} if self.teacher is None else {"teacher": self.teacher.fingerprint}
                     tree = {**self.tuning.to_dict(), "plan": config.to_dict(self.plan)}
                     self.run_dir.write_settings({**tree, "environment": environment} if environment else tree)
-            for tuning in self.plan.list_rate_trials(self.tuning):
+            trial_config = continue_pretraining(self.tuning, self.task_data, self.run_dir, self.ranks)
+            for tuning in self.plan.list_rate_trials(trial_config):
                 self._run_trial(tuning, lock, resume)
             best = max(self.trials, key=get_dev_score)
-            for tuning in self.plan.list_remaining_trials(self.tuning, best["lr"]):
+            for tuning in self.plan.list_remaining_trials(trial_config, best["lr"]):
                 self._run_trial(tuning, lock, resume)
             random = self._run_random_weights(lock, resume) if RANDOM in self.plan.baselines else None
             model_baselines: dict[str, BaselineFactory] = {

@@ -1,0 +1,88 @@
+"""Language model fine-tuning before a task: pre-training continues on its training texts (Howard and Ruder, 2018).
+
+    OUT/language_model/texts.jsonl     texts of the training examples, without labels
+                       data/           the same, tokenized
+                       run/            a run of `pretune pretrain --from BASE`, the base of all trials
+
+The objective is that of the family's paper; the schedule is slanted triangular, and layers have discriminative rates.
+It is resumed with the run, and shared by all of its trials.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pretune.core import io, log
+from pretune.core.errors import UsageError
+from pretune.core.hub import resolve_path
+from pretune.core.run_dir import RunDir
+from pretune.models.hf import checkpoint
+from pretune.runs.finetune.adapted_model import load_base_model
+from pretune.runs.finetune.config import FinetuneConfig
+from pretune.runs.finetune.task_data import TaskData
+from pretune.runs.prepare import prepare
+from pretune.runs.pretrain import run_pretrain
+from pretune.text.tokenizer import Tokenizer
+from pretune.training.distributed import Ranks
+
+FOLDER = "language_model"
+LAYER_DECAY = 1 / 2.6
+"""Learning rate of a layer relative to the one above."""
+
+
+def continue_pretraining(tuning: FinetuneConfig, task_data: TaskData, run_dir: RunDir, ranks: Ranks) -> FinetuneConfig:
+    """Return the config of the trials: with the base pre-trained on the task's texts for `tune.lm_epochs`, if any."""
+    if not tuning.tune.lm_epochs or tuning.base.weights == "random":
+        return tuning
+    if ranks.world > 1:
+        raise UsageError("tune.lm_epochs needs a single rank; pre-train on the texts first: `pretune pretrain --from`")
+    folder = run_dir.path / FOLDER
+    run = RunDir(folder / "run")
+    if not run.is_finished:
+        is_started = run.settings.exists()
+        if not is_started:
+            _prepare_texts(tuning, task_data, folder)
+        log.info(f"language model on the task's texts: {tuning.tune.lm_epochs:g} epochs")
+        options: dict[str, Any] = {} if is_started else _list_options(tuning, folder)
+        run_pretrain(out=run.path, resume=is_started, device=ranks.device.type, **options)
+    base = replace(tuning.base, path=str(run.path), tokenizer=None, positions=None, extra_layers=0)
+    return replace(tuning, base=base)
+
+
+def _prepare_texts(tuning: FinetuneConfig, task_data: TaskData, folder: Path) -> None:
+    """Write the texts of all training examples, whatever `task.train_examples` is, and tokenize them."""
+    examples = task_data.parts.train
+    texts = [text for example in examples for text in (example.text, example.pair, *example.choices) if text]
+    io.remove(folder)  # of an interrupted preparation
+    folder.mkdir()
+    lines = "".join(
+        json.dumps({"text": text}, ensure_ascii=False, allow_nan=False) + "\n" for text in dict.fromkeys(texts)
+    )
+    io.atomic_write(folder / "texts.jsonl", lines)
+    if tuning.base.changed_field is not None:
+        checkpoint.save(load_base_model(tuning.base, seed=tuning.train.seed), folder / "base")
+    tokenizer = Tokenizer.load(resolve_path(_get_base(tuning, folder)))
+    prepare([folder / "texts.jsonl"], tokenizer=tokenizer, out=folder / "data")
+
+
+def _get_base(tuning: FinetuneConfig, folder: Path) -> str:
+    return tuning.base.path if tuning.base.changed_field is None else str(folder / "base")
+
+
+def _list_options(tuning: FinetuneConfig, folder: Path) -> dict[str, Any]:
+    """Return the arguments of the pre-training run."""
+    settings: dict[str, Any] = {
+        "train.schedule": {"kind": "slanted"},
+        "train.layer_decay": LAYER_DECAY,
+        "train.seed": tuning.train.seed,
+        "train.precision": tuning.train.precision,
+    }
+    if tuning.tune.lm_lr is not None:
+        settings["train.lr"] = tuning.tune.lm_lr
+    return {
+        "init_from": _get_base(tuning, folder),
+        "data": folder / "data",
+        "epochs": tuning.tune.lm_epochs,
+        "overrides": settings,
+    }
