@@ -50,6 +50,7 @@ SLOW_CASES = {
         "bert-bare bert-untied roberta-bare xlm-roberta electra-wide electra-generator-untied electra-bare "
         "albert-pretraining albert-unshared albert-untied albert-bare "
         "modernbert modernbert-untied modernbert-bare bloom bloom-bare xglm xglm-bare "
+        "xlm-odd xlm-bare "
         "gpt-bare gpt2-inner gpt2-untied gpt2-bare llama-tied llama-linear mistral-full olmo opt opt-plain "
         "pythia-serial mpt-six-heads t5-deep-decoder t5-untied-scaled t5-bare mt5 mt5-tied bart-odd bart-bare "
         "xlnet-odd xlnet-untied xlnet-bare distilbert-sinusoidal distilbert-bare deberta-new-head deberta-separate "
@@ -60,7 +61,8 @@ SLOW_CASES = {
         "modernbert-SequenceClassification modernbert-QuestionAnswering modernbert-MultipleChoice "
         "Albert-TokenClassification Albert-QuestionAnswering Albert-MultipleChoice "
         "DebertaV2-TokenClassification DebertaV2-QuestionAnswering DebertaV2-MultipleChoice "
-        "modernbert-mean-MultipleChoice bloom-TokenClassification bloom-QuestionAnswering"
+        "modernbert-mean-MultipleChoice bloom-TokenClassification bloom-QuestionAnswering "
+        "xlm-TokenClassification xlm-QuestionAnswering"
     ),
 }
 """Parameters whose cases run in `make test-slow` only: each mechanism keeps one in `make test`."""

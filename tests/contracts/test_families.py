@@ -232,6 +232,8 @@ def test_gradients_reach_every_parameter(name: str) -> None:
     segments = None
     if spec.encoder is not None and not spec.is_encoder_decoder and spec.encoder.embed.segments:
         segments = [[i % spec.encoder.embed.segments for i in range(len(s))] for s in sequences]
+    if languages := spec.stacks[0].embed.languages:
+        segments = [[i % languages for i in range(len(s))] for s in sequences]
     if isinstance(spec.encoder, TwoStream):
         segments = [[i % 2 for i in range(len(s))] for s in sequences]
     batch = lay(spec, sequences, row=11, labels=[s[::-1] for s in sequences], **given(segments))

@@ -47,6 +47,7 @@ SMALL = {
     "table": 12,
     "window": 3,
     "context": ROOM,
+    "languages": 3,
     "filters": 64,
 }
 """The recipes' settings, small. What a size leaves empty (no groups, no window) stays empty."""

@@ -102,6 +102,14 @@ XGLM = {
     "ffn_dim": 52,
     "max_position_embeddings": 48,
 }
+XLM = {
+    "vocab_size": VOCAB,
+    "emb_dim": 36,
+    "n_layers": 3,
+    "n_heads": 4,
+    "max_position_embeddings": 48,
+    "n_langs": 5,
+}
 MPT = {"vocab_size": VOCAB, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 48}
 T5 = {
     "vocab_size": VOCAB,
@@ -205,6 +213,10 @@ CASES = [
              "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}),
     case("modernbert-untied", tf.ModernBertForMaskedLM, tf.ModernBertConfig, MODERN, tie_word_embeddings=False),
     case("modernbert-bare", tf.ModernBertModel, tf.ModernBertConfig, MODERN, norm_bias=True),
+    case("xlm", tf.XLMWithLMHeadModel, tf.XLMConfig, XLM),
+    case("xlm-odd", tf.XLMWithLMHeadModel, tf.XLMConfig, XLM, use_lang_emb=False, gelu_activation=False,
+         sinusoidal_embeddings=True, layer_norm_eps=1e-4, tie_word_embeddings=False),
+    case("xlm-bare", tf.XLMModel, tf.XLMConfig, XLM, n_langs=1),
     case("gpt", tf.OpenAIGPTLMHeadModel, tf.OpenAIGPTConfig, GPT),
     case("gpt-bare", tf.OpenAIGPTModel, tf.OpenAIGPTConfig, GPT, afn="silu"),
     case("gpt2", tf.GPT2LMHeadModel, tf.GPT2Config, GPT),

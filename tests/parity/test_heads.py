@@ -38,6 +38,7 @@ from tests.parity.cases import (
     OPT,
     T5,
     VOCAB,
+    XLM,
     XLNET,
     Case,
     case,
@@ -77,6 +78,9 @@ CASES = [
       for form in FORMS[:3]),
     *(case(f"mpt-{form}", getattr(tf, f"MptFor{form}"), tf.MptConfig, MPT, pad_token_id=0) for form in FORMS[:3]),
     *(case(f"bloom-{form}", getattr(tf, f"BloomFor{form}"), tf.BloomConfig, BLOOM, pad_token_id=0)
+      for form in FORMS[:3]),
+    *(case(f"xlm-{form}", getattr(tf, f"XLMFor{form}{'Simple' if form[0] == 'Q' else ''}"), tf.XLMConfig, XLM,
+           pad_token_id=0)
       for form in FORMS[:3]),
     *(case(f"opt-{form}", getattr(tf, f"OPTFor{form}"), tf.OPTConfig, OPT) for form in (FORMS[0], FORMS[2])),
     case("gpt", tf.OpenAIGPTForSequenceClassification, tf.OpenAIGPTConfig, GPT_),

@@ -188,6 +188,23 @@ def test_back(case: Case, reference: Any, ours: Any, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("case", [case for case in CASES if case.name == "xlm"])
+def test_languages(case: Case, reference: Any, ours: Any) -> None:
+    """A language for every token, here two in each text; without languages nothing is added."""
+    target, _ = texts()
+    languages = [[(i + j // 3) % 5 for j in range(len(row))] for i, row in enumerate(target)]
+    theirs = run(reference, False, langs=padded(languages)[0])
+    batch = our_batch(ours, segments=languages)
+    assert_rows(batch.split(ours(batch).logits), theirs.logits, "logits")
+    theirs = run(reference, False, langs=torch.full_like(padded(target)[0], 3))
+    with pytest.raises(pt.UsageError, match="no language 5: this model has embeddings of 5 languages"):
+        ours.set_language(5)
+    ours.set_language(3)
+    batch = our_batch(ours)
+    assert_rows(batch.split(ours(batch).logits), theirs.logits, "one language")
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.name.endswith("-pretraining")], ids=lambda case: case.name
 )

@@ -73,8 +73,8 @@ class Pair:
         )
 
     def _count_shared(self) -> int:
-        vocab, inner, segments, norm, position = _get_shared_embedding(self.generator)
-        count: int = vocab * self.generator.table + (segments or 0) * inner
+        vocab, inner, segments, languages, norm, position = _get_shared_embedding(self.generator)
+        count: int = vocab * self.generator.table + ((segments or 0) + (languages or 0)) * inner
         count += (norm.params(width=inner) if norm else 0) + (position.params(width=inner, heads=1) if position else 0)
         return count
 
@@ -124,7 +124,8 @@ def _get_shared_embedding(model: Model) -> tuple[Any, ...]:
     stack = model.encoder
     assert isinstance(stack, Stack)
     position = stack.position if stack.position and stack.position.mechanism == "input" else None
-    return model.vocab, stack.embed.get_inner_width(width=model.width), stack.embed.segments, stack.embed.norm, position
+    embed, inner = stack.embed, stack.embed.get_inner_width(width=model.width)
+    return model.vocab, inner, embed.segments, embed.languages, embed.norm, position
 
 
 class GeneratorDiscriminator(nn.Module):
@@ -157,6 +158,8 @@ class GeneratorDiscriminator(nn.Module):
             yield target, "position", source.position
         if source.embed.segments is not None:
             yield target.embed, "segments", source.embed.segments
+        if source.embed.languages is not None:
+            yield target.embed, "languages", source.embed.languages
         if source.embed.norm is not None:
             yield target.embed, "norm", source.embed.norm
 

@@ -37,6 +37,7 @@ class LanguageModel(nn.Module):
         self.tokens: nn.Embedding | CharacterEmbedding
         self.tokens = spec.characters.build(width=table) if spec.characters else nn.Embedding(spec.vocab, table)
         self._spellings: SpellingTable | None = None  # characters of the tokens, if the model reads them
+        self.language: int | None = None  # of batches that name none; see `set_language`
         self.prompt: nn.Module | None = None  # fills the virtual-token slots before each sequence
         self.encoder: TransformerStack | TwoStreamStack | BidirectionalRecurrentStack | None = None
         if isinstance(spec.encoder, BidirectionalRecurrent):
@@ -133,6 +134,8 @@ class LanguageModel(nn.Module):
             raise UsageError("an encoder-decoder needs a batch with source and target")
         if batch.source is not None and not self.spec.is_encoder_decoder:
             raise UsageError("a batch with a source needs an encoder-decoder; this model has one stack")
+        if self.language is not None and read.segments is None:
+            read = replace(read, segments=torch.full_like(read.tokens, self.language))
         self._check_positions(batch)
         if cache is not None:
             cache.assign_slots(batch)
@@ -156,6 +159,13 @@ class LanguageModel(nn.Module):
             return output.states
         assert isinstance(self.encoder, TransformerStack)
         return self.mask_decoder.decode(self.encoder, output, batch)
+
+    def set_language(self, language: int | None) -> None:
+        """Set the language of batches that name none (None: no language is added); UsageError if it is unknown."""
+        languages = self.spec.stacks[0].embed.languages
+        if language is not None and not 0 <= language < (languages or 0):
+            raise UsageError(f"no language {language}: this model has embeddings of {languages or 0} languages, from 0")
+        self.language = language
 
     def _check_positions(self, batch: Batch) -> None:
         """Raise `UsageError` if a sequence exceeds the position table; skipped on a GPU, where it would synchronize."""

@@ -11,14 +11,14 @@ derivative needs. Otherwise torch's implementations are used.
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from pretune.core.config import Fraction, Positive, spec
+from pretune.core.config import Fraction, NewField, Positive, spec
 
 _PROBABILITY_STEPS = 2**16  # resolution of a probability
 _HALF_DTYPES = (torch.bfloat16, torch.float16)
@@ -265,9 +265,10 @@ class Factor:
 
 @spec
 class Embed:
-    """Embedding settings: segments, scale, norm, factorization, dropout."""
+    """Embedding settings: segments, languages, scale, norm, factorization, dropout."""
 
     segments: Positive[int] | None = None
+    languages: Annotated[Positive[int] | None, NewField()] = None  # read from the segments of a batch, if it has any
     scale: bool = False  # multiply tokens by sqrt(width)
     norm: Norm | None = None
     factor: Factor | None = None
@@ -291,7 +292,8 @@ class Embed:
     def params(self, *, width: int) -> int:
         inner = self.get_inner_width(width=width)
         norm_width = self.get_norm_width(width=width)
-        count = (self.segments or 0) * inner + (self.norm.params(width=norm_width) if self.norm else 0)
+        count = ((self.segments or 0) + (self.languages or 0)) * inner
+        count += self.norm.params(width=norm_width) if self.norm else 0
         return count + (self.factor.width * width + self.factor.bias * width if self.factor else 0)
 
 
@@ -302,6 +304,7 @@ class Embeddings(nn.Module):
         self.scale = math.sqrt(width) if spec.scale else 1.0
         self.projected = spec.factor.input if spec.factor else None
         self.segments = nn.Embedding(spec.segments, inner) if spec.segments else None
+        self.languages = nn.Embedding(spec.languages, inner) if spec.languages else None
         self.norm = spec.norm.build(width=spec.get_norm_width(width=width)) if spec.norm else None
         self.project = nn.Linear(spec.factor.width, width, bias=spec.factor.bias) if spec.factor else None
         self.dropout = Dropout(spec.dropout)
@@ -315,6 +318,8 @@ class Embeddings(nn.Module):
             x = x + positions.to(x.dtype)
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        if self.languages is not None and segments is not None:
+            x = x + self.languages(segments)
         if self.project is not None and self.projected == "sum":
             x = self.project(x)
         if self.norm is not None:

@@ -163,6 +163,16 @@ XGLM = {
     "max_position_embeddings": 2048, "model_type": "xglm", "num_layers": 24, "pad_token_id": 1,
     "scale_embedding": True, "transformers_version": "4.16.0.dev0", "use_cache": True, "vocab_size": 256008,
 }  # fmt: skip
+XLM = {
+    "architectures": ["XLMWithLMHeadModel"], "asm": False, "attention_dropout": 0.1, "bos_index": 0, "causal": False,
+    "dropout": 0.1, "emb_dim": 1024, "embed_init_std": 0.02209708691207961, "end_n_top": 5, "eos_index": 1,
+    "gelu_activation": True, "id2lang": {"0": "ar", "1": "bg", "4": "en"}, "init_std": 0.02, "is_encoder": True,
+    "lang2id": {"ar": 0, "bg": 1, "en": 4}, "layer_norm_eps": 1e-12, "mask_index": 5, "max_position_embeddings": 512,
+    "max_vocab": 95000, "model_type": "xlm", "n_heads": 8, "n_langs": 15, "n_layers": 12, "pad_index": 2,
+    "same_enc_dec": True, "share_inout_emb": True, "sinusoidal_embeddings": False, "start_n_top": 5,
+    "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
+    "summary_type": "first", "summary_use_proj": True, "unk_index": 3, "use_lang_emb": True, "vocab_size": 95000,
+}  # fmt: skip
 T5 = {
     "architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64, "d_model": 512,
     "decoder_start_token_id": 0, "dropout_rate": 0.1, "eos_token_id": 1, "initializer_factor": 1.0,
@@ -318,6 +328,18 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
     "bloom-560m": (BLOOM, resolve("bloom-560m")),
     "xglm-564M": (XGLM, resolve("xglm-564M")),
     "xglm-4.5B": ({**XGLM, "d_model": 2048, "ffn_dim": 16384, "num_layers": 48}, resolve("xglm-4.5B")),
+    "xlm-mlm-tlm-xnli15-1024": (XLM, resolve("xlm-mlm-tlm-xnli15-1024")),
+    "xlm-mlm-en-2048": (
+        {**XLM, "emb_dim": 2048, "n_heads": 16, "n_langs": 1, "vocab_size": 30145, "n_words": 30145},
+        resolve("xlm-mlm-en-2048"),
+    ),
+    "xlm-mlm-100-1280": (
+        {
+            **XLM, "emb_dim": 1280, "n_heads": 16, "n_langs": 100, "n_layers": 16, "use_lang_emb": False,
+            "vocab_size": 200000,
+        },
+        resolve("xlm-mlm-100-1280"),
+    ),
     "t5-small": (T5, resolve("t5-small")),
     "t5-small, early": ({**T5, "architectures": ["T5WithLMHeadModel"]}, resolve("t5-small")),
     "t5-v1_1-small": (T511, resolve("t5v1.1-small")),
@@ -461,7 +483,7 @@ def test_every_key_is_tried_above(model_type: str) -> None:
         aliases = set(getattr(entry, "aliases", ()))
         fixed = hasattr(entry, "allowed_values")
         for name in set(entry.names) - aliases - others:
-            assert fixed or name in FULL[model_type] or name == "num_hidden_layers", name
+            assert fixed or name in FULL[model_type] or name in ("num_hidden_layers", "hidden_size"), name
 
 
 @pytest.mark.parametrize("model_type", get_model_types())
@@ -508,6 +530,11 @@ def test_fixed_keys(model_type: str) -> None:
         ({**DISTILBERT, "n_heads": 5}, "'dim', 'n_heads'.*5.*768"),
         ({**XGLM, "pad_token_id": 5}, "'pad_token_id' = 5.*1, 0"),
         ({**XGLM, "add_cross_attention": True}, "'add_cross_attention' = true.*false"),
+        ({**XLM, "asm": True}, "'asm' = true.*false"),
+        ({**XLM, "causal": True}, "'causal' = true.*false"),
+        ({**XLM, "is_encoder": False}, "'is_encoder' = false.*true"),
+        ({**XLM, "num_hidden_layers": 6}, "'n_layers' = 12 and 'num_hidden_layers' = 6"),
+        ({**XLM, "n_heads": 7}, "'n_heads'.*7.*1024"),
         ({**BLOOM, "hidden_size": 512}, "'hidden_size' = 512 and 'n_embed' = 1024"),
         ({**BLOOM, "apply_residual_connection_post_layernorm": True}, "'apply_res.*' = true.*false"),
         ({**MODERNBERT, "num_hidden_layers": 10**6}, r"'num_hidden_layers'.*\b10,000\b.*\b1000000\b"),

@@ -17,7 +17,7 @@ No answer is the span of the first token ([CLS]). Targets are set at the tokens:
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Self
+from typing import Annotated, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from pretune.adaptation.heads.base import (
 )
 from pretune.adaptation.heads.sequence import cross_entropy
 from pretune.adaptation.scalar_mix import Mixing
-from pretune.core.config import Fraction, Positive, spec
+from pretune.core.config import Fraction, NewField, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
 from pretune.models.model import LanguageModel
@@ -50,7 +50,7 @@ class Tagging:
     labels: tuple[str, ...] = ()  # names of the tags, in order
     dropout: Fraction = 0.1
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
-    transform: Transform | None = None  # before the classifier; None: as in the family's paper
+    transform: Annotated[Transform | None, NewField()] = None  # before the classifier; None: as in the family's paper
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.labels)
@@ -96,7 +96,7 @@ class Span:
 
     dropout: Fraction = 0.0
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
-    transform: Transform | None = None  # before the classifier; None: as in the family's paper
+    transform: Annotated[Transform | None, NewField()] = None  # before the classifier; None: as in the family's paper
 
     def resolve(self, spec: Model) -> Self:
         return self if self.transform else replace(self, transform=resolve_transform(spec))

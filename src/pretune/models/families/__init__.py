@@ -25,6 +25,7 @@ FAMILIES: "Registry[Family]" = Registry(
         "xlm-roberta": "pretune.models.families.roberta:xlm_roberta",
         "babyberta": "pretune.models.families.roberta:babyberta",
         "miniberta": "pretune.models.families.roberta:miniberta",
+        "xlm": "pretune.models.families.xlm:xlm",
         "modernbert": "pretune.models.families.modernbert:modernbert",
         "electra": "pretune.models.families.electra:electra",
         "albert": "pretune.models.families.albert:albert",
@@ -60,7 +61,7 @@ FAMILIES: "Registry[Family]" = Registry(
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "google-bert": ("bert-base-", "bert-large-"),
-    "FacebookAI": ("roberta-base", "roberta-large", "xlm-roberta-base", "xlm-roberta-large"),
+    "FacebookAI": ("roberta-base", "roberta-large", "xlm-roberta-base", "xlm-roberta-large", "xlm-mlm-"),
     "openai-community": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "openai-gpt"),
     "google-t5": ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b"),
     "google": ("electra-small-", "electra-base-", "electra-large-", "flan-t5-", "mt5-small", "mt5-base", "mt5-large"),

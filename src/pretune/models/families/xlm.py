@@ -1,0 +1,171 @@
+"""XLM (Lample and Conneau, 2019): an encoder for several languages, with language embeddings and translation pairs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretune.models.families.shared import Family, PaperDefaults, Size
+from pretune.models.hf.config import CustomKey, FixedKey, Key, Layout, check_flag, check_size, get_path, read_key
+from pretune.models.hf.weights import define_head, define_token_heads, make_rules
+from pretune.models.spec import Model, Special
+from pretune.nn.attention import Attention
+from pretune.nn.block import Block, Norms
+from pretune.nn.heads import Head, PoolingConfig
+from pretune.nn.layers import Embed, FeedForward, LayerNorm
+from pretune.nn.positions import LearnedEmbedding
+from pretune.nn.stack import Stack
+
+
+def build_spec(
+    *,
+    width: int = 1024,
+    depth: int = 12,
+    heads: int = 8,
+    vocab: int = 95_000,
+    positions: int = 512,
+    languages: int | None = 15,
+    dropout: float = 0.1,
+) -> Model:
+    """Build a spec: post-norm, learned positions, an embedding per language (None: without), a head without transform.
+
+    The hidden width is four times the width.
+    """
+    norm = LayerNorm(eps=1e-12)
+    return Model(
+        family="xlm",
+        vocab=vocab,
+        width=width,
+        encoder=Stack(
+            depth=depth,
+            embed=Embed(languages=languages, norm=norm, dropout=dropout),
+            position=LearnedEmbedding(rows=positions),
+            blocks=(
+                Block(
+                    attention=Attention(heads=heads, dropout=dropout),
+                    feedforward=FeedForward(hidden=4 * width),
+                    norms=Norms(post=norm),
+                    dropout=dropout,
+                ),
+            ),
+        ),
+        head=Head(bias="learned"),
+        special=Special(pad=2, bos=0, eos=(1,)),
+    )
+
+
+def _read_width(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    width = read_key(hf_config, "emb_dim", "hidden_size", check=check_size, default=2048)
+    return {"width": width, "encoder.blocks.*.feedforward.hidden": 4 * width}
+
+
+def _read_languages(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    count = read_key(hf_config, "n_langs", check=check_size, default=1)
+    is_used = read_key(hf_config, "use_lang_emb", check=check_flag, default=True)
+    return {"encoder.embed.languages": count if is_used and count > 1 else None}
+
+
+def _write_languages(spec: Model) -> dict[str, Any]:
+    languages = spec.last_stack.embed.languages
+    return {"n_langs": languages or 1, "use_lang_emb": True}
+
+
+ACTIVATION = "encoder.blocks.*.feedforward.activation"
+FIRST_TOKEN = PoolingConfig(mode="first")
+SUMMARY_KEYS = (
+    FixedKey("summary_type", ("first",)),
+    FixedKey("summary_activation", (None,)),
+    FixedKey("summary_use_proj", (True,)),
+    FixedKey("summary_proj_to_labels", (True,)),
+)
+LANGUAGE_MIXING = {"kind": "smoothed", "alpha": 0.7}
+_SIZE_1280 = {"width": 1280, "depth": 16, "heads": 16, "vocab": 200_000, "languages": None}
+
+xlm = Family(
+    build_spec=build_spec,
+    shape="encoder",
+    pooling=FIRST_TOKEN,
+    default="mlm-xnli15-1024",
+    training=PaperDefaults(
+        objective={"kind": "masked"},
+        lengths=(256,),
+        batch_tokens=64 * 256 * 64,  # 64 streams on each of 64 devices
+        lr=1e-4,
+        width=1024,
+        schedule={"kind": "inverse_square_root", "warmup": 30_000},
+        tokenizer=("bpe", "s-mask", 95_000),
+        mixing=LANGUAGE_MIXING,
+    ),
+    sizes={
+        "mlm-en-2048": Size({"width": 2048, "heads": 16, "vocab": 30_145, "languages": None}, 667_119_041),
+        "mlm-xnli15-1024": Size({}, 249_071_384),
+        "mlm-tlm-xnli15-1024": Size({}, 249_071_384, training={"objective": {"kind": "translation"}}),
+        "mlm-17-1280": Size(_SIZE_1280, 571_696_960),
+        "mlm-100-1280": Size(_SIZE_1280, 571_696_960),
+    },
+    layout=Layout(
+        model_type="xlm",
+        template=lambda: build_spec(languages=None),
+        entries=(
+            CustomKey(("emb_dim", "hidden_size"), _read_width, lambda spec: {"emb_dim": spec.width}),
+            CustomKey(("n_langs", "use_lang_emb"), _read_languages, _write_languages),
+            Key("vocab_size", ("vocab",), 30_145, aliases=("n_words",)),
+            Key("n_layers", ("encoder.depth",), 12, aliases=("num_hidden_layers",)),
+            Key("n_heads", ("encoder.blocks.*.attention.heads",), 16, aliases=("num_attention_heads",)),
+            Key("dropout", ("encoder.embed.dropout", "encoder.blocks.*.dropout"), 0.1),
+            Key("attention_dropout", ("encoder.blocks.*.attention.dropout",), 0.1),
+            Key("max_position_embeddings", ("encoder.position.rows",), 512),
+            Key("layer_norm_eps", ("encoder.embed.norm.eps", "encoder.blocks.*.norms.post.eps"), 1e-12),
+            Key("init_std", ("init.std",), 0.02),
+            CustomKey(
+                ("gelu_activation",),
+                lambda hf_config: {
+                    ACTIVATION: "gelu"
+                    if read_key(hf_config, "gelu_activation", check=check_flag, default=True)
+                    else "relu"
+                },
+                lambda spec: {"gelu_activation": get_path(spec, ACTIVATION) == "gelu"},
+            ),
+            FixedKey("causal", (False,)),
+            FixedKey("asm", (False,)),  # adaptive softmax
+            FixedKey("is_encoder", (True,)),
+            FixedKey("pad_index", (2,)),
+            FixedKey("bos_index", (0,)),
+            FixedKey("eos_index", (1,)),
+        ),
+        # NOTE: sinusoidal positions are the values of a table that is saved like a learned one.
+        ignored_keys=frozenset(
+            {"sinusoidal_embeddings", "embed_init_std", "lang2id", "id2lang", "lang_id", "mask_index", "unk_index"}
+            | {"mask_token_id", "max_vocab", "same_enc_dec", "share_inout_emb", "start_n_top", "end_n_top"}
+        ),
+        prefix="transformer.",
+        classes={"XLMWithLMHeadModel": frozenset({"head"}), "XLMModel": frozenset()},
+        task_heads={
+            "XLMForSequenceClassification": define_head(
+                "classification", {"out": "sequence_summary.summary"}, FIRST_TOKEN, keys=SUMMARY_KEYS
+            ),
+            "XLMForQuestionAnsweringSimple": define_head("span", {"out": "qa_outputs"}),
+            **define_token_heads("XLM", spans=None),
+        },
+        presence_keys={"head": "pred_layer.proj.bias"},
+        head="pred_layer.proj.weight",
+        skipped_tensors=(r".*position_ids",),
+        rules=make_rules(
+            {
+                **{
+                    f"encoder.{{i}}.attention.{part}.{{p}}": f"transformer.attentions.{{i}}.{part}_lin.{{p}}"
+                    for part in ("q", "k", "v", "out")
+                },
+                "encoder.{i}.attention_norm.post.{p}": "transformer.layer_norm1.{i}.{p}",
+                "encoder.{i}.feedforward.up.{p}": "transformer.ffns.{i}.lin1.{p}",
+                "encoder.{i}.feedforward.down.{p}": "transformer.ffns.{i}.lin2.{p}",
+                "encoder.{i}.feedforward_norm.post.{p}": "transformer.layer_norm2.{i}.{p}",
+                "tokens.weight": "transformer.embeddings.weight",
+                "encoder.position.table.weight": "transformer.position_embeddings.weight",
+                "encoder.embed.languages.weight": "transformer.lang_embeddings.weight",
+                "encoder.embed.norm.{p}": "transformer.layer_norm_emb.{p}",
+                "head.weight": "pred_layer.proj.weight",
+                "head.bias": "pred_layer.proj.bias",
+            }
+        ),
+    ),
+)
+"""XLM: masked tokens in several languages and in translations (Lample and Conneau, 2019)."""
