@@ -30,7 +30,7 @@ def stars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(base: Path, train: Path, out: Path, **wishes: Any) -> dict[str, Any]:
-    pt.finetune(base, train=train, out=out, steps=1, baselines="none", **wishes)
+    pt.finetune(base, train=train, out=out, steps=1, **{"baselines": "none", **wishes})
     found: dict[str, Any] = json.loads((out / "task.json").read_text())
     return found
 
@@ -81,7 +81,7 @@ ROWS: dict[str, Any] = {
 def test_other_types_of_a_table(base: Path, tmp_path: Path, type: str, capsys: Capture) -> None:
     table = tmp_path / "own.jsonl"
     table.write_text("".join(json.dumps({**ROWS[type], "id": at}) + "\n" for at in range(20)))
-    assert run(base, table, tmp_path / "run", type=type)["type"] == type
+    assert run(base, table, tmp_path / "run", type=type, baselines="majority")["type"] == type
     said = pt.predict(tmp_path / "run", [ROWS[type]])[0]
     fields = {"choice": "label", "span": "span", "multi-label": "labels", "dependency": "heads"}
     assert fields.get(type, "tags") in said

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -54,6 +54,8 @@ from pretune.training.validation import EarlyStopping, Evaluation
 Facts = dict[str, Any]
 EVAL_EXAMPLES, GENERATION_EVAL_EXAMPLES = 2000, 200
 """Number of dev examples for model selection; fewer where answers are generated, which is slow."""
+UNSCORED_FIELDS = frozenset({"probabilities", "span", "null_score_diff", "candidates"})
+"""Fields of a prediction that no metric of a finished run needs."""
 FORWARD_SHARE = 1 / 3
 """Cost of a prediction relative to a training step, until one has been timed."""
 
@@ -378,14 +380,8 @@ def hash_frozen_weights(model: nn.Module, trained_names: Collection[str]) -> str
 
 def _compact_prediction(prediction: Prediction) -> Facts:
     """Return the fields of a prediction that metrics need."""
-    fields = {
-        "label": prediction.label,
-        "value": prediction.value,
-        "tags": prediction.tags,
-        "text": prediction.text,
-        "scores": prediction.scores,
-    }
-    return {name: value for name, value in fields.items() if value is not None and value != ()}
+    values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
+    return {name: value for name, value in values.items() if name not in UNSCORED_FIELDS and value not in (None, ())}
 
 
 def _measure_memory(ranks: Ranks) -> int | None:
