@@ -110,6 +110,34 @@ def test_a_shape_of_the_table_that_a_class_has(capsys: Capture, tmp_path: Path, 
     assert pt.load(tmp_path / "out").spec == model.spec
 
 
+def test_a_span_head_is_omitted_parts(capsys: Capture, tmp_path: Path) -> None:
+    """A plain BERT without the head of the span boundary objective, which the run keeps; both are told."""
+    transformers = pytest.importorskip("transformers", reason="the reference library is not installed")
+    model = catalog.build("spanbert", **SMALL, dropout=0.0).eval()
+    pt.save(model, tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), "--to", "hf", "--out", str(tmp_path / "out"), "--json"]) == 0
+    shown = capsys.readouterr()
+    count = sum(parameter.numel() for parameter in model.span.parameters())
+    facts = json.loads(shown.out)
+    assert facts["class"] == "BertForMaskedLM" and facts["omitted_parts"] == [
+        f"span boundary head ({count:,} parameters)"
+    ]
+    assert facts["parameters"] == model.spec.params().total - count
+    assert "left out: span boundary head" in shown.err
+    read = transformers.BertForMaskedLM.from_pretrained
+    theirs, info = read(tmp_path / "out", output_loading_info=True)
+    assert not info["unexpected_keys"] and not info["missing_keys"]
+    _, info = read(tmp_path / "run", output_loading_info=True)  # the head alone is unknown to the class
+    assert not info["missing_keys"] and all(key.startswith("span.") for key in info["unexpected_keys"])
+    tokens = [3, 9, 4, 12, 1]
+    with torch.no_grad():
+        wanted = theirs.eval()(torch.tensor([tokens])).logits[0]
+        for folder in ("run", "out"):
+            ours = pt.load(tmp_path / folder).eval()
+            torch.testing.assert_close(ours(pt.batch([tokens])).logits, wanted, rtol=0, atol=1e-5)
+            assert ours.spec.family == "spanbert" and (ours.span is None) == (folder == "out")
+
+
 class TestPlaces:
     def test_not_into_the_model_itself(self, capsys: Capture, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to(folder)

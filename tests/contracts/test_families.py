@@ -243,7 +243,7 @@ def test_gradients_reach_every_parameter(name: str) -> None:
         sum(model.loss(states, batch).sum for states in model.compute_directional_states(batch)).backward()
     else:
         F.cross_entropy(model(batch).logits, batch.targets.labels, reduction="sum").backward()
-    apart = tuple(part for part in ("pooler.", "pair.", "detector.") if getattr(spec, part[:-1]) is not None)
+    apart = tuple(part for part in ("pooler.", "pair.", "detector.", "span.") if getattr(spec, part[:-1]) is not None)
     for path, parameter in model.named_parameters():
         if path.startswith(apart):
             assert parameter.grad is None, path

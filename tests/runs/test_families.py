@@ -19,6 +19,7 @@ THEIRS = {
     "roberta": "AutoModelForMaskedLM",
     "electra": "AutoModelForPreTraining",
     "albert": "AutoModelForPreTraining",
+    "spanbert": "AutoModelForMaskedLM",
     "distilbert": "AutoModelForMaskedLM",
     "tinybert": "AutoModelForPreTraining",
     "gpt2": "AutoModelForCausalLM",

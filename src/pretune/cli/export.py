@@ -44,6 +44,8 @@ def export(
         overwrite=overwrite,
     )
     facts = {"out": str(out), "class": result.architecture, "parameters": result.parameters, "dtype": result.dtype}
+    if result.omitted_parts:
+        facts["omitted_parts"] = list(result.omitted_parts)
     if as_json:
         log.print_json(facts)
     else:

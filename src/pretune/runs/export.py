@@ -32,19 +32,23 @@ ExportDtype = Literal["float32", "float16", "bfloat16", "float64"]
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel(Result, os.PathLike[str]):
-    """An exported model: its directory, the Hugging Face class that reads it, its parameters and their dtype."""
+    """An exported model: its directory, the Hugging Face class that reads it, its parameters and their dtype.
+
+    `omitted_parts` describes the parts that the class does not have.
+    """
 
     path: Path
     architecture: str
     parameters: int
     dtype: str
+    omitted_parts: tuple[str, ...] = ()
 
     def __fspath__(self) -> str:
         return str(self.path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data."""
-        return {**asdict(self), "path": str(self.path)}
+        return {**asdict(self), "path": str(self.path), "omitted_parts": list(self.omitted_parts)}
 
 
 @check_arguments()
@@ -87,6 +91,7 @@ def export(
     base_path = None if base is None else Path(base)
     loaded_model, torch_dtype = _load_model(directory, getattr(torch, dtype) if dtype else None, base_path)
     _average_weights(loaded_model, directories, base_path)
+    omitted_parts = _drop_heads(loaded_model) if isinstance(loaded_model, LanguageModel) else ()
     spec = loaded_model.model.spec if isinstance(loaded_model, ModelWithHead) else loaded_model.spec
     hf_config = checkpoint.describe_checkpoint(spec)[0]
     if hf_config["model_type"] == checkpoint.NATIVE_TYPE:
@@ -96,10 +101,13 @@ def export(
         if not torch.isfinite(tensor).all():
             raise UsageError(f"{directory}: '{name}' overflows in {dtype_name}; use --dtype bfloat16 or float32")
     io.save(loaded_model, target, overwrite=overwrite)
+    for head in omitted_parts:
+        log.warn(f"left out: {head}; no Hugging Face class has it, so keep the run to continue its pre-training")
     layout = FAMILIES.get(spec.family).layout
     for part, description in layout.omitted_parts.items() if layout else ():
         if part in spec.parts:
             log.warn(f"{hf_config['architectures'][0]} leaves out {description}; it is saved, but only pretune uses it")
+            omitted_parts = (*omitted_parts, description)
     if len(directories) > 1:  # the task and its split, by which the model is evaluated
         replace(SavedTask.read(directory), threshold=None).write(target)
         RunDir(target).write_settings(RunDir(directory).read_settings())
@@ -111,7 +119,7 @@ def export(
             log.warn("no Hugging Face class has this task head; it is saved, but only pretune can load it")
         else:
             class_name = exported_head.config["architectures"][0]
-    return ExportedModel(target, class_name, count, dtype_name)
+    return ExportedModel(target, class_name, count, dtype_name, omitted_parts)
 
 
 def _load_model(
@@ -158,6 +166,15 @@ def _average_weights(model: LanguageModel | ModelWithHead, directories: Sequence
         for name, tensor in weights.items():
             total[name] += tensor
     model.load_state_dict({name: tensor / len(directories) for name, tensor in total.items()})
+
+
+def _drop_heads(model: LanguageModel) -> tuple[str, ...]:
+    """Remove the pre-training head that no Hugging Face class has, in place; return its description."""
+    if model.span is None:
+        return ()
+    count = sum(parameter.numel() for parameter in model.span.parameters())
+    model.span, model.spec = None, replace(model.spec, span=None)
+    return (f"span boundary head ({count:,} parameters)",)
 
 
 def _check_apart(directory: Path, out: Path) -> None:

@@ -237,6 +237,17 @@ def test_buffers_of_old_releases(name: str, buffer: str, value: Tensor, tmp_path
     assert pt.load(folder).spec == model_of(name).spec
 
 
+def test_a_span_head_must_be_whole(tmp_path: Path) -> None:
+    """Its settings are in the config, its tensors beside those of the class."""
+    folder = directory(tmp_path / "m", "spanbert-base")
+    assert pt.load(folder).spec == model_of("spanbert-base").spec
+    change_tensors(folder, lambda tensors: {k: v for k, v in tensors.items() if k != "span.place.weight"})
+    with pytest.raises(CheckpointError, match=r"'span\.place\.weight' is missing"):
+        pt.load(folder)
+    with pytest.raises(CheckpointError, match=r"'span\..*is not part of this model"):
+        pt.load(change_config(folder, "pretune"))
+
+
 @pytest.mark.parametrize(
     ("groups", "message"),
     [(1, "albert_layer_groups.1.*is not part of this model"), (4, "albert_layer_groups.2.*is missing"), (5, "at most")],

@@ -29,6 +29,7 @@ FAMILIES: "Registry[Family]" = Registry(
         "modernbert": "pretune.models.families.modernbert:modernbert",
         "electra": "pretune.models.families.electra:electra",
         "albert": "pretune.models.families.albert:albert",
+        "spanbert": "pretune.models.families.spanbert:spanbert",
         "distilbert": "pretune.models.families.distilbert:distilbert",
         "tinybert": "pretune.models.families.tinybert:tinybert",
         "deberta": "pretune.models.families.deberta:deberta",
@@ -73,6 +74,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "distilbert": ("distilbert-base-", "distilroberta-base", "distilgpt2"),
     "EleutherAI": ("pythia-", "gpt-neo-"),
     "microsoft": ("deberta-base", "deberta-v2-", "deberta-v3-", "mdeberta-v3-"),
+    "SpanBERT": ("spanbert-base-cased", "spanbert-large-cased"),
     "huawei-noah": ("TinyBERT_General_4L_312D", "TinyBERT_General_6L_768D"),
     "sentence-transformers": ("all-MiniLM-", "all-mpnet-", "paraphrase-", "multi-qa-"),
 }

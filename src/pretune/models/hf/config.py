@@ -13,7 +13,7 @@ from typing import Any
 from pretune.core import config
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, suggest
-from pretune.models.hf.weights import HEAD_KEY, HeadLayout, Rule
+from pretune.models.hf.weights import HEAD_KEY, SPAN_RULES, HeadLayout, Rule
 from pretune.models.spec import PARTS, Model
 
 MAX_SIZE = 2**31 - 1
@@ -304,7 +304,8 @@ class Layout:
         return out
 
     def get_rules(self, spec: Model) -> tuple[Rule, ...]:
-        return self.rules(spec) if callable(self.rules) else self.rules
+        rules = self.rules(spec) if callable(self.rules) else self.rules
+        return (*rules, *SPAN_RULES)
 
     def choose_class(self, parts: frozenset[str]) -> str:
         """Return the class with the most of these parts and no others."""
@@ -364,7 +365,10 @@ def expand_path(spec: object, path: str, changes: Mapping[str, Any] | None = Non
 
 
 def is_equivalent(first: Model, second: Model) -> bool:
-    """Return True if two specs are equal except for name, dropout, initialization and special tokens."""
+    """Return True if two specs have the same states and logits.
+
+    Ignored are name, dropout, initialization, special tokens and the span boundary head.
+    """
     return bool(_strip_irrelevant(config.to_dict(first)) == _strip_irrelevant(config.to_dict(second)))
 
 
@@ -378,7 +382,7 @@ def _strip_irrelevant(tree: Any) -> Any:
         return {
             key: _strip_irrelevant(value)
             for key, value in tree.items()
-            if key not in ("init", "family", "special") and not key.endswith("dropout")
+            if key not in ("init", "family", "special", "span") and not key.endswith("dropout")
         }
     return [_strip_irrelevant(value) for value in tree] if isinstance(tree, list) else tree
 

@@ -147,6 +147,15 @@ def make_rules(table: Mapping[str, str]) -> tuple[Rule, ...]:
     return tuple(Rule(ours, theirs) for ours, theirs in table.items())
 
 
+SPAN_RULES = (
+    Rule("span.place.weight", "span.place.weight"),
+    *(Rule(name, name) for name in ("span.first.dense.{p}", "span.first.norm.{p}")),
+    *(Rule(name, name) for name in ("span.second.dense.{p}", "span.second.norm.{p}")),
+    Rule("span.bias", "span.bias"),
+)
+"""Tensors of a span boundary head, which no class of `transformers` has: it ignores them."""
+
+
 HEAD_KEY = "pretune_head"
 """Config key of a head that no class of `transformers` has."""
 
