@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
-from pretune.nn.cache import KVCache, LayerCache
+from pretune.nn.cache import KVCache
 from pretune.nn.lstm import LSTMLayer, StepLayout
 from pretune.nn.recurrent_stack import Recurrent, RecurrentStack, check_inputs
 from pretune.nn.stack import OutputFlags, StackOutput
@@ -118,7 +118,7 @@ class BidirectionalRecurrentStack(RecurrentStack):
         """Return the states `[N, W]` of token embeddings `[N, W / 2]`; layer 0 is the embedding twice."""
         check_inputs(batch, source, flags)
         if cache is not None:
-            raise UsageError("a model that reads in both directions has no cache; take one direction of it")
+            raise UsageError("a model that reads in both directions has no cache; take one of them (`get_direction`)")
         x = self._embed_inputs(x, batch)
         layout = StepLayout.from_batch(batch)
         reversed_layout = replace(layout, index=reverse_index(batch).index_select(0, layout.index))
@@ -141,14 +141,6 @@ class BidirectionalRecurrentStack(RecurrentStack):
                 hidden.append(_join_directions(sides, layouts))
         states = hidden[-1] if flags.hidden else _join_directions(sides, layouts)
         return StackOutput(states=states, hidden=tuple(hidden) if flags.hidden else None)
-
-    def step(self, x: Tensor, cache: KVCache) -> Tensor:
-        """Raise `UsageError`: the backward direction needs the whole text."""
-        raise UsageError("a model that reads in both directions cannot go on from a state; take one direction of it")
-
-    def new_caches(self, sequences: int, capacity: int, *, cross: bool, like: Tensor) -> list[LayerCache]:
-        """Raise `UsageError`, as `step`."""
-        raise UsageError("a model that reads in both directions has no cache; take one direction of it")
 
 
 def _join_directions(sides: list[Tensor], layouts: tuple[StepLayout, StepLayout]) -> Tensor:

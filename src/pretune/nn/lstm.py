@@ -5,6 +5,7 @@ It runs on torch's LSTM (cuDNN on a GPU). The written-out recurrence is the refe
 Legend: N tokens, n tokens without padding, S sequences, W input width, H units, P output width.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Self
@@ -112,6 +113,7 @@ class LSTMLayer(nn.Module):
         self.recurrent = nn.Linear(spec.width, 4 * spec.hidden, bias=spec.biases == 2)
         self.project = nn.Linear(spec.hidden, spec.projection, bias=False) if spec.projection else None
         self.adapter: nn.Module | None = None  # applied to the output, before residual and dropout
+        self.clip_counts: Tensor | None = None  # [4] outputs beyond the bound, all outputs; the same of final cells
 
     def forward(self, x: Tensor, layout: StepLayout, exact: bool = False) -> tuple[Tensor, States]:
         """Return the output `[n, P]` of steps `[n, W]` before dropout, and the final states of the S sequences."""
@@ -121,6 +123,8 @@ class LSTMLayer(nn.Module):
         with torch.autocast(device, enabled=False):
             run = self._run_steps if exact else self._run_torch
             y, states = run(x.to(dtype), layout, dtype)
+            if not exact and not self.training and (self.spec.cell_clip or self.spec.output_clip):
+                self._count_clipped(y.detach(), states[1].detach())
         return self._finish(x, y), states
 
     def step(self, x: Tensor, states: States, exact: bool = False) -> tuple[Tensor, States]:
@@ -145,6 +149,20 @@ class LSTMLayer(nn.Module):
         else:
             y, output, cell = torch.lstm(x, layout.sizes, start, weights, True, 1, 0.0, self.training, False)
         return y, (output[0], cell[0])
+
+    def _count_clipped(self, output: Tensor, cell: Tensor) -> None:
+        """Count the values that clipping would have changed; of the cells torch's LSTM returns the last ones only."""
+        bounds = ((output, self.spec.output_clip), (cell, self.spec.cell_clip))
+        counts = [
+            count
+            for values, bound in bounds
+            for count in (
+                (values.abs() > (math.inf if bound is None else bound)).sum(),
+                values.new_tensor(values.numel()),
+            )
+        ]
+        new_counts = torch.stack([count.double() for count in counts])
+        self.clip_counts = new_counts if self.clip_counts is None else self.clip_counts + new_counts
 
     def _compute_weights(self, dtype: torch.dtype) -> list[Tensor]:
         """Return the weights as torch's LSTM takes them, with dropout of the recurrent ones."""
@@ -192,3 +210,15 @@ def compute_weight(linear: nn.Module) -> Tensor:
     """Return the weight of a linear layer, with the change that an adapter in its place adds to it."""
     compute: Callable[[], Tensor] | None = getattr(linear, "compute_weight", None)
     return linear.get_parameter("weight") if compute is None else compute()
+
+
+def take_clip_counts(model: nn.Module) -> Tensor | None:
+    """Return the `clip_counts` of all layers since the last call, summed; None if no layer that clips has run.
+
+    Counted in evaluation mode only, and only where the layers run on torch's LSTM, which does not clip.
+    """
+    layers = [module for module in model.modules() if isinstance(module, LSTMLayer)]
+    counts = [layer.clip_counts for layer in layers if layer.clip_counts is not None]
+    for layer in layers:
+        layer.clip_counts = None
+    return torch.stack(counts).sum(0) if counts else None

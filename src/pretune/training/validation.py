@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
+from pretune.nn.lstm import take_clip_counts
 from pretune.training.checkpoints import Checkpoint
 from pretune.training.distributed import Ranks, reshard
 from pretune.training.loop import DROPOUT, Hook, Loop
@@ -44,10 +45,12 @@ def compute_validation_loss(
     """Compute the mean loss over `count` batches, each split into `parts` per rank.
 
     Returns the loss, each term if there are several, the perplexity of the first term (unless the objective says that
-    it has none), and accuracies; or None if `should_abort`, called before every batch on all ranks, returns True.
+    it has none), accuracies, and the shares of values that an LSTM would have clipped; or None if `should_abort`,
+    called before every batch on all ranks, returns True.
     """
     training = module.training
     module.eval()
+    take_clip_counts(module)  # of other passes
     total: Loss | None = None
     try:
         # Not compiled: compiling graphs for evaluation takes longer than it saves.
@@ -77,6 +80,9 @@ def compute_validation_loss(
             metrics[f"{name}_accuracy" if len(terms) > 1 else "accuracy"] = float(
                 term.correct / term.count.clamp(min=1)
             )
+    if (clip_counts := take_clip_counts(module)) is not None:
+        outputs, all_outputs, cells, all_cells = ranks.sum(clip_counts).tolist()
+        metrics |= {"clipped_outputs": outputs / max(all_outputs, 1), "clipped_cells": cells / max(all_cells, 1)}
     return metrics
 
 
