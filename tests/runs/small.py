@@ -24,6 +24,7 @@ SMALL = {
     "kv_heads": 1,
     "table": 16,
     "positions": 64,
+    "filters": 64,
 }
 FAST = {
     "data.max_length": 32,
