@@ -17,11 +17,13 @@ KERNELS = (
     "compute_query_gradients",
     "compute_bias_gradients",
 )
-FP32, INT32 = {"NORM", "DELTA", "DB"}, {"Q_SEQUENCE", "K_SEQUENCE", "SPAN", "SEED"}
+DISTANCE_KERNELS = ("forward", "compute_key_gradients", "compute_query_gradients", "compute_distance_gradients")
+FP32 = {"NORM", "DELTA", "DB", "DPK", "DPQ"}
+INT32 = {"Q_SEQUENCE", "K_SEQUENCE", "SEQUENCE", "SPAN", "SEED"}
 NUMBERS = {"scale", "factor", "inverse"}
 FIXED: dict[str, Any] = {
     "D": 64, "DP": 64, "BM": 64, "BN": 64, "SPLITS": 8,
-    "KEEP": True, "CAUSAL": True, "WINDOW": 0, "BIAS": True, "DROP": True,
+    "KEEP": True, "CAUSAL": True, "WINDOW": 0, "BIAS": True, "DROP": True, "C2P": True, "P2C": True,
 }  # fmt: skip
 
 
@@ -31,21 +33,35 @@ def kind(name: str) -> str:
         return "*fp32"
     if name in INT32:
         return "*i32"
-    return "*bf16" if name.isupper() and name not in ("RQ", "RK") else "fp32" if name in NUMBERS else "i32"
+    return "*bf16" if name.isupper() and name not in ("R", "RQ", "RK") else "fp32" if name in NUMBERS else "i32"
 
 
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_hopper_has_code_for_it(name: str, single: bool) -> None:
     """`single`: where there is one block, its number is known to the compiler."""
+    from pretune.nn import kernels
+
+    build(getattr(kernels, name), {**FIXED, **({"blocks": 1} if single else {})})
+
+
+@pytest.mark.parametrize("name", DISTANCE_KERNELS)
+def test_a_hopper_has_code_for_distances(name: str) -> None:
+    """Within its shared memory."""
+    from pretune.nn import distance_kernels
+    from pretune.nn.distance_tiles import BACKWARD_OPTIONS
+
+    assert build(getattr(distance_kernels, name), FIXED, **BACKWARD_OPTIONS).metadata.shared < 227 * 1024
+
+
+def build(kernel: Any, fixed: dict[str, Any], **options: int) -> Any:
+    """Return a kernel compiled for Hopper."""
     from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found, import-untyped, unused-ignore]
     from triton.compiler import ASTSource  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-    from pretune.nn import kernels
-
-    kernel = getattr(kernels, name)
-    fixed = {**FIXED, **({"blocks": 1} if single else {})}
     signature = {one: "constexpr" if one in fixed else kind(one) for one in kernel.arg_names}
     given = {one: value for one, value in fixed.items() if one in signature}
-    made = triton.compile(ASTSource(fn=kernel, signature=signature, constexprs=given), target=GPUTarget("cuda", 90, 32))
+    source = ASTSource(fn=kernel, signature=signature, constexprs=given)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options or None)
     assert made.asm["cubin"]
+    return made

@@ -156,7 +156,7 @@ def find_unsupported(backend: Backend, **requirements: Unpack[BackendRequirement
         "attention weights": requirements["weights"] and backend != "eager",
         "attention dropout": requirements["dropout"] > 0 and backend in ("varlen", "flex"),
         "learned keys": requirements["prefix_length"] > 0 and backend in ("varlen", "tiles"),
-        "scores of distances": requirements.get("distances", False) and backend not in ("rows", "eager"),
+        "scores of distances": requirements.get("distances", False) and backend not in ("rows", "tiles", "eager"),
         "a position bias": requirements["bias"] and backend in ("sdpa", "varlen"),
         "a prefix": requirements["prefix"] and backend in ("sdpa", "varlen", "tiles"),
         "a mask per sequence": requirements["view"] and backend in ("sdpa", "varlen", "tiles"),

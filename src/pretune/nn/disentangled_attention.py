@@ -40,6 +40,11 @@ class DisentangledAttention(MultiHeadAttention):
         if context.distances is None:
             raise UsageError("disentangled attention needs a stack with the position 'disentangled'")
         keys, queries = self._project_distances(context.distances)
+        if context.backend == "tiles":
+            from pretune.nn.distance_tiles import attend_distances
+
+            dropout = self.dropout if self.training else 0.0
+            return attend_distances(q, k, v, context.blocks, keys, queries, scale=self.scale, dropout=dropout), None
         if context.backend == "eager":  # the reference is exact
             exact = torch.promote_types(q.dtype, torch.float32)
             with torch.autocast(q.device.type, enabled=False):
@@ -51,18 +56,18 @@ class DisentangledAttention(MultiHeadAttention):
         return super().attend_heads(q, k, v, replace(context, mask=bias))
 
     def _project_distances(self, distances: DistanceTable) -> tuple[Tensor | None, Tensor | None]:
-        """Return keys of the distances R - 1 down to -R `[2R, H, D]`, and queries in the opposite order."""
+        """Return keys and queries of the distances R - 1 down to -R `[2R, H, D]`."""
         vectors = apply_dropout(distances.vectors, distances.dropout if self.training else 0.0)
 
-        def project(layer: nn.Module, index: Tensor) -> Tensor:
+        def project(layer: nn.Module) -> Tensor:
             projections: Tensor = layer(vectors)
-            return projections.index_select(0, index).view(-1, self.heads, self.head)
+            return projections.index_select(0, distances.index).view(-1, self.heads, self.head)
 
         keys = queries = None
         if "c2p" in self.terms:
-            keys = project(self.position_k or self.k, distances.index)
+            keys = project(self.position_k or self.k)
         if "p2c" in self.terms:
-            queries = project(self.position_q or self.q, distances.index.flip(0).roll(-1))
+            queries = project(self.position_q or self.q)
         return keys, queries
 
     def _compute_bias(
@@ -77,6 +82,8 @@ class DisentangledAttention(MultiHeadAttention):
             if vectors is None:
                 continue
             rows = content.view(context.rows, -1, self.heads, self.head).transpose(1, 2) * self.scale
+            if is_key:  # the view of a key's row runs over queries, so that distances must rise from 1 - R
+                vectors = vectors.flip(0).roll(-1, 0)
             scores = shift_scores(rows @ vectors.to(rows.dtype).permute(1, 2, 0))
             scores = scores.transpose(-1, -2) if is_key else scores
             bias = scores if bias is None else bias + scores

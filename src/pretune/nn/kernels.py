@@ -57,14 +57,14 @@ def compute_row_losses(logits: Tensor, labels: Tensor, vocab: int, with_gradient
 
 
 @triton.jit
-def _locate_program(blocks):
+def locate_program(blocks):
     """Return block and place of a program. NOTE: only the first dimension of a grid may exceed 65,535."""
     number = tl.program_id(0)
     return number % blocks, number // blocks
 
 
 @triton.jit
-def _hash_bits(index, seed):
+def hash_bits(index, seed):
     """Hash the index of each query or key to 32 bits."""
     x = index.to(tl.uint32) ^ seed
     x = (x ^ (x >> 16)) * 0x7FEB352D
@@ -73,7 +73,7 @@ def _hash_bits(index, seed):
 
 
 @triton.jit
-def _draw_keep_mask(query_bits, key_bits, threshold):
+def draw_keep_mask(query_bits, key_bits, threshold):
     """Return the mask of kept elements: the mixed bits of query and key against the dropout threshold.
 
     NOTE: integer operations are the cost of dropout, so there are as few per element as still mix well.
@@ -84,7 +84,7 @@ def _draw_keep_mask(query_bits, key_bits, threshold):
 
 
 @triton.jit
-def _load_seeds(SEED, place, DROP: tl.constexpr):
+def load_seeds(SEED, place, DROP: tl.constexpr):
     """Return the two seeds of a row and head."""
     first = tl.full((), 0, tl.uint32)
     second = tl.full((), 0, tl.uint32)
@@ -118,28 +118,30 @@ def _mask_scores(
 
 
 @triton.jit
-def _load_rows(X, row, length, h, columns, d, by_token, by_head, D: tl.constexpr):
+def load_rows(X, row, length, h, columns, d, by_token, by_head, D: tl.constexpr):
     """Load a tile `[columns, D]` of a row and head; zero outside."""
     places = X + (row * length + columns)[:, None].to(tl.int64) * by_token + h * by_head + d[None, :]
     return tl.load(places, mask=(columns < length)[:, None] & (d < D)[None, :], other=0.0)
 
 
 @triton.jit
-def _store_rows(X, x, row, length, h, columns, d, by_token, by_head, D: tl.constexpr):
+def store_rows(X, x, row, length, h, columns, d, by_token, by_head, D: tl.constexpr):
+    """Store a tile `[columns, D]` of a row and head."""
     places = X + (row * length + columns)[:, None].to(tl.int64) * by_token + h * by_head + d[None, :]
     tl.store(places, x.to(X.dtype.element_ty), mask=(columns < length)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
-def _compute_tile_offsets(place, m, n, RQ, RK):
+def compute_tile_offsets(place, m, n, RQ, RK):
     """Return offsets and mask of a tile of the scores' gradients `[place, keys, queries]`."""
     offsets = (place.to(tl.int64) * RK + n[:, None]) * RQ + m[None, :]
     return offsets, (m < RQ)[None, :] & (n < RK)[:, None]
 
 
 @triton.jit
-def _store_tile(DS, ds, place, m, n, RQ, RK):
-    offsets, is_inside = _compute_tile_offsets(place, m, n, RQ, RK)
+def store_tile(DS, ds, place, m, n, RQ, RK):
+    """Store a tile of the scores' gradients `[keys, queries]`."""
+    offsets, is_inside = compute_tile_offsets(place, m, n, RQ, RK)
     tl.store(DS + offsets, ds, mask=is_inside)
 
 
@@ -151,23 +153,23 @@ def forward(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     """Compute the output of a block of queries, and the base-2 logarithm of its softmax denominator."""
-    block, place = _locate_program(blocks)
+    block, place = locate_program(blocks)
     row, h = place // heads, place % heads
     m, d = block * BM + tl.arange(0, BM), tl.arange(0, DP)
-    q = _load_rows(Q, row, RQ, h, m, d, q_token, q_head, D)
+    q = load_rows(Q, row, RQ, h, m, d, q_token, q_head, D)
     q_ids = tl.load(Q_SEQUENCE + row * RQ + m, mask=m < RQ, other=-2)
     low = tl.load(SPAN + (row * blocks + block) * 2) // BN * BN
     high = tl.load(SPAN + (row * blocks + block) * 2 + 1)
     if CAUSAL:
         high = tl.minimum(high, (block + 1) * BM)
-    first, second = _load_seeds(SEED, place, DROP)
-    bits = _hash_bits(m, first)
+    first, second = load_seeds(SEED, place, DROP)
+    bits = hash_bits(m, first)
     top = tl.full([BM], -1e20, tl.float32)  # above masked scores, so that their probability is 0
     total = tl.zeros([BM], tl.float32)
     output = tl.zeros([BM, DP], tl.float32)
     for start in range(low, high, BN):
         n = start + tl.arange(0, BN)
-        k = _load_rows(K, row, RK, h // group, n, d, k_token, k_head, D)
+        k = load_rows(K, row, RK, h // group, n, d, k_token, k_head, D)
         k_ids = tl.load(K_SEQUENCE + row * RK + n, mask=n < RK, other=-3)
         s = _mask_scores(
             tl.dot(q, tl.trans(k)) * scale, m[:, None], n[None, :], q_ids[:, None], k_ids[None, :],
@@ -178,12 +180,12 @@ def forward(
         shrink = tl.exp2(top - new)
         total = total * shrink + tl.sum(p, 1)
         if DROP:
-            p = tl.where(_draw_keep_mask(bits[:, None], _hash_bits(n, second)[None, :], threshold), p, 0.0)
-        v = _load_rows(V, row, RK, h // group, n, d, v_token, v_head, D)
+            p = tl.where(draw_keep_mask(bits[:, None], hash_bits(n, second)[None, :], threshold), p, 0.0)
+        v = load_rows(V, row, RK, h // group, n, d, v_token, v_head, D)
         output = output * shrink[:, None] + tl.dot(p.to(v.dtype), v)
         top = new
     has_keys = total > 0
-    _store_rows(O, output * (inverse / tl.where(has_keys, total, 1.0))[:, None], row, RQ, h, m, d, heads * D, D, D)
+    store_rows(O, output * (inverse / tl.where(has_keys, total, 1.0))[:, None], row, RQ, h, m, d, heads * D, D, D)
     norm = tl.where(has_keys, top + tl.log2(tl.where(has_keys, total, 1.0)), 1e30)
     tl.store(NORM + place * RQ + m, norm, mask=m < RQ)
 
@@ -203,7 +205,7 @@ def _compute_score_gradient(
     slope = tl.dot(v, tl.trans(g))
     dropped_p = p
     if DROP:
-        keep_mask = _draw_keep_mask(query_bits[None, :], key_bits[:, None], threshold)
+        keep_mask = draw_keep_mask(query_bits[None, :], key_bits[:, None], threshold)
         slope = tl.where(keep_mask, slope * inverse, 0.0)
         dropped_p = tl.where(keep_mask, p, 0.0)
     return dropped_p, p * (slope - delta[None, :])
@@ -220,41 +222,41 @@ def compute_row_gradients(
     place = tl.program_id(0)
     row, h = place // heads, place % heads
     m, d = tl.arange(0, BM), tl.arange(0, DP)
-    q = _load_rows(Q, row, RQ, h, m, d, q_token, q_head, D)
-    g = _load_rows(G, row, RQ, h, m, d, heads * D, D, D)
-    o = _load_rows(O, row, RQ, h, m, d, heads * D, D, D)
+    q = load_rows(Q, row, RQ, h, m, d, q_token, q_head, D)
+    g = load_rows(G, row, RQ, h, m, d, heads * D, D, D)
+    o = load_rows(O, row, RQ, h, m, d, heads * D, D, D)
     delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
     norm = tl.load(NORM + place * RQ + m, mask=m < RQ, other=1e30)
     q_ids = tl.load(Q_SEQUENCE + row * RQ + m, mask=m < RQ, other=-2)
-    first, second = _load_seeds(SEED, place, DROP)
-    bits = _hash_bits(m, first)
+    first, second = load_seeds(SEED, place, DROP)
+    bits = hash_bits(m, first)
     dq = tl.zeros([BM, DP], tl.float32)
     for start in range(0, RK, BN):
         n = start + tl.arange(0, BN)
-        k = _load_rows(K, row, RK, h, n, d, k_token, k_head, D)
-        v = _load_rows(V, row, RK, h, n, d, v_token, v_head, D)
+        k = load_rows(K, row, RK, h, n, d, k_token, k_head, D)
+        v = load_rows(V, row, RK, h, n, d, v_token, v_head, D)
         k_ids = tl.load(K_SEQUENCE + row * RK + n, mask=n < RK, other=-3)
         dropped_p, ds = _compute_score_gradient(
-            q, k, v, g, delta, norm, m, n, q_ids, k_ids, BIAS_TABLE + h * RQ * RK, scale, bits, _hash_bits(n, second),
+            q, k, v, g, delta, norm, m, n, q_ids, k_ids, BIAS_TABLE + h * RQ * RK, scale, bits, hash_bits(n, second),
             threshold, inverse, RQ, RK, CAUSAL, WINDOW, BIAS, DROP,
         )  # fmt: skip
-        _store_rows(DV, tl.dot(dropped_p.to(g.dtype), g) * inverse, row, RK, h, n, d, dk_token, D, D)
+        store_rows(DV, tl.dot(dropped_p.to(g.dtype), g) * inverse, row, RK, h, n, d, dk_token, D, D)
         ds = ds.to(q.dtype)
         if KEEP:
-            _store_tile(DS, ds, place, m, n, RQ, RK)
-        _store_rows(DK, tl.dot(ds, q) * factor, row, RK, h, n, d, dk_token, D, D)
+            store_tile(DS, ds, place, m, n, RQ, RK)
+        store_rows(DK, tl.dot(ds, q) * factor, row, RK, h, n, d, dk_token, D, D)
         dq += tl.dot(tl.trans(ds), k)
-    _store_rows(DQ, dq * factor, row, RQ, h, m, d, dq_token, D, D)
+    store_rows(DQ, dq * factor, row, RQ, h, m, d, dq_token, D, D)
 
 
 @triton.jit
 def compute_deltas(O, G, DELTA, heads, RQ, blocks, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr):
     """Compute the dot product of each output and its gradient, a term of all score gradients."""
-    block, place = _locate_program(blocks)
+    block, place = locate_program(blocks)
     row, h = place // heads, place % heads
     m, d = block * BM + tl.arange(0, BM), tl.arange(0, DP)
-    o = _load_rows(O, row, RQ, h, m, d, heads * D, D, D).to(tl.float32)
-    g = _load_rows(G, row, RQ, h, m, d, heads * D, D, D).to(tl.float32)
+    o = load_rows(O, row, RQ, h, m, d, heads * D, D, D).to(tl.float32)
+    g = load_rows(G, row, RQ, h, m, d, heads * D, D, D).to(tl.float32)
     tl.store(DELTA + place * RQ + m, tl.sum(o * g, 1), mask=m < RQ)
 
 
@@ -267,11 +269,11 @@ def compute_key_gradients(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a block of keys and values over all queries and heads; stores those of scores."""
-    block, place = _locate_program(blocks)
+    block, place = locate_program(blocks)
     row, kh = first_row + place // (heads // group), place % (heads // group)
     n, d = block * BN + tl.arange(0, BN), tl.arange(0, DP)
-    k = _load_rows(K, row, RK, kh, n, d, k_token, k_head, D)
-    v = _load_rows(V, row, RK, kh, n, d, v_token, v_head, D)
+    k = load_rows(K, row, RK, kh, n, d, k_token, k_head, D)
+    v = load_rows(V, row, RK, kh, n, d, v_token, v_head, D)
     k_ids = tl.load(K_SEQUENCE + row * RK + n, mask=n < RK, other=-3)
     low = tl.load(SPAN + (row * blocks + block) * 2)
     high = tl.load(SPAN + (row * blocks + block) * 2 + 1)
@@ -283,25 +285,25 @@ def compute_key_gradients(
     for i in range(group):
         h = kh * group + i
         head_place = row * heads + h
-        first, second = _load_seeds(SEED, head_place, DROP)
-        key_bits = _hash_bits(n, second)
+        first, second = load_seeds(SEED, head_place, DROP)
+        key_bits = hash_bits(n, second)
         for start in range(low, high, BM):
             m = start + tl.arange(0, BM)
-            q = _load_rows(Q, row, RQ, h, m, d, q_token, q_head, D)
-            g = _load_rows(G, row, RQ, h, m, d, heads * D, D, D)
+            q = load_rows(Q, row, RQ, h, m, d, q_token, q_head, D)
+            g = load_rows(G, row, RQ, h, m, d, heads * D, D, D)
             norm = tl.load(NORM + head_place * RQ + m, mask=m < RQ, other=1e30)
             delta = tl.load(DELTA + head_place * RQ + m, mask=m < RQ, other=0.0)
             q_ids = tl.load(Q_SEQUENCE + row * RQ + m, mask=m < RQ, other=-2)
             dropped_p, ds = _compute_score_gradient(
                 q, k, v, g, delta, norm, m, n, q_ids, k_ids, BIAS_TABLE + h * RQ * RK, scale,
-                _hash_bits(m, first), key_bits, threshold, inverse, RQ, RK, CAUSAL, WINDOW, BIAS, DROP,
+                hash_bits(m, first), key_bits, threshold, inverse, RQ, RK, CAUSAL, WINDOW, BIAS, DROP,
             )  # fmt: skip
             dv += tl.dot(dropped_p.to(g.dtype), g)
             ds = ds.to(q.dtype)
-            _store_tile(DS, ds, head_place - first_row * heads, m, n, RQ, RK)
+            store_tile(DS, ds, head_place - first_row * heads, m, n, RQ, RK)
             dk += tl.dot(ds, q)
-    _store_rows(DK, dk * factor, row, RK, kh, n, d, d_token, D, D)
-    _store_rows(DV, dv * inverse, row, RK, kh, n, d, d_token, D, D)
+    store_rows(DK, dk * factor, row, RK, kh, n, d, d_token, D, D)
+    store_rows(DV, dv * inverse, row, RK, kh, n, d, d_token, D, D)
 
 
 @triton.jit
@@ -310,7 +312,7 @@ def compute_query_gradients(
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a block of queries from those of scores."""
-    block, place = _locate_program(blocks)
+    block, place = locate_program(blocks)
     row, h = first_row + place // heads, place % heads
     m, d = block * BM + tl.arange(0, BM), tl.arange(0, DP)
     low = tl.load(SPAN + (row * blocks + block) * 2) // BN * BN
@@ -320,10 +322,10 @@ def compute_query_gradients(
     dq = tl.zeros([BM, DP], tl.float32)
     for start in range(low, high, BN):
         n = start + tl.arange(0, BN)
-        k = _load_rows(K, row, RK, h // group, n, d, k_token, k_head, D)
-        offsets, is_inside = _compute_tile_offsets(place, m, n, RQ, RK)
+        k = load_rows(K, row, RK, h // group, n, d, k_token, k_head, D)
+        offsets, is_inside = compute_tile_offsets(place, m, n, RQ, RK)
         dq += tl.dot(tl.trans(tl.load(DS + offsets, mask=is_inside, other=0.0)), k)
-    _store_rows(DQ, dq * factor, row, RQ, h, m, d, d_token, D, D)
+    store_rows(DQ, dq * factor, row, RQ, h, m, d, d_token, D, D)
 
 
 @triton.jit
@@ -341,7 +343,7 @@ def compute_bias_gradients(
         if CAUSAL:
             high = tl.minimum(high, (tile // blocks + 1) * BM)
         if (tile % blocks * BN < high) & ((tile % blocks + 1) * BN > low):
-            offsets, is_inside = _compute_tile_offsets((row - first_row) * heads + h, m, n, RQ, RK)
+            offsets, is_inside = compute_tile_offsets((row - first_row) * heads + h, m, n, RQ, RK)
             total += tl.load(DS + offsets, mask=is_inside, other=0.0).to(tl.float32)
     places = DB + ((part * heads + h).to(tl.int64) * RQ + m[None, :]) * RK + n[:, None]
     inside = (m < RQ)[None, :] & (n < RK)[:, None]

@@ -58,7 +58,7 @@ def build_layout(q_sequence: Tensor, k_sequence: Tensor | None, rows: int) -> Ti
     forward_tiles, backward_tiles = _choose_tiles(queries.shape[1], keys.shape[1])
     if k_sequence is None:
         spans = {
-            block: _find_spans(queries, block)
+            block: find_spans(queries, block)
             for block in {forward_tiles["BM"], backward_tiles["BM"], backward_tiles["BN"]}
         }
         return TileLayout(
@@ -78,7 +78,7 @@ def _choose_tiles(RQ: int, RK: int) -> tuple[dict[str, int], dict[str, int]]:
     return FORWARD_TILES[kind], BACKWARD_TILES[kind]
 
 
-def _find_spans(sequence: Tensor, block: int) -> Tensor:
+def find_spans(sequence: Tensor, block: int) -> Tensor:
     """Return start and end of the sequences that have a token in each block of columns."""
     rows, length = sequence.shape
     columns = torch.arange(length, device=sequence.device, dtype=torch.int32).expand(rows, -1)
@@ -130,9 +130,9 @@ def _attend(
     blocks = forward_spans.shape[1]
     kernels.forward[(blocks * rows * heads,)](
         q, k, v, out, norm, q_sequence, k_sequence, forward_spans,
-        _replace_none(bias, q), _replace_none(seed, q_sequence), *_get_strides(q, k, v),
-        *_compute_constants(scale, dropout), heads, heads // k.shape[1], length, k_sequence.shape[1], blocks,
-        D=width, DP=_round_up(width), CAUSAL=causal, WINDOW=window, BIAS=bias is not None, DROP=dropout > 0,
+        _replace_none(bias, q), _replace_none(seed, q_sequence), *get_strides(q, k, v),
+        *compute_constants(scale, dropout), heads, heads // k.shape[1], length, k_sequence.shape[1], blocks,
+        D=width, DP=round_up(width), CAUSAL=causal, WINDOW=window, BIAS=bias is not None, DROP=dropout > 0,
         **_choose_tiles(length, k_sequence.shape[1])[0],
     )  # fmt: skip
     return out, norm
@@ -160,12 +160,12 @@ def _compute_gradients(
     parts = torch.split(key_gradients, [n * width for n in split], 1)
     dq, dk, dv = parts if is_shared else (first, *parts)
     group, sizes, keep = heads // k.shape[1], _choose_tiles(RQ, RK)[1], bias is not None and bias_needs_grad
-    options: dict[str, Any] = {"D": width, "DP": _round_up(width), "CAUSAL": causal, "WINDOW": window}
+    options: dict[str, Any] = {"D": width, "DP": round_up(width), "CAUSAL": causal, "WINDOW": window}
     options |= {"BIAS": bias is not None, "DROP": dropout > 0}
-    log, *dropout_constants = _compute_constants(scale, dropout)
+    log, *dropout_constants = compute_constants(scale, dropout)
     sequences, numbers = (
         (q_sequence, k_sequence, _replace_none(bias, q), _replace_none(seed, q_sequence)),
-        (*_get_strides(q, k, v), log, scale, *dropout_constants, heads),
+        (*get_strides(q, k, v), log, scale, *dropout_constants, heads),
     )
     short = max(RQ, RK) <= MAX_SHORT_ROW and group == 1
     rows_per_step = rows if short else max(min(MAX_SCORE_BYTES // (heads * RQ * RK * q.itemsize), rows), 1)
@@ -175,14 +175,14 @@ def _compute_gradients(
     if not short:
         blocks = triton.cdiv(RQ, 64)
         kernels.compute_deltas[(blocks * rows * heads,)](
-            out, g, delta, heads, RQ, blocks, D=width, DP=_round_up(width), BM=64
+            out, g, delta, heads, RQ, blocks, D=width, DP=round_up(width), BM=64
         )  # fmt: skip
     for begin in range(0, rows, rows_per_step):
         end = min(begin + rows_per_step, rows)
         if short:
             kernels.compute_row_gradients[(rows * heads,)](
                 q, k, v, out, g, norm, *sequences, dq, dk, dv, inner, dq.stride(0), dk.stride(0), *numbers, RQ, RK,
-                KEEP=keep, BM=_round_up(RQ), BN=min(_round_up(RK), SHORT_ROW_TILES["BN"]),
+                KEEP=keep, BM=round_up(RQ), BN=min(round_up(RK), SHORT_ROW_TILES["BN"]),
                 **options, **_get_launch_options(SHORT_ROW_TILES),
             )  # fmt: skip
         else:
@@ -192,7 +192,7 @@ def _compute_gradients(
             )  # fmt: skip
             kernels.compute_query_gradients[(backward_spans.shape[1] * (end - begin) * heads,)](
                 k, backward_spans, inner, dq, *k.stride()[:2], dq.stride(0), scale, heads, group, RQ, RK, begin,
-                backward_spans.shape[1], D=width, DP=_round_up(width), CAUSAL=causal,
+                backward_spans.shape[1], D=width, DP=round_up(width), CAUSAL=causal,
                 BM=sizes["BM"], BN=sizes["BN"], **QUERY_KERNEL_OPTIONS,
             )  # fmt: skip
         if keep:
@@ -247,11 +247,12 @@ def _get_launch_options(sizes: dict[str, int]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if name.startswith("num_")}
 
 
-def _get_strides(*tensors: Tensor) -> tuple[int, ...]:
+def get_strides(*tensors: Tensor) -> tuple[int, ...]:
+    """Return the strides of tokens and heads of each tensor."""
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:2])
 
 
-def _compute_constants(scale: float, dropout: float) -> tuple[float, int, float]:
+def compute_constants(scale: float, dropout: float) -> tuple[float, int, float]:
     """Return the scale of base-2 scores, the dropout threshold of 32-bit hashes, and 1 / (1 - dropout)."""
     return scale * math.log2(math.e), min(round(dropout * 2**32), 2**32 - 1), 1 / (1 - dropout)
 
@@ -260,5 +261,6 @@ def _replace_none(tensor: Tensor | None, default: Tensor) -> Tensor:
     return default if tensor is None else tensor
 
 
-def _round_up(size: int) -> int:
+def round_up(size: int) -> int:
+    """Return the next power of 2, at least 16: the width of a tile."""
     return max(16, 1 << (size - 1).bit_length())
