@@ -21,7 +21,7 @@ from pretune.metrics.parsing import attachment
 from pretune.nn.recurrent import BiLSTM
 from pretune.tasks.benchmarks.universal_dependencies import ConlluReader, DependencyReader, is_tree
 from pretune.tasks.encoder import TaskEncoder
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import predict
 from pretune.tasks.spanning_tree import find_tree
 from pretune.tasks.stream import TaskStream
@@ -209,6 +209,20 @@ def test_the_loss_written_out() -> None:
         torch.testing.assert_close(scored[token, column, 0], scores[gold], rtol=1e-4, atol=1e-4)
         assert int(scored[token, column, 1]) == int(logits.argmax())
     assert int(whole.count) == len(words) and float(whole.sum) == pytest.approx(total, rel=1e-5)
+
+
+def test_an_ensemble_votes_for_arcs() -> None:
+    """Single votes would make a cycle or two roots; the result is a tree, with the relation of the arc that won."""
+    combine = task_of("dependency").type.combine
+    trees = [
+        Prediction(heads=(2, 0, 2), tags=("det", "root", "dep")),
+        Prediction(heads=(2, 0, 1), tags=("dep", "root", "det")),
+        Prediction(heads=(0, 3, 1), tags=("root", "dep", "det")),
+    ]
+    assert combine(trees) == Prediction(heads=(2, 0, 1), tags=("det", "root", "det"))
+    assert combine(trees[:2]).heads == trees[0].heads and combine(trees[2:]) == trees[2]
+    cycle = [Prediction(heads=heads, tags=("dep",) * 3) for heads in ((2, 3, 0), (0, 1, 2), (3, 0, 2))]
+    assert is_tree(combine(cycle).heads)
 
 
 def test_the_next_word_as_head() -> None:

@@ -8,6 +8,7 @@ seen all of the word. The tree is the maximum spanning tree of the scores with o
 best one. Users' files are CoNLL-U, or JSONL with lists of words, heads and relations.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -75,6 +76,22 @@ class DependencyParsing(TokenTagging):
             arcs = pairs[np.ix_(tokens, np.append(0, 1 + tokens))]
             predictions.append(build_tree(len(example.words), items.alignment[low + tokens], arcs, self.task.labels))
         return predictions
+
+    def combine(self, predictions: Sequence[Prediction], threshold: float | None = None) -> Prediction:
+        """Return the tree with the most votes for its arcs (Sagae and Lavie, 2006), with their most frequent relations.
+
+        Of equally frequent ones those of the earliest model are taken.
+        """
+        words = np.arange(len(predictions[0].heads))
+        votes = np.zeros((len(words), 1 + len(words)))
+        for number, tree in enumerate(predictions):
+            votes[words, tree.heads] += 1 + 1e-6 * (len(predictions) - number)
+        heads = find_tree(votes)
+        tags: list[str] = []
+        for word, head in enumerate(heads):
+            of_arc = [tree.tags[word] for tree in predictions if tree.heads[word] == head]
+            tags.append(Counter(of_arc or [tree.tags[word] for tree in predictions]).most_common(1)[0][0])
+        return Prediction(heads=tuple(heads), tags=tuple(tags))
 
     def has_answer(self, example: Example) -> bool:
         return bool(example.heads)
