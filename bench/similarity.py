@@ -12,7 +12,7 @@ import time
 import common
 import numpy as np
 
-from pretune.evaluation.retrieval import evaluate_retrieval, map_ids, score_hits
+from pretune.evaluation.embedding import evaluate_retrieval, map_ids, score_hits
 from pretune.inference.embed import build_embedder
 from pretune.inference.search_methods import search_exact
 from pretune.metrics.numeric import spearman

@@ -11,10 +11,9 @@ from pretune.adaptation import distillation
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.distillation import LayerStageHook, TaskDistill, TaskTeacher
 from pretune.adaptation.heads import HEADS
-from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.adaptation.heads.sequence import Classification, Regression
-from pretune.adaptation.heads.token import Tagging
+from pretune.adaptation.heads.token import Generation, Tagging
 from pretune.adaptation.teacher import freeze_teacher
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch

@@ -25,7 +25,7 @@ from pretune.adaptation.heads.token import Tagging
 from pretune.adaptation.peft.lora import LoRA
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.errors import UsageError
-from pretune.nn.recurrent import BiLSTM
+from pretune.nn.lstm import BiLSTM
 from pretune.training.optim import build_parameter_groups, split_parts
 from tests.contracts.tiny import CASES
 from tests.training.test_loop import looped, run, weights

@@ -18,7 +18,7 @@ from pretune.adaptation.scalar_mix import LayerMix, Mixing, MixReader, ScalarMix
 from pretune.core.errors import UsageError
 from pretune.models.bidirectional_lm import reverse_sequences
 from pretune.nn.layers import LayerNorm
-from pretune.nn.recurrent import AdditiveAttention, BiLSTM
+from pretune.nn.lstm import AdditiveAttention, BiLSTM
 from tests.contracts.tiny import CASES, lay, model_of, text
 
 SMALL = MixReader(classes=3, lstm=BiLSTM(hidden=8), pool=AdditiveAttention(hidden=4), dropout=0.0)

@@ -13,9 +13,8 @@ from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads import HEADS
 from pretune.adaptation.heads.base import build_encoder_decoder_inputs
 from pretune.adaptation.heads.dependency import UNKNOWN_HEAD, Dependency, encode_arcs
-from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.sequence import Choice, Classification, build_group_labels
-from pretune.adaptation.heads.token import END, START, Span, Tagging
+from pretune.adaptation.heads.token import END, START, Generation, Span, Tagging
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.layout import lay_out

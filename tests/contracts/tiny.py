@@ -19,9 +19,8 @@ from pretune.models.catalog import list_settings, resolve
 from pretune.models.families import FAMILIES
 from pretune.models.families.shared import Family, Size
 from pretune.models.hf.config import get_path
-from pretune.models.init import Uniform
 from pretune.models.model import LanguageModel, build
-from pretune.models.spec import Model
+from pretune.models.spec import Model, Uniform
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.heads import Head, Transform

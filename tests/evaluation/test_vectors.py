@@ -9,8 +9,13 @@ from scipy.stats import spearmanr
 
 import pretune as pt
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.retrieval import evaluate_retrieval, read_judgements, score_hits
-from pretune.evaluation.similarity import evaluate_similarity, triplet_accuracy
+from pretune.evaluation.embedding import (
+    evaluate_retrieval,
+    evaluate_similarity,
+    read_judgements,
+    score_hits,
+    triplet_accuracy,
+)
 from pretune.tasks.example import Example
 from pretune.tasks.task import SplitFile, Task
 from tests.inference.readers import encoder

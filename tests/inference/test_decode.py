@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretune.adaptation.adapted import adapt
-from pretune.adaptation.heads.generation import Generation
+from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
 from pretune.core.errors import UsageError
 from pretune.data.layout import batch

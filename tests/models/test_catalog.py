@@ -10,7 +10,7 @@ from pretune.core.config import list_paths
 from pretune.core.errors import UsageError
 from pretune.models.catalog import list_names, list_settings, parse_name, resolve
 from pretune.models.families import FAMILIES
-from pretune.models.init import Normal
+from pretune.models.spec import Normal
 from pretune.nn.layers import RMSNorm
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from pretune.core import config
 from pretune.models.catalog import resolve
-from pretune.models.init import FanIn, Init, Normal, initialise
 from pretune.models.model import LanguageModel, build, build_empty
+from pretune.models.spec import FanIn, Init, Normal, initialise
 from pretune.nn.lstm import LSTMLayer
 from tests.contracts.tiny import CASES
 

@@ -106,7 +106,7 @@ def test_equal_values_are_equal_models() -> None:
 
 
 def _names() -> dict[str, Any]:
-    import pretune.models.init as init
+    import pretune.models.spec as init
     import pretune.models.spec as spec
     import pretune.nn.attention as attention
     import pretune.nn.block as block

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pretune.core.types import Batch
 from pretune.data.layout import batch
-from pretune.nn.recurrent import AdditiveAttention, BiLSTM, order_by_step
+from pretune.nn.lstm import AdditiveAttention, BiLSTM, order_by_step
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 

@@ -8,8 +8,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.models.bidirectional_lm import BidirectionalLM, build_bidirectional_lm, make_two_way
 from pretune.models.catalog import resolve
-from pretune.objectives.bidirectional import Bidirectional, shift_targets_back
-from pretune.objectives.causal import CausalLM
+from pretune.objectives.causal import Bidirectional, CausalLM, shift_targets_back
 from tests.contracts.tiny import rough
 
 SEQUENCES = [[5, 6, 7, 8], [9], [3, 4, 5]]

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
-from pretune.core.format import format_kilograms
+from pretune.core.log import format_kilograms
 from pretune.metrics import GLUE, SUITES
-from pretune.reports import facts
+from pretune.reports import facts, join, note, notes
 from pretune.reports.charts import MAX_POINTS, Series, average_points, draw_line_chart, select_ticks
 from pretune.reports.load import RunRecord, load_directory
-from pretune.reports.markup import join, note, notes
 from pretune.reports.page import report
 from pretune.reports.scores import compute_half_interval
 from tests.reports import report_files as files

@@ -10,11 +10,11 @@ import pytest
 
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead
-from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.multi_task import MultiTask
+from pretune.adaptation.heads.token import Generation
 from pretune.core.errors import DataError, UsageError
 from pretune.evaluation.baselines import parse_baselines, run_baselines
-from pretune.evaluation.similarity import compute_cosines
+from pretune.evaluation.embedding import compute_cosines
 from pretune.metrics.numeric import spearman
 from pretune.models.catalog import resolve
 from pretune.runs.finetune.adapted_model import build_task_head

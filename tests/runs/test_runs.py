@@ -11,7 +11,7 @@ import torch
 
 import pretune as pt
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
-from pretune.core.format import COST_SPAN, TRAINING_TIME, format_duration
+from pretune.core.log import COST_SPAN, TRAINING_TIME, format_duration
 from pretune.data.prepare.run import prepare
 from pretune.reports.page import report
 from pretune.runs import pretrain_run

@@ -16,15 +16,15 @@ from pretune.adaptation.heads.dependency import UNKNOWN_HEAD, Dependency, decode
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.errors import DataError
 from pretune.core.types import IGNORE_INDEX
-from pretune.evaluation.baselines.dependency import AdjacentHead, BiLSTMParser
+from pretune.evaluation.baselines.tagging import AdjacentHead, BiLSTMParser
 from pretune.metrics.parsing import attachment
-from pretune.nn.recurrent import BiLSTM
+from pretune.nn.lstm import BiLSTM
 from pretune.tasks.benchmarks.universal_dependencies import ConlluReader, DependencyReader, is_tree
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import predict
-from pretune.tasks.spanning_tree import find_tree
 from pretune.tasks.stream import TaskStream
+from pretune.tasks.types.dependency import find_tree
 from tests.tasks.small import body, examples_of, model_for, task_of
 
 CONLLU = """\

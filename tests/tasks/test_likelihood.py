@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
-from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.sequence import Classification
+from pretune.adaptation.heads.token import Generation
 from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
 from pretune.tasks.encoder import TaskEncoder

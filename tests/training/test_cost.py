@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pretune.core.config import from_dict, to_dict
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.data.layout import batch
 from pretune.models.catalog import resolve
 from pretune.models.cost import flops_per_token

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from pretune.adaptation.heads import HEADS
 from pretune.adaptation.heads.base import TaskHead, use_stored_pooling
-from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.multi_task import MultiTask, MultiTaskHeads
 from pretune.adaptation.heads.sequence import Choice, Classification, MultiLabel, Regression
+from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.peft.base import PeftMethod
 from pretune.adaptation.scalar_mix import ScalarMixHead, extract_layers
 from pretune.core.errors import UsageError

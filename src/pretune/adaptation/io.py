@@ -30,8 +30,8 @@ from pretune.adaptation.quantized import Quantization, count_bytes, is_quantized
 from pretune.core import config, io, log
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError
-from pretune.core.format import format_count
 from pretune.core.hub import resolve_path
+from pretune.core.log import format_count
 from pretune.core.migration import migrate_specs
 from pretune.models import tensor_files
 from pretune.models.catalog import AnyModel

@@ -19,7 +19,7 @@ from pretune.models.model import LanguageModel, build
 from pretune.models.spec import PARTS
 from pretune.nn.heads import pool_states
 from pretune.nn.layers import Norm
-from pretune.nn.recurrent import AdditiveAttention, BiLSTM
+from pretune.nn.lstm import AdditiveAttention, BiLSTM
 
 
 @spec

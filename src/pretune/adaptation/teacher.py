@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from pretune.adaptation.peft.base import init_uniform, sample_weight
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.core.format import format_number
 from pretune.core.hub import resolve_path
+from pretune.core.log import format_number
 from pretune.models.hf import checkpoint
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model

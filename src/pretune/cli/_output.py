@@ -84,7 +84,7 @@ def print_settings(tree: Mapping[str, Any], comments: Iterable[str]) -> None:
 
 def format_costs(devices: Mapping[str, Mapping[str, Any]], name: str, amount: Callable[[Any], str]) -> list[str]:
     """Return a table of estimates by device; `amount` formats its first column, called `name`."""
-    from pretune.core.format import align_columns, format_dollars, format_energy, format_kilograms
+    from pretune.core.log import align_columns, format_dollars, format_energy, format_kilograms
 
     header = ("device", name, "energy", "CO2e", "price")
     formats = (format_energy, "kwh"), (format_kilograms, "co2e_kg"), (format_dollars, "dollars")

@@ -20,7 +20,7 @@ from pretune.cli._options import (
 from pretune.cli._output import check_new_file, find_free_path, hint, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 
 FORMATS = (".npy", ".parquet", ".jsonl")
 

@@ -20,7 +20,7 @@ from pretune.cli._options import (
 from pretune.cli._output import find_free_path, hint, print_csv, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -27,7 +27,7 @@ from pretune.cli._options import (
 from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_csv, print_settings, quote
 from pretune.core import log
 from pretune.core.errors import UsageError, suggest
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.tasks.types import TYPE_OPTIONS
 
 if TYPE_CHECKING:
@@ -260,11 +260,12 @@ def _list_records(scores: "Mapping[str, Any]") -> "Iterator[tuple[object, ...]]"
 
 
 def _format_result(run: "FinetunedRun") -> "Iterator[str]":
-    from pretune.core.format import align_columns
-    from pretune.runs.finetune.model_card import HEADER, format_notes, rows
+    from pretune.core.log import align_columns
+    from pretune.reports.facts import HEADER, build_score_rows
+    from pretune.runs.model_card import format_notes
 
     yield f"{run}"
-    yield from align_columns([("", *HEADER), *rows(run.scores)])
+    yield from align_columns([("", *HEADER), *build_score_rows(run.scores)])
     yield from format_notes(run.scores)
 
 
@@ -281,7 +282,7 @@ def _show(tuning: "FinetuneConfig", plan: "SweepPlan", as_json: bool, device: st
 
 
 def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
-    from pretune.core.format import format_duration, format_examples, format_number, join_names
+    from pretune.core.log import format_duration, format_examples, format_number, join_names
 
     yield from forecast["notes"]
     kind = (

@@ -11,7 +11,7 @@ from pretune.cli._options import AsJson, Base, DeviceName, Dtype, ModelName, Qua
 from pretune.cli._output import ProgressReporter, hint, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 
 if TYPE_CHECKING:
     from pretune.inference.generate import GeneratedText

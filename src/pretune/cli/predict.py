@@ -12,7 +12,7 @@ from pretune.cli._options import Base, DeviceName, PairColumn, Quantize, TextCol
 from pretune.cli._output import find_free_path, hint, quote
 from pretune.core import log
 from pretune.core.errors import DataError, UsageError, explain_missing
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 
 if TYPE_CHECKING:
     from pretune.runs.finetune.finetuned_run import FinetunedRun

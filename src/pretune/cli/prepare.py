@@ -22,7 +22,7 @@ from pretune.cli._options import (
 from pretune.cli._output import find_free_path, hint, hint_other, quote, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 
 if TYPE_CHECKING:
     from pretune.data.prepared_data import PreparedData

@@ -22,7 +22,7 @@ from pretune.cli._options import (
 from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_settings, quote
 from pretune.core import log
 from pretune.core.errors import UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +130,7 @@ def _show(config: "PretrainConfig", as_json: bool, device: str) -> None:
 
 
 def _format_forecast(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":
-    from pretune.core.format import format_duration, format_number
+    from pretune.core.log import format_duration, format_number
 
     flops_per_token, flops = (f"{format_number(cost[name], billion='G')}FLOP" for name in ("flops_per_token", "flops"))
     yield cost["rate"]

@@ -1,18 +1,34 @@
-"""`pretune search`: search an index, and answer questions from the hits."""
+"""`pretune index`: embed texts into a search index; `pretune search`: search it, and answer questions from the hits."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli._inputs import load_model, read_texts, resolve_device
-from pretune.cli._options import AsCsv, AsJson, DeviceName, argument, check_format, option
-from pretune.cli._output import hint, hint_other, print_csv, quote
+from pretune.cli._options import (
+    AsCsv,
+    AsJson,
+    DeviceName,
+    Layer,
+    MaxLength,
+    ModelName,
+    TextPrompt,
+    argument,
+    check_format,
+    complete_poolings,
+    option,
+)
+from pretune.cli._output import check_new_folder, hint, hint_other, print_csv, quote, show_progress
+from pretune.cli.embed import report_texts
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.hub import resolve_path
+from pretune.core.log import format_count
 
 if TYPE_CHECKING:
     from pretune.inference.index import Hit, Index
     from pretune.runs.extract import ExtractedAnswer
+
 
 MAX_CHARACTERS = 300
 """Number of characters shown of a hit."""
@@ -143,7 +159,7 @@ def _print_scores(
     index: "Index", model: Any, texts: list[str], ids: list[str], qrels: str, k: int, as_json: bool, as_csv: bool
 ) -> None:
     """Print the scores of the index and of BM25 on the same texts."""
-    from pretune.evaluation.retrieval import read_judgements, score_hits
+    from pretune.evaluation.embedding import read_judgements, score_hits
 
     judgments = read_judgements(qrels)
     scores = {}
@@ -165,3 +181,64 @@ def _print_scores(
 def _shorten(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= MAX_CHARACTERS else f"{line[:MAX_CHARACTERS]}…"
+
+
+class SearchMethod(StrEnum):
+    """Search algorithm: exact, or approximate by faiss (the extra `index`)."""
+
+    EXACT = "exact"
+    HNSW = "hnsw"
+    IVF = "ivf"
+
+
+def index(
+    model: ModelName,
+    source: Annotated[str, option("--input FILE", "Texts, one per line, or .jsonl (id, text); - is standard input.")],
+    out: Annotated[Path, option("--out INDEX", "Index directory.")],
+    add: Annotated[bool, option("--add", "Add to an existing index.")] = False,
+    method: Annotated[
+        SearchMethod, option("--method", "Exact search, or approximate for millions of texts.")
+    ] = SearchMethod.EXACT,
+    field: Annotated[str, option("--field NAME", "Text column or JSON field.")] = "text",
+    pooling: Annotated[str | None, option("--pooling NAME", "Pooling; see `pretune embed`.", complete_poolings)] = None,
+    layer: Layer = None,
+    normalise: Annotated[
+        bool | None, option("--normalise/--raw", "Cosine similarity (default) or inner product.")
+    ] = None,
+    length: MaxLength = None,
+    prompt: TextPrompt = None,
+    query_prompt: Annotated[str | None, option("--query-prompt TEXT", "Prompt prepended to queries.")] = None,
+    device: DeviceName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build a search index of texts, or add texts to one.
+
+    Example: pretune index runs/books --input documents.jsonl --out library
+    """
+    check_new_folder(out)
+    texts = read_texts(source, field)
+    from pretune.inference.index import build
+
+    has_ids = any(text != str(i) for i, text in enumerate(texts.ids, 1))
+    options: dict[str, Any] = {"pooling": pooling, "layer": layer, "normalise": normalise, "length": length}
+    options |= {"prompt": prompt, "query_prompt": query_prompt}
+    with show_progress("indexing") as report:
+        options |= {"method": method, "add": add, "device": str(resolve_device(device))}
+        ids = texts.ids if has_ids else None
+        search_index = build(model, texts.texts, out=out, ids=ids, on_progress=report_texts(report), **options)
+    if search_index.metadata["cut"]:
+        log.warn(f"{format_count(search_index.metadata['cut'], 'texts')} truncated to the model's maximum length")
+    if as_json:
+        log.print_json({"out": str(out), "texts": len(search_index), **search_index.metadata})
+    else:
+        log.print_result(
+            f"{out}: {format_count(len(search_index), 'texts')}, vectors of "
+            f"width {search_index.metadata['width']}, {search_index.metadata['method']} search"
+        )
+    hint("search", out, _sample_query(texts.texts), silent=as_json)
+
+
+def _sample_query(texts: list[str]) -> str:
+    """Return the first words of a text, a query that has a hit."""
+    first = next((text.split() for text in texts if text.strip()), ["a", "question"])
+    return " ".join(first[:4])

@@ -11,7 +11,7 @@ from pretune.cli._options import AsCsv, AsJson, argument, check_format, complete
 from pretune.cli._output import WIDTH, Section, find_free_path, hint, hint_other, print_csv, print_page, quote
 from pretune.core import log
 from pretune.core.errors import UsageError, explain_missing
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,12 +1,13 @@
-"""Messages to stderr and results to stdout, with control characters escaped.
+"""Messages to stderr and results to stdout, with control characters escaped, and numbers and tables as text.
 
 rich formats messages where stderr is a terminal, and is imported only then; elsewhere they are plain lines.
 """
 
+import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 _quiet = False
@@ -77,3 +78,128 @@ def _show(message: str, style: str) -> None:
     from rich.console import Console
 
     Console(stderr=True).print(message, style=style or None, markup=False, highlight=False, soft_wrap=True)
+
+
+_SCALES = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+TRAINING_TIME = "training time"
+"""Label of the wall-clock time of the training loop, with evaluations and checkpoints, without start-up."""
+COST_SPAN = "of the training time"
+"""The span that energy, CO2e and price cover, in terminal, model card and report."""
+
+
+def format_number(value: float, *, billion: str = "B") -> str:
+    """Format a number with three digits and a letter: 812k, 3.3B; for SI units pass `billion="G"`.
+
+    >>> format_number(812_345), format_number(3.3e9), format_number(7), format_number(999_960)
+    ('812k', '3.3B', '7', '1M')
+    """
+    for scale, letter in _SCALES:
+        if value >= 0.9995 * scale:
+            return f"{_format_digits(value / scale)}{billion if letter == 'G' else letter}"
+    return _format_digits(value)
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration as [hours:]minutes:seconds.
+
+    >>> format_duration(75), format_duration(3675)
+    ('1:15', '1:01:15')
+    """
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_kilograms(kilograms: float) -> str:
+    """Format a mass in g or kg.
+
+    >>> format_kilograms(0.0123), format_kilograms(4.5), format_kilograms(2e-6)
+    ('12.3 g', '4.5 kg', '0.002 g')
+    """
+    return f"{_format_digits(kilograms)} kg" if kilograms >= 1 else f"{_format_digits(1000 * kilograms)} g"
+
+
+def format_energy(kwh: float) -> str:
+    """Format an energy in Wh or kWh.
+
+    >>> format_energy(0.0123), format_energy(4.5), format_energy(1e-8)
+    ('12.3 Wh', '4.5 kWh', '<0.001 Wh')
+    """
+    return f"{_format_digits(kwh)} kWh" if kwh >= 1 else f"{_format_digits(1000 * kwh)} Wh"
+
+
+def format_dollars(value: float) -> str:
+    """Format a price in dollars.
+
+    >>> format_dollars(0.00012), format_dollars(1.5), format_dollars(1234.5), format_dollars(0)
+    ('<$0.01', '$1.50', '$1,234.50', '$0.00')
+    """
+    return "<$0.01" if 0 < value < 0.01 else f"${value:,.2f}"
+
+
+def format_count(count: int, plural_noun: str) -> str:
+    """Format a count with its noun, given in the plural.
+
+    >>> format_count(2000, "documents"), format_count(1, "documents"), format_count(1, "queries")
+    ('2,000 documents', '1 document', '1 query')
+    >>> format_count(1, "classes")
+    '1 class'
+    """
+    if count != 1:
+        return f"{count:,} {plural_noun}"
+    if plural_noun.endswith("ies"):
+        return f"1 {plural_noun[:-3]}y"
+    return f"1 {plural_noun.removesuffix('es' if plural_noun.endswith('sses') else 's')}"
+
+
+def format_examples(counts: Mapping[str, int], pool: Mapping[str, int]) -> str:
+    """Format the examples of each split, and the pool they were sampled from if larger.
+
+    >>> format_examples({"train": 1000, "dev": 546, "test": 0}, {"train": 4907, "dev": 546})
+    'train 1,000 of 4,907, dev 546'
+    """
+    return ", ".join(f"{split} {format_subset(count, pool.get(split))}" for split, count in counts.items() if count)
+
+
+def format_subset(count: int, pool: int | None) -> str:
+    """Format a number of examples and the pool they were sampled from.
+
+    >>> format_subset(1000, 4907), format_subset(1000, 1000), format_subset(1000, None)
+    ('1,000 of 4,907', '1,000', '1,000')
+    """
+    return f"{count:,}" if pool in (None, count) else f"{count:,} of {pool:,}"
+
+
+def join_names(names: Collection[object], limit: int = 20) -> str:
+    """Join names with commas; beyond `limit`, append the number of the remaining ones.
+
+    >>> join_names(["a", "b"]), join_names(range(200), limit=3)
+    ('a, b', '0, 1, 2 … and 197 more')
+    """
+    text = ", ".join(str(name) for name in itertools.islice(names, limit))
+    return text if len(names) <= limit else f"{text} … and {len(names) - limit:,} more"
+
+
+def align_pairs(rows: list[tuple[str, str]]) -> Iterator[str]:
+    """Yield lines of names and values in two columns."""
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        yield f"  {name:<{width}}  {value}"
+
+
+def align_columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the lines of a table: first column left-aligned, the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
+        yield "  ".join([f"  {first:<{widths[0]}}", *cells])
+
+
+def _format_digits(value: float) -> str:
+    """Format three significant digits, without an exponent."""
+    if 0 < value < 0.001:
+        return "<0.001"
+    if value >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.3g}"

@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from pretune.core.errors import DataError, UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.evaluation import EvaluationResult
 from pretune.evaluation.prompting import ChoiceConfig, ChoiceScores, Prompter, softmax
 from pretune.evaluation.prompts import PromptTemplate, build_text_to_text_prompt, draw_shots, get_options, get_prompt

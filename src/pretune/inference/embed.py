@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from pretune.core import log
 from pretune.core.errors import UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.core.types import Batch
 from pretune.data.layout import pack_batches
 from pretune.data.sequences import Ints, Sequences, spread

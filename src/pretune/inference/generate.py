@@ -8,7 +8,7 @@ from torch import nn
 
 from pretune.core import log
 from pretune.core.errors import UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.inference.decode import BATCH_ROWS, DecodingCallbacks, check_can_generate, generate_tokens
 from pretune.inference.decoding_state import GeneratedTokens
 from pretune.inference.generation_config import (

@@ -7,7 +7,7 @@ from torch import nn
 
 from pretune.core import log
 from pretune.core.errors import UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.inference.decode import check_can_generate
 from pretune.inference.generate import StopStrings, generate_texts
 from pretune.inference.generation_config import build_generation_config

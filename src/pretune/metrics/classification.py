@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pretune.core.errors import DataError
-from pretune.metrics.checks import check_finite, check_labels, check_pairs, ratio
+from pretune.metrics import check_finite, check_labels, check_pairs, ratio
 
 
 def accuracy(gold: Iterable[Any], predictions: Iterable[Any]) -> float:

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from pretune.core.errors import DataError, UsageError, suggest
-from pretune.metrics.checks import check_pairs, harmonic_mean, ratio
+from pretune.metrics import check_pairs, harmonic_mean, ratio
 
 Entity = tuple[str, int, int]
 """Type, start and end (exclusive) in a sentence."""

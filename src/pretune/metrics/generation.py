@@ -17,7 +17,7 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from pretune.core.errors import DataError, import_extra
-from pretune.metrics.checks import check_pairs, harmonic_mean, to_texts
+from pretune.metrics import check_pairs, harmonic_mean, to_texts
 
 _IRREGULAR = {
     "skies": "sky",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import DataError
-from pretune.metrics.checks import check_numbers
+from pretune.metrics import check_numbers
 from pretune.metrics.classification import average_scores
 
 Floats = NDArray[np.float64]

@@ -6,7 +6,7 @@ Words are the gold ones. Relations are compared without their subtypes (`nsubj:p
 from collections.abc import Iterable, Sequence
 
 from pretune.core.errors import DataError
-from pretune.metrics.checks import check_pairs, harmonic_mean, ratio
+from pretune.metrics import check_pairs, harmonic_mean, ratio
 
 Arc = tuple[int, str]
 """Head of a word (from 1; 0 is the root) and its relation."""

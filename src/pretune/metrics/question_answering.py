@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from pretune.core.errors import DataError
-from pretune.metrics.checks import check_finite, check_pairs, harmonic_mean, to_texts
+from pretune.metrics import check_finite, check_pairs, harmonic_mean, to_texts
 from pretune.metrics.classification import average_scores
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
 from pretune.core.errors import DataError
-from pretune.metrics.checks import check_pairs
+from pretune.metrics import check_pairs
 
 RelevantDocuments = Mapping[Hashable, float] | Collection[Hashable]
 Gains = Mapping[Hashable, float]

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import DataError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.core.seed import make_generator
-from pretune.metrics import Metric, get_headline
-from pretune.metrics.checks import check_finite
+from pretune.metrics import Metric, check_finite, get_headline
 
 Floats = NDArray[np.float64]
 

@@ -21,9 +21,8 @@ from pretune.core.config import NewField, spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
-from pretune.models.init import initialise, tie
 from pretune.models.model import LanguageModel, build_empty
-from pretune.models.spec import Model, ModelShape, Params, check_memory
+from pretune.models.spec import Model, ModelShape, Params, check_memory, initialise, tie
 from pretune.nn.attention_mask import Backend
 from pretune.nn.heads import Detector, Head, Transform
 from pretune.nn.layers import Factor, OffsetEmbedding

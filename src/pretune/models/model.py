@@ -11,8 +11,7 @@ from torch.overrides import TorchFunctionMode
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss, Output
 from pretune.models.assets import Assets
-from pretune.models.init import initialise
-from pretune.models.spec import Model, ModelShape, check_memory
+from pretune.models.spec import Model, ModelShape, check_memory, initialise
 from pretune.nn.attention_mask import Backend
 from pretune.nn.bidirectional_stack import BidirectionalRecurrent, BidirectionalRecurrentStack
 from pretune.nn.cache import KVCache, SegmentMemory

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pretune.core import io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, NonFiniteError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.models import tensor_files
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model

@@ -12,7 +12,7 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
     "objective",
     {
         "causal": "pretune.objectives.causal:CausalLM",
-        "bidirectional": "pretune.objectives.bidirectional:Bidirectional",
+        "bidirectional": "pretune.objectives.causal:Bidirectional",
         "masked": "pretune.objectives.masked:MaskedLM",
         "span_masked": "pretune.objectives.span_masked:SpanMaskedLM",
         "next_sentence": "pretune.objectives.next_sentence:NextSentence",

@@ -1,7 +1,7 @@
-"""Causal language modelling: predict the next token at every position.
+"""Causal language modelling: predict the next token at every position; with two stacks, also the previous one.
 
 Paper: Radford et al. (2018); the idea is as old as Shannon (1951). Input: documents or packed blocks.
-Siblings: `prefix` has bidirectional attention over the first part; `bidirectional` adds a right-to-left stack.
+Sibling: `prefix` has bidirectional attention over the first part.
 
 AWD-LSTM adds penalties of the last layer's output (Merity et al., 2017, "Revisiting activation regularization"): of its
 squared values after dropout, and of the squared differences of successive tokens before it; both are means over tokens
@@ -9,17 +9,28 @@ and units.
 
     tokens   The  cat  sat  down
     targets  cat  sat  down -
+
+Bidirectional language modelling: one stack predicts the next token, another the previous one. Paper: Peters et al.
+(2018), ELMo, with recurrent stacks; here two causal stacks of any kind, which share the token embedding and the head.
+Each sees one side only, so nothing is masked and every token is predicted twice; the states of both are concatenated
+afterwards. Sibling: `masked` sees both sides at once, but predicts 15 % of the tokens.
+
+    tokens     The  cat  sat  down
+    forward    cat  sat  down -
+    backward   -    The  cat  sat        read from the right: down sat cat The
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Self
+from typing import Annotated, Protocol, Self, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pretune.core.config import Ge, NewField, spec
-from pretune.core.types import IGNORE_INDEX, Batch, Loss
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences
 from pretune.objectives.base import (
@@ -90,3 +101,49 @@ def find_next_tokens(sequences: Sequences) -> Ints:
     next_tokens = np.append(sequences.tokens[1:], IGNORE_INDEX)[: len(sequences.tokens)]
     next_tokens[sequences.offsets[1:][sequences.lengths > 0] - 1] = IGNORE_INDEX
     return next_tokens
+
+
+@runtime_checkable
+class BidirectionalModel(Protocol):
+    """Methods of a model that `bidirectional` calls."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """Return the shape of the model."""
+
+    def compute_directional_states(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute the states [N, W] of the left-to-right and of the right-to-left stack."""
+
+    def loss(self, states: Tensor, batch: Batch) -> Loss:
+        """Compute the summed loss of the vocabulary head at the batch's targets."""
+
+
+@spec
+class Bidirectional(Objective):
+    """Next and previous token at every position, by two stacks (ELMo)."""
+
+    shapes = ("two-way",)
+
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> CausalCorruption:
+        return CausalCorruption()
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        count = count_vocabulary_targets(batch)
+        return {"forward": count, "backward": count}
+
+    def loss(self, model: object, batch: Batch) -> Loss:
+        if not isinstance(model, BidirectionalModel) or model.shape != "two-way":
+            raise UsageError("bidirectional needs a model of the shape 'two-way' (two stacks)")
+        forward, backward = model.compute_directional_states(batch)
+        return Loss.from_parts(
+            {"forward": model.loss(forward, batch), "backward": model.loss(backward, shift_targets_back(batch))}
+        )
+
+
+def shift_targets_back(batch: Batch) -> Batch:
+    """Return the batch with the targets of the right-to-left stack: where token i predicts i + 1, i + 1 predicts i."""
+    if batch.targets is None:
+        raise UsageError("the batch has no targets; build its stream with the corruption of an objective")
+    index, spare = batch.targets.index, batch.targets.labels == IGNORE_INDEX
+    labels = torch.where(spare, IGNORE_INDEX, batch.tokens.index_select(0, index))
+    return replace(batch, targets=Targets(index=torch.where(spare, 0, index + 1), labels=labels))

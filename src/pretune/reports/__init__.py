@@ -3,5 +3,90 @@
     pt.report(["runs/books", "runs/sst2"], "report.html")
 
 Start with `page.report`, which loads run directories (`load`) and fills the page `report.html` with sections. `facts`
-are rows shared with model cards. All text goes through `markup`, which escapes it.
+are rows shared with model cards. All text goes through the functions here, which escape it:
+
+    element("p", "1 < 2", kind="note")          # '<p class="note">1 &lt; 2</p>'
 """
+
+import html
+from collections.abc import Iterable, Sequence
+
+MAX_UNFOLDED = 240
+"""Longer notes are collapsed."""
+
+
+class Markup(str):
+    """Text that is already HTML."""
+
+    __slots__ = ()
+
+
+NO_MARKUP = Markup("")
+
+
+def escape(value: object) -> str:
+    """Escape text for HTML; control and invisible characters are replaced.
+
+    >>> escape("\\x1b[31m<red>\\nnext")
+    '�[31m&lt;red&gt; next'
+    """
+    if isinstance(value, Markup):
+        return value
+    return html.escape("".join(c if c.isprintable() else " " if c in "\n\t\r" else "�" for c in str(value)))
+
+
+def element(tag: str, *children: str, kind: str = "", **attributes: object) -> Markup:
+    """Return an element; `kind` is its class, and `_` in attribute names becomes a dash."""
+    values = ({"class": kind} if kind else {}) | attributes
+    opening = "".join(f' {name.rstrip("_").replace("_", "-")}="{escape(value)}"' for name, value in values.items())
+    return Markup(f"<{tag}{opening}>{join(children)}</{tag}>")
+
+
+def join(children: Iterable[str]) -> Markup:
+    """Concatenate markup and text, which is escaped."""
+    return Markup("".join(map(escape, children)))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> Markup:
+    """Render a table that scrolls sideways; numbers are right-aligned, empty columns dropped."""
+    rows = [*rows]
+    columns = [i for i in range(len(rows[0]) if rows else 0) if not i or any(row[i] for row in rows)]
+    body = []
+    for row in rows:
+        cells = [element("td", row[i], kind="number" if _is_number(row[i]) else "") for i in columns[1:]]
+        body.append(element("tr", element("th", row[0], scope="row"), *cells))
+    names = [element("th", head[i], scope="col") for i in columns or range(len(head))] if head else []
+    top = element("thead", element("tr", *names)) if head else NO_MARKUP
+    return element("div", element("table", top, element("tbody", *body), kind=kind), kind="wide")
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> Markup:
+    """Render a table of names and values."""
+    return table((), rows, kind="pairs")
+
+
+def note(text: str) -> Markup:
+    """Render a note; text between backticks is code.
+
+    >>> note("`pretune env` < all")
+    '<p class="note"><code>pretune env</code> &lt; all</p>'
+    """
+    parts = text.split("`") if text.count("`") % 2 == 0 else [text]
+    return element("p", *(element("code", part) if i % 2 else part for i, part in enumerate(parts)), kind="note")
+
+
+def notes(*lines: str) -> Markup:
+    """Render notes, collapsed where they are long."""
+    content = join(map(note, lines))
+    if sum(map(len, lines)) <= MAX_UNFOLDED:
+        return content
+    return element("details", element("summary", "Notes" if len(lines) > 1 else "Note"), content)
+
+
+def code(*lines: str) -> Markup:
+    """Render a block of commands."""
+    return element("pre", element("code", Markup("\n".join(map(escape, lines)))))
+
+
+def _is_number(cell: str) -> bool:
+    return not isinstance(cell, Markup) and cell[:1] in "0123456789+-−<" and 0 < len(cell) < 30

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pretune.core.format import format_number
-from pretune.reports.markup import NO_MARKUP, Markup, element
+from pretune.core.log import format_number
+from pretune.reports import NO_MARKUP, Markup, element
 
 WIDTH, HEIGHT = 4.6, 2.6
 """Size of a chart in inches."""

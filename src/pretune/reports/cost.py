@@ -8,7 +8,7 @@ from typing import Any
 
 from pretune.core import io
 from pretune.core.errors import DataError
-from pretune.core.format import (
+from pretune.core.log import (
     COST_SPAN,
     TRAINING_TIME,
     format_count,
@@ -19,9 +19,8 @@ from pretune.core.format import (
     format_number,
 )
 from pretune.core.run_dir import RunDir
-from pretune.reports import facts
+from pretune.reports import NO_MARKUP, Markup, code, element, facts, join, note, notes, pairs, table
 from pretune.reports.load import ComparisonResults, RunRecord
-from pretune.reports.markup import NO_MARKUP, Markup, code, element, join, note, notes, pairs, table
 
 Facts = Mapping[str, Any]
 SUMMED_FIELDS = ("seconds", "flops", "kwh", "co2e_kg", "dollars")

@@ -6,11 +6,11 @@ from typing import Any
 
 from pretune.core.config import check_record
 from pretune.core.errors import CheckpointError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir
+from pretune.reports import Markup, element, join, note, table
 from pretune.reports.charts import Series, draw_line_chart
 from pretune.reports.load import RunRecord
-from pretune.reports.markup import Markup, element, join, note, table
 from pretune.tasks.types import TASK_TYPES
 from pretune.training.records import GoldScore, GoldTags
 

@@ -6,7 +6,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pretune.core.format import (
+from pretune.core.log import (
     COST_SPAN,
     TRAINING_TIME,
     format_count,

@@ -8,11 +8,11 @@ from typing import Any
 
 from pretune.core import io
 from pretune.core.errors import UsageError
-from pretune.core.format import format_count, format_duration, format_kilograms
+from pretune.core.log import format_count, format_duration, format_kilograms
+from pretune.reports import Markup, code, element, escape, join, table
 from pretune.reports.cost import render_commands, render_cost, render_data, sum_costs
 from pretune.reports.errors import render_errors
 from pretune.reports.load import ComparisonResults, RunRecord, load_directory
-from pretune.reports.markup import Markup, code, element, escape, join, table
 from pretune.reports.runs import draw_label_curves, render_learning_curves, render_runs, render_samples
 from pretune.reports.scores import (
     draw_label_chart,

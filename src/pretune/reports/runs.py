@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from pretune.core.format import format_count
-from pretune.reports import facts
+from pretune.core.log import format_count
+from pretune.reports import NO_MARKUP, Markup, element, facts, join, note, table
 from pretune.reports.charts import Series, draw_line_chart, draw_size_chart
 from pretune.reports.load import RunRecord
-from pretune.reports.markup import NO_MARKUP, Markup, element, join, note, table
 
 Facts = Mapping[str, Any]
 T = TypeVar("T")

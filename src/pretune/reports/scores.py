@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.metrics import SHARE_METRICS, SUITES, collect_suite_scores, compute_suite_averages
 from pretune.metrics.significance import (
     Comparison,
@@ -15,10 +15,9 @@ from pretune.metrics.significance import (
     paired_bootstrap_of_means,
     student_t_quantile,
 )
-from pretune.reports import facts
+from pretune.reports import NO_MARKUP, Markup, element, facts, join, note, notes, table
 from pretune.reports.charts import Series, draw_interval_chart, draw_size_chart
 from pretune.reports.load import ComparisonResults, RunRecord
-from pretune.reports.markup import NO_MARKUP, Markup, element, join, note, notes, table
 
 Facts = Mapping[str, Any]
 SIGNIFICANCE_LEVEL = 0.05

@@ -20,9 +20,9 @@ from pretune.core import config, io, log
 from pretune.core.api import Result, check_arguments
 from pretune.core.config import Ge, Positive, spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir
-from pretune.evaluation.similarity import compute_cosines, triplet_accuracy
+from pretune.evaluation.embedding import compute_cosines, triplet_accuracy
 from pretune.inference import sentence_modules
 from pretune.inference.embed import Embedder
 from pretune.inference.sentence_modules import build_encoder

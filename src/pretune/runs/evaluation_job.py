@@ -181,8 +181,7 @@ class EvaluationJob:
 
     def evaluate_embeddings(self, task: Task) -> EvaluationResult:
         """Evaluate similarity or retrieval; a directory is passed as a path, since it may configure its pooling."""
-        from pretune.evaluation.retrieval import BASELINE, evaluate_retrieval
-        from pretune.evaluation.similarity import evaluate_similarity
+        from pretune.evaluation.embedding import BASELINE, evaluate_retrieval, evaluate_similarity
 
         model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
         report, device = self.bind_progress(task.name), None if self.device is None else resolve_device(self.device)
@@ -225,7 +224,7 @@ class EvaluationJob:
 
     def evaluate_similarity(self, name: str, path: Path) -> EvaluationResult:
         """Compare embeddings of texts: correlation with gold scores, or triplet accuracy."""
-        from pretune.evaluation.similarity import compute_cosines, correlate, triplet_accuracy
+        from pretune.evaluation.embedding import compute_cosines, correlate, triplet_accuracy
         from pretune.tasks.types.embedding import read_dataset
 
         dataset = read_dataset(train=path)

@@ -23,8 +23,8 @@ from pretune.adaptation.teacher import (
 from pretune.core import config, io, log
 from pretune.core.api import Result
 from pretune.core.errors import CheckpointError
-from pretune.core.format import format_count, join_names
 from pretune.core.hub import resolve_path
+from pretune.core.log import format_count, join_names
 from pretune.core.run_dir import RunDir
 from pretune.models import catalog
 from pretune.models.generator_discriminator import GeneratorDiscriminator
@@ -36,7 +36,7 @@ from pretune.objectives.distill import Distill, Distillation
 from pretune.runs.config import PretrainConfig
 from pretune.runs.data_phases import DataPhases, compute_eval_interval, count_workers
 from pretune.runs.defaults import explain_rate
-from pretune.runs.model_card import build_card
+from pretune.runs.model_card import build_pretraining_card
 from pretune.runs.samples import SampleHook, SampleObjective, build_trigger, check_prompts, estimate_sample_cost
 from pretune.runs.training_data import TrainingData
 from pretune.training.checkpoints import collect_weights
@@ -270,7 +270,7 @@ class PretrainRun:
             part.assets.files = self.source.tokenizer.build_files()
         if self.ranks.is_first:
             checkpoint.save(model, run_dir.path, overwrite=True)
-            text = build_card(run_dir.name, self.settings, self.source, summary, read_metrics(run_dir.path))
+            text = build_pretraining_card(run_dir.name, self.settings, self.source, summary, read_metrics(run_dir.path))
             io.atomic_write(run_dir.card, text.encode())
             run_dir.write_cost(summary)
         return PretrainedRun(run_dir.path, summary)

@@ -29,7 +29,7 @@ from pretune.adaptation.io import save
 from pretune.core import io, log
 from pretune.core.config import spec
 from pretune.core.errors import DataError, PretuneError, StoppedError, StopRequest, UsageError, UserInterruptError
-from pretune.core.format import format_duration
+from pretune.core.log import format_duration
 from pretune.core.run_dir import RunDir
 from pretune.core.seed import make_generator
 from pretune.evaluation.baselines.base import Classifier

@@ -14,8 +14,8 @@ import numpy as np
 
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.heads.base import TaskHead, build_encoder_decoder_inputs, use_stored_pooling
-from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.sequence import Classification
+from pretune.adaptation.heads.token import Generation
 from pretune.core.errors import DataError, UsageError
 from pretune.data.sequences import Ints, reserve
 from pretune.inference.text_model import get_tokenizer

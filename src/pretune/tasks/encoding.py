@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
-from pretune.core.format import join_names
+from pretune.core.log import join_names
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import PER_TOKEN, Ints, Sequences, compute_offsets, compute_starts, join, spread
 from pretune.models.spec import Model

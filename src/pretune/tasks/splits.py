@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pretune.core.errors import DataError, UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.core.seed import mix
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pretune.core.errors import UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.layout import lay_out
 from pretune.data.packing import pack

@@ -18,7 +18,7 @@ from typing import Any
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError, suggest
-from pretune.core.format import join_names
+from pretune.core.log import join_names
 from pretune.tasks.example import Example
 from pretune.tasks.table import TableFile, TableRow, data_error, find_pair_columns, open_table, pick_column
 from pretune.tasks.task import Reader, SplitFile, Task

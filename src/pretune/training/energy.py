@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.models.devices import DEVICES, Device
 
 RAPL_DIR = Path("/sys/class/powercap")

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 from pretune.core import log
-from pretune.core.format import (
+from pretune.core.log import (
     COST_SPAN,
     TRAINING_TIME,
     align_pairs,

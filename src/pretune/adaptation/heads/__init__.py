@@ -21,6 +21,6 @@ HEADS: "Registry[type[TaskHead]]" = Registry(
         "dependency": "pretune.adaptation.heads.dependency:Dependency",
         "span": "pretune.adaptation.heads.token:Span",
         "choice": "pretune.adaptation.heads.sequence:Choice",
-        "generation": "pretune.adaptation.heads.generation:Generation",
+        "generation": "pretune.adaptation.heads.token:Generation",
     },
 )

@@ -18,9 +18,8 @@ from pretune.data.sequences import Sequences
 from pretune.inference.sentence_modules import read_pooling
 from pretune.models.families import FAMILIES
 from pretune.models.hf.weights import LAST_TOKEN
-from pretune.models.init import Init, initialise
 from pretune.models.model import LanguageModel
-from pretune.models.spec import Model
+from pretune.models.spec import Init, Model, initialise
 from pretune.nn.heads import PoolingConfig, Transform, TransformLayer, pool_states
 from pretune.nn.layers import ACTIVATIONS
 

@@ -25,9 +25,8 @@ from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import Fraction, Positive, spec
 from pretune.core.types import Batch, Loss
 from pretune.data.sequences import Ints
-from pretune.models.init import FanIn
 from pretune.models.model import LanguageModel
-from pretune.models.spec import Model
+from pretune.models.spec import FanIn, Model
 
 UNKNOWN_HEAD = -1
 """Target of a word that may be a head, but whose own head is unknown (truncated)."""

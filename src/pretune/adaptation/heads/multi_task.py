@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from pretune.adaptation.heads.dependency import Dependency
-from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.sequence import Choice, Classification, MultiLabel, Regression
-from pretune.adaptation.heads.token import Span, Tagging
+from pretune.adaptation.heads.token import Generation, Span, Tagging
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
 from pretune.models.model import LanguageModel

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pretune import __version__
-from pretune.core.format import format_count
 from pretune.core.io import atomic_write, write_json
+from pretune.core.log import format_count
 from pretune.data.prepare.dedup_split import SplitFacts, SplitResult, describe_shortfall
 from pretune.data.prepare.settings import MAX_VALID_TOKENS, MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, Recipe
 from pretune.data.prepare.stage import StageReader

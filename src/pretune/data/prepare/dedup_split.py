@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import DataError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.data.prepare.encoding import Ints
 from pretune.data.prepare.settings import (
     MAX_VALID_SHARE,

@@ -11,8 +11,8 @@ from typing import cast
 
 from pretune.core import log
 from pretune.core.errors import DataError, UsageError
-from pretune.core.format import format_count
 from pretune.core.io import MANIFEST, remove_abandoned, write_manifest
+from pretune.core.log import format_count
 from pretune.data.prepare.card import describe_sources, write_card
 from pretune.data.prepare.dedup_split import write_splits
 from pretune.data.prepare.encoding import EncoderSetup

@@ -20,7 +20,7 @@ from pretune.data.sequences import Ints
 from pretune.evaluation.baselines.base import Classifier, Label, Predictor, Text, encode_labels
 from pretune.evaluation.baselines.classifiers import Majority
 from pretune.inference.word_vectors import WordVectors, split_words
-from pretune.nn.recurrent import AdditiveAttention, BiLSTM
+from pretune.nn.lstm import AdditiveAttention, BiLSTM
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.distributed import Ranks
 from pretune.training.loop import Loop

@@ -1,8 +1,7 @@
 """ELMo (Peters et al., 2018): two LSTM language models, left to right and right to left, over characters of words."""
 
 from pretune.models.families.shared import Family, PaperDefaults, Size
-from pretune.models.init import FanIn
-from pretune.models.spec import Model
+from pretune.models.spec import FanIn, Model
 from pretune.nn.bidirectional_stack import BidirectionalRecurrent
 from pretune.nn.characters import CharacterCNN, Filters
 from pretune.nn.heads import Head, PoolingConfig

@@ -12,8 +12,7 @@ from pretune.models.families.shared import (
 )
 from pretune.models.hf.config import CustomKey, Key, Layout
 from pretune.models.hf.weights import define_score_head, make_rules
-from pretune.models.init import Normal
-from pretune.models.spec import Model
+from pretune.models.spec import Model, Normal
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.heads import Head

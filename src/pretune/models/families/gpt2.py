@@ -17,8 +17,7 @@ from pretune.models.families.shared import (
 )
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout, allow_null, check_size, read_key
 from pretune.models.hf.weights import define_score_head, define_token_heads, make_rules
-from pretune.models.init import Normal
-from pretune.models.spec import Model, Special
+from pretune.models.spec import Model, Normal, Special
 from pretune.nn.block import Norms
 from pretune.nn.layers import LayerNorm
 from pretune.nn.stack import Stack

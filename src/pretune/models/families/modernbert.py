@@ -21,8 +21,7 @@ from pretune.models.hf.config import (
     read_object,
 )
 from pretune.models.hf.weights import FusedPacking, HeadLayout, Rule, define_head, make_rules
-from pretune.models.init import Normal
-from pretune.models.spec import Model, Special
+from pretune.models.spec import Model, Normal, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.heads import Head, PoolingConfig, Transform

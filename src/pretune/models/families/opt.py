@@ -20,8 +20,7 @@ from pretune.models.hf.config import (
     read_key,
 )
 from pretune.models.hf.weights import define_score_head, define_token_heads, make_rules
-from pretune.models.init import Normal
-from pretune.models.spec import Model, Special
+from pretune.models.spec import Model, Normal, Special
 from pretune.nn.block import Norms
 from pretune.nn.heads import Head, Transform
 from pretune.nn.layers import Factor, FeedForward, LayerNorm

@@ -20,8 +20,7 @@ from pretune.models.hf.config import (
     read_key,
 )
 from pretune.models.hf.weights import Rule, define_head, define_token_heads, make_rules
-from pretune.models.init import FanIn
-from pretune.models.spec import Model, Special
+from pretune.models.spec import FanIn, Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.heads import Head, PoolingConfig

@@ -14,8 +14,7 @@ that the same words are not always at its end. Blocks are shuffled instead, and 
 from dataclasses import replace
 
 from pretune.models.families.shared import Family, PaperDefaults, Size, TuningDefaults
-from pretune.models.init import Uniform
-from pretune.models.spec import Model
+from pretune.models.spec import Model, Uniform
 from pretune.nn.heads import Head, PoolingConfig
 from pretune.nn.lstm import LSTM
 from pretune.nn.recurrent_stack import Recurrent

@@ -12,8 +12,8 @@ from pretune.adaptation.adapted import ModelWithHead, adapt, select_head
 from pretune.adaptation.distillation import TaskDistillation, TaskTeacher, compute_rescaling
 from pretune.adaptation.freeze import Decay, Full, Gradual, UnfreezingHook, freeze
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.multi_task import MultiTask
+from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.peft.io import ADAPTER_FILE
 from pretune.adaptation.scalar_mix import ScalarMixHead
 from pretune.adaptation.surgery import add_blocks, add_task_tokens, replace_vocabulary, resize_positions

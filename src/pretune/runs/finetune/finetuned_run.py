@@ -14,7 +14,7 @@ import torch
 
 from pretune.adaptation import methods
 from pretune.adaptation.adapted import ModelWithHead, adapt, select_head
-from pretune.adaptation.heads.generation import Generation
+from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.quantized import Quantization
 from pretune.core import config
 from pretune.core.api import Result

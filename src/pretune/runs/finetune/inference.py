@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from pretune.adaptation.quantized import Quantization
 from pretune.core import config, log
 from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.core.format import join_names
+from pretune.core.log import join_names
 from pretune.core.run_dir import RunDir
 from pretune.runs.finetune.config import TaskConfig
 from pretune.runs.finetune.finetuned_run import FinetunedRun, Predictor

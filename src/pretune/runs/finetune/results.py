@@ -13,8 +13,8 @@ from pretune.metrics.classification import group_values
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap, paired_bootstrap_of_means
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.model_card import build_card, draw_plots
 from pretune.runs.finetune.task_data import TaskData, compute_scores, index_by_member
+from pretune.runs.model_card import build_finetuning_card, draw_plots
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
 
@@ -66,7 +66,7 @@ def write_results(
     io.write_json(run_dir.scores, scores)
     draw_plots(run_dir.path, scores)
     cost = sum_costs([facts["summary"]["cost"] for facts in trials])
-    io.atomic_write(run_dir.card, build_card(run_dir.name, tuning, scores, cost).encode())
+    io.atomic_write(run_dir.card, build_finetuning_card(run_dir.name, tuning, scores, cost).encode())
     run_dir.write_cost({"trials": len(trials), "cost": cost})
     return FinetunedRun.open(run_dir.path)
 

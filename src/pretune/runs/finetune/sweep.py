@@ -12,10 +12,10 @@ from typing import Any
 from pretune.adaptation import methods
 from pretune.core import config, io, log
 from pretune.core.errors import PretuneError
-from pretune.core.format import format_subset, join_names
+from pretune.core.log import format_subset, join_names
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.evaluation.baselines import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, BaselineResult
-from pretune.evaluation.similarity import compute_cosines
+from pretune.evaluation.embedding import compute_cosines
 from pretune.runs.finetune.adapted_model import has_backward_model, load_task_teacher
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
 from pretune.runs.finetune.defaults import build_finetune_config, explain_rate

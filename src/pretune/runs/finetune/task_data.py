@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pretune.core.errors import DataError, UsageError
-from pretune.core.format import format_count, join_names
+from pretune.core.log import format_count, join_names
 from pretune.metrics import compute_suite_averages
 from pretune.runs.finetune.config import TaskConfig
 from pretune.tasks import TASKS

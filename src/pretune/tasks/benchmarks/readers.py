@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError
-from pretune.core.format import join_names
+from pretune.core.log import join_names
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, TableRow, data_error, read_lines, read_text
 from pretune.text.corpora.tables import iter_delimited_rows

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError
-from pretune.core.format import join_names
+from pretune.core.log import join_names
 from pretune.tasks.benchmarks.conll import read_sentences
 from pretune.tasks.example import Example
 from pretune.tasks.task import SplitFile, Task

@@ -10,7 +10,7 @@ import numpy as np
 
 from pretune.adaptation.heads.base import TaskHead
 from pretune.core.errors import DataError, UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.metrics import METRIC_INPUTS, METRICS
 from pretune.metrics.classification import group_values
 from pretune.models.spec import Model

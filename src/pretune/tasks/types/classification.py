@@ -15,7 +15,7 @@ from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.sequence import Classification
 from pretune.core.config import spec
 from pretune.core.errors import suggest
-from pretune.core.format import join_names
+from pretune.core.log import join_names
 from pretune.data.sequences import Ints
 from pretune.tasks.encoding import (
     Counts,

@@ -6,6 +6,12 @@
 Words are encoded as for tagging. A word is its first token; for a left-to-right model its last, the only one that has
 seen all of the word. The tree is the maximum spanning tree of the scores with one root; the relation of an arc is the
 best one. Users' files are CoNLL-U, or JSONL with lists of words, heads and relations.
+
+`find_tree` computes the maximum spanning tree with one root (Chu and Liu, 1965; Edmonds, 1967):
+
+    scores = np.array([[1.0, 0.0, 9.0],        # of word 1: the root, word 1, word 2 as head
+                       [5.0, 9.0, 0.0]])       # of word 2
+    find_tree(scores)                          # [2, 0]: 2 is the head of 1, the root that of 2
 """
 
 from collections import Counter
@@ -15,6 +21,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.dependency import UNKNOWN_HEAD, Dependency, encode_arcs
@@ -24,7 +31,6 @@ from pretune.data.sequences import Ints, compute_offsets
 from pretune.tasks.benchmarks.universal_dependencies import DependencyReader, is_tree
 from pretune.tasks.encoding import Floats, Items, missing_value_error
 from pretune.tasks.example import Example, Prediction
-from pretune.tasks.spanning_tree import find_tree
 from pretune.tasks.table import TableRow, data_error
 from pretune.tasks.task import Task
 from pretune.tasks.types.tagging import TagListReader, TokenTagging, collect_tags
@@ -32,6 +38,80 @@ from pretune.tasks.user_table import UserTables
 
 if TYPE_CHECKING:
     from pretune.tasks.encoder import TaskEncoder
+
+
+Scores = NDArray[np.floating]
+
+
+def find_tree(scores: Scores) -> list[int]:
+    """Return the heads of n words in the tree of the highest total score with exactly one word below the root.
+
+    `scores[w, h]` `[n, 1 + n]` is the score of head h (0: the root) for word w + 1; the score of a word as its own head
+    is ignored. Raises DataError if a score is NaN or infinite.
+
+    >>> find_tree(np.array([[3.0, 0.0, 1.0], [3.0, 2.0, 0.0]]))
+    [0, 1]
+    """
+    count, words = len(scores), np.arange(len(scores))
+    if not count:
+        return []
+    values = scores.astype(np.float64)
+    values[words, words + 1] = values[:, 0]
+    if not np.isfinite(values).all():
+        raise DataError("the scores of heads must be finite; the model may have diverged")
+    # Every tree has a word below the root. With a penalty larger than any difference between the totals of two trees,
+    # the best tree has exactly one.
+    values[:, 0] -= 1.0 + count * (values.max() - values.min())
+    matrix = np.full((1 + count, 1 + count), -np.inf)  # [dependent, head]; the root has no head
+    matrix[1:] = values
+    np.fill_diagonal(matrix, -np.inf)
+    heads: list[int] = _find_arborescence(matrix)[1:].tolist()
+    return heads
+
+
+def _find_arborescence(scores: Scores) -> NDArray[np.int64]:
+    """Return the head of each node in the best tree below node 0; a cycle of best heads is contracted to one node."""
+    heads = np.zeros(len(scores), dtype=np.int64)
+    heads[1:] = scores[1:].argmax(axis=1)
+    cycle = _find_cycle(heads)
+    if cycle is None:
+        return heads
+    nodes = np.arange(len(scores))
+    rest = nodes[~np.isin(nodes, cycle)]  # the root first
+    cycle_node = len(rest)  # number of the cycle among the nodes of the smaller problem
+    cycle_scores = scores[cycle, heads[cycle]]
+    entering = scores[np.ix_(cycle, rest)] - cycle_scores[:, None]  # gain of breaking the cycle at a node
+    leaving = scores[np.ix_(rest, cycle)]
+    broken, source = entering.argmax(axis=0), leaving.argmax(axis=1)
+    smaller = np.full((cycle_node + 1, cycle_node + 1), -np.inf)
+    smaller[:-1, :-1] = scores[np.ix_(rest, rest)]
+    smaller[-1, :-1], smaller[:-1, -1] = entering.max(axis=0), leaving.max(axis=1)
+    smaller[0] = -np.inf
+    inner = _find_arborescence(smaller)
+    for number, node in enumerate(rest.tolist()):
+        if number:
+            head = int(inner[number])
+            heads[node] = cycle[source[number]] if head == cycle_node else rest[head]
+    heads[cycle[broken[inner[cycle_node]]]] = rest[inner[cycle_node]]
+    return heads
+
+
+def _find_cycle(heads: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return the nodes of a cycle, or None."""
+    state = np.zeros(len(heads), dtype=np.int64)  # the walk that reached a node first
+    state[0] = -1
+    for start in range(1, len(heads)):
+        node = start
+        while not state[node]:
+            state[node] = start
+            node = int(heads[node])
+        if state[node] == start:
+            cycle = [node]
+            while (following := int(heads[cycle[-1]])) != node:
+                cycle.append(following)
+            return np.array(cycle)
+    return None
+
 
 ROOT_RELATION, UNKNOWN_RELATION = "root", "dep"
 """Relations of the word below the root, and of a word whose relation is unknown, if the task has them."""

@@ -15,7 +15,7 @@ import torch
 
 from pretune.adaptation.contrastive import LOSSES, ContrastiveLoss, CosineScore, InBatch, PairClasses
 from pretune.core.errors import DataError, ResourceError, UsageError, suggest
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.core.types import Batch, Targets
 from pretune.data.layout import lay_out, next_fit
 from pretune.data.plan import BatchShape

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.generation import Generation
+from pretune.adaptation.heads.token import Generation
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pretune.core import io
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.core.format import format_count
+from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.training.checkpoints.checkpoint import (
     OLD_SUFFIX,
