@@ -56,6 +56,8 @@ EVAL_EXAMPLES, GENERATION_EVAL_EXAMPLES = 2000, 200
 """Number of dev examples for model selection; fewer where answers are generated, which is slow."""
 UNSCORED_FIELDS = frozenset({"probabilities", "span", "null_score_diff", "candidates"})
 """Fields of a prediction that no metric of a finished run needs."""
+LATER_FIELDS = frozenset({"predicate", "heads"})
+"""Fields of an example that older runs do not have: hashed only where they are set, so that these runs resume."""
 FORWARD_SHARE = 1 / 3
 """Cost of a prediction relative to a training step, until one has been timed."""
 
@@ -365,7 +367,12 @@ def hash_examples(examples: Sequence[Example]) -> str:
     """Return a hash of the examples."""
     digest = hashlib.sha256()
     for example in examples:
-        digest.update(repr(example).encode("utf-8", "surrogatepass"))
+        parts = [
+            f"{field.name}={getattr(example, field.name)!r}"
+            for field in fields(example)
+            if field.name not in LATER_FIELDS or getattr(example, field.name) != field.default
+        ]
+        digest.update(f"Example({', '.join(parts)})".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
