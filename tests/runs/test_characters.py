@@ -78,6 +78,7 @@ def test_perplexity_of_both_directions(run: Path) -> None:
     assert result.scores["perplexity"] == pytest.approx(math.exp(nats[False] / count), rel=1e-5)
     assert result.scores["backward_perplexity"] == pytest.approx(math.exp(nats[True] / count), rel=1e-5)
     assert result.counts["unknown"] >= 2
+    assert evaluate_perplexity(model.train(), TEXTS).scores == result.scores  # without dropout
 
 
 @pytest.mark.parametrize(

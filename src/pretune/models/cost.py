@@ -137,6 +137,8 @@ def estimate_memory(
         )
     copies = _FP32_BYTES + (item if item < _FP32_BYTES else 0)
     activations = sum(_count_stack_bytes(spec, stack, sides, item) for stack in spec.stacks)
+    if spec.characters:
+        activations += sum(sides) * item * spec.characters.count_values(width=spec.table)
     activations += _count_head_bytes(spec, targets * (sides[1] or sides[0]), item)
     if isinstance(spec.encoder, TwoStream):
         activations += sides[0] * _count_stream_bytes(spec.encoder, spec.width, source, targets, item)

@@ -59,6 +59,11 @@ class CharacterCNN:
         places = sum(group.count * group.width * self.width for group in self.filters) * (characters + 1)
         return places + self.highways * 2 * self.features**2 + self.features * width
 
+    def count_values(self, *, width: int, characters: float = 16.0) -> float:
+        """Return the values saved for the backward pass of a word; `characters` is the length of a long word."""
+        places = (characters + max(group.width for group in self.filters)) * (self.width + self.features)
+        return places + (5 * self.highways + 2) * self.features + width
+
     def params(self, *, width: int) -> int:
         filters = sum(group.count * (group.width * self.width + 1) for group in self.filters)
         highways = self.highways * 2 * (self.features + 1) * self.features

@@ -131,7 +131,7 @@ def compute_token_logprobs(
     logprobs, is_argmax = np.full(int(offsets[-1]), np.nan), np.zeros(int(offsets[-1]), dtype=np.bool_)
     device = language_model.tokens.weight.device.type
     size = config.tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"])
-    with eval_mode(model):
+    with eval_mode(language_model):
         for part in method.build_queries(fitted_passages):
             scored_tokens = int(part.token_index[0]) if len(part.token_index) else 0
             result, size = _score_part(
