@@ -12,6 +12,7 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="the reference library is not installed")
 
 import pretune as pt
+from pretune.core.errors import UsageError
 from pretune.models.hf.checkpoint import describe_checkpoint
 from tests.parity.cases import CASES, VOCAB, Case
 
@@ -197,7 +198,7 @@ def test_languages(case: Case, reference: Any, ours: Any) -> None:
     batch = our_batch(ours, segments=languages)
     assert_rows(batch.split(ours(batch).logits), theirs.logits, "logits")
     theirs = run(reference, False, langs=torch.full_like(padded(target)[0], 3))
-    with pytest.raises(pt.UsageError, match="no language 5: this model has embeddings of 5 languages"):
+    with pytest.raises(UsageError, match="no language 5: this model has embeddings of 5 languages"):
         ours.set_language(5)
     ours.set_language(3)
     batch = our_batch(ours)

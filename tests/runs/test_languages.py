@@ -1,81 +1,77 @@
-"""Corpora of several languages: mixed as their papers mixed them, counted in epochs, with licences in the cards."""
+"""Language embeddings in pre-training: the languages of sources and sides, as the segments of a batch."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import pretune as pt
-from pretune.data.prepare.run import prepare
-from pretune.data.sampling import SmoothedMixing
-from pretune.models.families import FAMILIES
-from pretune.runs.defaults import build_pretrain_config
-from pretune.text.tokenizer.training import train
-from tests.data.texts import blocks, stories
-from tests.runs.small import FAST, shrunk
-
-LARGE, SMALL = "large.txt", "small.txt"
+from pretune.core.errors import UsageError
+from pretune.models.catalog import resolve
+from pretune.models.model import build
+from pretune.objectives.masked import MaskedLM
+from pretune.objectives.translation import Translation
+from pretune.runs.training_data import DataConfig, TrainingData
+from tests.runs.small import FAST, Prepared, shrunk
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source that is eight times as large as the other, with licences and a filter."""
-    folder = tmp_path_factory.mktemp("languages")
-    texts = {LARGE: stories(160), SMALL: stories(20, 1000)}
-    given = [blocks(folder / name, [*texts[name], texts[name][0]]) for name in texts]
-    train("wordpiece", [*texts[LARGE], *texts[SMALL]], vocab=300, style="cls-sep").save(folder / "tok")
-    licence = ["CC BY 4.0", f"*{SMALL}=own | text"]
-    return prepare(given, tokenizer=folder / "tok", out=folder / "data", licence=licence, clean=["nfc"], workers=0).path
+def open_data(path: Path, objective: Any, languages: tuple[str, ...], count: int | None) -> TrainingData:
+    config = DataConfig(path=str(path), languages=languages, max_length=32)
+    return TrainingData.open(config, objective, "encoder", languages=count)
 
 
-@pytest.fixture(scope="module")
-def alone(data: Path) -> Path:
-    given = str(data.parent / LARGE)
-    return prepare([given], tokenizer=data / "tokenizer", out=data.parent / "alone", workers=0).path
+def test_every_side_has_its_language(prepared: Prepared) -> None:
+    """A text has the language of its source, a pair those of its two sides; the packing is that of no languages."""
+    path = prepared("bpe", "s-mask", "both")
+    options: dict[str, Any] = {"length": 32, "tokens": 512, "ranks": 1, "seed": 0, "has_fixed_slots": False}
+    stream = open_data(path, Translation(), ("de", "en-de"), 3).build_stream("train", **options)
+    plain = open_data(path, Translation(), (), None).build_stream("train", **options)
+    seen = set()
+    for step in range(4):
+        (sequences, _), batch, other = stream.read_sequences(step), stream[step], plain[step]
+        assert torch.equal(batch.tokens, other.tokens) and batch.segments is not None
+        assert sequences.sources is not None and sequences.sides is not None
+        parts = zip(batch.split(batch.segments), sequences.sources, sequences.sides, strict=True)
+        for segments, source, side in parts:
+            actual = segments.tolist()
+            assert actual == ([1] * side + [0] * (len(actual) - side) if source else [0] * len(actual))
+            seen.add(int(source))
+    assert seen == {0, 1}
+
+
+def test_sources_have_a_language_each(prepared: Prepared) -> None:
+    data = open_data(prepared("bpe", "s-mask"), MaskedLM(), (), 3)
+    assert data.languages is not None and data.languages.tolist() == [[0, 0]]
+
+
+def test_languages_are_trained(prepared: Prepared, tmp_path: Path) -> None:
+    """The embeddings of the data's languages change, the third stays; the run is loaded again."""
+    changes = {**shrunk("xlm"), **FAST, "model.languages": 3, "data.languages": ["de", "en-de"]}
+    run = pt.pretrain(
+        "xlm-mlm-tlm-xnli15-1024",
+        data=prepared("bpe", "s-mask", "both"),
+        steps=3,
+        overrides={**changes, "train.optimizer.weight_decay": 0.0},
+        out=tmp_path / "run",
+    )
+    model = pt.load(run)
+    started = build(resolve("xlm", {**shrunk("xlm"), "languages": 3, "vocab": model.spec.vocab}))
+    moved = (model.encoder.embed.languages.weight - started.encoder.embed.languages.weight).abs().amax(1)
+    assert (moved[:2] > 0).all() and moved[2] == 0
+    model.set_language(1)
+    assert pt.fill(model, "the <mask> sea")
 
 
 @pytest.mark.parametrize(
-    ("name", "mixing"),
+    ("languages", "count", "message"),
     [
-        ("xlm-roberta", SmoothedMixing(alpha=0.3)),
-        ("xlm-roberta-large", SmoothedMixing(alpha=0.3)),
-        ("bert-multilingual", SmoothedMixing(alpha=0.7)),
-        ("bert", None),
-        ("roberta", None),
+        ((), 3, "two languages.*data.languages"),
+        (("en",), 3, "1 names for 2 sources"),
+        (("fr", "en-de"), 2, "3 languages, but the model only 2"),
+        (("de", "en-de"), None, "no language embeddings"),
     ],
 )
-def test_the_paper_s_exponent_is_the_default(data: Path, alone: Path, name: str, mixing: SmoothedMixing | None) -> None:
-    assert build_pretrain_config(name, data=data, device="cpu").data.mixing == mixing
-    assert build_pretrain_config(name, data=alone, device="cpu").data.mixing is None
-    assert build_pretrain_config(name, data=data, overrides={"data.mixing": "null"}, device="cpu").data.mixing is None
-
-
-def test_every_size_s_training_can_be_had() -> None:
-    for family in FAMILIES:
-        entry = FAMILIES.get(family)
-        for size in entry.sizes:
-            assert (entry.get_training(size) is None) == (entry.training is None)
-
-
-def test_epochs_and_licences_stand_in_log_and_card(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changes: dict[str, Any] = {**shrunk("bert-multilingual"), **FAST, "data.length_schedule": None}
-    run = pt.pretrain(
-        "bert-multilingual", data=data, out=tmp_path / "run", objective="masked", epochs=2, overrides=changes
-    )
-    epochs = {Path(name).name: value for name, value in run.summary["epochs"].items()}
-    assert epochs[SMALL] > epochs[LARGE] > 0 and epochs[SMALL] > 2
-    err, card = capsys.readouterr().err, (tmp_path / "run" / "README.md").read_text()
-    for name, value in epochs.items():
-        assert f"{name} {value:.3g}" in err
-        row = next(line for line in card.splitlines() if f"/{name} |" in line)
-        assert row.endswith(f"| {value:.3g} |")
-        assert ("CC BY 4.0" if name == LARGE else "own ? text") in row
-    assert "nfc" in card and "story 0 begins" in card.lower()
-
-
-def test_without_mixing_all_are_read_alike(data: Path, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None}
-    run = pt.pretrain("bert-tiny", data=data, out=tmp_path / "run", objective="masked", epochs=1, overrides=changes)
-    assert set(run.summary["epochs"].values()) == {1.0}
+def test_names_that_do_not_fit(prepared: Prepared, languages: tuple[str, ...], count: int | None, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_data(prepared("bpe", "s-mask", "both"), Translation(), languages, count)

@@ -32,6 +32,9 @@ def fill(
     pieces: Annotated[
         int | None, option("--pieces N", "Maximum number of tokens per word (default: 1; for generative models 8).")
     ] = None,
+    language: Annotated[
+        int | None, option("--language N", "Number of the texts' language, for a model with language embeddings.")
+    ] = None,
     base: Base = None,
     device: DeviceName = None,
     dtype: WeightDtype = Dtype.FLOAT32,
@@ -46,8 +49,11 @@ def fill(
     prompts = read_prompts(texts or [], source, "text")
     from pretune.inference.fill import fill as work
     from pretune.inference.fill import find_blanks
+    from pretune.inference.text_model import get_language_model
 
     loaded_model = load_model(model, base=base, device=device, dtype=dtype, needs_head=True)
+    if language is not None:
+        get_language_model(loaded_model).set_language(language)
     records = []
     for text in prompts:
         answers = work(loaded_model, text, k=top, pieces=pieces)

@@ -23,7 +23,7 @@ from pretune.data.layout import lay_out
 from pretune.data.plan import WINDOW_SIZE, BatchShape, PackingPlan, build_plan
 from pretune.data.samples import Samples
 from pretune.data.sampling import Counters, EpochOrder, Mixing, SampleLengths, SourceMixture
-from pretune.data.sequences import Ints, Sequences
+from pretune.data.sequences import Bools, Ints, Sequences
 
 _MAX_PLANS = 2  # plans in memory: the current epoch and a neighbour
 _MIN_SEQUENCES = 4  # lower bound for the maximum number of sequences per row
@@ -71,8 +71,9 @@ class BatchStream:
 
     If the shape does not fix the number of sequences per row, the stream computes it from the lengths, so that shapes
     are the same in all epochs. With `fixed_slots` the number of target slots is also fixed, by the bound of the
-    corruption. With a `cache` directory the first process that needs a plan computes it for all. Raises `DataError` if
-    there are no samples.
+    corruption. `languages` [G, 2] are the languages of the two sides of each source, for a model that embeds them: they
+    are the segments of the tokens. With a `cache` directory the first process that needs a plan computes it for all.
+    Raises `DataError` if there are no samples.
     """
 
     def __init__(
@@ -88,8 +89,9 @@ class BatchStream:
         window: int = WINDOW_SIZE,
         cache: Path | None = None,
         fixed_slots: bool = False,
+        languages: Ints | None = None,
     ) -> None:
-        self.fixed_slots = fixed_slots
+        self.fixed_slots, self.languages = fixed_slots, languages
         self.samples, self.seed, self.corruption, self.mixing = samples, seed, corruption, mixing
         self._base_shape, self._words, self._sentences, self._window, self._cache = (
             shape,
@@ -116,6 +118,7 @@ class BatchStream:
             window=self._window,
             cache=self._cache,
             fixed_slots=self.fixed_slots,
+            languages=self.languages,
         )
         return constructor, (), {"_starts": [*self._starts]}
 
@@ -180,7 +183,7 @@ class BatchStream:
         cut = self.samples.cut(draws.take(samples), words=self._words, sentences=self._sentences)
         if self.corruption is not None:
             cut = self.corruption.corrupt(cut, Counters.from_sequences(self.seed, cut, copies=self.corruption.copies))
-        return cut, row
+        return cut if self.languages is None else _set_languages(cut, self.languages), row
 
     def iter_batches(
         self, start: int = 0, stop: int | None = None, *, part: int = 0, parts: int = 1
@@ -272,6 +275,17 @@ class BatchStream:
     def _draw_epoch(self, epoch: int) -> EpochOrder:
         """Return the draws of an epoch, with partners."""
         return self.samples.assign_partners(self.mixture.draw_order(self.seed, epoch))
+
+
+def _set_languages(sequences: Sequences, languages: Ints) -> Sequences:
+    """Return the sequences with the language of every token as its segment; `languages` [G, 2] are those of sources."""
+    assert sequences.sources is not None
+    owner = sequences.find_owners()
+    is_second: Bools = np.zeros(len(owner), dtype=bool)
+    if sequences.sides is not None:
+        begin = sequences.sides[owner]
+        is_second = (begin > 0) & (np.arange(len(owner)) - sequences.offsets[owner] >= begin)
+    return replace(sequences, segments=languages[sequences.sources[owner], is_second.astype(np.int64)])
 
 
 def compute_row_lengths(

@@ -1,10 +1,10 @@
 """Translation language modelling: masked tokens in a sentence and its translation.
 
 Paper: Lample and Conneau (2019), XLM. A token masked on one side can be predicted from the other, which aligns the two
-languages. The paper adds language embeddings and resets positions in the second sentence; here segments mark the
-languages, and positions continue, as in any pair. The rate holds on each side separately. Input: parallel documents
-(`pretune.data.pairs`); documents of one side are masked as usual, so one run can train both objectives of the
-paper. Siblings: `masked` reads one language at a time.
+languages. Segments mark the two sides or, for a model with language embeddings, the languages (`data.languages`). The
+paper resets positions in the second sentence; here they continue, as in any pair. The rate holds on each side
+separately. Input: parallel documents (`pretune.data.pairs`); documents of one side are masked as usual, so one run can
+train both objectives of the paper. Siblings: `masked` reads one language at a time.
 
     text     [CLS] the  cat   sits  [SEP] die   Katze sitzt [SEP]
     tokens   [CLS] the [MASK] sits  [SEP] die   Katze [MASK] [SEP]

@@ -115,6 +115,7 @@ class PretrainRun:
             self.spec.shape,
             start=settings.model.special.start,
             max_positions=settings.model.max_length,
+            languages=settings.model.stacks[0].embed.languages,
         )
         self.data_phases = DataPhases.open(settings, self.source, ranks)
         check_prompts(settings.train.prompts, self.spec.shape, settings.model.max_length, self.source.tokenizer)

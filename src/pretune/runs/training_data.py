@@ -1,5 +1,6 @@
 """Batches of a run from prepared data: samples, templates, rows, and the phases of a length schedule."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from pretune.core import log
-from pretune.core.config import Ge, get_kind, spec
+from pretune.core.config import Ge, NewField, get_kind, spec
 from pretune.core.errors import DataError, UsageError
 from pretune.data.packing import MAX_EXACT_ROW, pack
 from pretune.data.pairs import ParallelPairs, ParallelSamples, SegmentPairs
@@ -16,7 +17,8 @@ from pretune.data.prepared_data import PreparedData
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
 from pretune.data.sampling import Mixing, SampleLengths
 from pretune.data.sampling import SourceMixture as Shares
-from pretune.data.shards import Shards
+from pretune.data.sequences import Ints
+from pretune.data.shards import DataIndex, Shards
 from pretune.data.stream import (
     BatchStream,
     Corruption,
@@ -46,6 +48,7 @@ class DataConfig:
     max_length: Annotated[int, Ge(2)] = 512  # including special tokens
     length_schedule: tuple[float, int] | None = None  # (share, length): first share of the run, on shorter sequences
     mixing: Mixing | None = None
+    languages: Annotated[tuple[str, ...], NewField()] = ()  # of each source, in order; "en-de" if it is parallel
 
     @property
     def schedule(self) -> LengthSchedule:
@@ -69,6 +72,7 @@ class TrainingData:
     objective: Objective
     shape: ModelShape
     max_positions: int | None = None  # of the model
+    languages: Ints | None = None  # [G, 2] of the two sides of each source, if the model has language embeddings
 
     @classmethod
     def open(
@@ -79,8 +83,9 @@ class TrainingData:
         *,
         start: int | None = None,
         max_positions: int | None = None,
+        languages: int | None = None,
     ) -> "TrainingData":
-        """Open the data; raises if it is invalid or does not fit the objective."""
+        """Open the data; raises if it is invalid or does not fit the objective, or the model's number of languages."""
         data = PreparedData.open(data_config.path)
         if data.slice is not None:
             raise DataError(
@@ -99,6 +104,7 @@ class TrainingData:
             objective=objective,
             shape=shape,
             max_positions=max_positions,
+            languages=number_languages(data_config.languages, data.index, languages),
         )
 
     def build_samples(self, split: str, length: int, objective: Objective) -> Samples:
@@ -210,7 +216,32 @@ class TrainingData:
             sentences=objective.sentences,
             cache=cache,
             fixed_slots=has_fixed_slots,
+            languages=self.languages,
         )
+
+
+def number_languages(names: Sequence[str], index: DataIndex, count: int | None) -> Ints | None:
+    """Return the languages [G, 2] of the two sides of each source, numbered in the order of their names.
+
+    Without names every source has its own language. None for a model without language embeddings (`count` is None).
+    Raises `UsageError` if the names do not fit the sources or the model.
+    """
+    sources = index.sources
+    if count is None:
+        if names:
+            raise UsageError("this model has no language embeddings; remove data.languages")
+        return None
+    if names and len(names) != len(sources):
+        raise UsageError(
+            f"data.languages has {len(names)} names for {len(sources)} sources: {', '.join(sources)[:200]}"
+        )
+    if not names and any(split.pairs for split in index.splits.values()):
+        raise UsageError("parallel text has two languages: name those of each source, data.languages=en,en-de")
+    sides = [(name.split("-")[0], name.split("-")[-1]) for name in names or map(str, range(len(sources)))]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(name for pair in sides for name in pair))}
+    if len(numbers) > count:
+        raise UsageError(f"the data has {len(numbers)} languages, but the model only {count}; increase model.languages")
+    return np.array([[numbers[first], numbers[second]] for first, second in sides], dtype=np.int64)
 
 
 def build_template(
