@@ -307,12 +307,23 @@ GPU = {**CPU, "device": "cuda", "half": True}
         ({**GPU, "bias": True, "dropout": 0.1}, "tiles"),
         ({**GPU, "prefix": True, "dropout": 0.1}, "rows"),
         ({**GPU, "bias": True, "length": MIN_SPARSE_LENGTH - 1}, "tiles"),
+        ({**CPU, "distances": True, "one_per_row": True}, "rows"),
+        ({**GPU, "distances": True, "one_per_row": True, "dropout": 0.1}, "rows"),
+        ({**GPU, "distances": True, "weights": True}, "eager"),
         ({**GPU, "weights": True}, "eager"),
         ({**GPU, "weights": True, "bias": True, "dropout": 0.1}, "eager"),
     ],
 )
 def test_pick(given: dict[str, Any], expected: str) -> None:
     assert choose_backend(**given) == expected
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "varlen", "flex"])
+def test_scores_of_distances_are_refused(backend: Any) -> None:
+    """Where a kernel has no place for them."""
+    facts: Any = {**GPU, "distances": True, "one_per_row": True}
+    assert find_unsupported(backend, **facts) == "scores of distances"
+    assert find_unsupported("tiles", **facts) is None
 
 
 def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
