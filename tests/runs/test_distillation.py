@@ -1,6 +1,7 @@
 """Pre-training with a teacher: the student's own files, exact resume, other teachers, and cost."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from safetensors.torch import load_file
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, UsageError
+from pretune.data.prepare.run import prepare
 from pretune.runs.defaults import build_pretrain_config
 from pretune.runs.estimate import estimate_pretrain
 from pretune.runs.pretrain_run import PretrainedRun
+from pretune.text.tokenizer.training import train
 from tests.runs.small import FAST, Prepared, shrunk
 
 TEACHER = {**shrunk("bert-tiny"), **FAST, "model.depth": 4, "data.length_schedule": None}
@@ -156,3 +159,32 @@ def test_the_default_objective_of_a_family_is_the_base(prepared: Prepared, teach
     assert config.objective.base == plain.objective and config.objective.soft_weight == 5  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="the objective 'replaced_token' cannot be distilled"):
         build_pretrain_config("electra-small", data=prepared(), teacher=teacher, device="cpu")
+
+
+@pytest.mark.slow
+def test_a_distilled_student_beats_the_same_student_alone(tmp_path: Path) -> None:
+    """At equal steps, from the same random weights, on text in which a word follows from its neighbours."""
+    rng = random.Random(1)
+    words = [
+        first + second for first in ("ba", "de", "fi", "go", "ku", "la") for second in ("mi", "no", "pe", "ra", "su")
+    ]
+    followers = {word: rng.sample(words, 3) for word in words}
+    documents = []
+    for _ in range(600):
+        text = [rng.choice(words)]
+        for _ in range(40):
+            text += rng.choices(followers[text[-1]], (6, 3, 1))
+        documents.append(" ".join(text))
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    train("words", documents, vocab=60, style="cls-sep").save(tmp_path / "tokenizer")
+    prepare([tmp_path / "text.txt"], tokenizer=tmp_path / "tokenizer", out=tmp_path / "data", holdout=0.1, workers=0)
+    settings = {**TEACHER, "train.batch_tokens": 512, "train.eval_tokens": 2048, "train.eval_every": 1000}
+    settings |= {"train.samples_every": 0, "train.lr": 2e-3, "data.max_length": 48}
+    best = run(tmp_path / "data", tmp_path / "teacher", settings, steps=300)
+    settings |= {"model.depth": 2}
+    alone = run(tmp_path / "data", tmp_path / "alone", settings, steps=80)
+    random_start = {**settings, "objective.init": "random"}
+    distilled = run(tmp_path / "data", tmp_path / "random", random_start, teacher=best.path, steps=80)
+    copied = run(tmp_path / "data", tmp_path / "copied", settings, teacher=best.path, steps=80)
+    losses = [model.loss or 0.0 for model in (best, copied, distilled, alone)]
+    assert losses == sorted(losses) and losses[3] - losses[2] > 0.02, losses
