@@ -180,11 +180,11 @@ def test_a_distilled_student_beats_the_same_student_alone(tmp_path: Path) -> Non
     prepare([tmp_path / "text.txt"], tokenizer=tmp_path / "tokenizer", out=tmp_path / "data", holdout=0.1, workers=0)
     settings = {**TEACHER, "train.batch_tokens": 512, "train.eval_tokens": 2048, "train.eval_every": 1000}
     settings |= {"train.samples_every": 0, "train.lr": 2e-3, "data.max_length": 48}
-    best = run(tmp_path / "data", tmp_path / "teacher", settings, steps=300)
+    teacher = run(tmp_path / "data", tmp_path / "teacher", settings, steps=300).path
     settings |= {"model.depth": 2}
-    alone = run(tmp_path / "data", tmp_path / "alone", settings, steps=80)
     random_start = {**settings, "objective.init": "random"}
-    distilled = run(tmp_path / "data", tmp_path / "random", random_start, teacher=best.path, steps=80)
-    copied = run(tmp_path / "data", tmp_path / "copied", settings, teacher=best.path, steps=80)
-    losses = [model.loss or 0.0 for model in (best, copied, distilled, alone)]
-    assert losses == sorted(losses) and losses[3] - losses[2] > 0.02, losses
+    alone = run(tmp_path / "data", tmp_path / "alone", settings, steps=80)
+    distilled = run(tmp_path / "data", tmp_path / "random", random_start, teacher=teacher, steps=80)
+    copied = run(tmp_path / "data", tmp_path / "copied", settings, teacher=teacher, steps=80)
+    assert alone.loss is not None and distilled.loss is not None and copied.loss is not None
+    assert copied.loss < distilled.loss < alone.loss - 0.02, (copied.loss, distilled.loss, alone.loss)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pretune.adaptation.peft.base import init_uniform, sample_weight
+from pretune.core import log
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.hub import resolve_path
 from pretune.core.log import format_number
@@ -153,8 +154,8 @@ def attach_teacher(
 
 def detach_teacher(student: nn.Module) -> None:
     """Remove what training added to the student."""
-    if hasattr(student, "projections"):
-        del student.projections
+    if hasattr(student, PROJECTIONS):
+        delattr(student, PROJECTIONS)
 
 
 def choose_copied_layers(objective: Distill, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
@@ -175,7 +176,7 @@ def choose_copied_layers(objective: Distill, student_depth: int, teacher_depth: 
 def copy_layers(student: LanguageModel, teacher: LanguageModel, objective: Distill, source: str) -> bool:
     """Copy embeddings, evenly spaced layers and heads of the teacher into the student; return whether it was done.
 
-    With `init="auto"` nothing is copied unless all layers fit; with "teacher" that is an UsageError.
+    With `init="auto"` nothing is copied unless all layers fit; with "teacher" that is a UsageError.
     """
     tensors = collect_weights(teacher)
     depths = {
@@ -205,6 +206,8 @@ def copy_layers(student: LanguageModel, teacher: LanguageModel, objective: Disti
     for tensor, value in pairs.values():
         if value is not None and value.shape == tensor.shape:
             tensor.copy_(value)
+    layers = "; ".join(f"{name} {', '.join(map(str, numbers))}" for name, numbers in source_layers.items())
+    log.info(f"{source}: the student starts from layers of the teacher, counted from 0: {layers}")
     return True
 
 

@@ -55,6 +55,9 @@ def _format_header(name: str, settings: PretrainConfig, data: Mapping[str, Any])
         yield f"language: [{', '.join(languages[:20])}]"
     yield from ("---", f"# {escape_markdown(name)}", "")
     init = "from scratch" if start is None else f"from the weights of `{escape_markdown(start)}`"
+    teacher = getattr(settings.objective, "teacher", None)
+    if teacher is not None:
+        init = f"as the student of `{escape_markdown(teacher)}`"
     library = "[pretune](https://pypi.org/project/pretune/)"
     yield f"A `{family}` model, pre-trained {init} with the objective `{objective}` using {library}."
     yield ""
