@@ -59,4 +59,5 @@ def shrunk(name: str) -> dict[str, Any]:
         "head_width": getattr(attention, "head_width", None) is None,
         "positions": spec.max_length is None,
     }
-    return {f"model.{knob}": value for knob, value in SMALL.items() if knob in knobs and not absent.get(knob)}
+    small = {**SMALL, "depth": 2} if spec.last_stack.share is not None else SMALL  # one layer alone shares nothing
+    return {f"model.{knob}": value for knob, value in small.items() if knob in knobs and not absent.get(knob)}
