@@ -10,7 +10,8 @@ from pretune.models.catalog import resolve
 from pretune.models.cost import count_params_by_part, estimate_memory, flops_per_token
 from pretune.models.model import LanguageModel, build
 from pretune.nn.lstm import LSTMLayer, take_clip_counts
-from tests.contracts.tiny import rough
+from tests.contracts import laws
+from tests.contracts.tiny import model_of, rough
 
 SEQUENCES = [[5, 6, 7], [8, 9, 10, 11, 12], [3], [4, 5, 6]]
 
@@ -136,6 +137,14 @@ def test_one_direction_is_a_decoder_with_the_same_weights() -> None:
     for found, expected in rights:
         torch.testing.assert_close(found, expected.flip(0))
     assert forward.new_cache(1, 4).capacity == 4
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_direction_keeps_the_laws_of_decoders(backward: bool) -> None:
+    direction = model_of("elmo-small").get_direction(backward=backward)
+    laws.no_future_leak(direction)
+    laws.packed_is_alone(direction)
+    laws.cache_is_no_cache(direction, (4, 1, 3))
 
 
 def test_costs_count_characters_both_directions_and_samples() -> None:

@@ -44,7 +44,8 @@ class Assets:
             key = tokenizer.sha256, json.dumps(settings, sort_keys=True, allow_nan=False)
             self.tokenizer = _SHARED_TOKENIZERS.setdefault(key, tokenizer)
         if characters and isinstance(self.tokenizer, Tokenizer):
-            key = self.tokenizer.sha256, f"{characters} characters"
+            roles = sorted(self.tokenizer.special.items())
+            key = self.tokenizer.sha256, f"{characters} characters, {roles}"
             open_tokenizer = _SHARED_TOKENIZERS.get(key) or OpenTokenizer.from_tokenizer(self.tokenizer, characters)
             self.tokenizer = _SHARED_TOKENIZERS.setdefault(key, open_tokenizer)
         return self.tokenizer
