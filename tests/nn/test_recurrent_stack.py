@@ -178,3 +178,36 @@ def test_captured_steps_are_not_chosen() -> None:
 def test_layers_that_do_not_fit(blocks: tuple[LSTM, ...], width: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Model(family="made", vocab=9, width=width, decoder=Recurrent(blocks=blocks))
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_gradients_reach_the_last_tokens_only(backend: Any) -> None:
+    """The state is carried through the whole sequence; what lies before the window has no gradient."""
+    texts, window = [[3, 4, 5, 6, 7, 8, 9], [10, 11], [12, 13, 14, 15], [16, 17, 18]], 3
+    plain = make_spec(LSTM(hidden=7, projection=5), LSTM(hidden=6), input_dropout=0.3)
+    spec = make_spec(*plain.decoder.blocks, input_dropout=0.3, gradient_window=window)
+    full, windowed = build(plain).double(), build(spec).double()
+    batch = pt.batch(texts, row=11)
+    for model in (full.train(), windowed.train()):
+        model.attention_backend = backend
+    torch.manual_seed(1)
+    expected = full.states(batch)
+    torch.manual_seed(1)
+    out = windowed(batch, hidden=True)
+    torch.testing.assert_close(out.states, expected)
+    out.states.sum().backward()
+    used = windowed.tokens.weight.grad.abs().amax(1) > 0
+    assert used.nonzero().flatten().tolist() == sorted(token for text in texts for token in text[-window:])
+    with torch.no_grad():
+        torch.testing.assert_close(windowed.eval().states(batch), full.eval().states(batch))
+
+
+def test_long_windows_are_the_whole_text() -> None:
+    plain = make_spec()
+    spec = make_spec(*plain.decoder.blocks, gradient_window=9)
+    gradients = []
+    for model in (build(plain).train(), build(spec).train()):
+        model.states(pt.batch(RAGGED, row=12)).pow(2).sum().backward()
+        gradients.append([p.grad for p in model.decoder.parameters()])
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected)

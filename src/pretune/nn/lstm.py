@@ -9,7 +9,7 @@ Legend: N tokens, n tokens without padding, S sequences, C cells, W input width,
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
 import torch
@@ -207,10 +207,32 @@ class StepLayout:
         """Restore the order of the batch: `[n, W]` into `[N, W]`, with zeros for padding."""
         return x.new_zeros(self.tokens, x.shape[1]).index_copy(0, self.index, x)
 
-    def drop_units(self, x: Tensor, p: float) -> Tensor:
-        """Drop units of `[n, W]`, the same ones in all steps of a sequence."""
-        mask = F.dropout(x.new_ones(self.cells, x.shape[1]), p)
+    def drop_units(self, x: Tensor, p: float, mask: Tensor | None = None) -> Tensor:
+        """Drop units of `[n, W]`, the same ones in all steps of a sequence; `mask` is one of `draw_mask`."""
+        mask = self.draw_mask(x, p) if mask is None else mask
         return x * mask.index_select(0, self.sequence)
+
+    def draw_mask(self, x: Tensor, p: float) -> Tensor:
+        """Return the factors `[C, W]` of the units of every cell."""
+        return F.dropout(x.new_ones(self.cells, x.shape[1]), p)
+
+    @classmethod
+    def split_batch(cls, batch: Batch, window: int) -> tuple[Self, Self]:
+        """Return the layouts of the last `window` tokens of every sequence, and, before it, of all others.
+
+        Both have the sequences in the same order; those that fit into the window are not in the first.
+        """
+        lengths = batch.offsets.diff().index_select(0, batch.sequence.clamp(min=0))
+        start = (lengths - window).clamp(min=0)
+        is_late = batch.positions >= start
+        head_batch = replace(batch, one_per_row=False, sequence=batch.sequence.masked_fill(is_late, -1))
+        tail_batch = replace(
+            batch,
+            one_per_row=False,
+            sequence=batch.sequence.masked_fill(~is_late, -1),
+            positions=(batch.positions - start).clamp(min=0),
+        )
+        return cls.from_batch(head_batch), cls.from_batch(tail_batch)
 
 
 class LSTMLayer(nn.Module):
@@ -225,14 +247,19 @@ class LSTMLayer(nn.Module):
         self.adapter: nn.Module | None = None  # applied to the output, before residual and dropout
         self.clip_counts: Tensor | None = None  # [4] outputs beyond the bound, all outputs; the same of final cells
 
-    def forward(self, x: Tensor, layout: StepLayout, exact: bool = False) -> tuple[Tensor, States]:
-        """Return the output `[n, P]` of steps `[n, W]` before dropout, and the final states of the S sequences."""
+    def forward(
+        self, x: Tensor, layout: StepLayout, exact: bool = False, start: States | None = None
+    ) -> tuple[Tensor, States]:
+        """Return the output `[n, P]` of steps `[n, W]` before dropout, and the final states of the S sequences.
+
+        `start` are the states of the first sequences before these steps; all others start from zeros.
+        """
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         # NOTE: autocast would run cuDNN in fp16, whatever its dtype is.
         with torch.autocast(device, enabled=False):
             run = self._run_steps if exact else self._run_torch
-            y, states = run(x.to(dtype), layout, dtype)
+            y, states = run(x.to(dtype), layout, self._pad_start(x.to(dtype), layout, start))
             if not exact and not self.training and (self.spec.cell_clip or self.spec.output_clip):
                 self._count_clipped(y.detach(), states[1].detach())
         return self._finish(x, y), states
@@ -247,9 +274,15 @@ class LSTMLayer(nn.Module):
         y = y if self.adapter is None else self.adapter(y)
         return y + x.to(y.dtype) if self.spec.residual else y
 
-    def _run_torch(self, x: Tensor, layout: StepLayout, dtype: torch.dtype) -> tuple[Tensor, States]:
-        weights = self._compute_weights(dtype)
-        start = [x.new_zeros(1, layout.sequences, size) for size in (self.width, self.hidden)]
+    def _pad_start(self, x: Tensor, layout: StepLayout, start: States | None) -> States:
+        """Return the states before the first step, of all sequences."""
+        output, cell = (x.new_zeros(layout.sequences, size) for size in (self.width, self.hidden))
+        if start is not None:
+            output[: len(start[0])], cell[: len(start[1])] = start
+        return output, cell
+
+    def _run_torch(self, x: Tensor, layout: StepLayout, states: States) -> tuple[Tensor, States]:
+        weights, start = self._compute_weights(x.dtype), [state.unsqueeze(0) for state in states]
         # Arguments: with biases, one layer, no dropout, training, not bidirectional (and not batch first).
         # NOTE: on a CPU, projections have a kernel for packed sequences only; the other warns and falls back to it.
         if layout.is_even and (self.project is None or x.is_cuda):
@@ -284,11 +317,11 @@ class LSTMLayer(nn.Module):
             parts.append(compute_weight(self.project))
         return [part.to(dtype) for part in parts]
 
-    def _run_steps(self, x: Tensor, layout: StepLayout, dtype: torch.dtype) -> tuple[Tensor, States]:
+    def _run_steps(self, x: Tensor, layout: StepLayout, start: States) -> tuple[Tensor, States]:
         """Run the written-out recurrence."""
-        weight, recurrent, bias, second_bias, *project = self._compute_weights(dtype)
+        weight, recurrent, bias, second_bias, *project = self._compute_weights(x.dtype)
         gates = F.linear(x, weight, bias + second_bias)
-        output, cell = (x.new_zeros(layout.sequences, size) for size in (self.width, self.hidden))
+        output, cell = start
         outputs: list[Tensor] = []
         final_states: list[States] = []
         sizes = layout.sizes.tolist()

@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pretune.core.config import Fraction, NonEmpty, spec
+from pretune.core.config import Fraction, NewField, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.cache import KVCache, LayerCache, RecurrentState
 from pretune.nn.layers import Embed
-from pretune.nn.lstm import LSTM, LSTMLayer, StepLayout
+from pretune.nn.lstm import LSTM, LSTMLayer, States, StepLayout
 from pretune.nn.stack import OutputFlags, StackOutput
 from pretune.nn.two_stream import AttentionStack
 
@@ -35,6 +35,8 @@ class Recurrent:
     embed: Embed = Embed()
     token_dropout: Fraction = 0.0  # of token types: all their occurrences in a batch (Gal and Ghahramani, 2016)
     input_dropout: Fraction = 0.0  # of the embeddings: the same units in all steps of a sequence
+    # Tokens at the end of a sequence that have gradients; earlier ones are read without. None: all.
+    gradient_window: Annotated[Positive[int] | None, NewField()] = None
 
     # Attributes of `Stack` that it does not have.
     position: ClassVar[None] = None
@@ -130,33 +132,57 @@ class RecurrentStack(nn.Module):
         """Return the states of token embeddings `[N, W]`; the final states of the layers are written to the cache."""
         check_inputs(batch, source, flags)
         x = self._embed_inputs(x, batch)
-        layout = StepLayout.from_batch(batch)
+        layouts, exact = self._lay_out(batch), self.exact or flags.backend == "eager"
+        parts = [layout.to_steps(x) for layout in layouts]
+        parts = raw_parts = self._drop_units(parts, layouts, self.spec.input_dropout)
         hidden = [x]
-        steps = raw_states = layout.to_steps(x)
-        if self.training and self.spec.input_dropout:
-            steps = layout.drop_units(steps, self.spec.input_dropout)
         for i, layer in enumerate(self):
-            inputs = (steps, layout, self.exact or flags.backend == "eager")
-            if not len(layout.index):
-                steps = steps.new_zeros(0, layer.width)
-                continue
-            if self.activation_checkpointing and torch.is_grad_enabled():
-                steps, states = checkpoint(layer, *inputs, use_reentrant=False)
-            else:
-                steps, states = layer(*inputs)
-            if cache is not None:
-                _get_state(cache, i).write_final(states, layout.index[: layout.sequences])
-            raw_states = steps
-            if self.training and layer.spec.dropout:
-                steps = layout.drop_units(steps, layer.spec.dropout)
+            raw_parts, states = self._run_layer(layer, parts, layouts, exact)
+            if cache is not None and states is not None:
+                _get_state(cache, i).write_final(states, layouts[-1].index[: layouts[-1].sequences])
+            parts = self._drop_units(raw_parts, layouts, layer.spec.dropout)
             if flags.hidden and i + 1 < self.spec.depth:
-                hidden.append(layout.to_batch(steps))
-        out = layout.to_batch(steps)
+                hidden.append(_join(parts, layouts))
+        out = _join(parts, layouts)
         return StackOutput(
             states=out,
             hidden=(*hidden, out) if flags.hidden else None,
-            raw_states=out if raw_states is steps else layout.to_batch(raw_states),
+            raw_states=out if raw_parts is parts else _join(raw_parts, layouts),
         )
+
+    def _lay_out(self, batch: Batch) -> tuple[StepLayout, ...]:
+        """Return the layout of a batch; in training with a gradient window, that before the window and that of it."""
+        window = self.spec.gradient_window
+        if window is None or batch.length <= window or not (self.training and torch.is_grad_enabled()):
+            return (StepLayout.from_batch(batch),)
+        head, tail = StepLayout.split_batch(batch, window)
+        return (head, tail) if head.sequences else (tail,)
+
+    def _run_layer(
+        self, layer: LSTMLayer, parts: list[Tensor], layouts: tuple[StepLayout, ...], exact: bool
+    ) -> tuple[list[Tensor], States | None]:
+        """Return the outputs of a layer, with gradients in the last part only, and the final states."""
+        outputs: list[Tensor] = []
+        states: States | None = None
+        for steps, layout in zip(parts, layouts, strict=True):
+            if not layout.sequences:
+                outputs.append(steps.new_zeros(0, layer.width))
+                continue
+            has_gradient = torch.is_grad_enabled() and layout is layouts[-1]
+            with torch.set_grad_enabled(has_gradient):
+                if self.activation_checkpointing and has_gradient:
+                    output, states = checkpoint(layer, steps, layout, exact, states, use_reentrant=False)
+                else:
+                    output, states = layer(steps, layout, exact, states)
+            outputs.append(output)
+        return outputs, states
+
+    def _drop_units(self, parts: list[Tensor], layouts: tuple[StepLayout, ...], p: float) -> list[Tensor]:
+        """Drop units in training, the same ones in all parts of a sequence."""
+        if not self.training or not p:
+            return parts
+        mask = layouts[-1].draw_mask(parts[-1], p)
+        return [layout.drop_units(steps, p, mask) for steps, layout in zip(parts, layouts, strict=True)]
 
     def step(self, x: Tensor, cache: KVCache) -> Tensor:
         """Return the states `[B, W]` of one new token per sequence, and update the states of the layers."""
@@ -204,6 +230,12 @@ def check_inputs(batch: Batch, source: Tensor | None, flags: OutputFlags) -> Non
         raise UsageError("a recurrent stack has no cross-attention")
     if batch.prefix is not None or batch.view is not None:
         raise UsageError("a recurrent model reads from left to right: it has no bidirectional prefix or other mask")
+
+
+def _join(parts: list[Tensor], layouts: tuple[StepLayout, ...]) -> Tensor:
+    """Restore the order of the batch; parts have no token in common."""
+    placed_parts = [layout.to_batch(steps) for steps, layout in zip(parts, layouts, strict=True)]
+    return sum(placed_parts[1:], start=placed_parts[0])
 
 
 def _get_state(cache: KVCache, layer: int) -> RecurrentState:

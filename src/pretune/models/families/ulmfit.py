@@ -49,11 +49,13 @@ def build_spec(
 
 
 def build_task_spec(spec: Model) -> Model:
-    """Return the spec of a task model: the dropout rates of the paper (section 4.1)."""
+    """Return the spec of a task model: the dropout rates of the paper (section 4.1), and backpropagation through time
+    for text classification: the state is carried through a whole document, gradients reach its last 1,400 words.
+    """
     assert isinstance(spec.decoder, Recurrent)
     blocks = [replace(block, weight_dropout=0.5, dropout=0.3) for block in spec.decoder.blocks]
     blocks[-1] = replace(blocks[-1], dropout=0.4)
-    decoder = replace(spec.decoder, blocks=tuple(blocks), token_dropout=0.05, input_dropout=0.4)
+    decoder = replace(spec.decoder, blocks=tuple(blocks), token_dropout=0.05, input_dropout=0.4, gradient_window=1400)
     return replace(spec, decoder=decoder)
 
 
@@ -80,6 +82,7 @@ ulmfit = Family(
             "train.lr": 1e-2,
             "train.optimizer.betas": [0.7, 0.99],
             "train.batch": 64,
+            "data.max_length": 4096,
             "tune.lm_epochs": 5.0,
             "tune.lm_lr": 4e-3,
         },
