@@ -13,7 +13,8 @@ stream; a second row keeps the stream in fp32, as autocast does for the peer. Th
                 passed, so that SDPA cannot use FlashAttention or a causal kernel; an attention function registered
                 without a mask function gets none. No sequence is padded here, so the result is the same. `--mode` and
                 `--multiple` (vocabulary padded to a multiple) apply to this variant. Not for T5, whose bias is a mask.
-    narrow      like best, with bf16 weights and fp32 master weights, as FSDP keeps them: a bf16 stream on both sides
+    narrow      like best, with bf16 weights and fp32 master weights, as FSDP keeps them: a bf16 stream on both sides;
+                like best not for ModernBERT, whose masks have windows
 
 Before timing, all variants must give the same loss on one batch without dropout. Prints tokens per second and MFU of
 the median round of alternated rounds, and the ratio of ours to each variant.
@@ -58,6 +59,7 @@ class Workload:
     masked: bool
     reference: Callable[[float], Any]
     target: int = 0  # target length of an encoder-decoder
+    has_window: bool = False  # the peer's masks have windows, so it needs them
 
     @property
     def tokens(self) -> int:
@@ -72,11 +74,17 @@ def build_t5(dropout: float, **options: Any) -> Any:
     )
 
 
+def build_modernbert(dropout: float, **options: Any) -> Any:
+    """Build ModernBertForMaskedLM with random weights; without options it has the size of ModernBERT-base."""
+    return transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(attention_dropout=dropout, **options))
+
+
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
 TINY_T5 = {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 2}
 GPU = (
     Workload("bert-base 128 x 512", 128, 512, True, common.build_bert),
     Workload("bert-base 512 x 128", 512, 128, True, common.build_bert),
+    Workload("modernbert-base 128 x 512", 128, 512, True, build_modernbert, has_window=True),
     Workload("gpt2-small 64 x 1024", 64, 1024, False, common.build_gpt2),
     Workload("t5-base 128 x 512/114", 128, 512, False, build_t5, 114),
 )
@@ -237,7 +245,7 @@ def build_peers(
     variants = options.peers.split(",") if options.peers else list(PEERS) if device == "cuda" else ["eager"]
     sides = []
     for name in variants:
-        if name == "best" and work.target:
+        if (name == "best" and work.target) or (name in ("best", "narrow") and work.has_window):
             continue
         model, run = reference, reference
         if name in ("best", "narrow"):

@@ -38,7 +38,7 @@ SLOW_CASES = {
         "xlm-roberta-base babyberta-base miniberta-base electra-small gpt3-125m llama-7b llama2-7b llama2-70b "
         "llama3-1b olmo-1b opt-125m mt5-base t5-table-enc-dec t5-table-enc-dec-shared t5-table-enc-dec-half "
         "t5-table-lm mbart-large made-shared-layers distilbert-base tinybert-4 elmo-original albert-base-v1 "
-        "deberta-v3-base spanbert-base"
+        "deberta-v3-base spanbert-base bloom-560m xglm-564M xlm-mlm-en-2048"
     ),
     "tests/contracts/test_objectives.py": (
         "bpe characters words masked-words masked-static-40 next_sentence-words sentence_order-spans "
