@@ -102,6 +102,7 @@ def get_overrides(args: argparse.Namespace, depth: int) -> dict[str, Any]:
         "train.batch_tokens": args.batch_tokens,
         "train.samples_every": 0,
         "train.checkpoint_every": 100_000,
+        "train.eval_every": 100_000,  # before the first step and after the last
     }
 
 
@@ -182,7 +183,7 @@ def pretrain_student(data: str, teacher: str, out: str, device: str, steps: int,
 
     folder = Path(out)
     overrides = {"data.samples": "documents", "data.max_length": MAX_LENGTH, "train.lr": 1e-3, "train.samples_every": 0}
-    overrides |= {"train.batch_tokens": batch_tokens, "train.checkpoint_every": 100_000}
+    overrides |= {"train.batch_tokens": batch_tokens, "train.checkpoint_every": 100_000, "train.eval_every": 100_000}
     if (folder / "cost.json").exists():
         return json.loads((folder / "cost.json").read_text())["run"]
     options: dict[str, Any] = {"data": data, "teacher": teacher, "steps": steps, "overrides": overrides}
