@@ -1,4 +1,4 @@
-"""DistanceEmbedding attention (He et al., 2021): scores by content and by distance, each with its own projections.
+"""Disentangled attention (He et al., 2021): scores by content and by distance, each with its own projections.
 
 A query q at distance d (query position minus key position) of a key k has the score
 
