@@ -44,6 +44,12 @@ def steps(directory: Path) -> list[int]:
     return [open_checkpoint(path).step for path in list_checkpoints(directory / "checkpoints")]
 
 
+def find_best_step(directory: Path) -> int | None:
+    found = [open_checkpoint(path) for path in list_checkpoints(directory / "checkpoints")]
+    scores = {result.score: result.step for result in found if result.score is not None}
+    return scores[min(scores)] if scores else None
+
+
 # Round trips
 
 
@@ -99,9 +105,6 @@ def test_everything_comes_back(
         for name, tensor in reference.items():
             assert (loaded[name].dtype, loaded[name].shape) == (tensor.dtype, tensor.shape)
             assert bits(loaded[name]) == bits(tensor)
-        targets = {name: torch.zeros_like(tensor) for name, tensor in reference.items()}
-        result.copy_into(group, targets)
-        assert all(bits(targets[name]) == bits(tensor) for name, tensor in reference.items())
 
 
 def test_a_model_and_its_optimiser_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
@@ -133,8 +136,10 @@ def test_a_model_and_its_optimiser_go_on_as_if_nothing_had_happened(tmp_path: Pa
     train(*repeat, 1)
     result = saved.find_latest(RUN)
     assert result is not None
-    for group, targets in state(*repeat).items():
-        result.copy_into(group, targets)
+    with torch.no_grad():
+        for group, targets in state(*repeat).items():
+            for name, tensor in result.load_tensors(group).items():
+                targets[name].copy_(tensor)
     train(*repeat, 3)
     for item, other in zip(straight[0].parameters(), repeat[0].parameters(), strict=True):
         assert torch.equal(item, other)
@@ -205,7 +210,7 @@ def test_a_state_that_is_none(change: dict[str, object], tmp_path: Path) -> None
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:
-    assert make(tmp_path).find_latest(RUN) is None and make(tmp_path).find_best() is None
+    assert make(tmp_path).find_latest(RUN) is None
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -218,26 +223,13 @@ def test_the_first_difference_is_named(name: str, tmp_path: Path) -> None:
         saved.find_latest({**RUN, "code": "x"})
 
 
-@pytest.mark.parametrize(
-    ("targets", "message"),
-    [
-        ({"weight": torch.zeros(3, 2)}, r"'weight'.*float32 \[2, 3\].*float32 \[3, 2\]"),
-        ({"weight": torch.zeros(2, 3).half()}, r"'weight'.*float32 \[2, 3\].*float16 \[2, 3\]"),
-        ({"weigh": torch.zeros(2, 3)}, "'weigh'.*'weight'"),
-        ({}, "'weight'"),
-        ({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, "'bias'"),
-    ],
-)
-def test_tensors_that_do_not_fit(targets: dict[str, Tensor], message: str, tmp_path: Path) -> None:
+def test_a_group_that_is_not_there(tmp_path: Path) -> None:
     saved = make(tmp_path)
     saved.save(1, weights(), {}, wait=True)
     result = saved.find_latest({})
     assert result is not None
-    with pytest.raises(CheckpointError, match=rf"model.safetensors: .*{message}"):
-        result.copy_into("model", targets)
-    assert all(not tensor.any() for tensor in targets.values())
     with pytest.raises(CheckpointError, match=r"'optimizer'.*model"):
-        result.copy_into("optimizer", {})
+        result.load_tensors("optimizer")
 
 
 # What stays
@@ -248,8 +240,7 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     calls = []
     for step, score in enumerate([3.0, 1.0, 2.0, None, 4.0, 0.5, 9.0, 9.0, float("nan")]):
         saved.save(step, weights(step), {}, score=score, wait=True)
-        best = saved.find_best()
-        calls.append((steps(tmp_path), best and best.step))
+        calls.append((steps(tmp_path), find_best_step(tmp_path)))
     assert calls == [
         ([0], 0),
         ([1, 0], 1),
@@ -283,8 +274,7 @@ def test_a_damaged_best_makes_room_for_the_next_best(tmp_path: Path) -> None:
     (tmp_path / "checkpoints/step-00000001/model.safetensors").write_bytes(b"")
     saved.save(4, weights(4), {}, score=4.0, wait=True)
     assert steps(tmp_path) == [4, 3, 2]
-    best = saved.find_best()
-    assert best is not None and best.step == 2
+    assert find_best_step(tmp_path) == 2
 
 
 def test_what_was_just_saved_stays_whatever_is_there(tmp_path: Path) -> None:
@@ -485,6 +475,3 @@ def test_from_a_device(tmp_path: Path) -> None:
         result = open_checkpoint(path)
         loaded = result.load_tensors("model")
         assert torch.equal(loaded["a"], reference * factor) and loaded["tied"] is loaded["a"]
-        target = torch.empty_like(values)
-        result.copy_into("model", {"a": target, "tied": target, "b": torch.empty_like(groups["model"]["b"])})
-        assert torch.equal(target.cpu(), reference * factor)

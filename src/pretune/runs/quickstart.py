@@ -47,6 +47,7 @@ from pretune.runs.pretrain import pretrain
 from pretune.runs.vectors import train_vectors
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
+from pretune.tasks.types.classification import SequenceClassification
 from pretune.tasks.user_table import build_user_task
 from pretune.text.corpora.builtin import Reviews
 from pretune.text.tokenizer import Tokenizer
@@ -182,7 +183,7 @@ def read_reviews(
         examples = [Example(text=row["text"].strip(), label=int(row["label"])) for row in rows]
     else:
         task = build_user_task({"train": os.fspath(path)})
-        if not task.labels or task.type.needs_pair or task.type.errors_view != "classes":
+        if not isinstance(task.type, SequenceClassification) or task.type.needs_pair:
             raise DataError(f"{path}: the label column gives a {task.kind} task; pass a table with classes")
         names, examples = task.labels, list(task.read("train"))
     shuffled_examples = [examples[i] for i in make_generator(0, len(examples)).permutation(len(examples))]

@@ -29,7 +29,7 @@ number of the correct option, that of the others `SAME_GROUP`.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -58,14 +58,35 @@ from pretune.nn.heads import PoolingConfig
 
 
 @spec
-class Classification:
-    """One of several classes per sequence; cross-entropy."""
+class LabelHead:
+    """What heads with an output per label share: their settings and module."""
 
     classes: Positive[int]
     labels: tuple[str, ...] = ()  # names of the classes, in order
     pooling: PoolingConfig | None = None  # None: as in the family's paper
     dropout: Fraction = 0.1
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `pooling`
+
+    def __post_init__(self) -> None:
+        check_classes(self.classes, self.labels)
+
+    def resolve(self, spec: Model) -> Self:
+        return self if self.pooling else replace(self, pooling=resolve_pooling(spec))
+
+    def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
+        pooling = self.pooling or resolve_pooling(model.spec)
+        if self.scalar_mix is not None:
+            return self.scalar_mix.build(model, self.classes, tagging=False, seed=seed)
+        return build_sequence_head(model, pooling, self.classes, self.dropout, seed)
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        return {"loss": count_labels(get_labels(batch))}
+
+
+@spec
+class Classification(LabelHead):
+    """One of several classes per sequence; cross-entropy."""
+
     lm_loss_weight: float = 0.0  # weight of the auxiliary language modeling loss; 0.5 in GPT's paper
 
     def __post_init__(self) -> None:
@@ -78,13 +99,7 @@ class Classification:
     def resolve(self, spec: Model) -> Self:
         if self.lm_loss_weight and spec.head is None:
             raise UsageError("a language modeling loss needs a model with a vocabulary head; set lm_loss_weight to 0")
-        return self if self.pooling else replace(self, pooling=resolve_pooling(spec))
-
-    def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        pooling = self.pooling or resolve_pooling(model.spec)
-        if self.scalar_mix is not None:
-            return self.scalar_mix.build(model, self.classes, tagging=False, seed=seed)
-        return build_sequence_head(model, pooling, self.classes, self.dropout, seed)
+        return LabelHead.resolve(self, spec)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         counts = {"loss": count_labels(get_labels(batch))}
@@ -120,28 +135,8 @@ def _get_targets(batch: Batch) -> Tensor:
 
 
 @spec
-class MultiLabel:
+class MultiLabel(LabelHead):
     """Any number of labels per sequence; binary cross-entropy for each."""
-
-    classes: Positive[int]
-    labels: tuple[str, ...] = ()  # names of the labels, in order
-    pooling: PoolingConfig | None = None  # None: as in the family's paper
-    dropout: Fraction = 0.1
-    scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `pooling`
-
-    def __post_init__(self) -> None:
-        check_classes(self.classes, self.labels)
-
-    def resolve(self, spec: Model) -> Self:
-        return self if self.pooling else replace(self, pooling=resolve_pooling(spec))
-
-    def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        if self.scalar_mix is not None:
-            return self.scalar_mix.build(model, self.classes, tagging=False, seed=seed)
-        return build_sequence_head(model, self.pooling or resolve_pooling(model.spec), self.classes, self.dropout, seed)
-
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": count_labels(get_labels(batch))}
 
     def loss(self, model: HeadedModel, batch: Batch) -> Loss:
         """Return the loss summed over labels and sequences; the count is that of all decisions."""
@@ -157,20 +152,28 @@ class MultiLabel:
 
 
 @spec
-class Regression:
-    """One number per sequence; squared error."""
+class ScoreHead:
+    """What heads with one number per sequence share: their settings and module."""
+
+    is_choice: ClassVar[bool] = False
 
     pooling: PoolingConfig | None = None  # None: as in the family's paper
     dropout: Fraction = 0.1
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `pooling`
 
     def resolve(self, spec: Model) -> Self:
-        return self if self.pooling else replace(self, pooling=resolve_pooling(spec))
+        return self if self.pooling else replace(self, pooling=resolve_pooling(spec, is_choice=self.is_choice))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
         if self.scalar_mix is not None:
             return self.scalar_mix.build(model, 1, tagging=False, seed=seed)
-        return build_sequence_head(model, self.pooling or resolve_pooling(model.spec), 1, self.dropout, seed)
+        pooling = self.pooling or resolve_pooling(model.spec, is_choice=self.is_choice)
+        return build_sequence_head(model, pooling, 1, self.dropout, seed)
+
+
+@spec
+class Regression(ScoreHead):
+    """One number per sequence; squared error."""
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"loss": count_labels(get_labels(batch))}
@@ -191,21 +194,10 @@ SAME_GROUP = -1
 
 
 @spec
-class Choice:
+class Choice(ScoreHead):
     """A score per sequence; cross-entropy over the sequences of a group."""
 
-    pooling: PoolingConfig | None = None  # None: as in the family's paper
-    dropout: Fraction = 0.1
-    scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `pooling`
-
-    def resolve(self, spec: Model) -> Self:
-        return self if self.pooling else replace(self, pooling=resolve_pooling(spec, is_choice=True))
-
-    def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        if self.scalar_mix is not None:
-            return self.scalar_mix.build(model, 1, tagging=False, seed=seed)
-        pooling = self.pooling or resolve_pooling(model.spec, is_choice=True)
-        return build_sequence_head(model, pooling, 1, self.dropout, seed)
+    is_choice: ClassVar[bool] = True
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"loss": (get_labels(batch) >= 0).sum()}

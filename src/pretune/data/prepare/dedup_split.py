@@ -104,7 +104,7 @@ def write_splits(
         splits = {name: ShardSplit(shards=writer.close()) for name, writer in writers.items()}
     except BaseException:
         for writer in writers.values():
-            writer.__exit__(BaseException, None, None)
+            writer.abandon()
         raise
     facts: dict[str, SplitFacts] = {}
     for name, split in splits.items():

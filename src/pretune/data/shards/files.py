@@ -9,10 +9,10 @@ import contextlib
 import dataclasses
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -30,7 +30,28 @@ _PATTERN = re.compile(
 _REMEDY = "prepare the data again, or copy the directory again"
 
 
-class NpyWriter:
+class AtomicWriter(ABC):
+    """Context manager of a writer: completes its files at the end of the block, abandons them after an error."""
+
+    @abstractmethod
+    def close(self) -> object:
+        """Complete the files."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Close the files without completing them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+class NpyWriter(AtomicWriter):
     """Writer of a one-dimensional array of initially unknown length; `close` writes the length into the header."""
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
@@ -59,17 +80,6 @@ class NpyWriter:
 
     def _write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
-
-    def __enter__(self) -> "NpyWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
 
 
 def open_npy(

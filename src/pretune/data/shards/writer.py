@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import translate_write_errors
-from pretune.data.shards.files import DTYPES, NpyWriter, ShardFacts
+from pretune.data.shards.files import DTYPES, AtomicWriter, NpyWriter, ShardFacts
 
 SHARD_TOKENS = 2**27
 """Number of tokens at which a shard is full; it ends with the document that reaches it."""
@@ -17,7 +16,7 @@ SHARD_TOKENS = 2**27
 Ints = NDArray[np.int64]
 
 
-class ShardWriter:
+class ShardWriter(AtomicWriter):
     """Writer of the shards of one split, for a directory that the caller publishes.
 
     Only the arrays of the current `add` call are in memory. The shards depend on the documents, not on their
@@ -112,15 +111,9 @@ class ShardWriter:
         self._finish_shard()
         return tuple(self.shards)
 
-    def __enter__(self) -> "ShardWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        elif self._shard is not None:
+    def abandon(self) -> None:
+        """Close the files of the open shard without completing them."""
+        if self._shard is not None:
             self._shard.abandon()
 
     def _write(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pretune.core import config, io
 from pretune.core.config.read import format_value
-from pretune.core.errors import CheckpointError, suggest
+from pretune.core.errors import CheckpointError
 from pretune.core.io.strict_json import MAX_BYTES
 from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_state
 from pretune.models import tensor_files
@@ -109,21 +109,6 @@ class Checkpoint:
                     f"{self.folder / STATE_FILE}: {format_value(first)} is tied, but not in '{group}'; {_REMEDY}"
                 )
         return tensors | {name: tensors[first] for name, first in tied_names.items()}
-
-    @torch.no_grad()
-    def copy_into(self, group: str, targets: Mapping[str, Tensor]) -> None:
-        """Copy a group into tensors of the same names, shapes and dtypes; on a mismatch nothing is copied."""
-        file, tensors = self._find_file(group), self.load_tensors(group)
-        for name in [*targets, *tensors]:
-            if name not in tensors:
-                raise CheckpointError(f"{file}: tensor {format_value(name)} is missing{suggest(name, tensors)}")
-            if name not in targets:
-                raise CheckpointError(f"{file}: tensor {format_value(name)} does not exist in this run")
-            expected_form, form = _describe_tensor(targets[name]), _describe_tensor(tensors[name])
-            if form != expected_form:
-                raise CheckpointError(f"{file}: tensor {format_value(name)} is {form}, this run needs {expected_form}")
-        for name, target in targets.items():
-            target.copy_(tensors[name])
 
     def _find_file(self, group: str) -> Path:
         if group not in self.groups:
@@ -251,7 +236,3 @@ def _list_files(state: Mapping[str, Any]) -> list[str]:
 def _select_manifest_facts(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts repeated in the manifest: the step, and all strings (hashes of config, data and tokenizer)."""
     return {"step": state["step"], "run": {key: fact for key, fact in state["facts"].items() if isinstance(fact, str)}}
-
-
-def _describe_tensor(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

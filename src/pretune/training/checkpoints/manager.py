@@ -104,17 +104,6 @@ class CheckpointManager:
             ) from newest_error
         return None
 
-    def find_best(self) -> Checkpoint | None:
-        """Return the valid checkpoint with the lowest validation loss; None if none has a loss."""
-        return next(
-            (
-                checkpoint
-                for folder in sort_by_score(list_checkpoints(self.directory))
-                if (checkpoint := open_if_intact(folder))
-            ),
-            None,
-        )
-
     def remove_unfinished(self, lock: RunLock) -> None:
         """Remove files of killed writers at the start of a run; requires the lock, so no other process is writing."""
         if not lock.is_held or lock.directory.resolve() not in self.directory.resolve().parents:
