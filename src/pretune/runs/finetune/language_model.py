@@ -32,8 +32,8 @@ LAYER_DECAY = 1 / 2.6
 
 
 def continue_pretraining(tuning: FinetuneConfig, task_data: TaskData, run_dir: RunDir, ranks: Ranks) -> FinetuneConfig:
-    """Return the config of the trials: with the base pre-trained on the task's texts for `tune.lm_epochs`, if any."""
-    if not tuning.tune.lm_epochs or tuning.base.weights == "random":
+    """Return the config of the trials, with the base pre-trained on the task's texts for `tune.lm_epochs`."""
+    if tuning.base.weights == "random":
         return tuning
     if ranks.world > 1:
         raise UsageError("tune.lm_epochs needs a single rank; pre-train on the texts first: `pretune pretrain --from`")

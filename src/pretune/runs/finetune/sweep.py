@@ -15,12 +15,10 @@ from pretune.core.errors import PretuneError
 from pretune.core.log import format_subset, join_names
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.evaluation.baselines import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, BaselineResult
-from pretune.evaluation.embedding import compute_cosines
 from pretune.runs.finetune.adapted_model import has_backward_model, load_task_teacher
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
 from pretune.runs.finetune.defaults import build_finetune_config, explain_rate
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.language_model import continue_pretraining
 from pretune.runs.finetune.linear_probe import predict_with_probe
 from pretune.runs.finetune.results import BaselineFactory, get_dev_score, read_predictions, write_results
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
@@ -84,7 +82,7 @@ class FinetuneSweep:
                     environment = {} if self.teacher is None else {"teacher": self.teacher.fingerprint}
                     tree = {**self.tuning.to_dict(), "plan": config.to_dict(self.plan)}
                     self.run_dir.write_settings({**tree, "environment": environment} if environment else tree)
-            trial_config = continue_pretraining(self.tuning, self.task_data, self.run_dir, self.ranks)
+            trial_config = self._adapt_language_model()
             for tuning in self.plan.list_rate_trials(trial_config):
                 self._run_trial(tuning, lock, resume)
             best = max(self.trials, key=get_dev_score)
@@ -101,6 +99,14 @@ class FinetuneSweep:
                 run_on_rank_zero(self.ranks, lambda: write_results(*arguments))
             )
             return finetuned_run
+
+    def _adapt_language_model(self) -> FinetuneConfig:
+        """Return the config of the trials: their base is first pre-trained on the task's texts, if requested."""
+        if not self.tuning.tune.lm_epochs:
+            return self.tuning
+        from pretune.runs.finetune.language_model import continue_pretraining
+
+        return continue_pretraining(self.tuning, self.task_data, self.run_dir, self.ranks)
 
     def _run_trial(self, tuning: FinetuneConfig, lock: RunLock | None, resume: bool) -> None:
         """Run one trial unless it is finished; the run's directory holds the best model so far."""
@@ -158,6 +164,8 @@ class FinetuneSweep:
         if base.weights == "random":
             return None
         try:
+            from pretune.evaluation.embedding import compute_cosines
+
             pairs = [(example.text, example.pair or "") for example in self.task_data.eval_examples]
             cosines = compute_cosines(base.path, pairs, device=str(self.ranks.device))
         except PretuneError as fault:  # a baseline must not end a trained run
