@@ -59,7 +59,7 @@ from pretune.nn.heads import PoolingConfig
 
 @spec
 class LabelHead:
-    """What heads with an output per label share: their settings and module."""
+    """Settings and module of the heads with an output per label."""
 
     classes: Positive[int]
     labels: tuple[str, ...] = ()  # names of the classes, in order
@@ -153,7 +153,7 @@ class MultiLabel(LabelHead):
 
 @spec
 class ScoreHead:
-    """What heads with one number per sequence share: their settings and module."""
+    """Settings and module of the heads with one number per sequence."""
 
     is_choice: ClassVar[bool] = False
 
