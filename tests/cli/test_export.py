@@ -110,7 +110,7 @@ def test_a_shape_of_the_table_that_a_class_has(capsys: Capture, tmp_path: Path, 
     assert pt.load(tmp_path / "out").spec == model.spec
 
 
-def test_a_span_head_is_omitted_parts(capsys: Capture, tmp_path: Path) -> None:
+def test_an_export_leaves_the_span_head_out(capsys: Capture, tmp_path: Path) -> None:
     """A plain BERT without the head of the span boundary objective, which the run keeps; both are told."""
     transformers = pytest.importorskip("transformers", reason="the reference library is not installed")
     model = catalog.build("spanbert", **SMALL, dropout=0.0).eval()
