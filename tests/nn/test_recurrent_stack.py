@@ -8,14 +8,18 @@ import torch
 from torch import Tensor, nn
 
 import pretune as pt
+from pretune.adaptation.heads.sequence import Classification
 from pretune.core.errors import UsageError
 from pretune.data.plan import BatchShape
+from pretune.inference.decode import check_can_generate
+from pretune.models.catalog import resolve
 from pretune.models.cost import count_params_by_part, estimate_memory, flops_per_token
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.nn.heads import Head
 from pretune.nn.lstm import LSTM, StepLayout
 from pretune.nn.recurrent_stack import Recurrent
+from pretune.objectives.causal import CausalLM
 from pretune.training.config import TrainConfig
 from pretune.training.cuda_graph import build_cuda_graph
 
@@ -211,3 +215,31 @@ def test_long_windows_are_the_whole_text() -> None:
         gradients.append([p.grad for p in model.decoder.parameters()])
     for found, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_backward_models_read_from_the_end() -> None:
+    """As a model of the same weights reads reversed texts: states, loss and gradient window; they generate nothing."""
+    plain = make_spec(LSTM(hidden=7), LSTM(hidden=6))
+    spec = make_spec(*plain.decoder.blocks, backward=True)
+    forward, backward = build(plain).eval(), build(spec).eval()
+    turned = [text[::-1] for text in RAGGED]
+    batch, reversed_batch = pt.batch(RAGGED, row=9), pt.batch(turned, row=9)
+    for found, expected in zip(
+        batch.split(backward.states(batch)), reversed_batch.split(forward.states(reversed_batch)), strict=True
+    ):
+        torch.testing.assert_close(found, expected.flip(0))
+    losses = []
+    for model, texts in ((backward, RAGGED), (forward, turned)):
+        labels = pt.batch(texts, row=9, labels=[[*text[1:], -100] for text in texts])
+        losses.append(CausalLM().loss(model, labels))
+    torch.testing.assert_close(losses[0].sum, losses[1].sum)
+    assert losses[0].count == losses[1].count == 8
+    window = build(make_spec(*plain.decoder.blocks, backward=True, gradient_window=2)).train()
+    window.states(pt.batch([[3, 4, 5, 6]])).sum().backward()
+    assert (window.tokens.weight.grad.abs().amax(1) > 0).nonzero().flatten().tolist() == [3, 4]  # read last
+    with pytest.raises(UsageError, match="reads texts from their end"):
+        check_can_generate(backward)
+    with pytest.raises(UsageError, match="reads texts from their end"):
+        backward.new_cache(1, 4)
+    pooling = Classification(classes=2).resolve(resolve("ulmfit", {"backward": True})).pooling
+    assert pooling is not None and pooling.modes == ("first", "max", "mean")

@@ -109,6 +109,8 @@ def check_can_generate(model: LanguageModel) -> None:
             f"a model of shape '{model.spec.shape}' cannot generate text; fill masks with `pretune fill`, or use a "
             "decoder or an encoder-decoder"
         )
+    if model.spec.reads_backward:
+        raise UsageError("cannot generate: the model reads texts from their end; use the model of the other direction")
     if model.head is None:
         raise UsageError("cannot generate: the model has no vocabulary head; load one with its head")
 

@@ -19,7 +19,7 @@ from pretune.core.types import Batch, Loss, Output
 from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import Model, ModelShape, Params, check_memory, initialise, tie
 from pretune.nn.attention_mask import Backend
-from pretune.nn.bidirectional_stack import reverse_index
+from pretune.nn.lstm import reverse_index
 from pretune.nn.recurrent_stack import Recurrent
 from pretune.nn.stack import Stack
 

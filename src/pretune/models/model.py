@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pretune.core.errors import UsageError
-from pretune.core.types import Batch, Loss, Output
+from pretune.core.types import IGNORE_INDEX, Batch, Loss, Output, Targets
 from pretune.models.assets import Assets
 from pretune.models.spec import Model, ModelShape, check_memory, initialise
 from pretune.nn.attention_mask import Backend
@@ -188,7 +188,7 @@ class LanguageModel(nn.Module):
         if self.head is None:
             return None
         if batch is not None and batch.targets is not None:
-            states = states.index_select(0, batch.targets.index)
+            states = states.index_select(0, self._find_targets(batch, batch.targets).index)
         out: Tensor = self.head(states[:, : self.spec.head_width], self.tokens.weight)
         return out
 
@@ -196,11 +196,23 @@ class LanguageModel(nn.Module):
         """Return the summed vocabulary loss at the batch's targets; of two directions, that of the next token."""
         if self.head is None or batch.targets is None:
             raise UsageError("a vocabulary loss needs a model with a head and a batch with targets")
-        factors, labels = self.get_logit_factors(states, batch.targets.index), self.close_labels(batch.targets.labels)
+        targets = self._find_targets(batch, batch.targets)
+        factors, labels = self.get_logit_factors(states, targets.index), self.close_labels(targets.labels)
         sampling = self.head.sampling if self.training and torch.is_grad_enabled() else None
         if sampling is not None and sampling.samples < self.spec.vocab:
             return sampling.compute_loss(*factors, labels)
         return linear_cross_entropy(*factors, labels)
+
+    def _find_targets(self, batch: Batch, targets: Targets) -> Targets:
+        """Return the targets; a model that reads backward predicts the first token of a pair at the second.
+
+        tokens    a b c        forward    b at a, c at b        backward    a at b, b at c
+        """
+        if not self.spec.reads_backward:
+            return targets
+        is_target = targets.labels != IGNORE_INDEX
+        labels = batch.tokens.index_select(0, targets.index).masked_fill(~is_target, IGNORE_INDEX)
+        return Targets(index=targets.index + is_target, labels=labels)
 
     def get_logit_factors(self, states: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return rows, matrix and bias whose product are the vocabulary logits of the states, or of some of them."""

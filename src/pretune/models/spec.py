@@ -260,6 +260,11 @@ class Model:
         return stack.blocks[0]
 
     @property
+    def reads_backward(self) -> bool:
+        """True if the decoder reads texts from their end, and predicts the previous token instead of the next."""
+        return isinstance(self.decoder, Recurrent) and self.decoder.backward
+
+    @property
     def is_encoder_decoder(self) -> bool:
         return self.encoder is not None and self.decoder is not None
 

@@ -22,7 +22,7 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.cache import KVCache
-from pretune.nn.lstm import LSTMLayer, StepLayout
+from pretune.nn.lstm import LSTMLayer, StepLayout, reverse_index
 from pretune.nn.recurrent_stack import Recurrent, RecurrentStack, check_inputs
 from pretune.nn.stack import OutputFlags, StackOutput
 
@@ -145,14 +145,3 @@ class BidirectionalRecurrentStack(RecurrentStack):
 
 def _join_directions(sides: list[Tensor], layouts: tuple[StepLayout, StepLayout]) -> Tensor:
     return torch.cat([layout.to_batch(side) for layout, side in zip(layouts, sides, strict=True)], dim=-1)
-
-
-def reverse_index(batch: Batch) -> Tensor:
-    """Return the index `[N]` that reverses every sequence of a batch (and back); padding stays.
-
-    a b c | d e | -      ->      c b a | e d | -
-    """
-    cell = batch.sequence.clamp(min=0)
-    ends = batch.offsets[1:].long().index_select(0, cell)
-    identity = torch.arange(batch.tokens.shape[0], device=batch.tokens.device)
-    return torch.where(batch.sequence >= 0, ends - 1 - batch.positions, identity)

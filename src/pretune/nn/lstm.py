@@ -365,3 +365,14 @@ def take_clip_counts(model: nn.Module) -> Tensor | None:
     for layer in layers:
         layer.clip_counts = None
     return torch.stack(counts).sum(0) if counts else None
+
+
+def reverse_index(batch: Batch) -> Tensor:
+    """Return the index `[N]` that reverses every sequence of a batch (and back); padding stays.
+
+    a b c | d e | -      ->      c b a | e d | -
+    """
+    cell = batch.sequence.clamp(min=0)
+    ends = batch.offsets[1:].long().index_select(0, cell)
+    identity = torch.arange(batch.tokens.shape[0], device=batch.tokens.device)
+    return torch.where(batch.sequence >= 0, ends - 1 - batch.positions, identity)

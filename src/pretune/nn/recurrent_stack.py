@@ -1,4 +1,4 @@
-"""A stack of LSTM layers, in the place of a stack of transformer blocks: it reads every sequence from left to right.
+"""A stack of LSTM layers, in the place of a stack of transformer blocks: it reads every sequence in one direction.
 
     Recurrent(blocks=(LSTM(hidden=1150), LSTM(hidden=1150), LSTM(hidden=400)))               # AWD-LSTM
     Recurrent(blocks=(LSTM(hidden=4096, projection=512),) * 2)                               # one direction of ELMo
@@ -10,6 +10,7 @@ Legend: N tokens, B sequences of a cache, W width.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -22,7 +23,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.cache import KVCache, LayerCache, RecurrentState
 from pretune.nn.layers import Embed
-from pretune.nn.lstm import LSTM, LSTMLayer, States, StepLayout
+from pretune.nn.lstm import LSTM, LSTMLayer, States, StepLayout, reverse_index
 from pretune.nn.stack import OutputFlags, StackOutput
 from pretune.nn.two_stream import AttentionStack
 
@@ -35,6 +36,7 @@ class Recurrent:
     embed: Embed = Embed()
     token_dropout: Fraction = 0.0  # of token types: all their occurrences in a batch (Gal and Ghahramani, 2016)
     input_dropout: Fraction = 0.0  # of the embeddings: the same units in all steps of a sequence
+    backward: Annotated[bool, NewField()] = False  # read every sequence from its end
     # Tokens at the end of a sequence that have gradients; earlier ones are read without. None: all.
     gradient_window: Annotated[Positive[int] | None, NewField()] = None
 
@@ -154,9 +156,14 @@ class RecurrentStack(nn.Module):
         """Return the layout of a batch; in training with a gradient window, that before the window and that of it."""
         window = self.spec.gradient_window
         if window is None or batch.length <= window or not (self.training and torch.is_grad_enabled()):
-            return (StepLayout.from_batch(batch),)
-        head, tail = StepLayout.split_batch(batch, window)
-        return (head, tail) if head.sequences else (tail,)
+            layouts: tuple[StepLayout, ...] = (StepLayout.from_batch(batch),)
+        else:
+            head, tail = StepLayout.split_batch(batch, window)
+            layouts = (head, tail) if head.sequences else (tail,)
+        if not self.spec.backward:
+            return layouts
+        index = reverse_index(batch)
+        return tuple(replace(layout, index=index.index_select(0, layout.index)) for layout in layouts)
 
     def _run_layer(
         self, layer: LSTMLayer, parts: list[Tensor], layouts: tuple[StepLayout, ...], exact: bool
@@ -201,6 +208,8 @@ class RecurrentStack(nn.Module):
 
     def new_caches(self, sequences: int, capacity: int, *, cross: bool, like: Tensor) -> list[LayerCache]:
         """Return zero states for every layer; they take the same memory for any capacity."""
+        if self.spec.backward:
+            raise UsageError("this model reads texts from their end: it cannot continue or generate them")
         shapes = [[(sequences + 1, 1, 1, size) for size in (layer.width, layer.hidden)] for layer in self]
         return [
             RecurrentState(store=(like.new_zeros(output), like.new_zeros(cell)), max_tokens=capacity)

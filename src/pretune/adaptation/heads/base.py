@@ -20,7 +20,7 @@ from pretune.models.families import FAMILIES
 from pretune.models.hf.weights import LAST_TOKEN
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Init, Model, initialise
-from pretune.nn.heads import PoolingConfig, Transform, TransformLayer, pool_states
+from pretune.nn.heads import PoolingConfig, PoolingMode, Transform, TransformLayer, pool_states
 from pretune.nn.layers import ACTIVATIONS
 
 Head = TypeVar("Head")
@@ -117,12 +117,20 @@ def resolve_pooling(spec: Model, *, is_choice: bool = False) -> PoolingConfig:
     family = FAMILIES.get(spec.family) if spec.family in FAMILIES else None
     pooling = family and ((family.choice_pooling if is_choice else None) or family.pooling)
     if pooling:
-        return replace(pooling, layer=resolve_transform(spec) or pooling.layer)
+        pooling = replace(pooling, layer=resolve_transform(spec) or pooling.layer)
+        return _turn_pooling(pooling) if spec.reads_backward else pooling
     if spec.shape not in DEFAULT_POOLING:
         raise UsageError(
             f"a model of the shape '{spec.shape}' cannot have this head; allowed: {', '.join(DEFAULT_POOLING)}"
         )
     return DEFAULT_POOLING[spec.shape]
+
+
+def _turn_pooling(pooling: PoolingConfig) -> PoolingConfig:
+    """Return the pooling of a model that reads texts from their end: the state after all of the text comes first."""
+    opposites: dict[PoolingMode, PoolingMode] = {"last": "first", "first": "last"}
+    modes = [opposites.get(mode, mode) for mode in pooling.modes]
+    return replace(pooling, mode=modes[0], concat=tuple(modes[1:]))
 
 
 def resolve_transform(spec: Model) -> Transform | None:

@@ -216,6 +216,8 @@ def build_scoring_method(
     if model.head is None:
         alternative = "its generator" if model.detector is not None else "a model pre-trained with one"
         raise UsageError(f"cannot score: the model has no vocabulary head; use {alternative}")
+    if model.spec.reads_backward:
+        raise UsageError("cannot score: the model reads texts from their end; use the model of the other direction")
     if model.prompt is not None:
         raise UsageError("cannot score a model with a tuned prompt; use its base model")
     vocabulary, template = Vocabulary.from_tokenizer(tokenizer, start=model.spec.special.start), tokenizer.template

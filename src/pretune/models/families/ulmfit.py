@@ -31,8 +31,12 @@ def build_spec(
     input_dropout: float = 0.25,
     token_dropout: float = 0.02,
     weight_dropout: float = 0.2,
+    backward: bool = False,
 ) -> Model:
-    """Build a spec: layers of `hidden` units, the last of `width`, and a tied head with a bias."""
+    """Build a spec: layers of `hidden` units, the last of `width`, and a tied head with a bias.
+
+    With `backward` it reads texts from their end; the paper averages the predictions of a model of each direction.
+    """
     inner = LSTM(hidden=hidden, weight_dropout=weight_dropout, dropout=hidden_dropout)
     last = replace(inner, hidden=width, dropout=output_dropout)
     return Model(
@@ -41,7 +45,10 @@ def build_spec(
         width=width,
         context=512,
         decoder=Recurrent(
-            blocks=(*(inner,) * (depth - 1), last), token_dropout=token_dropout, input_dropout=input_dropout
+            blocks=(*(inner,) * (depth - 1), last),
+            token_dropout=token_dropout,
+            input_dropout=input_dropout,
+            backward=backward,
         ),
         head=Head(bias="learned"),
         init=Uniform(bound=0.1),
