@@ -8,6 +8,7 @@ Legend: N tokens, n tokens without padding, S sequences, C cells, W input width,
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
@@ -283,14 +284,17 @@ class LSTMLayer(nn.Module):
 
     def _run_torch(self, x: Tensor, layout: StepLayout, states: States) -> tuple[Tensor, States]:
         weights, start = self._compute_weights(x.dtype), [state.unsqueeze(0) for state in states]
-        # Arguments: with biases, one layer, no dropout, training, not bidirectional (and not batch first).
-        # NOTE: on a CPU, projections have a kernel for packed sequences only; the other warns and falls back to it.
-        if layout.is_even and (self.project is None or x.is_cuda):
-            steps = x.view(len(layout.sizes), layout.sequences, -1)
-            y, output, cell = torch.lstm(steps, start, weights, True, 1, 0.0, self.training, False, False)
-            y = y.flatten(0, 1)
-        else:
-            y, output, cell = torch.lstm(x, layout.sizes, start, weights, True, 1, 0.0, self.training, False)
+        with warnings.catch_warnings():
+            # cuDNN copies weights that are computed for each call (dropout, adapters, precision) into one chunk.
+            warnings.filterwarnings("ignore", message="RNN module weights")
+            # Arguments: with biases, one layer, no dropout, training, not bidirectional (and not batch first).
+            # NOTE: on a CPU, projections have a kernel for packed sequences only; the other warns and falls back to it.
+            if layout.is_even and (self.project is None or x.is_cuda):
+                steps = x.view(len(layout.sizes), layout.sequences, -1)
+                y, output, cell = torch.lstm(steps, start, weights, True, 1, 0.0, self.training, False, False)
+                y = y.flatten(0, 1)
+            else:
+                y, output, cell = torch.lstm(x, layout.sizes, start, weights, True, 1, 0.0, self.training, False)
         return y, (output[0], cell[0])
 
     def _count_clipped(self, output: Tensor, cell: Tensor) -> None:
