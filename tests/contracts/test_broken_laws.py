@@ -1,13 +1,14 @@
 """A law that cannot be broken proves nothing: models broken on purpose, and the law that notices."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from pretune.nn import attention_mask, cache, stack
+from pretune.nn import attention, attention_mask, cache, stack
 from tests.contracts import laws
 from tests.contracts.tiny import model_of
 
@@ -102,11 +103,12 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unturned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def change(given: dict[str, Any]) -> dict[str, Any]:
-        cos, sin = given["rotation"]
-        return {"rotation": (torch.ones_like(cos), torch.zeros_like(sin))}
+    step = attention.MultiHeadAttention.step
 
-    every_step(monkeypatch, change)
+    def step_unturned(self: Any, x: Tensor, decoding_step: cache.DecodingStep, *rest: Any, **how: Any) -> Tensor:
+        return step(self, x, replace(decoding_step, rotation=None), *rest, **how)
+
+    monkeypatch.setattr(attention.MultiHeadAttention, "step", step_unturned)
 
 
 def unbiased(monkeypatch: pytest.MonkeyPatch) -> None:

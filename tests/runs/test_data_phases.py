@@ -72,13 +72,16 @@ def test_against_the_clock_the_steps_are_estimated(data: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "shape"), PAIRS)
-def test_every_objective_has_an_estimate(name: str, shape: str, prepared: Prepared) -> None:
+def test_every_objective_has_an_estimate(name: str, shape: str, prepared: Prepared, tmp_path: Path) -> None:
     paper = FAMILIES.get(MODELS[shape].split("-")[0]).training
     assert paper is not None
     usual = ("unigram", "sentinels") if name in ("span_corruption", "mixture") else paper.tokenizer[:2]
     given = prepared(*STYLES.get(name, usual), WHAT.get(name, "stories"))
     changes = {**shrunk(MODELS[shape]), **FAST, "data.length_schedule": None, "data.samples": "documents"}
-    settings = build_pretrain_config(MODELS[shape], data=given, objective=name, budget=1.0, overrides=changes)
+    options: dict[str, Any] = {"data": given, "overrides": changes}
+    if name == "distill":
+        options["teacher"] = pt.pretrain(MODELS[shape], objective="masked", out=tmp_path, steps=1, **options)
+    settings = build_pretrain_config(MODELS[shape], objective=name, budget=1.0, **options)
     tokenizer = Tokenizer.load(given / "tokenizer")
     assert estimate_steps_on_cores(settings, tokenizer, 2) == 2 * estimate_steps_on_cores(settings, tokenizer, 1) > 0
 

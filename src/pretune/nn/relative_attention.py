@@ -37,6 +37,7 @@ class RelativeAttention:
     norm: ClassVar[None] = None
     clip: ClassVar[None] = None
     rotary: ClassVar[None] = None
+    distances: ClassVar[None] = None  # terms of DeBERTa
     out_dropout: ClassVar[float] = 0.0
 
     products: ClassVar[int] = 3  # products per query and key: key, distance, and weight with value
