@@ -187,10 +187,11 @@ class TestPage:
 
     def test_several_kinds_of_layers_and_shared_ones(self, capsys: Capture) -> None:
         block = '{"attention": {"heads": 2}, "feedforward": {"hidden": 256}, "norms": {}}'
-        blocks = f"[{block}, {block}]"
-        text = page(capsys, "bert-tiny", "--set", f"encoder.blocks={blocks}", "--set", "encoder.share=1")
+        local = block.replace('"heads": 2', '"heads": 2, "window": 8')
+        settings = (f"encoder.blocks=[{block}, {local}, {local}]", "encoder.depth=6", "encoder.share=3")
+        text = page(capsys, "bert-tiny", *(word for setting in settings for word in ("--set", setting)))
         flat = " ".join(text.split())
-        assert re.search(r"2 layers \(1 .*\), width 128, hidden 256, 2 heads of 64 \(.*\b2\b.* types\)", flat)
+        assert re.search(r"6 layers \(3 .*\), width 128, hidden 256, 2 heads of 64 \(.*\b2\b.* types\)", flat)
 
 
 class TestDirectory:

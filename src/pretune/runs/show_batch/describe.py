@@ -93,12 +93,13 @@ class RecordedEdges(NamedTuple):
 
 
 class RecordingModel:
-    """Stand-in for a model of any shape. Its states are token positions, and its loss is 0.
+    """Stand-in for a model of the given shape. Its states are token positions, and its loss is 0.
 
     As a generator it samples ordinary tokens uniformly, from the given random numbers.
     """
 
-    def __init__(self, token_ids: Ints) -> None:
+    def __init__(self, token_ids: Ints, shape: ModelShape) -> None:
+        self.shape: ModelShape = shape
         self.token_ids = torch.from_numpy(token_ids)
         self.recorded_targets: list[Targets] = []  # of the language-modelling head, call by call
         self.edges: RecordedEdges | None = None
@@ -168,7 +169,7 @@ class CorruptedSequence:
 
 def describe_sequence(sequence: CorruptedSequence) -> ShownSequence:
     """Describe a sequence; a recording model receives the loss's inputs, so targets and weights are the real ones."""
-    model = RecordingModel(sequence.renderer.vocabulary.list_ordinary_ids())
+    model = RecordingModel(sequence.renderer.vocabulary.list_ordinary_ids(), sequence.shape)
     loss = sequence.objective.loss(model, sequence.batch)
     labels = sequence.place_labels(model.recorded_targets[0])
     return ShownSequence(
