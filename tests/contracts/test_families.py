@@ -34,6 +34,7 @@ from tests.contracts.tiny import (
     rough,
     text,
 )
+from tests.selection import keep_quick
 
 every = pytest.mark.parametrize("name", CASES)
 attentive = pytest.mark.parametrize("name", [name for name in CASES if name not in RECURRENT])
@@ -156,7 +157,10 @@ def test_cache_keeps_the_prefix(name: str) -> None:
 # Counting, writing down, reading back
 
 
-@pytest.mark.parametrize("name", list_names())
+DEFAULTS = [f"{family}-{FAMILIES.get(family).default}" for family in FAMILIES]
+
+
+@pytest.mark.parametrize("name", keep_quick(list_names(), *DEFAULTS))
 def test_params(name: str, undrawn: None) -> None:
     """What a spec counts is what it builds, and what was published."""
     family, size = parse_name(name)
@@ -183,7 +187,7 @@ def numel(*modules: nn.Module | None) -> int:
     return sum(p.numel() for p in {id(p): p for module in modules if module for p in module.parameters()}.values())
 
 
-@pytest.mark.parametrize("name", [*list_names(), *CASES])
+@pytest.mark.parametrize("name", keep_quick([*list_names(), *CASES], *DEFAULTS))
 def test_json_round_trip(name: str) -> None:
     spec = CASES[name] if name.startswith("made") else resolve(name)
     again = config.from_dict(Model, json.loads(json.dumps(config.to_dict(spec))))
