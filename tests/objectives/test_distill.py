@@ -237,6 +237,8 @@ def test_pairs_that_cannot_be_compared() -> None:
     relative = replace(narrow, encoder=replace(narrow.encoder, blocks=(other,)))  # type: ignore[type-var]
     with pytest.raises(UsageError, match="attention scores of 'bert' are not comparable"):
         map_stacks(weights, narrow, relative, "runs/t")
+    with pytest.raises(UsageError, match="attention scores of 'deberta' are not comparable"):
+        map_stacks(weights, resolve("bert-base"), resolve("deberta-v3-base"), "runs/t")
 
 
 def test_settings_that_train_nothing() -> None:

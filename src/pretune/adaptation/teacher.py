@@ -97,7 +97,9 @@ def map_stacks(weights: DistillationWeights, student: Model, teacher: Model, pat
 
 def _count_heads(model: Model, block: object) -> int:
     attention = getattr(block, "attention", None)
-    if type(attention) is not Attention:  # others add terms to their scores, or have none
+    if (
+        type(attention) is not Attention or attention.distances is not None
+    ):  # others add terms to their scores, or have none
         raise UsageError(f"attention scores of '{model.family}' are not comparable; set attention_weight=0")
     return attention.heads
 
