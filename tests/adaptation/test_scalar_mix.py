@@ -25,7 +25,12 @@ SMALL = MixReader(classes=3, lstm=BiLSTM(hidden=8), pool=AdditiveAttention(hidde
 TAGGER = MixReader(classes=3, lstm=BiLSTM(hidden=8), pool=None, dropout=0.0)
 
 
-@pytest.mark.parametrize("name", {name.partition("-")[0]: name for name in CASES}.values())
+FAMILY_CASES = {name.partition("-")[0]: name for name in CASES}
+UNEQUAL_WIDTHS = {"ulmfit": "the inner layers of an AWD-LSTM are wider than its embeddings and its last layer"}
+"""Families whose layers cannot be added, with the reason."""
+
+
+@pytest.mark.parametrize("name", [name for family, name in FAMILY_CASES.items() if family not in UNEQUAL_WIDTHS])
 def test_the_layers_of_every_family_can_be_read(name: str) -> None:
     model = copy.deepcopy(model_of(name)).train()  # that one is shared by all tests
     hidden, batch = extract_layers(model, lay(model.spec, text(6, 3, 8)))
@@ -34,6 +39,18 @@ def test_the_layers_of_every_family_can_be_read(name: str) -> None:
     assert logits.shape == (batch.cells, 3) and torch.isfinite(logits).all()
     tags = TAGGER.build(width=model.spec.width, layers=len(hidden))(hidden, batch)
     assert tags.shape == (len(batch.tokens), 3)
+
+
+@pytest.mark.parametrize("family", UNEQUAL_WIDTHS)
+def test_layers_of_unequal_widths_are_refused(family: str) -> None:
+    model = model_of(FAMILY_CASES[family])
+    hidden, batch = extract_layers(model, lay(model.spec, text(6, 3, 8)))
+    widths = ", ".join(str(layer.shape[-1]) for layer in hidden)
+    with pytest.raises(UsageError, match=f"equal width, got {widths};"):
+        SMALL.build(width=model.spec.width, layers=len(hidden))(hidden, batch)
+    for head in HEADS.values():
+        with pytest.raises(UsageError, match=f"equal width, got {widths};"):
+            adapt(model, head)
 
 
 def test_a_mix_is_weighed_by_a_softmax_and_scaled() -> None:

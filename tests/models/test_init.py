@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from pretune.core import config
 from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build, build_empty
-from pretune.models.spec import FanIn, Init, Normal, initialise
+from pretune.models.spec import GATE_BIAS, FanIn, Init, Normal, initialise
+from pretune.nn.characters import HighwayLayer
 from pretune.nn.lstm import LSTMLayer
 from tests.contracts.tiny import CASES
 
@@ -36,12 +37,13 @@ def poisoned(model: LanguageModel) -> LanguageModel:
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_left(name: str) -> None:
-    """Memory full of NaN becomes weights; biases are 0, norms 1, everything else is drawn."""
+    """Memory full of NaN becomes weights; biases are 0, of highway gates `GATE_BIAS`, norms 1, all else is drawn."""
     spec = CASES[name]
     model = poisoned(build_empty(spec).to_empty(device="cpu"))
     initialise(model, spec.init, spec.depth, seed=1)
     assert all(torch.isfinite(tensor).all() for tensor in (*model.parameters(), *model.buffers()))
     drawn = {id(p) for layer in model.modules() if isinstance(layer, LSTMLayer) for p in layer.parameters()}
+    gates = {id(layer.gate) for layer in model.modules() if isinstance(layer, HighwayLayer)}
     for module in model.modules():
         for path, parameter in module.named_parameters(recurse=False):
             if id(parameter) in drawn:  # LSTM layers: biases too
@@ -49,7 +51,7 @@ def test_nothing_is_left(name: str) -> None:
             elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 assert (parameter == (1.0 if path == "weight" else 0.0)).all()
             elif path == "bias":
-                assert (parameter == 0).all()
+                assert (parameter == (GATE_BIAS if id(module) in gates else 0.0)).all()
             else:
                 assert parameter.dim() >= 2 and std(parameter) > 0
     assert all((buffer == 0).all() for buffer in model.buffers())

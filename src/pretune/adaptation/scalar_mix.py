@@ -5,6 +5,7 @@ hidden, batch = extract_layers(model, batch)    # the model is frozen, so these 
 reader(hidden, batch)                           # [C, classes]; with pool=None one row per token
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from pretune.models.spec import PARTS
 from pretune.nn.heads import pool_states
 from pretune.nn.layers import Norm
 from pretune.nn.lstm import AdditiveAttention, BiLSTM
+from pretune.nn.recurrent_stack import Recurrent
 
 
 @spec
@@ -46,9 +48,17 @@ class ScalarMix(nn.Module):
         """Mix layers, each `[N, W]`, to `[N, W]`."""
         if len(hidden) != len(self.s):
             raise UsageError(f"got {len(hidden)} layers for a scalar mix of {len(self.s)}; build it for this model")
+        check_widths([h.shape[-1] for h in hidden])
         layers = hidden if self.norms is None else [norm(h) for norm, h in zip(self.norms, hidden, strict=True)]
         out: Tensor = self.gamma * torch.einsum("j,jnw->nw", self.s.softmax(0), torch.stack([*layers]))
         return out
+
+
+def check_widths(widths: Sequence[int]) -> None:
+    """Raise `UsageError` if layers have different widths."""
+    if len({*widths}) > 1:
+        sizes = ", ".join(map(str, widths))
+        raise UsageError(f"a scalar mix needs layers of equal width, got {sizes}; use a head over the last layer")
 
 
 @spec
@@ -127,6 +137,9 @@ class Mixing:
 
     def build(self, model: LanguageModel, classes: int, *, tagging: bool, seed: int) -> ScalarMixHead:
         """Build the head; its initial weights depend on the seed only."""
+        stack = model.spec.last_stack
+        if isinstance(stack, Recurrent):
+            check_widths(stack.list_widths(width=model.spec.width))
         pool = Average() if self.attention is None else AdditiveAttention(hidden=self.attention)
         reader = MixReader(
             classes=classes, mix=self.mix, lstm=self.lstm, pool=None if tagging else pool, dropout=self.dropout
@@ -134,7 +147,7 @@ class Mixing:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             width = model.spec.width * (2 if self.ways == "both" else 1)
-            head = reader.build(width=width, layers=model.spec.last_stack.depth + 1)
+            head = reader.build(width=width, layers=stack.depth + 1)
         if self.ways == "both":
             if model.shape != "decoder":
                 raise UsageError(f"ways='both' needs a decoder, got a model of the shape '{model.shape}'")

@@ -253,7 +253,7 @@ def fit_schedule(config: PretrainConfig, tokens: int, fixed_paths: Collection[st
 
     Papers count in steps, and most trained for a million. A warm-up, or the hold before an inverse square root decay,
     takes at most a tenth of the run. With a budget, warm-up takes a twentieth of the time, and every schedule reaches
-    zero when the budget ends.
+    zero when the budget ends, a slanted triangular one its `floor`.
     """
     if "train.schedule" in fixed_paths:
         return config

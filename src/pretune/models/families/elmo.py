@@ -26,7 +26,7 @@ def build_spec(
     """Build a spec: character CNN, and LSTM layers with projections and residuals, clipped at 3.
 
     `width` is that of both directions: each projects to its half. The softmax is shared by both, and sampled in
-    training.
+    training. `filters` is at least 64: one of each width.
     """
     layers = [
         LSTM(
@@ -46,9 +46,7 @@ def build_spec(
         width=width,
         context=context,
         characters=CharacterCNN(
-            filters=tuple(
-                Filters(width=size, count=max(filters // divisor, 1)) for size, divisor in FILTER_SHARES.items()
-            ),
+            filters=tuple(Filters(width=size, count=filters // divisor) for size, divisor in FILTER_SHARES.items()),
             highways=highways,
         ),
         encoder=BidirectionalRecurrent(blocks=tuple(layers), input_dropout=dropout),
