@@ -15,6 +15,7 @@ from pretune.runs.finetune.config import FinetuneConfig
 from pretune.training.optim import SGD, Optim
 from tests.runs.small import Prepared, shrunk
 from tests.runs.variants import changes_of, holds, text_of
+from tests.selection import keep_quick
 
 OPTIMIZERS = config.specs.parse_annotation(Optim).specs
 
@@ -49,7 +50,7 @@ class TestUsedOrRefused:
         check(settings, section, lambda given: build_pretrain_config(config=settings, overrides=given, device="cpu"))
 
     @pytest.mark.parametrize("section", FinetuneConfig.list_sections())
-    @pytest.mark.parametrize("method", ["full", "lora"])
+    @pytest.mark.parametrize("method", keep_quick(["full", "lora"], "lora"))
     def test_in_finetuning(self, base: Path, table: Path, method: str, section: str) -> None:
         settings = tuning.build_finetune_config(base, train=table, method=method)
         check(

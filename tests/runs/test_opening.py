@@ -11,6 +11,7 @@ from pretune.runs.finetune.task_data import open_task
 from pretune.text.corpora.builtin import Reviews
 
 
+@pytest.mark.slow
 def test_built_in_reviews_are_a_table() -> None:
     try:
         Reviews().check()

@@ -3,6 +3,7 @@
 import io
 import itertools
 import random
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,7 +176,7 @@ def test_a_truncated_head_is_unknown_and_the_tree_is_whole() -> None:
 def test_the_loss_written_out() -> None:
     """Arc and relation scores of each word, one pair at a time."""
     task = task_of("dependency")
-    model = model_for("bert", task).eval()
+    model = deepcopy(model_for("bert", task)).eval()
     assert isinstance(model.spec, Dependency)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.head.parameters():
@@ -239,7 +240,7 @@ def test_the_next_word_as_head() -> None:
 def test_parsing_over_a_scalar_mix(shape: str) -> None:
     """The projections of the head are the outputs of a BiLSTM over all frozen layers."""
     task, examples = task_of("dependency"), examples_of("dependency")
-    base = body(shape)
+    base = deepcopy(body(shape))
     mixing = Mixing(lstm=BiLSTM(hidden=16), dropout=0.0)
     model = adapt(base, Dependency(classes=3, arc=16, relation=8, dropout=0.0, scalar_mix=mixing))
     freeze(model, Frozen())

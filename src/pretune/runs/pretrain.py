@@ -69,7 +69,7 @@ def pretrain(
         steps: Number of optimizer steps.
         tokens: Number of training tokens.
         epochs: Number of passes over the data.
-        budget: Wall-clock time: "10m", "1h30m", or seconds. The learning rate reaches zero when it ends.
+        budget: Wall-clock time: "10m", "1h30m", or seconds. The learning rate reaches the end of its schedule then.
         init_from: Run or Hugging Face directory whose weights training starts from.
         teacher: Run or Hugging Face directory of a model that the new one imitates; its vocabulary is that of the data.
         resume: Continue the unfinished run in `out`; other arguments may be left out.
