@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 # Compiled modules are kept, whatever the environment says: the tests start many processes.
 export PYTHONDONTWRITEBYTECODE :=
+# For tests only modules that are imported are compiled, on their first import.
+COMPILE := $(if $(filter test test-slow,$(MAKECMDGOALS)),--no-compile)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
@@ -55,7 +57,7 @@ clean: ## Remove build outputs and caches, but neither .venv nor runs
 $(VENV)/.torch: constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; set PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch
+	$(PIP) install $(COMPILE) -c constraints.txt torch
 	@touch $@
 
 $(VENV)/.user: $(VENV)/.torch pyproject.toml
