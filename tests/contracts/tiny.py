@@ -168,7 +168,7 @@ def _made() -> dict[str, Model]:
                 embed=Embed(scale=True, norm=rms, dropout=0.1),
                 blocks=(
                     LSTM(hidden=26, dropout=0.1, weight_dropout=0.2),
-                    LSTM(hidden=24, projection=26, residual=True, biases=1, cell_clip=3.0, output_clip=3.0),
+                    LSTM(hidden=30, projection=26, residual=True, biases=1, cell_clip=3.0, output_clip=3.0),
                     LSTM(hidden=20),
                 ),
                 token_dropout=0.1,

@@ -184,6 +184,12 @@ def test_layers_that_do_not_fit(blocks: tuple[LSTM, ...], width: int, message: s
         Model(family="made", vocab=9, width=width, decoder=Recurrent(blocks=blocks))
 
 
+@pytest.mark.parametrize("projection", [8, 9])
+def test_a_projection_is_narrower(projection: int) -> None:
+    with pytest.raises(UsageError, match=str(projection)):
+        LSTM(hidden=8, projection=projection)
+
+
 @pytest.mark.parametrize("backend", [None, "eager"])
 def test_gradients_reach_the_last_tokens_only(backend: Any) -> None:
     """The state is carried through the whole sequence; what lies before the window has no gradient."""

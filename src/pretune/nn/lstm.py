@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from pretune.core.config import Fraction, Ge, Le, Positive, spec
+from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 
 
@@ -149,6 +150,10 @@ class LSTM:
     output_clip: Positive[float] | None = None
     weight_dropout: Fraction = 0.0  # of the recurrent weights: the same in all steps (Merity et al., 2018)
     dropout: Fraction = 0.0  # of the output: the same units in all steps of a sequence (Gal and Ghahramani, 2016)
+
+    def __post_init__(self) -> None:
+        if self.projection is not None and self.projection >= self.hidden:  # cuDNN has no larger ones
+            raise UsageError(f"projection must be < hidden {self.hidden}, got {self.projection}")
 
     @property
     def width(self) -> int:
