@@ -13,6 +13,8 @@ from tests.selection import keep_quick
 NAMES = {
     "tests/contracts/test_families.py": set(CASES),
     "tests/contracts/test_objectives.py": {*KINDS, *OBJECTIVE_CASES},
+    "tests/inference/test_decode.py": set(CASES),
+    "tests/adaptation/test_extra_layers.py": set(CASES),
     "tests/text/test_tokenizer_encode.py": set(KINDS),
     "tests/parity/test_parity.py": {case.name for case in PARITY_CASES},
     "tests/parity/test_heads.py": {case.name for case in HEAD_CASES},

@@ -82,6 +82,7 @@ def replaced(words: list[str], **others: str) -> list[str]:
     return [others.get(word, word) for word in words]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("files")
 def test_from_texts_and_a_table_to_predictions(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -68,7 +68,7 @@ def logits(model: LanguageModel) -> torch.Tensor:
 ATTENTIVE = {"ia3": "rescales keys", "prefix": "adds keys", "prompt": "needs attention"}
 """Methods that need attention, with their reason to refuse a recurrent model."""
 every = pytest.mark.parametrize("name", PEFT_METHODS.list_names())
-usual = {"bert-base", "llama3-8b", "t5-base", "made-unequal", "made-recurrent"}
+usual = {"bert-base", "llama3-8b", "made-unequal", "made-recurrent"}
 everywhere = pytest.mark.parametrize(
     ("case", "name"),
     [

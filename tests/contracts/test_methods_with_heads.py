@@ -56,7 +56,7 @@ def cells() -> list[Any]:
             for m, method in enumerate(METHODS):
                 if method in ATTENTIVE and family in RECURRENT_FAMILIES:
                     continue  # refused: test_methods.test_methods_on_attention_refuse_recurrent_models
-                usual = family in USUAL and (USUAL.index(family) + h + m) % 10 == 0
+                usual = family in USUAL and (USUAL.index(family) + h + m) % 20 == 0
                 marks = () if usual else (pytest.mark.slow,)
                 found.append(pytest.param(family, head, method, marks=marks, id=f"{family}-{head}-{method}"))
     return found

@@ -12,6 +12,7 @@ from pretune.data.samples import Documents, read_pieces
 from pretune.data.sequences import Sequences
 from pretune.text.styles import STYLES
 from tests.data.corpora import every, opened, split
+from tests.selection import keep_quick
 from tests.text.tokenizers import COMBINATIONS, template_of, trained
 
 MARKS = {
@@ -54,7 +55,7 @@ def test_two_texts_are_framed_as_by_the_template(style: str, sizes: list[tuple[i
         assert same(found, number, template.apply(*texts[: 1 if second == stop else 2]))
 
 
-@pytest.mark.parametrize(("kind", "style"), COMBINATIONS)
+@pytest.mark.parametrize(("kind", "style"), keep_quick(COMBINATIONS, *list(COMBINATIONS)[::3]))
 def test_samples_of_a_tokenizer(kind: str, style: str) -> None:
     """From a trained tokenizer to the sequences that are cut: what the library itself lays around texts."""
     tokenizer = trained(kind, style)

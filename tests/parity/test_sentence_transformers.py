@@ -40,6 +40,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
+@pytest.mark.slow
 def test_a_published_model() -> None:
     """Sentences of 2 to more than 256 tokens, one of which is cut."""
     actual = pt.embed(folder(), SENTENCES)

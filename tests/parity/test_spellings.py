@@ -36,6 +36,7 @@ from tests.parity.cases import (
     untied,
 )
 from tests.parity.test_parity import assert_rows, logits_of, our_batch, run
+from tests.selection import keep_quick
 
 BANDS = {key: value for key, value in ROPE3.items() if key != "rope_theta"}
 PLAIN = {"rope_type": "default", "rope_theta": 500.0}
@@ -183,7 +184,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "own", "flags", "scaled"), WAYS)
+@pytest.mark.parametrize(("kind", "own", "flags", "scaled"), keep_quick(WAYS, *WAYS[::3]))
 def test_output_scaling(kind: str, own: bool, flags: dict[str, Any], scaled: bool, tmp_path: Path) -> None:
     """Every way a T5 may say, or leave unsaid, whether its head is tied and its states are scaled; mT5 never scales."""
     cls, config = {

@@ -57,7 +57,7 @@ class TestUnits:
 
 
 class TestCache:
-    @pytest.mark.parametrize("lowercase", [False, True])
+    @pytest.mark.parametrize("lowercase", keep_quick([False, True], True))
     @pytest.mark.parametrize("kind", KINDS)
     def test_every_kind_may_be_encoded_by_units(self, kind: str, lowercase: bool) -> None:
         assert is_separable(trained(kind, lowercase=lowercase).raw)
@@ -142,7 +142,7 @@ def fresh(tokenizer: Tokenizer) -> Tokenizer:
 
 @pytest.mark.usefixtures("way")
 class TestEncodeBatch:
-    @pytest.mark.parametrize("literal", [False, True])
+    @pytest.mark.parametrize("literal", keep_quick([False, True], True))
     @pytest.mark.parametrize("kind", KINDS)
     def test_texts_are_encoded_one_by_one(self, kind: str, literal: bool) -> None:
         tokenizer = fresh(trained(kind))
