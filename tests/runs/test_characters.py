@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from safetensors.torch import load_file
 import pretune as pt
 from pretune.cli import main
 from pretune.evaluation.perplexity import evaluate_perplexity
+from pretune.models.assets import _SHARED_TOKENIZERS
+from pretune.runs.finetune.sweep import FinetuneSweep
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
 from tests.runs.small import FAST, Prepared, shrunk
 
@@ -84,7 +87,19 @@ def test_perplexity_of_both_directions(run: Path) -> None:
 @pytest.mark.parametrize(
     "method", ["scalar-mix", *(pytest.param(name, marks=pytest.mark.slow) for name in ("full", "lora", "adapter"))]
 )
-def test_fine_tuning_and_prediction_read_new_words(run: Path, tmp_path: Path, method: str) -> None:
+def test_fine_tuning_and_prediction_read_new_words(
+    run: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two seeds: ids of new words are those of one tokenizer, which is forgotten with the model of a trial."""
+    run_trial = FinetuneSweep._run_trial
+
+    def run_and_forget(sweep: FinetuneSweep, *arguments: Any) -> None:
+        run_trial(sweep, *arguments)
+        _SHARED_TOKENIZERS.clear()
+
+    monkeypatch.setattr(FinetuneSweep, "_run_trial", run_and_forget)
+    for sample in ("runs.finetune.adapted_model.SAMPLE_EXAMPLES", "tasks.encoder.LENGTH_SAMPLE"):
+        monkeypatch.setattr(f"pretune.{sample}", 1)  # as with many examples: few are tokenized again
     rows = [f"the {word}{i} was {good},{good}" for i in range(16) for word, good in (("zx", "fine"), ("qy", "bad"))]
     (tmp_path / "table.csv").write_text("\n".join(["text,label", *rows]))
     tuned = pt.finetune(
@@ -93,6 +108,7 @@ def test_fine_tuning_and_prediction_read_new_words(run: Path, tmp_path: Path, me
         out=tmp_path / "tuned",
         method=method,
         epochs=1,
+        seeds=2,
         baselines="none",
         device="cpu",
     )

@@ -42,6 +42,7 @@ from pretune.tasks.encoding import Items
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import answer_perplexity
 from pretune.tasks.splits import sample_subset
+from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
 from pretune.training.checkpoints import collect_weights
 from pretune.training.clock import TrainingClock
 from pretune.training.distributed import Ranks, run_on_rank_zero
@@ -152,7 +153,9 @@ class FinetuneTrial:
         self.distillation = self.adapted_model.distillation
         if self.distillation is not None and teacher is not None:
             self.encoders.check_teacher(self.model, self.distillation, teacher)
-        items_by_labels = {} if encoded_items is None else encoded_items  # shared by trials with as many labels
+        is_open = isinstance(get_tokenizer(self.model), OpenTokenizer)  # ids of new words are those of this model
+        # Shared by trials with as many labels.
+        items_by_labels = {} if encoded_items is None or is_open else encoded_items
         if tuning.task.train_examples not in items_by_labels:
             items = self.encoders.encode(self.train_examples)
             if self.distillation is not None and teacher is not None:
