@@ -1,9 +1,11 @@
 """Scripts of bench/: all start; those that run on a CPU are run at their smallest size on synthetic text."""
 
+import argparse
 import gzip
 import json
 import lzma
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 import pretune as pt
+from pretune.runs.defaults import build_pretrain_config
 from tests.bench.test_guard import BENCH, load
 
 SCRIPTS = sorted(path.stem for path in BENCH.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
@@ -126,6 +129,45 @@ def test_fill(run: Run, tmp_path: Path, home: Path) -> None:
     words = ("--objective", "prefix", "--length", 64, "--tokens", 1024, "--out", tmp_path / "out.json")
     run("fill", home / "data", *words)
     assert all(0 < share <= 1 for row in read(tmp_path / "out.json").values() for share in row["fill"])
+
+
+def test_families_have_one_shape(home: Path) -> None:
+    """Every transformer of bench/families.py: settings that its family takes, the same depth, width and words read."""
+    families = load("families")
+    args = argparse.Namespace(length=64, width=32, depth=2, heads=2, batch_tokens=512, eval_tokens=512, workers=0)
+    rows = {name: row for name, row in families.ROWS.items() if row.tokens == families.PIECES}
+    for row in rows.values():
+        settings = families.build_settings(row, args)
+        config = build_pretrain_config(row.model, data=home / "data", epochs=2, overrides=settings, device="cpu")
+        assert (config.model.width, config.model.depth, config.data.max_length) == (32, 2, 64)
+        assert (config.train.epochs, config.train.lr) == (2, row.lr) and len(config.data.schedule.phases) == 1
+    assert len(rows) == 6
+
+
+@pytest.mark.slow
+def test_families(home: Path, tmp_path: Path) -> None:
+    """All stages, in processes of their own; a row that fails leaves the others alone."""
+    (tmp_path / "rte").mkdir()
+    lines = [f"{i}\tA cat sat {i}.\tIt sat.\t{'not_' * (i % 2)}entailment" for i in range(20)]
+    for name in ("train", "dev"):
+        path = tmp_path / "rte" / f"{name}.tsv.gz"
+        path.write_bytes(gzip.compress("\n".join(["index\tsentence1\tsentence2\tlabel", *lines, ""]).encode()))
+    text = home / "corpora/wikipedia-en/valid.txt.xz"
+    sizes = "--passes 1 --length 32 --width 16 --depth 1 --heads 2 --hidden 16 --vocab 300 --words 300 --jobs 2"
+    options = "--rows bert,ulmfit --only-tasks rte,missing --task-steps 2 --seeds 2 --workers 0 --batch-words 512"
+    command = [sys.executable, BENCH / "families.py", "--train", text, "--valid", text, "--tasks", tmp_path]
+    command += ["--work", tmp_path / "work", "--out", tmp_path / "out.json", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(BENCH.parent / "src")}
+    done = subprocess.run(
+        [*map(str, command), *sizes.split(), *options.split()],
+        env=environment, capture_output=True, text=True, check=True, timeout=600,
+    )  # fmt: skip
+    result = read(tmp_path / "out.json")
+    for name in ("bert", "ulmfit", "bert-random"):
+        assert len(result["rows"][name]["tasks"]["rte"]["each"]) == 2
+        assert "missing" in result["rows"][name]["tasks"]["missing"]["error"]
+    assert result["rows"]["bert"]["curve"][-1]["masked"] < result["rows"]["bert"]["curve"][0]["masked"]
+    assert json.loads(done.stdout.splitlines()[-1])["rows"]["ulmfit"]["curve"][0][0] == 0
 
 
 @pytest.mark.slow
