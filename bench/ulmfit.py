@@ -242,7 +242,7 @@ def run_stages(args: argparse.Namespace, jobs: Jobs) -> dict[str, float]:
                 for seed in range(1, args.seeds):
                     jobs.add(f"{row}@{rate:g}-{seed}", finetune, row=row, rate=rate, seed=seed, **classifier)
         if args.out is not None:
-            common.write_result(summarize(args, jobs, selected), args.out)
+            common.write_result(summarize(args, jobs, selected, with_tests=False), args.out)
     return selected
 
 
@@ -266,8 +266,8 @@ def compute_error(correct: list[float]) -> float:
     return round(100 * (1 - statistics.mean(correct)), 4)
 
 
-def summarize(args: argparse.Namespace, jobs: Jobs, selected: dict[str, float]) -> Facts:
-    """Return errors, differences to `full` and FLOPs of all rows that have results."""
+def summarize(args: argparse.Namespace, jobs: Jobs, selected: dict[str, float], *, with_tests: bool = True) -> Facts:
+    """Return errors, differences to `full` (a second or two each) and FLOPs of all rows that have results."""
     runs = {
         row: [facts for seed in range(args.seeds) if (facts := jobs.results.get(f"{row}@{rate:g}-{seed}"))]
         for row, rate in selected.items()
@@ -287,7 +287,7 @@ def summarize(args: argparse.Namespace, jobs: Jobs, selected: dict[str, float]) 
             "steps": runs[row][0]["steps"],
             "flops": runs[row][0]["flops"],
             "seconds": [facts["seconds"] for facts in runs[row]],
-            **compare_with_full(runs[row], runs.get("full", [])),
+            **(compare_with_full(runs[row], runs.get("full", [])) if with_tests else {}),
         }
     stages = {name: jobs.results[name] for name in ("general", "reviews") if name in jobs.results}
     baseline = jobs.results.get("baseline")
