@@ -133,6 +133,22 @@ def compute_ratios(rates: Mapping[str, float], ours: str = "pretune", digits: in
     return {name: round(rates[ours] / rate, digits) for name, rate in rates.items() if not name.startswith(ours)}
 
 
+def list_kernels(run: Callable[[int], Any], device: str, count: int = 5, steps: int = 3) -> list[dict[str, Any]]:
+    """Profile `run(steps)`; return the slowest kernels with their share of the kernel time and calls per step."""
+    import torch
+
+    kind = torch.profiler.ProfilerActivity.CUDA if device == "cuda" else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[kind]) as profiler:
+        run(steps)
+    key = f"self_{'device' if device == 'cuda' else 'cpu'}_time_total"
+    events = sorted(profiler.key_averages(), key=lambda event: -getattr(event, key))
+    total = sum(getattr(event, key) for event in events) or 1
+    return [
+        {"name": event.key, "share": round(getattr(event, key) / total, 4), "calls": event.count // steps}
+        for event in events[:count]
+    ]
+
+
 # Data.
 
 
