@@ -13,8 +13,8 @@ Fine-tuning: all weights of the transformers; a BiLSTM over the mixed layers of 
 Scores are those of dev and, where it has labels, of test; the best step is chosen on dev.
 
 All runs share the device (`--jobs`), so times are not comparable; a task starts when its model is ready. After
-`--seconds` the unfinished runs are stopped. A failure is reported in its row. Runs that exist in DIR are not repeated.
-The last line is the result in short; FILE has all of it.
+`--seconds` the unfinished runs are stopped. A failure is reported in its row. The same command again continues with
+what is missing in DIR. The last line is the result in short; FILE has all of it.
 """
 
 import argparse
@@ -36,6 +36,8 @@ Facts = dict[str, Any]
 TASKS = {"sst2": 1, "conll2003": 1, "mrpc": 3, "rte": 3}
 """Seeds of each task."""
 PIECES, WORDS = "wordpiece", "words"
+SAVING_SECONDS = 15
+"""Time to save an interrupted run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +105,14 @@ def pretrain(model: str, data: str, out: str, passes: float, settings: Facts, de
     import pretune as pt
     from pretune.runs.defaults import build_pretrain_config
 
-    options: Facts = {"data": data, "epochs": passes, "device": device}
-    train = build_pretrain_config(model, overrides=settings, **options).train
-    summary = pt.pretrain(model, out=out, overrides=settings, **options).summary
+    options: Facts = {"data": data, "epochs": passes}
+    train = build_pretrain_config(model, overrides=settings, device=device, **options).train
+    if is_resumed := any(Path(out, "checkpoints").glob("step-*")):
+        options = {}
+    else:
+        shutil.rmtree(out, ignore_errors=True)
+        options |= {"model": model, "overrides": settings}
+    summary = pt.pretrain(**options, out=out, resume=is_resumed, device=device).summary
     return {
         "parameters": summary["parameters"],
         "steps": summary["steps"],
@@ -229,21 +236,29 @@ class Schedule:
                     self.start(name, job)
                     del waiting[name]
             if time.monotonic() > self.deadline:
-                for name, process in [*self.running.items()]:
-                    process.kill()
-                    process.join()
-                    self.finish(name, "stopped at the time limit")
+                self.stop()
                 for name in waiting:
                     self.report(name, {"error": "not started within the time limit"})
                 break
             time.sleep(0.1)
         return self.results
 
+    def stop(self) -> None:
+        """Stop all runs; those of pre-training save a checkpoint, from which they continue the next time."""
+        for process in self.running.values():
+            process.terminate()
+        end = time.monotonic() + SAVING_SECONDS
+        for name, process in [*self.running.items()]:
+            process.join(max(end - time.monotonic(), 0))
+            process.kill()
+            process.join()
+            self.finish(name, "stopped at the time limit")
+
     def start(self, name: str, job: Job) -> None:
-        """Start a job anew: what an interrupted one left is removed."""
+        """Start a job; what an interrupted fine-tuning run left is removed."""
         self.get_path(name).parent.mkdir(parents=True, exist_ok=True)
         self.get_path(name).unlink(missing_ok=True)
-        if "out" in job.options:
+        if job.function is finetune:
             shutil.rmtree(job.options["out"], ignore_errors=True)
         self.running[name] = self.context.Process(target=run_job, args=(job.function, job.options, self.get_path(name)))
         self.running[name].start()
