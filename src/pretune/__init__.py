@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pretune.adaptation.peft.lora import LoRA
     from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
     from pretune.adaptation.peft.qlora import QLoRA
+    from pretune.analysis.attention import analyze_attention, view_attention
     from pretune.analysis.neighbors import neighbors
     from pretune.core.types import Batch, Loss, Output
     from pretune.data.layout import batch
@@ -53,6 +54,7 @@ __all__ = [
     "Adapter",
     "add_adapter",
     "add_head",
+    "analyze_attention",
     "Batch",
     "batch",
     "BitFit",
@@ -92,6 +94,7 @@ __all__ = [
     "train_tokenizer",
     "train_vectors",
     "verify",
+    "view_attention",
 ]
 
 _PUBLIC = {
@@ -133,6 +136,8 @@ _PUBLIC = {
     "index": "pretune.inference.index:build",
     "Index": "pretune.inference.index:Index",
     "search": "pretune.inference.index:search",
+    "analyze_attention": "pretune.analysis.attention:analyze_attention",
+    "view_attention": "pretune.analysis.attention:view_attention",
     "neighbors": "pretune.analysis.neighbors:neighbors",
     "Batch": "pretune.core.types:Batch",
     "Output": "pretune.core.types:Output",

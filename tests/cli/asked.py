@@ -26,7 +26,10 @@ def parsed(command: str) -> tuple[str, dict[str, Any]]:
         app.build_group().make_context("pretune", [verb, *words]) as context,
         app.build_command(verb).make_context(verb, list(words), parent=context) as made,
     ):
-        return verb, dict(made.params)
+        if verb != "analyze" or not words or words[0] not in app.ANALYSES:
+            return verb, dict(made.params)
+        with app.build_command(words[0], app.ANALYSES).make_context(words[0], words[1:], parent=made) as inner:
+            return verb, dict(inner.params)
 
 
 def places(command: str) -> list[Path]:

@@ -73,6 +73,7 @@ COMMANDS: dict[str, list[str]] = {
     "search": ["my index", "the lovely sea", "--hits=2"],
     "vectors": ["my texts", "--kind=ppmi", "--width=8", "--out=OUT.txt"],
     "neighbors": ["my runs/base", "sea", "--in=the sea.", "--corpus=lines.txt"],
+    "analyze": ["attention", "my runs/base", "--input=lines.txt"],
     "report": ["my runs/tuned", "--out=OUT.html"],
     "verify": ["my runs/base"],
     "export": ["my runs/base", "--to=hf", "--out=OUT"],

@@ -94,7 +94,9 @@ def options(name: str) -> set[str]:
     """The options that a script, by its path, or a verb takes."""
     if name.endswith(".py"):
         return {option for action in _parser(name)._actions for option in action.option_strings}
-    return {option for one in _verb(name).params for option in (*one.opts, *one.secondary_opts)} | GLOBAL
+    commands = [app.build_command(one, app.ANALYSES) for one in app.ANALYSES] if name == "analyze" else [_verb(name)]
+    parameters = [parameter for command in commands for parameter in command.params]
+    return {option for one in parameters for option in (*one.opts, *one.secondary_opts)} | GLOBAL
 
 
 def _script(name: str, rest: list[str], *, whole: bool) -> None:
@@ -193,7 +195,9 @@ def _typed(rest: list[str]) -> None:
     verb, *given = itertools.takewhile(lambda word: word not in (">", "<", "", "&&"), rest)
     if not verb.startswith("-"):
         try:
-            _verb(verb).make_context(verb, given)
+            is_analysis = verb == "analyze" and given[:1] != ["--help"]
+            command = app.build_command(given[0], app.ANALYSES) if is_analysis else _verb(verb)
+            command.make_context(verb, given[1:] if is_analysis else given)
         except Exception as error:  # NOTE: which class it is depends on the release of typer
             raise Unknown(f"pretune {verb}: {error}") from None
 

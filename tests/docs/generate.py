@@ -44,6 +44,7 @@ VERB_PAGES = {
     "search": "embeddings",
     "vectors": "baselines",
     "neighbors": "analysis",
+    "analyze": "analysis",
     "report": "reports",
     "verify": "distributed",
     "export": "models",

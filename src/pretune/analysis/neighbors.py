@@ -7,7 +7,6 @@ and tokens with the closest static vectors (after Peters et al., 2018, table 4).
 The state of a word is the mean over its pieces at a layer; its static vector the mean of their token embeddings.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,16 +18,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pretune.analysis.words import WORD_PATTERN, WordIndex, find_words
 from pretune.core.errors import DataError, UsageError
 from pretune.data.layout import pack_batches, pack_in_order
-from pretune.data.sequences import Ints, Sequences
+from pretune.data.sequences import Sequences
 from pretune.inference.embed import BATCH_TOKENS, encode_texts
 from pretune.inference.pooling import compute_states
 from pretune.inference.text_model import check_outputs, eval_mode, get_language_model, get_tokenizer
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
 
-WORD_PATTERN = re.compile(r"\w+(?:['’]\w+)?")
 CHUNK_TOKENS = 8192
 """Words of the vocabulary whose vectors are computed at once, if a model reads characters."""
 CHUNK_LINES = 512
@@ -61,15 +60,6 @@ class Neighbors:
     static: list[VocabularyNeighbor]
     word_count: int  # occurrences compared
     truncated_lines: int  # lines longer than the model's maximum length
-
-
-@dataclass(frozen=True, slots=True)
-class _WordIndex:
-    """Words of texts: text, character span, and the word of each token (-1: none)."""
-
-    text_ids: Ints  # [V]
-    spans: list[tuple[int, int]]
-    owner: Ints  # [T] of the flat tokens, special ones included
 
 
 def neighbors(
@@ -130,7 +120,7 @@ def _compute_query(
     if span is None:
         raise UsageError(f"the sentence does not contain the word '{word}'; pass another sentence")
     encoded_texts = encode_texts(tokenizer, [sentence], model.spec.max_length)
-    words = _find_words(tokenizer, [sentence], encoded_texts.sequences.lengths)
+    words = find_words(tokenizer, [sentence], encoded_texts.sequences.lengths)
     number = next((i for i, word_span in enumerate(words.spans) if word_span[0] <= span[0] < word_span[1]), None)
     if number is None or not (words.owner == number).any():
         raise UsageError(f"the word '{word}' is beyond the model's maximum length of {model.spec.max_length} tokens")
@@ -155,7 +145,7 @@ def _find_occurrences(
         return iter(()), 0
     texts = [text for _, text in lines]
     encoded_texts = encode_texts(tokenizer, texts, model.spec.max_length)
-    words = _find_words(tokenizer, texts, encoded_texts.sequences.lengths)
+    words = find_words(tokenizer, texts, encoded_texts.sequences.lengths)
     scores = _score_words(model, encoded_texts.sequences, words, query, layer)
 
     def iter_occurrences() -> Iterator[Occurrence]:
@@ -168,7 +158,7 @@ def _find_occurrences(
 
 
 def _score_words(
-    model: LanguageModel, sequences: Sequences, words: _WordIndex, query: Tensor, layer: int | None
+    model: LanguageModel, sequences: Sequences, words: WordIndex, query: Tensor, layer: int | None
 ) -> NDArray[np.float32]:
     """Return the cosine of each word's state with the query `[V]`; NaN for truncated words."""
     out = np.full(len(words.spans), np.nan, dtype=np.float32)
@@ -186,29 +176,6 @@ def _score_words(
         check_outputs(rows, "states")
         out[numbers] = (F.normalize(sums, dim=-1) @ query).cpu().numpy()
     return out
-
-
-def _find_words(tokenizer: Tokenizer, texts: Sequence[str], lengths: Ints) -> _WordIndex:
-    """Map every token to its word, by the characters at which tokens start."""
-    encodings = tokenizer.encode_batch(texts)
-    prefix_tokens, extra = len(tokenizer.template.prefix), tokenizer.template.special_count
-    owner = np.full(int(lengths.sum()), -1, dtype=np.int64)
-    text_ids, spans, position = list[int](), list[tuple[int, int]](), 0
-    for i, text in enumerate(texts):
-        word_spans = [match.span() for match in WORD_PATTERN.finditer(text)]
-        token_count = int(lengths[i]) - extra
-        starts = encodings.starts[encodings.offsets[i] : encodings.offsets[i] + token_count]
-        if word_spans:
-            begins, ends = np.array(word_spans).T
-            word_ids = np.searchsorted(begins, starts, "right") - 1
-            inside = (word_ids >= 0) & (starts < ends[np.maximum(word_ids, 0)])
-            owner[position + prefix_tokens : position + prefix_tokens + token_count][inside] = word_ids[inside] + len(
-                spans
-            )
-        text_ids += [i] * len(word_spans)
-        spans += word_spans
-        position += int(lengths[i])
-    return _WordIndex(np.array(text_ids, dtype=np.int64), spans, owner)
 
 
 def _find_static_neighbors(

@@ -38,12 +38,21 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "search": "pretune.cli.search:search",
         "vectors": "pretune.cli.neighbors:vectors",
         "neighbors": "pretune.cli.neighbors:neighbors",
+        "analyze": "pretune.cli.analyze:analyze",
         "report": "pretune.cli.report:report",
         "verify": "pretune.cli.export:verify",
         "export": "pretune.cli.export:export",
         "env": "pretune.cli.env:env",
     },
 )
+
+ANALYSES: Registry[Callable[..., None]] = Registry(
+    "analysis",
+    {
+        "attention": "pretune.cli.analyze:attention",
+    },
+)
+"""Verbs after `pretune analyze`."""
 
 MAX_SUMMARY = 62
 """Maximum length of a verb's line in `pretune --help`, for a terminal of 80 columns."""
@@ -109,23 +118,46 @@ def _build_typer(**options: Any) -> typer.Typer:
 class VerbGroup(TyperGroup):
     """Group of all verbs. Only the verb on the line is imported, `pretune --help` reads docstrings."""
 
+    def get_verbs(self) -> Registry[Callable[..., None]]:
+        """Return the verbs of the group."""
+        return VERBS
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the verbs, in the order of the help."""
-        return VERBS.list_names()
+        return self.get_verbs().list_names()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command of a verb; completion ignores unknown ones."""
-        return None if ctx.resilient_parsing and cmd_name not in VERBS else build_command(cmd_name)
+        verbs = self.get_verbs()
+        return None if ctx.resilient_parsing and cmd_name not in verbs else build_command(cmd_name, verbs)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the verbs with their summaries, cut at a comma to `MAX_SUMMARY` characters."""
+        verbs = self.get_verbs()
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _shorten(VERBS.describe(name))) for name in VERBS])
+            formatter.write_dl([(name, _shorten(verbs.describe(name))) for name in verbs])
 
 
-def build_command(verb: str) -> Any:
-    """Return the command of a verb."""
-    app, function = _build_typer(add_completion=False), VERBS.get(verb)
+class AnalysisGroup(VerbGroup):
+    """Group of the analyses."""
+
+    def get_verbs(self) -> Registry[Callable[..., None]]:
+        """Return the analyses."""
+        return ANALYSES
+
+
+_GROUPS = {"analyze": AnalysisGroup}
+"""Verbs that are groups of verbs; their function is the callback of the group."""
+
+
+def build_command(verb: str, verbs: Registry[Callable[..., None]] | None = None) -> Any:
+    """Return the command of a verb, by default one of `VERBS`."""
+    function = (VERBS if verbs is None else verbs).get(verb)
+    if verbs in (None, VERBS) and verb in _GROUPS:
+        app = _build_typer(cls=_GROUPS[verb], add_completion=False)
+        app.callback(help=format_help(function))(function)
+        return typer.main.get_command(app)
+    app = _build_typer(add_completion=False)
     app.command(verb, help=format_help(function))(function)
     command = typer.main.get_command(app)
     for parameter in command.params:

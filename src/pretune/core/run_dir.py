@@ -38,6 +38,7 @@ class RunDir:
         self.predictions = path / "predictions.jsonl"
         self.scores = path / "scores.json"
         self.card = path / "README.md"
+        self.analysis = path / "analysis"  # results of `pretune analyze`
         self.results = path / "results.json"  # of a comparison of several runs
         self.cost = path / "cost.json"  # written last: marks the run as finished
         self.model_config = path / "config.json"  # of the saved model

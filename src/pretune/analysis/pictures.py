@@ -1,0 +1,295 @@
+"""Pictures of analyses as .svg or .png, by matplotlib. Each takes the plain data of a result (`to_dict`).
+
+Texts of data are drawn literally: no mathematics, control characters escaped. Classes and labels differ by letter or
+marker as well as by colour, so that a picture can be read without colours.
+"""
+
+import io
+import os
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pretune.analysis.attention_patterns import CLASSES, LETTERS
+from pretune.core.errors import UsageError
+from pretune.core.io import atomic_write
+from pretune.core.log import escape, format_count
+
+Facts = Mapping[str, Any]
+FORMATS = (".svg", ".png")
+COLOURS = ("#c6d4ec", "#6d9fd6", "#7fcbd8", "#6cc29f", "#eeb35c", "#e58e86", "#bfa3da", "#e9ebee")
+"""Colours of `CLASSES`: the last, mixed, is grey."""
+SERIES_COLOURS = ("#2f6fb2", "#c9605b", "#3c9a76", "#8a63b3", "#c98a1b", "#2b94ab", "#7b6b3a", "#6b7280")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
+MAX_LABELS = 20
+"""Maximum number of labels in the legend of a map; the rarest are drawn together."""
+INK, SOFT, RULE = "#1c2430", "#5b6675", "#dfe3e8"
+DPI = 144
+
+
+def check_picture(path: str | os.PathLike[str]) -> Path:
+    """Return the path; raise a UsageError unless it ends in .svg or .png."""
+    file = Path(path)
+    if file.suffix not in FORMATS:
+        raise UsageError(f"'{file}': the name of a picture must end in {' or '.join(FORMATS)}")
+    return file
+
+
+def draw_heads(facts: Facts, path: str | os.PathLike[str]) -> Path:
+    """Draw layers x heads of each part, lettered and coloured by class, with a legend of the shares."""
+    file = check_picture(path)
+    parts = list_head_classes(facts)
+    size = 0.36
+    widths = [max(len(rows[0]) * size + 0.9, 2.2) for rows in parts.values()]
+    depth = max(len(rows) for rows in parts.values())
+    figure = _build_figure(sum(widths) + 2.3, max(depth * size + 1.0, 3.1))
+    grid = figure.add_gridspec(1, len(parts) + 1, width_ratios=[*widths, 2.3])
+    for place, (part, rows) in enumerate(parts.items()):
+        axes = figure.add_subplot(grid[0, place])
+        for layer, row in enumerate(rows):
+            for head, name in enumerate(row):
+                _add_cell(axes, head, layer, COLOURS[CLASSES.index(name)], LETTERS[name])
+        _finish_grid(axes, len(rows[0]), len(rows))
+        axes.set_title(f"{part} heads", fontsize=10, color=INK, loc="left")
+        axes.set_xlabel("head", fontsize=9, color=SOFT)
+        axes.set_ylabel("layer", fontsize=9, color=SOFT)
+    _draw_class_legend(figure.add_subplot(grid[0, len(parts)]), facts)
+    return _save(figure, file)
+
+
+def list_head_classes(facts: Facts) -> dict[str, list[list[str]]]:
+    """Return the classes of all heads by part and layer."""
+    parts: dict[str, list[list[str]]] = {}
+    for head in facts["heads"]:
+        layers = parts.setdefault(head["part"], [])
+        if head["layer"] > len(layers):
+            layers.append([])
+        layers[-1].append(head["class"])
+    return parts
+
+
+def _draw_class_legend(axes: Any, facts: Facts) -> None:
+    """Draw a row per class: its colour and letter, its name, and its share of the heads of every part."""
+    axes.axis("off")
+    names = [name for name in CLASSES if any(shares[name] for shares in facts["shares"].values())]
+    for row, name in enumerate(names):
+        _add_cell(axes, 0, row, COLOURS[CLASSES.index(name)], LETTERS[name], clip=False)
+        shares = " / ".join(f"{shares[name]:.0%}" for shares in facts["shares"].values())
+        axes.text(0.75, row, f"{name}  {shares}", va="center", fontsize=9, color=INK)
+    note = f"{format_count(facts['texts'], 'texts')}, {format_count(facts['tokens'], 'tokens')}"
+    axes.text(-0.5, len(names) + 0.1, note, va="center", fontsize=8, color=SOFT)
+    axes.set_xlim(-0.6, 6.2)
+    axes.set_ylim(max(len(names) + 0.6, 7.5), -0.6)
+
+
+def draw_view(facts: Facts, path: str | os.PathLike[str]) -> Path:
+    """Draw the tokens in two columns, with a line from each to those it attends to, as strong as the weight."""
+    from matplotlib.collections import LineCollection
+
+    file = check_picture(path)
+    tokens, keys = ([_clip_text(name, 16) for name in facts[side]] for side in ("tokens", "keys"))
+    weights = np.asarray(facts["weights"], dtype=float)
+    rows = max(len(tokens), len(keys))
+    figure = _build_figure(5.2, max(0.24 * rows + 0.9, 2.2))
+    axes = figure.add_subplot()
+    strongest = max(float(weights.max()), 1e-9)
+    lines, colours, sizes = [], [], []
+    for query, row in enumerate(weights):
+        for key, weight in enumerate(row):
+            if weight >= 0.02 * strongest:
+                lines.append([(0.0, query), (1.0, key)])
+                strength = float(weight) / strongest
+                colours.append((*_to_rgb(SERIES_COLOURS[query % 6]), 0.08 + 0.92 * strength))
+                sizes.append(0.3 + 2.4 * strength)
+    order = np.argsort(sizes)
+    axes.add_collection(
+        LineCollection([lines[i] for i in order], colors=[colours[i] for i in order],
+                       linewidths=[sizes[i] for i in order])
+    )  # fmt: skip
+    for place, name in enumerate(tokens):
+        axes.text(-0.03, place, name, ha="right", va="center", fontsize=9, color=SERIES_COLOURS[place % 6],
+                  parse_math=False)  # fmt: skip
+    for place, name in enumerate(keys):
+        axes.text(1.03, place, name, ha="left", va="center", fontsize=9, color=INK, parse_math=False)
+    axes.text(-0.03, -1.1, "from", ha="right", va="center", fontsize=8, color=SOFT)
+    axes.text(1.03, -1.1, "to", ha="left", va="center", fontsize=8, color=SOFT)
+    axes.set_xlim(-0.62, 1.62)
+    axes.set_ylim(rows - 0.3, -1.6)
+    axes.axis("off")
+    axes.set_title(f"{facts['title']} (strongest line: {strongest:.2f})", fontsize=9, color=INK)
+    return _save(figure, file)
+
+
+def draw_layers(facts: Facts, path: str | os.PathLike[str]) -> Path:
+    """Draw accuracy, control accuracy and selectivity by layer, and the weights of the scalar mix, for each task."""
+    file = check_picture(path)
+    tasks = facts["tasks"]
+    figure = _build_figure(3.5 * len(tasks) + 0.4, 4.6)
+    grid = figure.add_gridspec(2, len(tasks), height_ratios=[2.4, 1])
+    for column, task in enumerate(tasks):
+        axes = figure.add_subplot(grid[0, column])
+        layers = [row["layer"] for row in task["layers"]]
+        for place, (name, marker) in enumerate((("accuracy", "o"), ("control", "s"), ("selectivity", "^"))):
+            means = np.array([row[name] for row in task["layers"]])
+            spread = np.array([row.get(f"{name}_std") or 0.0 for row in task["layers"]])
+            axes.plot(layers, means, color=SERIES_COLOURS[place], marker=marker, markersize=4, linewidth=1.5,
+                      linestyle="-" if place != 1 else (0, (3, 2)), label=name)  # fmt: skip
+            if spread.any():
+                axes.fill_between(layers, means - spread, means + spread, color=SERIES_COLOURS[place], alpha=0.15)
+        axes.axhline(task["majority"], color=SOFT, linewidth=1, linestyle=":", label="majority")
+        axes.set_title(task["task"], fontsize=10, color=INK, loc="left")
+        axes.set_ylim(min(-0.02, *(row["selectivity"] - 0.05 for row in task["layers"])), 1.02)
+        axes.set_xticks(layers)
+        _style(axes)
+        if column == 0:
+            figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=4, fontsize=8,
+                          frameon=False)  # fmt: skip
+        mix_axes = figure.add_subplot(grid[1, column])
+        if task["mix"] is not None:
+            mix_axes.bar(layers, task["mix"]["weights"], color=SERIES_COLOURS[5], width=0.7)
+        else:
+            mix_axes.text(0.5, 0.5, "no scalar mix", ha="center", va="center", color=SOFT, transform=mix_axes.transAxes)
+        mix_axes.set_xticks(layers)
+        mix_axes.set_xlabel("layer (0: embeddings)", fontsize=9, color=SOFT)
+        mix_axes.set_title("weights of the scalar mix", fontsize=9, color=SOFT, loc="left")
+        _style(mix_axes)
+    return _save(figure, file)
+
+
+def draw_map(facts: Facts, path: str | os.PathLike[str]) -> Path:
+    """Draw the points of an embedding map, with a colour and a marker for each label."""
+    file = check_picture(path)
+    points = facts["points"]
+    groups = group_points(points)
+    figure = _build_figure(6.4 if len(groups) > 1 else 5.2, 4.6)
+    axes = figure.add_subplot()
+    size = 26 if len(points) < 500 else 12
+    for place, (label, members) in enumerate(groups.items()):
+        axes.scatter([point["x"] for point in members], [point["y"] for point in members], s=size, alpha=0.75,
+                     linewidths=0, color=SERIES_COLOURS[place % len(SERIES_COLOURS)],
+                     marker=MARKERS[place % len(MARKERS)], label=_clip_text(label, 28))  # fmt: skip
+    if len(groups) > 1:
+        legend = axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    axes.set_xlabel(facts["axes"][0], fontsize=9, color=SOFT)
+    axes.set_ylabel(facts["axes"][1], fontsize=9, color=SOFT)
+    _style(axes)
+    return _save(figure, file)
+
+
+def group_points(points: Sequence[Facts]) -> dict[str, list[Facts]]:
+    """Return the points by label, the most frequent first; rare labels beyond `MAX_LABELS` are one group."""
+    groups: dict[str, list[Facts]] = {}
+    for point in points:
+        groups.setdefault("" if point["label"] is None else str(point["label"]), []).append(point)
+    label_order = sorted(groups, key=lambda label: (-len(groups[label]), label))
+    top = {
+        label: groups[label]
+        for label in label_order[: MAX_LABELS if len(label_order) <= MAX_LABELS else MAX_LABELS - 1]
+    }
+    rare = [point for label in label_order[len(top) :] for point in groups[label]]
+    return top | ({f"{len(label_order) - len(top)} rarer labels": rare} if rare else {})
+
+
+def draw_changes(facts: Facts, path: str | os.PathLike[str]) -> Path:
+    """Draw the relative change of every layer and kind of weights, as shaded cells with numbers."""
+    file = check_picture(path)
+    rows = facts["layers"]
+    kinds = list_kinds(rows)
+    figure = _build_figure(1.05 * (len(kinds) + 1) + 1.9, 0.3 * len(rows) + 1.3)
+    axes = figure.add_subplot()
+    largest = max([row["distance"] for row in rows] + [0.0]) or 1.0
+    for place, row in enumerate(rows):
+        for column, name in enumerate(["all", *kinds]):
+            values = row if name == "all" else row["kinds"].get(name)
+            if values is not None:
+                share = min(values["distance"] / largest, 1.0)
+                colour = _blend("#ffffff", SERIES_COLOURS[0], 0.05 + 0.75 * share)
+                ink = "#ffffff" if share > 0.6 else INK
+                _add_cell(axes, column, place, colour, f"{values['distance']:.2%}", ink=ink)
+    axes.set_xlim(-0.5, len(kinds) + 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xticks(range(len(kinds) + 1), ["all", *kinds], fontsize=9, color=INK)
+    axes.set_yticks(range(len(rows)), [row["layer"] for row in rows], fontsize=9, color=INK)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.xaxis.tick_top()
+    axes.set_title("relative change |after - before| / |before|", fontsize=9, color=SOFT, loc="left")
+    return _save(figure, file)
+
+
+def list_kinds(rows: Sequence[Facts]) -> list[str]:
+    """Return the kinds of weights of all layers, in order of first appearance."""
+    return [*dict.fromkeys(kind for row in rows for kind in row["kinds"])]
+
+
+def _build_figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def _add_cell(axes: Any, x: float, y: float, colour: str, text: str, *, ink: str = INK, clip: bool = True) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, facecolor=colour, linewidth=0, clip_on=clip))
+    axes.text(x, y, text, ha="center", va="center", fontsize=8.5, color=ink, clip_on=False)
+
+
+def _finish_grid(axes: Any, columns: int, rows: int) -> None:
+    axes.set_xlim(-0.5, columns - 0.5)
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.set_aspect("equal")
+    axes.set_xticks(range(columns), [str(i + 1) for i in range(columns)], fontsize=8, color=SOFT)
+    axes.set_yticks(range(rows), [str(i + 1) for i in range(rows)], fontsize=8, color=SOFT)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _style(axes: Any) -> None:
+    axes.grid(axis="y", color=RULE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=8, labelcolor=SOFT)
+    axes.spines[:].set_visible(False)
+
+
+def _clip_text(text: str, length: int) -> str:
+    """Return a text for a picture: escaped, in one line, at most so many characters."""
+    return textwrap.shorten(escape(text), length, placeholder="…") if " " in text else _cut(escape(text), length)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _to_rgb(colour: str) -> tuple[float, float, float]:
+    first, second, third = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return first, second, third
+
+
+def _blend(first: str, second: str, share: float) -> str:
+    """Return a colour between two.
+
+    >>> _blend("#000000", "#ffffff", 0.5)
+    '#808080'
+    """
+    mixed_channels = (a + (b - a) * share for a, b in zip(_to_rgb(first), _to_rgb(second), strict=True))
+    return "#" + "".join(f"{round(255 * channel):02x}" for channel in mixed_channels)
+
+
+def _save(figure: Any, file: Path) -> Path:
+    """Write a figure; the same data gives the same bytes. The text of an SVG stays text."""
+    import matplotlib as mpl
+
+    buffer = io.BytesIO()
+    options: dict[str, Any] = {"metadata": {"Date": None}} if file.suffix == ".svg" else {"dpi": DPI}
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pretune"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a PNG shows a box for a character without a glyph
+        figure.savefig(buffer, format=file.suffix[1:], **options)
+    atomic_write(file, buffer.getvalue())
+    return file
