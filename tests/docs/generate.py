@@ -161,7 +161,7 @@ def describe_training() -> str:
     return format_table(header, (describe_paper(name, paper) for name, paper in papers if paper is not None))
 
 
-OPTIMIZER_NAMES = {"adam_w": "AdamW", "adafactor": "Adafactor", "lamb": "LAMB"}
+OPTIMIZER_NAMES = {"adagrad": "Adagrad", "adam_w": "AdamW", "adafactor": "Adafactor", "lamb": "LAMB"}
 
 
 def describe_objective(objective: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from pretune.training.optim import (
     ASGD,
     SGD,
     Adafactor,
+    Adagrad,
     AdamW,
     Lamb,
     Muon,
@@ -49,6 +50,7 @@ SPECS: dict[str, Optim] = {
     "sgd": SGD(lr=0.1, weight_decay=0.1),
     "sgd-momentum": SGD(lr=0.1, momentum=0.9),
     "asgd": ASGD(lr=0.1, weight_decay=0.1),
+    "adagrad": Adagrad(lr=0.1, weight_decay=0.1),
 }
 YES, NO = torch.tensor(True), torch.tensor(False)
 
@@ -302,6 +304,7 @@ def test_specs_are_plain_data() -> None:
         (lambda: Lamb(betas=(-0.1, 0.9)), r"^\w+\.betas\.0 .*\-0\.1"),
         (lambda: Muon(momentum=1.0), r"^\w+\.momentum .*1\.0"),
         (lambda: SGD(momentum=1.5), r"^\w+\.momentum .*1\.5"),
+        (lambda: Adagrad(eps=0.0), r"^\w+\.eps .*0\.0"),
         (lambda: ASGD(weight_decay=-1.0), r"^\w+\.weight_decay .*\-1\.0"),
         (lambda: AdamW(lr=math.nan), r"^\w+\.lr .*nan"),
     ],
@@ -502,6 +505,14 @@ def test_sgd_is_torchs(momentum: float) -> None:
     ours = SGD(lr=0.1, momentum=momentum, weight_decay=0.1)
     peer = {"lr": 0.1, "momentum": momentum, "weight_decay": 0.1}
     for mine, their in race(ours, loose(drawn(*SHAPES)), lambda p: torch.optim.SGD(p, **peer)):
+        torch.testing.assert_close(mine, their, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_adagrad_is_torchs(start: float) -> None:
+    ours = Adagrad(lr=0.1, weight_decay=0.1, initial_accumulator=start)
+    peer = {"lr": 0.1, "weight_decay": 0.1, "initial_accumulator_value": start}
+    for mine, their in race(ours, loose(drawn(*SHAPES)), lambda p: torch.optim.Adagrad(p, **peer)):
         torch.testing.assert_close(mine, their, rtol=1e-6, atol=1e-7)
 
 

@@ -64,9 +64,9 @@ elmo = Family(
         samples="sentences",
         lengths=(128,),
         batch_tokens=3 * 128 * 20,
-        lr=1e-3,  # of all sizes; the paper: Adagrad
-        optimizer={"kind": "adam_w", "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
-        schedule={"kind": "linear", "warmup": 1000},
+        lr=0.2,  # of all sizes
+        optimizer={"kind": "adagrad", "initial_accumulator": 1.0},
+        schedule={"kind": "constant"},
         tokenizer=("words", "plain", 793_471),
     ),
     sizes={  # without the softmax, as published

@@ -24,15 +24,16 @@ from pretune.training.optim.base import (
 )
 from pretune.training.optim.lamb import Lamb
 from pretune.training.optim.muon import Muon
-from pretune.training.optim.sgd import ASGD, SGD, AveragedDescent
+from pretune.training.optim.sgd import ASGD, SGD, Adagrad, AveragedDescent
 
-Optim = AdamW | Adafactor | Lamb | Muon | SGD | ASGD
+Optim = AdamW | Adafactor | Adagrad | Lamb | Muon | SGD | ASGD
 
 __all__ = [
     "ASGD",
     "SGD",
     "AdamW",
     "Adafactor",
+    "Adagrad",
     "AveragedDescent",
     "ParameterGroup",
     "Lamb",

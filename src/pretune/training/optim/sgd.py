@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum (Polyak, 1964), and averaged (Polyak and Juditsky, 1992)."""
+"""Stochastic gradient descent: with momentum (Polyak, 1964), averaged (Polyak and Juditsky, 1992), and Adagrad."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pretune.core.config import NonNegative, spec
+from pretune.core.config import NonNegative, Positive, spec
 from pretune.training.optim.base import (
     Beta,
     ParameterGroup,
@@ -59,6 +59,49 @@ class MomentumDescent(Optimizer):
                     updates = list(torch._foreach_add(updates, momenta, alpha=group["momentum"]))
                     write_if(ok, momenta, updates)
                 write_if(ok, weights, torch._foreach_sub(weights, updates, alpha=group["lr"]))
+
+
+@spec
+class Adagrad:
+    """Adagrad (Duchi et al., 2011): g += weight_decay w;  s += g^2;  w -= lr g / (sqrt(s) + eps).
+
+    ELMo: lr 0.2, with s = 1 before the first step.
+    """
+
+    lr: NonNegative[float] = 0.01
+    initial_accumulator: NonNegative[float] = 0.0
+    eps: Positive[float] = 1e-10
+    weight_decay: NonNegative[float] = 0.0
+
+    def build(self, groups: Sequence[ParameterGroup]) -> "AdaptiveDescent":
+        return AdaptiveDescent(self, groups)
+
+
+class AdaptiveDescent(Optimizer):
+    """The optimizer of `Adagrad`; state: `sum`, of squared gradients."""
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, spec: Adagrad, groups: Sequence[ParameterGroup]) -> None:
+        param_groups = [group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups]
+        super().__init__(param_groups, {"eps": spec.eps})
+        for group in groups:
+            for weight in group.parameters:
+                self.state[weight]["sum"] = torch.full_like(weight, spec.initial_accumulator)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all weights that have a gradient."""
+        ok = get_step_condition(self)
+        for group in self.param_groups:
+            for weights in iter_chunks(group):
+                gradients = add_weight_decay(weights, group["weight_decay"])
+                sums = [self.state[weight]["sum"] for weight in weights]
+                new_sums = torch._foreach_addcmul(sums, gradients, gradients)
+                scales = torch._foreach_add(torch._foreach_sqrt(new_sums), group["eps"])
+                updates = torch._foreach_div(gradients, scales)
+                write_if(ok, weights, torch._foreach_sub(weights, updates, alpha=group["lr"]))
+                write_if(ok, sums, new_sums)
 
 
 def add_weight_decay(weights: Sequence[Tensor], weight_decay: float) -> list[Tensor]:
