@@ -345,7 +345,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="no run starts later")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", default="", help="comma-separated; default: all")
-    parser.add_argument("--rates", default="1e-3,4e-3", help="learning rates that each row tries")
+    parser.add_argument("--rates", default="1e-3,3e-3,1e-2", help="learning rates that each row tries")
     parser.add_argument("--labels", type=int, default=2000, help="labelled reviews for training")
     parser.add_argument("--dev", type=int, default=1000)
     parser.add_argument("--test", type=int, default=5000)

@@ -303,6 +303,10 @@ def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
         yield forecast["rate"]
     share = forecast["trained"] / forecast["parameters"]
     yield f"{forecast['trained']:,} of {forecast['parameters']:,} parameters are trainable ({share:.2%})"
+    if (stage := forecast["language_model"]) is not None:
+        stage_text = ", ".join(format_count(stage[unit], unit) for unit in ("steps", "tokens"))
+        stage_flops = f"{format_number(stage['flops'], billion='G')}FLOP"
+        yield f"language model on the task's texts first: {stage_text}, {stage_flops}, in the estimate below"
     counts_text = ", ".join(format_count(forecast[unit], unit) for unit in ("trials", "steps", "tokens"))
     flops = f"{format_number(forecast['flops'], billion='G')}FLOP"
     yield f"{counts_text}, {flops}; estimate for one device, without evaluation and baselines:"

@@ -13,8 +13,10 @@ from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
 from pretune.runs.finetune import language_model
 from pretune.runs.finetune.defaults import build_finetune_config
-from pretune.runs.finetune.entry import run_finetune
+from pretune.runs.finetune.entry import build_plan, run_finetune
+from pretune.runs.finetune.estimate import estimate_finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
+from pretune.runs.finetune.task_data import open_task
 from pretune.training.distributed import Ranks
 from tests.runs import tasked
 
@@ -50,6 +52,18 @@ def test_three_stages_are_one_command(base: Path, tmp_path: Path, monkeypatch: p
     assert last.spec.decoder == FAMILIES.get("ulmfit").tuning.build_spec(middle.spec).decoder != middle.spec.decoder
     assert last.spec.decoder.blocks[-1].weight_dropout == 0.5
     expected = run.predict(["the lovely sea.", "the dreadful sea."])
+
+    tuning = build_finetune_config(base, train=tmp_path / "classes.csv", steps=6, overrides=QUICK)
+    plan = build_plan(tuning)
+    forecast = estimate_finetune(tuning, plan)
+    trials = estimate_finetune(tuning.replace({"tune.lm_epochs": 0}), plan)
+    cost = json.loads((stage / "run" / "cost.json").read_text())
+    assert forecast["language_model"]["steps"] == cost["run"]["steps"] and trials["language_model"] is None
+    assert forecast["language_model"]["flops"] == pytest.approx(cost["flops"], rel=0.2)
+    assert forecast["flops"] == pytest.approx(trials["flops"] + forecast["language_model"]["flops"])
+    monkeypatch.setattr(language_model, "SAMPLE_TEXTS", 40)  # every third text
+    sampled = language_model.estimate_language_model(tuning, open_task(tuning.task))
+    assert sampled["tokens"] == pytest.approx(forecast["language_model"]["tokens"], rel=0.25)
 
     calls: list[Path] = []
 

@@ -63,6 +63,11 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
         step_flops += sum(map(count_teacher, batch_stats)) / len(batch_stats) / 3
     read = sum(stats.total_tokens for stats in batch_stats) / len(batch_stats)
     total = sum(steps) * len(plan.seeds) + steps[0] * (len(plan.rates) - 1)
+    language_model = _estimate_language_model(tuning, task_data)
+    flops, per_token = total * step_flops, step_flops / max(read, 1)
+    if language_model is not None:
+        flops += language_model["flops"]
+        per_token = flops / (total * read + language_model["tokens"])
     trainable_count = sum(parameter.numel() for parameter in adapted_model.trainable_parameters.values())
     return {
         "notes": [*task_data.parts.notes, *reader.find_notes(train)],
@@ -86,13 +91,23 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
         "trials": len(steps) * len(plan.seeds) + len(plan.rates) - 1,
         "steps": total,
         "tokens": round(total * read),
-        "flops": total * step_flops,
+        "language_model": language_model,
+        "flops": flops,  # of language model and trials
         "encoding_seconds": round((time.perf_counter() - start) * len(train) / len(subset), 1),
         "devices": {
-            name: estimate_cost(entry, step_flops / max(read, 1), total * step_flops, None)
+            name: estimate_cost(entry, per_token, flops, None)
             for name, entry in {THIS_MACHINE: detect_device(device), **DEVICES}.items()
         },
     }
+
+
+def _estimate_language_model(tuning: FinetuneConfig, task_data: TaskData) -> dict[str, float] | None:
+    """Return the cost of pre-training on the task's texts, if any."""
+    if not tuning.tune.lm_epochs:
+        return None
+    from pretune.runs.finetune.language_model import estimate_language_model
+
+    return estimate_language_model(tuning, task_data)
 
 
 def _count_labels(task_data: TaskData, train: list[Example]) -> dict[str, dict[str, Any]]:

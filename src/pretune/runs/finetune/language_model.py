@@ -9,6 +9,8 @@ It is resumed with the run, and shared by all of its trials.
 """
 
 import json
+import math
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,10 @@ from pretune.core import io, log
 from pretune.core.errors import UsageError
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
+from pretune.data.prepared_data import PreparedData
 from pretune.models.hf import checkpoint
+from pretune.runs.defaults import build_pretrain_config
+from pretune.runs.estimate import estimate_pretrain
 from pretune.runs.finetune.adapted_model import load_base_model
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.runs.finetune.task_data import TaskData
@@ -29,6 +34,8 @@ from pretune.training.distributed import Ranks
 FOLDER = "language_model"
 LAYER_DECAY = 1 / 2.6
 """Learning rate of a layer relative to the one above."""
+SAMPLE_TEXTS = 20_000
+"""Number of texts on which the cost is estimated."""
 
 
 def continue_pretraining(tuning: FinetuneConfig, task_data: TaskData, run_dir: RunDir, ranks: Ranks) -> FinetuneConfig:
@@ -42,7 +49,7 @@ def continue_pretraining(tuning: FinetuneConfig, task_data: TaskData, run_dir: R
     if not run.is_finished:
         is_started = run.settings.exists()
         if not is_started:
-            _prepare_texts(tuning, task_data, folder)
+            _prepare_texts(tuning, list_texts(task_data), folder)
         log.info(f"language model on the task's texts: {tuning.tune.lm_epochs:g} epochs")
         options: dict[str, Any] = {} if is_started else _list_options(tuning, folder)
         run_pretrain(out=run.path, resume=is_started, device=ranks.device.type, **options)
@@ -50,20 +57,42 @@ def continue_pretraining(tuning: FinetuneConfig, task_data: TaskData, run_dir: R
     return replace(tuning, base=base)
 
 
-def _prepare_texts(tuning: FinetuneConfig, task_data: TaskData, folder: Path) -> None:
-    """Write the texts of all training examples, whatever `task.train_examples` is, and tokenize them."""
+def estimate_language_model(tuning: FinetuneConfig, task_data: TaskData) -> dict[str, float] | None:
+    """Return steps, tokens and FLOPs of the pre-training on the task's texts, or None if there is none.
+
+    Texts are tokenized as in the run; of many, a sample.
+    """
+    if not tuning.tune.lm_epochs or tuning.base.weights == "random":
+        return None
+    texts = list_texts(task_data)
+    sample = texts[:: math.ceil(len(texts) / SAMPLE_TEXTS)]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / FOLDER
+        data = _prepare_texts(tuning, sample, folder)
+        settings = build_pretrain_config(**_list_options(tuning, folder))
+        per_token = estimate_pretrain(settings)["flops_per_token"]
+    tokens = round(tuning.tune.lm_epochs * data.tokens * len(texts) / len(sample))
+    steps = max(math.ceil(tokens / settings.train.batch_tokens), math.ceil(tuning.tune.lm_epochs))
+    return {"steps": steps, "tokens": tokens, "flops": tokens * per_token}
+
+
+def list_texts(task_data: TaskData) -> list[str]:
+    """Return the different texts of all training examples, whatever `task.train_examples` is."""
     examples = task_data.parts.train
-    texts = [text for example in examples for text in (example.text, example.pair, *example.choices) if text]
+    texts = (text for example in examples for text in (example.text, example.pair, *example.choices) if text)
+    return list(dict.fromkeys(texts))
+
+
+def _prepare_texts(tuning: FinetuneConfig, texts: list[str], folder: Path) -> PreparedData:
+    """Write texts and tokenize them."""
     io.remove(folder)  # of an interrupted preparation
     folder.mkdir()
-    lines = "".join(
-        json.dumps({"text": text}, ensure_ascii=False, allow_nan=False) + "\n" for text in dict.fromkeys(texts)
-    )
+    lines = "".join(json.dumps({"text": text}, ensure_ascii=False, allow_nan=False) + "\n" for text in texts)
     io.atomic_write(folder / "texts.jsonl", lines)
     if tuning.base.changed_field is not None:
         checkpoint.save(load_base_model(tuning.base, seed=tuning.train.seed), folder / "base")
     tokenizer = Tokenizer.load(resolve_path(_get_base(tuning, folder)))
-    prepare([folder / "texts.jsonl"], tokenizer=tokenizer, out=folder / "data")
+    return prepare([folder / "texts.jsonl"], tokenizer=tokenizer, out=folder / "data")
 
 
 def _get_base(tuning: FinetuneConfig, folder: Path) -> str:
