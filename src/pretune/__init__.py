@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pretune.runs.export import export
     from pretune.runs.finetune.entry import finetune
     from pretune.runs.finetune.inference import predict_run as predict
-    from pretune.runs.listing import list_methods, list_models, list_objectives, list_tasks
+    from pretune.runs.listing import list_methods, list_models, list_objectives, list_studies, list_tasks
     from pretune.runs.prepare import prepare
     from pretune.runs.pretrain import pretrain
     from pretune.runs.quickstart import quickstart
@@ -71,6 +71,7 @@ __all__ = [
     "list_methods",
     "list_models",
     "list_objectives",
+    "list_studies",
     "list_tasks",
     "load",
     "LoRA",
@@ -112,6 +113,7 @@ _PUBLIC = {
     "PromptTuning": "pretune.adaptation.peft.prefix:PromptTuning",
     "list_models": "pretune.runs.listing:list_models",
     "list_objectives": "pretune.runs.listing:list_objectives",
+    "list_studies": "pretune.runs.listing:list_studies",
     "list_tasks": "pretune.runs.listing:list_tasks",
     "list_methods": "pretune.runs.listing:list_methods",
     "load": "pretune.adaptation.io:load",

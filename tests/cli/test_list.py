@@ -13,6 +13,7 @@ from pretune.metrics import METRICS
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
+from pretune.runs.study import list_studies
 from pretune.tasks import TASKS
 from pretune.text.styles import KINDS
 from tests.conftest import ROOT
@@ -29,7 +30,9 @@ def test_families_are_one_aligned_line_each(capsys: pytest.CaptureFixture[str]) 
         assert line == f"{name:<{column}}{FAMILIES.describe(name)}"
 
 
-@pytest.mark.parametrize("what", ["", "families", "sizes", "objectives", "methods", "metrics", "tasks", "tokenizers"])
+@pytest.mark.parametrize(
+    "what", ["", "families", "sizes", "objectives", "methods", "metrics", "tasks", "tokenizers", "studies"]
+)
 def test_after_each_list_there_is_something_to_type(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", *what.split()]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next: ")]
@@ -64,6 +67,7 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
         f"{len(METRICS)} metrics (pretune list metrics)",
         f"{len(TASKS)} tasks (pretune list tasks)",
         f"{len(KINDS)} tokenizers (pretune list tokenizers)",
+        f"{len(list_studies())} studies (pretune list studies)",
     ]
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).replace(",", "").split()
@@ -73,7 +77,7 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [*found] == ["families", "sizes", "objectives", "methods", "metrics", "tasks", "tokenizers"]
+    assert [*found] == ["families", "sizes", "objectives", "methods", "metrics", "tasks", "tokenizers", "studies"]
     assert [*found["families"]] == FAMILIES.list_names()
     assert found["sizes"]["llama2-7b"] == 6_738_415_616
     for name, made in found["objectives"].items():
@@ -88,7 +92,7 @@ def test_an_unknown_word(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("pretune: error: ") and "'familys'" in err and "'families'" in err
-    assert "families, sizes, objectives, methods, metrics, tasks, tokenizers" in err
+    assert "families, sizes, objectives, methods, metrics, tasks, tokenizers, studies" in err
 
 
 def test_objectives_say_what_they_train(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,3 +153,10 @@ def test_these_are_listed_without_torch(what: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_studies_state_their_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "studies"]) == 0
+    out = capsys.readouterr().out
+    for name, study in list_studies().items():
+        assert f"{name}: {study['about']}" in out and study["source"] in out

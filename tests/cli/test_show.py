@@ -8,7 +8,8 @@ import pytest
 from torch import nn
 
 import pretune as pt
-from pretune.cli import _inputs, main, show
+from pretune.cli import main, show
+from pretune.core import log
 from pretune.core.config import from_dict, replace
 from pretune.core.errors import UsageError
 from pretune.models import catalog
@@ -261,7 +262,7 @@ class TestUsage:
     ],
 )
 def test_counts(text: str, number: int) -> None:
-    assert _inputs.parse_count(text, "--tokens") == number
+    assert log.parse_count(text, "--tokens") == number
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_counts(text: str, number: int) -> None:
 )
 def test_no_counts(text: str) -> None:
     with pytest.raises(UsageError, match=r"--tokens .*1 to 1e18"):
-        _inputs.parse_count(text, "--tokens")
+        log.parse_count(text, "--tokens")
 
 
 @pytest.mark.parametrize(

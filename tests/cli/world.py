@@ -13,6 +13,20 @@ from tests.runs import tasked
 
 SMALL = ["--set", "model.width=32", "--set", "model.heads=2", "--set", "data.max_length=32",
          "--set", "train.batch_tokens=256"]  # fmt: skip
+STUDY = """
+title: Rates
+about: Two masking rates.
+question: Is a low or a high rate better?
+paper: {citation: "Somebody (2020): Rates"}
+settings:
+  corpus: [my texts]
+  model: bert-tiny
+  tokenizer: {kind: wordpiece, vocab: 120}
+  pretrain: {objective: masked, steps: 2, model: {width: 32, heads: 2}, data.max_length: 32, train.batch_tokens: 256}
+rows: {low: {pretrain.objective.rate: 0.15}, high: {pretrain.objective.rate: 0.5}}
+measures: {loss: {kind: validation}}
+claims: [{text: A low rate is better., measure: loss, better: low, worse: high}]
+"""
 LINES = ["a lovely sea.", "the dreadful wind.", "an old house by the river."]
 
 
@@ -37,6 +51,7 @@ def make(folder: Path) -> Path:
             "".join(json.dumps({"id": f"d{i}", "text": t}) + "\n" for i, t in enumerate(LINES))
         )
         tasked.classes(Path("my table.csv"), 40)
+        Path("my study.yaml").write_text(STUDY)
         pt.save(speakers.gpt(), "writer")
         for words in (
             ["tokenizer", "my texts", "--vocab=120", "--out=tok"],
@@ -74,6 +89,7 @@ COMMANDS: dict[str, list[str]] = {
     "vectors": ["my texts", "--kind=ppmi", "--width=8", "--out=OUT.txt"],
     "neighbors": ["my runs/base", "sea", "--in=the sea.", "--corpus=lines.txt"],
     "analyze": ["attention", "my runs/base", "--input=lines.txt"],
+    "compare": ["my study.yaml", "--seeds=1", "--dry-run"],
     "report": ["my runs/tuned", "--out=OUT.html"],
     "verify": ["my runs/base"],
     "export": ["my runs/base", "--to=hf", "--out=OUT"],

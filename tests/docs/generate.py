@@ -21,6 +21,7 @@ from pretune.models.families import FAMILIES
 from pretune.models.families.shared import PaperDefaults
 from pretune.models.spec import Model
 from pretune.objectives import OBJECTIVES
+from pretune.runs.study import list_studies
 from pretune.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,7 @@ VERB_PAGES = {
     "vectors": "baselines",
     "neighbors": "analysis",
     "analyze": "analysis",
+    "compare": "studies",
     "report": "reports",
     "verify": "distributed",
     "export": "models",
@@ -133,6 +135,11 @@ def describe_objectives() -> str:
     return format_table(("objective", "shapes", "description"), rows)
 
 
+def describe_studies() -> str:
+    rows = ((f"`{name}`", study["about"], study["source"]) for name, study in list_studies().items())
+    return format_table(("study", "compares", "source"), rows)
+
+
 def describe_tasks() -> str:
     """Tasks by kind, with their official metric."""
     kinds: dict[str, list[str]] = {}
@@ -212,6 +219,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "methods": describe_methods,
     "objectives": describe_objectives,
     "tasks": describe_tasks,
+    "studies": describe_studies,
     "training": describe_training,
     "renames": describe_renames,
 }

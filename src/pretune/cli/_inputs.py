@@ -1,4 +1,4 @@
-"""Inputs of verbs: texts and prompts from the command line, files or standard input; counts; models and devices."""
+"""Inputs of verbs: texts and prompts from the command line, files or standard input; models and devices."""
 
 import re
 import shlex
@@ -17,23 +17,6 @@ if TYPE_CHECKING:
 
     from pretune.adaptation.adapted import ModelWithHead
     from pretune.models.model import LanguageModel
-
-_SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_MAX_COUNT = 10**18
-_COUNT_PATTERN = re.compile(r"(\d[\d_]{,30}\.?\d{,30}|\.\d{1,30})(e[+-]?\d{1,2})?([kmbt]?)", re.ASCII)
-
-
-def parse_count(text: str, option: str) -> int:
-    """Parse a count with a suffix.
-
-    >>> parse_count("1.5B", "--tokens")
-    1500000000
-    """
-    match = _COUNT_PATTERN.fullmatch(text.strip().lower())
-    value = float(f"{match[1]}{match[2] or ''}".replace("_", "")) * _SCALES[match[3]] if match else 0
-    if not 1 <= value <= _MAX_COUNT:
-        raise UsageError(f"{option} '{text[:40]}' must be a number from 1 to 1e18, such as 1e9, 10B, 300M or 2k")
-    return round(value)
 
 
 def unescape(text: str) -> str:

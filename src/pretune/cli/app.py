@@ -39,6 +39,7 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "vectors": "pretune.cli.neighbors:vectors",
         "neighbors": "pretune.cli.neighbors:neighbors",
         "analyze": "pretune.cli.analyze:analyze",
+        "compare": "pretune.cli.compare:compare",
         "report": "pretune.cli.report:report",
         "verify": "pretune.cli.export:verify",
         "export": "pretune.cli.export:export",

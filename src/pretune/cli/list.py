@@ -18,7 +18,7 @@ def list_(
         str | None,
         argument(
             "KIND",
-            "families, sizes, objectives, methods, metrics, tasks or tokenizers (default: the names of all).",
+            "families, sizes, objectives, methods, metrics, tasks, tokenizers or studies (default: the names of all).",
             lambda incomplete: [kind for kind in _KINDS if kind.startswith(incomplete)],
         ),
     ] = None,
@@ -115,6 +115,13 @@ def list_tokenizers() -> dict[str, str]:
     return {name: kind.about for name, kind in KINDS.items()}
 
 
+def list_studies() -> dict[str, dict[str, str]]:
+    """Return built-in studies with one line about each, and its source."""
+    from pretune.runs.study import list_studies as list_files
+
+    return list_files()
+
+
 _KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "families": list_families,
     "sizes": list_sizes,
@@ -123,6 +130,7 @@ _KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "metrics": list_metrics,
     "tasks": list_tasks,
     "tokenizers": list_tokenizers,
+    "studies": list_studies,
 }
 
 _NEXT_COMMANDS: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
@@ -133,6 +141,7 @@ _NEXT_COMMANDS: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
     "metrics": lambda names: ("evaluate", "--help"),
     "tasks": lambda names: ("finetune", "--help"),
     "tokenizers": lambda names: ("tokenizer", "--help"),
+    "studies": lambda names: ("compare", names[0], "--dry-run"),
 }
 """Command to suggest after each list."""
 
@@ -155,6 +164,9 @@ def _format_lines(entries: Mapping[str, Any]) -> list[str]:
         return _align_columns(
             [(name, value["kind"], value["metric"], _format_rows(**value)) for name, value in entries.items()]
         )
+    if all(isinstance(value, Mapping) and "source" in value for value in entries.values()):
+        lines = ((f"{name}: {value['about']}", f"    {value['source']}") for name, value in entries.items())
+        return [line for pair in lines for line in pair]
     if all(isinstance(value, Mapping) for value in entries.values()):  # shapes get a separate column
         shapes = {name: ", ".join(value["shapes"]) or "depends on its parts" for name, value in entries.items()}
         column = max(map(len, shapes.values()))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
-from pretune.cli._inputs import parse_count
 from pretune.cli._options import (
     AsJson,
     ConfigFile,
@@ -22,7 +21,7 @@ from pretune.cli._options import (
 from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_settings, quote
 from pretune.core import log
 from pretune.core.errors import UsageError
-from pretune.core.log import format_count
+from pretune.core.log import format_count, parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

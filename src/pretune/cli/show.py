@@ -6,12 +6,11 @@ import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pretune.cli._inputs import parse_count
 from pretune.cli._options import AsCsv, AsJson, argument, check_format, complete_families, complete_settings, option
 from pretune.cli._output import WIDTH, Section, find_free_path, hint, hint_other, print_csv, print_page, quote
 from pretune.core import log
 from pretune.core.errors import UsageError, explain_missing
-from pretune.core.log import format_count
+from pretune.core.log import format_count, parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

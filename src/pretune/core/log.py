@@ -10,7 +10,12 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
+from pretune.core.errors import UsageError
+
 _quiet = False
+_COUNT_SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_MAX_COUNT = 10**18
+_COUNT_PATTERN = re.compile(r"(\d[\d_]{,30}\.?\d{,30}|\.\d{1,30})(e[+-]?\d{1,2})?([kmbt]?)", re.ASCII)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -151,6 +156,19 @@ def format_count(count: int, plural_noun: str) -> str:
     if plural_noun.endswith("ies"):
         return f"1 {plural_noun[:-3]}y"
     return f"1 {plural_noun.removesuffix('es' if plural_noun.endswith('sses') else 's')}"
+
+
+def parse_count(text: str, option: str) -> int:
+    """Parse a count with a suffix.
+
+    >>> parse_count("1.5B", "--tokens")
+    1500000000
+    """
+    match = _COUNT_PATTERN.fullmatch(text.strip().lower())
+    value = float(f"{match[1]}{match[2] or ''}".replace("_", "")) * _COUNT_SCALES[match[3]] if match else 0
+    if not 1 <= value <= _MAX_COUNT:
+        raise UsageError(f"{option} '{text[:40]}' must be a number from 1 to 1e18, such as 1e9, 10B, 300M or 2k")
+    return round(value)
 
 
 def format_examples(counts: Mapping[str, int], pool: Mapping[str, int]) -> str:

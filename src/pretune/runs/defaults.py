@@ -32,7 +32,7 @@ from pretune.runs.config import (
     read_objective,
     refuse_conflicts,
 )
-from pretune.runs.training_data import DataConfig
+from pretune.runs.training_data import DataConfig, DataFacts
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.open_vocabulary import check_words
 from pretune.training.distributed import resolve_device
@@ -102,7 +102,16 @@ def build_pretrain_config(
         arguments[name] = value if arguments[name] is None else arguments[name]
     if arguments["data"] is None or (arguments["model"] is None and arguments["init_from"] is None):
         raise UsageError("a run needs a model and --data; or a --config that names them")
-    return _build_paper_config(arguments, resolve_device(device).partition(":")[0], length, overrides)
+    prepared_data = PreparedData.open(os.fspath(arguments["data"]))
+    facts = DataFacts.from_prepared_data(prepared_data)
+    return build_paper_config(
+        arguments,
+        facts,
+        Tokenizer.load(prepared_data.tokenizer),
+        resolve_device(device).partition(":")[0],
+        length,
+        overrides,
+    )
 
 
 def _override_config(
@@ -155,8 +164,13 @@ def _flatten_section(path: str, values: Mapping[str, Any]) -> Iterator[tuple[str
             yield f"{path}.{name}", value
 
 
-def _build_paper_config(
-    arguments: Mapping[str, Any], device: str, length: Mapping[str, Any], overrides: Mapping[str, Any]
+def build_paper_config(
+    arguments: Mapping[str, Any],
+    data: DataFacts,
+    tokenizer: Tokenizer,
+    device: str,
+    length: Mapping[str, Any],
+    overrides: Mapping[str, Any],
 ) -> PretrainConfig:
     """Return the paper's config for the arguments and the data; `length` holds one of steps, tokens, epochs and budget.
 
@@ -165,8 +179,6 @@ def _build_paper_config(
     """
     name, init_from = arguments["model"] or "", arguments["init_from"]
     init_from = None if init_from is None else os.fspath(init_from)
-    data = PreparedData.open(os.fspath(arguments["data"]))
-    tokenizer = Tokenizer.load(data.tokenizer)
     by_section: dict[str, dict[str, Any]] = {"model": {}, "objective": {}}
     rest_overrides = {}
     for path, value in overrides.items():
@@ -381,16 +393,15 @@ def _find_paper_training(name: str, model: Model) -> PaperDefaults | None:
     return FAMILIES.get(model.family).get_training(catalog.parse_name(name)[1] if name else None)
 
 
-def _build_data_config(data: PreparedData, paper: PaperDefaults, model: Model) -> DataConfig:
+def _build_data_config(data: DataFacts, paper: PaperDefaults, model: Model) -> DataConfig:
     lengths = [min(length, model.max_length or length) for length in paper.lengths]
     short = (0.9, lengths[0]) if len(lengths) > 1 and lengths[0] < lengths[-1] else None
-    several = len(data.index.settings.get("corpus", {}).get("train", ())) > 1
     tree = {
-        "path": str(data),
+        "path": data.path,
         "samples": paper.samples,
         "max_length": lengths[-1],
         "length_schedule": short,
-        "mixing": dict(paper.mixing) if several and paper.mixing else None,
+        "mixing": dict(paper.mixing) if data.sources > 1 and paper.mixing else None,
     }
     return from_dict(DataConfig, tree, location="data")
 

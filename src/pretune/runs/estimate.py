@@ -13,6 +13,7 @@ from pretune.models import catalog
 from pretune.models.cost import CO2_KG_PER_KWH
 from pretune.models.devices import DEVICES, DOLLARS_PER_KWH, Device
 from pretune.models.hf.checkpoint import inspect_checkpoint
+from pretune.models.spec import Model
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.distill import Distill
 from pretune.runs.config import PretrainConfig
@@ -111,11 +112,16 @@ def estimate_steps_on_cores(settings: PretrainConfig, tokenizer: Tokenizer, core
     return (settings.train.budget or 0.0) * laptop.rate * cores / LAPTOP_CORES / step_flops
 
 
-def compute_training_flops(settings: PretrainConfig, spec: catalog.AnySpec, tokenizer: Tokenizer) -> float:
-    """Return the training FLOPs per token, averaged over the phases of the run."""
+def compute_training_flops(
+    settings: PretrainConfig, spec: catalog.AnySpec, tokenizer: Tokenizer, teacher: Model | None = None
+) -> float:
+    """Return the training FLOPs per token, averaged over the phases of the run.
+
+    A generator and the forward passes of a teacher are included; `teacher` is its spec, by default that on disk.
+    """
     vocabulary = Vocabulary.from_tokenizer(tokenizer, start=settings.model.special.start)
     corruption = settings.objective.bind(vocabulary, spec.shape)
-    count, total = _build_flops_counter(settings, spec), 0.0
+    count, total = _build_flops_counter(settings, spec, teacher), 0.0
     for phase in settings.data.schedule.phases:
         source, target = (
             None if side is None else int(side[0]) for side in corruption.lengths(np.array([phase.length]))
@@ -134,11 +140,13 @@ def compute_training_flops(settings: PretrainConfig, spec: catalog.AnySpec, toke
     return total
 
 
-def _build_flops_counter(settings: PretrainConfig, spec: catalog.AnySpec) -> Callable[[BatchStats], float]:
+def _build_flops_counter(
+    settings: PretrainConfig, spec: catalog.AnySpec, teacher: Model | None
+) -> Callable[[BatchStats], float]:
     """Return the counter of FLOPs; with a teacher, that of both, once their specs are checked."""
     distill = settings.objective
     if not isinstance(distill, Distill):
         return build_flops_counter(*catalog.list_models(spec))
-    teacher = inspect_checkpoint(distill.require_teacher())[0]
+    teacher = teacher or inspect_checkpoint(distill.require_teacher())[0]
     check_teacher(distill, settings.model, teacher, distill.require_teacher(), settings.data.max_length)
     return DistillationFlops.from_objective(distill, settings.model, teacher)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,19 @@ class DataConfig:
         return LengthSchedule(
             phases=(Phase(share=share, length=length), Phase(share=1 - share, length=self.max_length))
         )
+
+
+class DataFacts(NamedTuple):
+    """Facts of prepared data that settings depend on."""
+
+    path: str
+    tokens: int
+    sources: int  # of the training split
+
+    @classmethod
+    def from_prepared_data(cls, data: PreparedData) -> "DataFacts":
+        """Return the facts of a directory."""
+        return cls(str(data), data.tokens, len(data.index.settings.get("corpus", {}).get("train", ())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,14 +59,15 @@ def build_finetune_config(
     teacher: str | os.PathLike[str] | None = None,
     config: Mapping[str, Any] | FinetuneConfig | str | os.PathLike[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    base_spec: Model | None = None,
     **task: Any,
 ) -> FinetuneConfig:
     """Return the config of a run.
 
     `task` holds options of the task: task, type, train, dev, test, text, pair, label, data, force. `teacher` is a
     fine-tuned model to imitate. `config` is a tree, or a file with one: a run.json, or YAML. `overrides` (paths and
-    values, as `--set` takes them) and the other arguments go before it. Invalid or contradictory values are a
-    UsageError.
+    values, as `--set` takes them) and the other arguments go before it. `base_spec` is the spec of a model that is not
+    trained yet, by default that on disk. Invalid or contradictory values are a UsageError.
     """
     overrides = dict(overrides or {})
     refuse_old_settings(overrides)
@@ -91,7 +92,7 @@ def build_finetune_config(
         tuning = FinetuneConfig.from_dict(tree).replace(
             {**overrides, **{f"task.{name}": value for name, value in task_options.items()}}
         )
-        return tuning if method is None else _apply_method(tuning, method, overrides)
+        return tuning if method is None else _apply_method(tuning, method, overrides, base_spec)
     if tree:
         raise UsageError(f"a config needs the sections {', '.join(sections)}; `--dry-run` shows a whole tree")
     if model is None:
@@ -106,21 +107,23 @@ def build_finetune_config(
         train=FinetuneTrainConfig(lr=1e-4),
     )
     if method is None:
-        method, settings = find_family_tuning(path)
+        method, settings = find_family_tuning(base_spec or read_base_spec(path))
         overrides = {**settings, **overrides}
-    return _apply_method(defaults, method, overrides)
+    return _apply_method(defaults, method, overrides, base_spec)
 
 
-def find_family_tuning(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+def find_family_tuning(spec: Model) -> tuple[str, dict[str, Any]]:
     """Return the method of a base model's paper and its settings; by default all weights are trained."""
-    family = read_base_spec(path).family
+    family = spec.family
     tuning = FAMILIES.get(family).tuning if family in FAMILIES else None
     return ("full", {}) if tuning is None else (tuning.method, dict(tuning.settings))
 
 
-def _apply_method(tuning: FinetuneConfig, name: str, overrides: Mapping[str, Any]) -> FinetuneConfig:
+def _apply_method(
+    tuning: FinetuneConfig, name: str, overrides: Mapping[str, Any], base_spec: Model | None = None
+) -> FinetuneConfig:
     """Return the config with a method by its name, and the learning rate of that method."""
-    spec = read_base_spec(tuning.base.path)
+    spec = base_spec or read_base_spec(tuning.base.path)
     method, settings = parse_method(name, spec)
     defaults = {"train.lr": compute_default_rate(method, spec), **settings}
     kind = read_optimizer(overrides).get("kind", get_kind(tuning.train.optimizer))

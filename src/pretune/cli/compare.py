@@ -1,0 +1,114 @@
+"""`pretune compare`: run a study and write its table, plots and verdicts."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pretune.cli import shut_down_cleanly
+from pretune.cli._options import AsJson, DeviceName, TaskData, argument, option
+from pretune.cli._output import hint, quote
+from pretune.core import log
+from pretune.core.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pretune.runs.study.plan import Plan
+
+
+def complete_studies(incomplete: str = "") -> list[str]:
+    """Complete the names of built-in studies."""
+    from pretune.runs.study import list_study_files
+
+    return [name for name in list_study_files() if name.startswith(incomplete)]
+
+
+def compare(
+    study: Annotated[
+        str, argument("STUDY", "A built-in study (`pretune list studies`), or a YAML file.", complete_studies)
+    ],
+    out: Annotated[Path | None, option("--out DIR", "Output directory of the study.")] = None,
+    scale: Annotated[
+        str,
+        option(
+            "--scale NAME",
+            "class (minutes on two cores), gpu (minutes on one GPU), full (the paper's sizes).",
+            lambda incomplete: [name for name in SCALES if name.startswith(incomplete)],
+        ),
+    ] = "class",
+    dry_run: Annotated[bool, option("--dry-run", "Print cells, steps, cost and time; compute nothing.")] = False,
+    seeds: Annotated[int | None, option("--seeds N", "Number of seeds (default: that of the scale).")] = None,
+    settings: Annotated[
+        list[str] | None,
+        option("--set PATH=VALUE", "Change a setting of all rows: pretrain.train.lr=1e-3. Repeatable."),
+    ] = None,
+    data: TaskData = None,
+    device: DeviceName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare models in a study: table, significance, verdicts.
+
+    Example: pretune compare masking-rate --scale class --out runs/masking-rate
+    """
+    from pretune.core.config import parse_assignments
+
+    with shut_down_cleanly():  # imports take seconds
+        from pretune.runs.study.compare import build_plan
+    assignments = parse_assignments(settings or [])
+    plan = build_plan(study, scale=scale, seeds=seeds, overrides=assignments, data=data, device=device)
+    if dry_run:
+        if as_json:
+            log.print_json(plan.to_dict())
+        else:
+            log.print_result("\n".join(format_plan(plan)))
+        for problem in plan.missing:
+            log.warn(f"missing {problem}")
+        hint("compare", study, "--scale", scale, "--out", f"runs/{plan.study.name}", silent=as_json)
+        return
+    if plan.missing:
+        raise DataError(f"missing {plan.missing[0]}")
+    if out is None:
+        raise UsageError("missing option '--out': the output directory of the study")
+    raise UsageError(f"{quote(out)}: only --dry-run works so far")
+
+
+SCALES = ("class", "gpu", "full")
+
+
+def format_plan(plan: "Plan") -> "Iterator[str]":
+    """Yield the lines of a plan: question, rows, steps, cost and time."""
+    from pretune.core.log import align_columns, format_count, format_duration, format_number
+    from pretune.models.devices import DEVICES
+    from pretune.runs.study.plan import STEP_NOUNS
+
+    study, total = plan.study, plan.sum_estimates()
+    yield f"{study.title} ({study.name}, scale {plan.scale_name})"
+    yield study.paper.citation
+    cells = format_count(len(plan.cells), "cells")
+    yield f"{cells}: {format_count(len(plan.rows), 'rows')} x {format_count(len(plan.seeds), 'seeds')}"
+    yield ""
+    table: list[tuple[str, ...]] = [("row", "parameters", "tokens", "FLOPs", "time")]
+    for row in plan.rows:
+        cell = next(cell for cell in plan.cells if cell.row == row.name)
+        keys = plan.collect_inputs([key for reading in cell.readings.values() for key in reading.keys])
+        estimates = [plan.steps[key].estimate for key in keys]
+        runs = [plan.steps[key].estimate for key in keys if plan.steps[key].action == "pretrain"]
+        table.append(
+            (
+                row.name,
+                format_number(max((estimate.parameters for estimate in estimates), default=0)),
+                format_number(max((estimate.tokens for estimate in runs), default=0)),
+                format_number(max((estimate.flops for estimate in runs), default=0), billion="G"),
+                format_duration(sum(estimate.seconds for estimate in estimates)),
+            )
+        )
+    yield "one seed of each row:"
+    yield from align_columns(table)
+    yield ""
+    for action, count in plan.count_actions().items():
+        seconds = sum(step.estimate.seconds for step in plan.steps.values() if step.action == action)
+        yield f"  {count:>4}  {STEP_NOUNS[action]}, {format_duration(seconds)}"
+    flops = f"{format_number(total.flops, billion='G')}FLOP"
+    yield f"all: {format_count(len(plan.steps), 'steps')}, {flops}, {format_duration(total.seconds)} on {plan.device}"
+    times = [f"{name} {format_duration(total.flops / entry.rate)}" for name, entry in DEVICES.items()]
+    yield f"arithmetic alone: {', '.join(times)}"
+    yield "learning rates: " + ("tuned per cell on dev" if plan.is_tuned else "not tuned; defaults of the papers")

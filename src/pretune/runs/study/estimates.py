@@ -1,0 +1,231 @@
+"""Configs and costs of steps before anything is trained: parameters, FLOPs, time and memory, from specs alone."""
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pretune.core import config as specs
+from pretune.core.errors import PretuneError
+from pretune.models import catalog
+from pretune.models.cost import estimate_memory, flops_per_token
+from pretune.models.devices import DEVICES, Device
+from pretune.models.families import FAMILIES
+from pretune.models.generator_discriminator import Pair
+from pretune.models.spec import Model
+from pretune.runs.config import PretrainConfig
+from pretune.runs.defaults import build_paper_config, estimate_steps
+from pretune.runs.estimate import compute_training_flops, detect_device
+from pretune.runs.finetune.config import FinetuneConfig, TaskConfig, count_steps
+from pretune.runs.finetune.defaults import FULL_METHODS, build_finetune_config, read_base_spec
+from pretune.runs.finetune.task_data import TaskData, open_task
+from pretune.runs.study.plan import StepEstimate
+from pretune.runs.training_data import DataFacts
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train
+
+BYTES_PER_TOKEN = 4.3
+"""English text in a vocabulary of 8,000 to 50,000 tokens."""
+SAMPLE_EXAMPLES = 500
+"""Examples of a task whose length is measured."""
+STEP_SECONDS = {"cpu": 0.012, "cuda": 0.006}
+"""Overhead of an optimizer step of a small model: data, optimizer, logging."""
+START_SECONDS = {"cpu": 2.0, "cuda": 20.0}
+"""Start of a run, its validations and its files; on a GPU with compilation."""
+PREPARE_BYTES_PER_SECOND, TOKENIZER_BYTES_PER_SECOND = 2e6, 8e6
+"""Text that one core tokenizes, and that a tokenizer is trained on, per second."""
+BASELINE_SECONDS = 2.0
+VALIDATION_SHARE = 0.1
+"""Cost of the validations of a run, relative to its training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedModel:
+    """A model that is not trained yet: its config, the FLOPs of a training token, and its parameters."""
+
+    config: PretrainConfig
+    flops_per_token: float
+    parameters: int  # of all models that are trained together: a generator is included
+
+    @property
+    def spec(self) -> Model:
+        """Spec of the model that fine-tuning starts from."""
+        spec = catalog.convert_to_shape(self.config.model, self.config.objective.shapes)
+        return catalog.list_models(spec)[-1 if isinstance(spec, Pair) else 0]
+
+
+class Estimator:
+    """Resolves the settings of runs on a device, and estimates their cost."""
+
+    def __init__(self, device: str) -> None:
+        self.device_type = device.partition(":")[0]
+        self.tasks: dict[str, TaskData] = {}
+        self._models: dict[str, PlannedModel] = {}
+
+    @functools.cached_property
+    def device(self) -> Device:
+        """The device: this machine's, or an H200 where a plan for a GPU is made without one."""
+        import torch
+
+        if self.device_type == "cuda" and not torch.cuda.is_available():
+            return DEVICES["h200"]
+        return detect_device(self.device_type)
+
+    def resolve_model(
+        self,
+        arguments: Mapping[str, Any],
+        tokenizer: Mapping[str, Any],
+        data_bytes: int,
+        sources: int,
+        teacher: Model | None,
+        base: Model | None,
+    ) -> PlannedModel:
+        """Return the model of the arguments of `pt.pretrain`; wrong names and paths are a UsageError."""
+        overrides = {path: value for path, value in arguments["overrides"].items() if path != "train.seed"}
+        key = json.dumps(
+            [{**arguments, "overrides": overrides}, tokenizer, data_bytes, sources, repr(teacher)], allow_nan=False
+        )
+        if key not in self._models:
+            planned_tokenizer = make_tokenizer(**tokenizer)
+            facts = DataFacts("data", max(round(data_bytes / BYTES_PER_TOKEN), 1), sources)
+            length = {name: arguments[name] for name in ("steps", "tokens", "epochs") if name in arguments}
+            if "budget" in arguments:
+                length["budget"] = arguments["budget"]
+            options = {
+                "model": arguments.get("model"),
+                "objective": arguments.get("objective"),
+                "init_from": None,
+                "data": "data",
+                "teacher": "teacher" if "teacher" in arguments else None,
+            }
+            vocab = {"model.vocab": base.vocab if base else tokenizer["vocab"]}
+            config = build_paper_config(
+                options, facts, planned_tokenizer, self.device_type, length, {**vocab, **overrides}
+            )
+            spec = catalog.convert_to_shape(config.model, config.objective.shapes)
+            flops = compute_training_flops(config, spec, planned_tokenizer, teacher)
+            parameters = sum(model.params().total for model in catalog.list_models(spec))
+            self._models[key] = PlannedModel(config=config, flops_per_token=flops, parameters=parameters)
+        return self._models[key]
+
+    def estimate_pretrain(self, model: PlannedModel) -> StepEstimate:
+        """Return the cost of a pre-training run."""
+        train_config = model.config.train
+        tokens_read = round(model.config.train.batch_tokens)
+        steps = estimate_steps(train_config, 10**9) or 0
+        tokens = steps * tokens_read if train_config.tokens is None else train_config.tokens
+        flops = tokens * model.flops_per_token
+        seconds = flops * (1 + VALIDATION_SHARE) / self.device.rate + steps * STEP_SECONDS[self.device_type]
+        if train_config.budget is not None:
+            seconds, tokens = train_config.budget, round(train_config.budget * self.device.rate / model.flops_per_token)
+            flops = tokens * model.flops_per_token
+        length = model.config.data.max_length
+        memory = estimate_memory(
+            model.spec,
+            tokens=min(train_config.micro_tokens or train_config.batch_tokens, train_config.batch_tokens),
+            length=min(length, model.spec.max_length or length),
+            training=True,
+            precision="bf16" if self.device_type == "cuda" else "fp32",
+        ).total
+        return StepEstimate(
+            flops=flops,
+            seconds=seconds + START_SECONDS[self.device_type],
+            memory=memory,
+            parameters=model.parameters,
+            tokens=tokens,
+        )
+
+    def resolve_finetune(self, arguments: Mapping[str, Any], spec: Model) -> FinetuneConfig:
+        """Return the config of the arguments of `pt.finetune` for a model of this spec."""
+        options = {
+            name: value for name, value in arguments.items() if name not in ("model", "train_examples", "identity")
+        }
+        options = {name: value for name, value in options.items() if not name.startswith("rate_")}
+        if "teacher" in options:
+            options["teacher"] = "teacher"
+        return build_finetune_config("model", base_spec=spec, **options)
+
+    def open_task(self, task_config: TaskConfig) -> TaskData:
+        """Return a task with its examples; read once."""
+        key = json.dumps(specs.to_dict(replace(task_config, train_examples=None)), allow_nan=False)
+        if key not in self.tasks:
+            self.tasks[key] = open_task(task_config)
+        return self.tasks[key]
+
+    def estimate_finetune(
+        self, tuning: FinetuneConfig, spec: Model, train_examples: int | None, task: TaskData
+    ) -> StepEstimate:
+        """Return the cost of fine-tuning, its validations and the scoring of dev and test."""
+        pool = len(task.parts.train)
+        examples = pool if train_examples is None else min(train_examples, pool)
+        length = measure_length(task, tuning.data.max_length or spec.max_length)
+        method = specs.get_kind(tuning.method)
+        is_efficient = method not in FULL_METHODS
+        steps = count_steps(tuning.train, -(-examples // tuning.train.batch), is_parameter_efficient=is_efficient)
+        per_token = flops_per_token(spec, length=max(round(length), 1), targets=0.0, training=True)
+        train_tokens = steps * tuning.train.batch * length
+        dev, test = len(task.parts.dev), len(task.parts.test)
+        eval_tokens = (10 * min(dev, tuning.train.eval_examples or 2000) + dev + test) * length
+        share = 1 / 3 if method == "frozen" else 2 / 3 if is_efficient else 1.0
+        flops = train_tokens * per_token * share
+        seconds = (flops + eval_tokens * per_token / 3) / self.device.rate + steps * STEP_SECONDS[self.device_type]
+        memory = estimate_memory(
+            spec,
+            tokens=max(round(tuning.train.batch * length), 1),
+            length=max(round(length), 1),
+            training=True,
+            precision="bf16" if self.device_type == "cuda" else "fp32",
+            targets=0.0,
+        ).total
+        return StepEstimate(
+            flops=flops,
+            seconds=seconds + START_SECONDS["cpu"],
+            memory=memory,
+            parameters=spec.params().total,
+            tokens=round(train_tokens),
+        )
+
+    def estimate_evaluation(self, spec: Model | None, examples: int, length: float) -> StepEstimate:
+        """Return the cost of scoring examples."""
+        if spec is None:
+            return StepEstimate(seconds=START_SECONDS["cpu"])
+        flops = examples * length * flops_per_token(spec, length=max(round(length), 1), targets=1.0, training=False)
+        return StepEstimate(
+            flops=flops, seconds=flops / self.device.rate + START_SECONDS["cpu"], parameters=spec.params().total
+        )
+
+
+def measure_length(task: TaskData, limit: int | None) -> float:
+    """Return the mean number of tokens of a task's examples."""
+    sample = task.parts.train[:SAMPLE_EXAMPLES] or task.parts.dev[:SAMPLE_EXAMPLES]
+    sizes = [
+        (len(example.text) + len(example.pair or "") + sum(map(len, example.choices))) / BYTES_PER_TOKEN + 3
+        for example in sample
+    ]
+    return sum(min(size, limit or size) for size in sizes) / max(len(sizes), 1) or 1.0
+
+
+def find_default_tokenizer(model: str) -> dict[str, Any]:
+    """Return kind, style and size of the tokenizer of a family's paper."""
+    family = catalog.parse_name(model)[0]
+    training = FAMILIES.get(family).training
+    if training is None:
+        return {"kind": "wordpiece", "vocab": 30_000}
+    kind, style, vocab = training.tokenizer
+    return {"kind": kind, "style": style, "vocab": vocab}
+
+
+@functools.lru_cache
+def make_tokenizer(kind: str, vocab: int, style: str | None = None, lowercase: bool = False, **_: Any) -> Tokenizer:
+    """Return a small tokenizer with the special tokens of a planned one; a plan needs nothing else of it."""
+    words = [f"{letter}{other} word text" for letter in "abcdefghijklmnopqrstuvwxyz" for other in "aeiou"]
+    return train(kind, words * 3, vocab=min(vocab, 1000), style=style, lowercase=lowercase)
+
+
+def find_spec(path: str) -> Model | None:
+    """Return the spec of an existing model, or None if it has none, such as word vectors."""
+    try:
+        return read_base_spec(path)
+    except PretuneError:
+        return None

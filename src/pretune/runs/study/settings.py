@@ -1,0 +1,179 @@
+"""Settings of a row of a study: their paths, and their values as text.
+
+    corpus: [builtin:reviews]          text to pre-train on; $PRETUNE_DATA/… is a file below the data directory
+    model: bert-mini                   family and size to pre-train
+    base: DIR | builtin:encoder        weights that exist already, instead of pre-training
+    baseline: svm                      a simple baseline instead of a model
+    tokenizer.kind|vocab|style|…       of `pt.train_tokenizer`
+    prepare.holdout|by|…               of `pt.prepare`
+    pretrain.objective|tokens|…        of `pt.pretrain`, and every path of its config: pretrain.train.lr
+    finetune.method|train_examples|…   of `pt.finetune`, and every path of its config: finetune.method.rank
+    embeddings.task|loss|…             of `pt.train_embeddings`
+    vectors.kind|width|…               of `pt.train_vectors`
+    evaluate.limit|calibrate|…         of `pt.evaluate`
+
+`$seed` in a value is the seed of the cell; `row:NAME` names the model of another row.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pretune.core.config.read import format_value
+from pretune.core.errors import UsageError, find_synonyms, suggest
+from pretune.runs.study.spec import Setting, Settings
+
+SEED = "$seed"
+ROW_PREFIX = "row:"
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "tokenizer": (
+        "kind", "vocab", "style", "lowercase", "strip_accents", "min_frequency", "alphabet", "sample_bytes", "seed",
+        "path", "corpus",
+    ),
+    "prepare": ("valid", "holdout", "by", "field", "errors", "clean", "near", "lang", "sentences"),
+    "pretrain": ("objective", "steps", "tokens", "epochs", "seconds", "init_from", "teacher", "seed"),
+    "finetune": (
+        "task", "train", "dev", "test", "type", "text", "pair", "label", "method", "epochs", "steps", "train_examples",
+        "teacher", "force", "seed",
+    ),
+    "embeddings": (
+        "task", "train", "dev", "loss", "pooling", "normalise", "length", "batch", "epochs", "steps", "lr", "warmup",
+        "weight_decay", "clip", "seed",
+    ),
+    "vectors": ("kind", "mode", "width", "window", "epochs", "min_count", "max_words", "seed"),
+    "evaluate": (
+        "split", "limit", "seed", "prompt", "text_to_text", "length", "calibrate", "order", "window", "stride", "words",
+        "data",
+    ),
+}  # fmt: skip
+"""Options of the functions that a study calls, by section."""
+CONFIG_SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "pretrain": ("model", "objective", "data", "train"),
+    "finetune": ("base", "task", "method", "tune", "data", "train"),
+}
+"""Sections of the configs of runs, whose paths are settings too."""
+TOP_LEVEL = ("corpus", "model", "base", "baseline")
+KIND_PATHS = ("pretrain.objective", "finetune.method")
+"""Options that name a kind, whose fields are settings below them."""
+INDEPENDENT_PATHS = ("model", "finetune.task", "finetune.train")
+"""Options with the name of a section of a config, whose settings do not depend on them."""
+_FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def flatten_settings(tree: object, location: str) -> list[dict[str, str]]:
+    """Return the settings of a nested or dotted mapping as pairs of path and text; unknown paths are errors."""
+    if not isinstance(tree, Mapping):
+        raise UsageError(
+            f"{location}: expected settings such as 'pretrain.objective: masked', got {format_value(tree)}"
+        )
+    pairs: dict[str, str] = {}
+    for path, value in _iterate_leaves("", tree):
+        check_path(path, location)
+        if path in pairs:
+            raise UsageError(f"{location}: '{path}' is set twice; keep one")
+        pairs[path] = to_text(value)
+    return [{"path": path, "value": value} for path, value in pairs.items()]
+
+
+def _iterate_leaves(prefix: str, tree: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield paths and values; a part that names its kind is one value, because each kind has its own fields."""
+    for key, value in tree.items():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        if not isinstance(value, Mapping):
+            yield path, value
+        elif path in KIND_PATHS and "kind" in value:  # the kind is an argument, its fields are paths
+            yield path, value["kind"]
+            yield from _iterate_leaves(path, {name: item for name, item in value.items() if name != "kind"})
+        elif "kind" not in value or path in OPTIONS:
+            yield from _iterate_leaves(path, value)
+        else:
+            yield path, value
+
+
+def check_path(path: str, location: str) -> None:
+    """Raise a UsageError for a path that no row has, naming the nearest one; configs check the rest when resolved."""
+    section, _, rest = path.partition(".")
+    if not rest and section in TOP_LEVEL:
+        return
+    if rest in OPTIONS.get(section, ()):
+        return
+    if rest.partition(".")[0] in CONFIG_SECTIONS.get(section, ()) and "." in rest:
+        return
+    paths = [*TOP_LEVEL, *(f"{name}.{option}" for name, options in OPTIONS.items() for option in options)]
+    synonyms = [f"{section}.{synonym}" for synonym in find_synonyms(path) if synonym in OPTIONS.get(section, ())] or [
+        name for name in paths if name.endswith(f".{path}")
+    ]
+    hint = f"; did you mean '{synonyms[0]}'?" if synonyms else suggest(path, paths)
+    section_options = OPTIONS.get(section)
+    options = (
+        ", ".join([*section_options, *(f"{name}.…" for name in CONFIG_SECTIONS.get(section, ()))])
+        if section_options
+        else ""
+    )
+    names = f"{section} allows: {options}" if section_options else f"allowed: {', '.join([*TOP_LEVEL, *OPTIONS])}"
+    raise UsageError(f"{location}: unknown setting '{path[:80]}'{hint} ({names})")
+
+
+def to_text(value: object) -> str:
+    """Return a value as the text that `--set` takes; equal numbers have equal texts.
+
+    >>> to_text("3e-4"), to_text(0.0003), to_text(True), to_text([1, 2])
+    ('0.0003', '0.0003', 'true', '[1, 2]')
+    """
+    if isinstance(value, bool) or value is None:
+        return format_value(value)
+    if isinstance(value, str):
+        return to_text(float(value)) if _FLOAT.fullmatch(value) else value
+    if isinstance(value, int | float):
+        return repr(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(float(value))
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def merge_settings(*layers: Settings) -> dict[str, str]:
+    """Return settings by path; later layers go before earlier ones, and a new kind before the fields of another.
+
+    A layer that sets `pretrain.objective` drops the settings `pretrain.objective.…` of earlier layers.
+    """
+    values_by_path: dict[str, str] = {}
+    for layer in layers:
+        changed_paths = {setting.path for setting in layer if values_by_path.get(setting.path) != setting.value}
+        values_by_path = {
+            path: value
+            for path, value in values_by_path.items()
+            if not any(path.startswith(f"{parent}.") for parent in changed_paths if parent not in INDEPENDENT_PATHS)
+        }
+        values_by_path |= {setting.path: setting.value for setting in layer}
+    return values_by_path
+
+
+def select_section(settings: Mapping[str, str], section: str) -> dict[str, str]:
+    """Return the settings of a section, without its name."""
+    return {
+        path.removeprefix(f"{section}."): value for path, value in settings.items() if path.startswith(f"{section}.")
+    }
+
+
+def fill_seed(settings: Mapping[str, str], seed: int) -> dict[str, str]:
+    """Return settings in which `$seed` is replaced by the seed."""
+    return {path: value.replace(SEED, str(seed)) for path, value in settings.items()}
+
+
+def parse_list(value: str) -> list[str]:
+    """Return the items of a list in JSON, or a single text as a list of itself."""
+    items = json.loads(value) if value.startswith("[") else [value]
+    return [str(item) for item in items]
+
+
+def parse_scalar(value: str) -> str | int | float | bool | None:
+    """Return the value of a text: a number, true, false or null; other texts are themselves."""
+    if value in ("true", "false", "null"):
+        return {"true": True, "false": False, "null": None}[value]
+    if re.fullmatch(r"[+-]?\d+", value):
+        return int(value)
+    return float(value) if _FLOAT.fullmatch(value) else value
+
+
+def make_settings(pairs: Sequence[Mapping[str, str]]) -> Settings:
+    """Return settings from pairs of path and value."""
+    return tuple(Setting(path=pair["path"], value=pair["value"]) for pair in pairs)

@@ -1,0 +1,234 @@
+"""The plan of a study: shared steps, stable keys, matched budgets, and errors before anything is computed."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pretune.cli import main
+from pretune.core.errors import UsageError
+from pretune.runs.study import list_study_files
+from pretune.runs.study.plan import Plan
+from pretune.runs.study.planner import plan_study
+from pretune.runs.study.read import load_study, read_study
+from pretune.runs.study.settings import merge_settings, to_text
+from pretune.runs.study.spec import Setting
+from tests.runs.study.studies import make_study, make_tree
+
+
+def count(plan: Plan) -> dict[str, int]:
+    return plan.count_actions()
+
+
+def test_cells_share_what_they_have_in_common(tmp_path: Path) -> None:
+    plan = plan_study(make_study(tmp_path))
+    assert count(plan) == {"tokenizer": 1, "data": 1, "pretrain": 4, "finetune": 4}
+    assert len(plan.cells) == 4
+    for place, (key, step) in enumerate(plan.steps.items()):
+        assert key == step.key and all([*plan.steps].index(other) < place for other in step.inputs)
+    one_model = plan_study(make_study(tmp_path), overrides=(Setting(path="pretrain.seed", value="0"),))
+    assert count(one_model) == {"tokenizer": 1, "data": 1, "pretrain": 2, "finetune": 4}
+
+
+def test_keys_depend_on_settings_and_files_alone(tmp_path: Path) -> None:
+    first, second = plan_study(make_study(tmp_path)), plan_study(make_study(tmp_path, title="Another", seeds=1))
+    assert set(second.steps) < set(first.steps)
+    changed = plan_study(make_study(tmp_path), overrides=(Setting(path="pretrain.train.lr", value="0.001"),))
+    shared = {step.action for key, step in changed.steps.items() if key in first.steps}
+    assert shared == {"tokenizer", "data"}
+    corpus = tmp_path / "corpus.txt"
+    study = make_study(tmp_path)
+    corpus.write_text(corpus.read_text() + "more text")
+    assert not set(plan_study(study).steps) & set(first.steps)
+
+
+def test_equal_tokens(tmp_path: Path) -> None:
+    plan = plan_study(make_study(tmp_path))
+    assert {step.estimate.tokens for step in plan.steps.values() if step.action == "pretrain"} == {1024}
+
+
+def test_equal_flops_include_generator_and_teacher(tmp_path: Path) -> None:
+    rows = {
+        "masked": {"pretrain.objective": "masked"},
+        "replaced": {"model": "electra-small", "pretrain.objective": "replaced_token"},
+        "distilled": {"pretrain.teacher": "row:teacher"},
+        "deep": {"pretrain.model.depth": 3},
+    }
+    bases = {"teacher": {"pretrain.model.width": 32, "pretrain.tokens": 1024}}
+    budget = {"flops": "1e12"}
+    measures = {"loss": {"kind": "validation"}}
+    study = make_study(tmp_path, rows=rows, bases=bases, budget=budget, measures=measures, claims=[], seeds=1)
+    plan = plan_study(study)
+    flops, tokens = {}, {}
+    for cell in plan.cells:
+        estimate = plan.steps[cell.readings["loss"].step].estimate
+        flops[cell.row], tokens[cell.row] = estimate.flops, estimate.tokens
+    assert all(value == pytest.approx(1e12, rel=1e-4) for value in flops.values())
+    assert tokens["masked"] > tokens["distilled"] > tokens["deep"]
+    assert len(plan.steps) == 7  # tokenizer and data of both families, four rows and the teacher share theirs
+
+
+def test_a_share_of_the_budget(tmp_path: Path) -> None:
+    measures = {
+        "half": {"kind": "validation", "share": 0.5, "curve": "loss", "x": 512},
+        "all": {"kind": "validation", "curve": "loss", "x": 1024},
+    }
+    plan = plan_study(make_study(tmp_path, measures=measures, claims=[]))
+    tokens = [step.estimate.tokens for step in plan.steps.values() if step.action == "pretrain"]
+    assert sorted(tokens) == [512] * 4 + [1024] * 4
+
+
+def test_unequal_parameters_are_an_error(tmp_path: Path) -> None:
+    rows = {"low": {}, "high": {"pretrain.model.width": 64}}
+    study = make_study(tmp_path, rows=rows, budget={"tokens": 1024, "parameters": 14000, "tolerance": 0.2})
+    with pytest.raises(UsageError, match=r"row 'high'.* parameters, the budget has 14,000 with a tolerance of 20%"):
+        plan_study(study)
+
+
+def test_every_cell_tries_as_many_rates(tmp_path: Path) -> None:
+    study = make_study(tmp_path, rates={"pretrain": [0.5, 1.0], "finetune": [0.5, 1.0, 2.0]})
+    plan = plan_study(study)
+    assert plan.is_tuned and not plan_study(make_study(tmp_path)).is_tuned
+    # per row: two tries and another seed of pre-training, three tries and another seed of fine-tuning
+    assert count(plan) == {"tokenizer": 1, "data": 1, "pretrain": 2 * 3, "choose": 2 * 2, "finetune": 2 * 4}
+
+
+def test_scales_choose_rows_levels_and_measures(tmp_path: Path) -> None:
+    tree = make_tree(
+        tmp_path,
+        rows={},
+        grid={
+            "size": {"tiny": {"pretrain.model.depth": 1}, "mini": {"pretrain.model.depth": 2}},
+            "pretrain.objective.rate": [0.15, 0.4],
+        },
+        claims=[],
+        scales={
+            "class": {"levels": {"size": ["tiny"]}, "measures": ["loss"], "seeds": 1},
+            "gpu": {"settings": {"pretrain.data.max_length": 16}, "budget": {"tokens": "2k"}},
+        },
+    )
+    del tree["rows"]
+    study = read_study(tree, "sizes")
+    assert [row.name for row in study.list_rows()] == [
+        "tiny, rate 0.15", "tiny, rate 0.4", "mini, rate 0.15", "mini, rate 0.4",
+    ]  # fmt: skip
+    small, large = plan_study(study, "class"), plan_study(study, "gpu")
+    assert [row.name for row in small.rows] == ["tiny, rate 0.15", "tiny, rate 0.4"]
+    assert count(small) == {"tokenizer": 1, "data": 1, "pretrain": 2}
+    assert count(large) == {"tokenizer": 1, "data": 1, "pretrain": 8, "finetune": 8}
+    with pytest.raises(UsageError, match="unknown scale 'full'"):
+        plan_study(study, "full")
+
+
+def test_a_new_kind_drops_the_fields_of_another() -> None:
+    common = (Setting(path="pretrain.objective", value="masked"), Setting(path="pretrain.objective.rate", value="0.4"))
+    assert merge_settings(common, (Setting(path="pretrain.objective", value="causal"),)) == {
+        "pretrain.objective": "causal"
+    }
+    assert merge_settings(common, (Setting(path="pretrain.objective", value="masked"),)) == {
+        "pretrain.objective": "masked",
+        "pretrain.objective.rate": "0.4",
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("3e-4", "0.0003"), (1e15, "1000000000000000"), (2.50, "2.5"), (None, "null")]
+)
+def test_equal_numbers_have_equal_texts(value: object, text: str) -> None:
+    assert to_text(value) == text
+
+
+BAD = {
+    "an unknown key": ({"qestion": "?"}, "did you mean 'question'"),
+    "an unknown section": ({"settings": {"pretrian.objective": "masked"}}, "did you mean 'pretrain.objective'"),
+    "an unknown option": ({"settings": {"finetune.metod": "full"}}, "did you mean 'finetune.method'"),
+    "a word of other libraries": ({"settings": {"embeddings.batch_size": 3}}, "did you mean 'embeddings.batch'"),
+    "an unknown measure": ({"measures": {"loss": {"kind": "validaton"}}}, "did you mean 'validation'"),
+    "a claim about no row": (
+        {"claims": [{"text": "x", "measure": "loss", "better": "lo", "worse": "high"}]},
+        "did you mean 'low'",
+    ),
+    "a claim about no measure": (
+        {"claims": [{"text": "x", "measure": "los", "better": "low", "worse": "high"}]},
+        "did you mean 'loss'",
+    ),
+    "two budgets": ({"budget": {"tokens": 10, "flops": 1e9}}, "one of tokens, flops and seconds"),
+    "no rows": ({"rows": {}}, "expected names with settings"),
+    "a scale that does not exist": ({"scales": {"huge": {}}}, "huge"),
+    "a table of another width": (
+        {"paper": {"citation": "x", "table": {"caption": "", "columns": ["a"], "rows": {"low": [1, 2]}}}},
+        "row 'low' has 2 values for 1 columns",
+    ),
+    "code": ({"measures": {"loss": {"kind": "os.system"}}}, "unknown kind 'os.system'"),
+    "no seeds": ({"seeds": 0}, "from 1 to 100"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_studies(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    changes, message = BAD[name]
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(make_tree(tmp_path, **changes), allow_unicode=True))
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        load_study(str(path))
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+BAD_PATHS: dict[str, tuple[dict[str, Any], str]] = {
+    "of a config": ({"pretrain.train.lrr": 1}, "row 'low'.*did you mean 'lr'|lrr"),
+    "of a model": ({"model": "brt-tiny"}, "did you mean"),
+    "of a method": ({"finetune.method": "lroa"}, "did you mean 'lora'"),
+    "of a row": ({"pretrain.teacher": "row:hihg"}, "did you mean 'high'"),
+    "of an objective": ({"pretrain.objective": "maskd"}, "did you mean 'masked'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PATHS)
+def test_bad_paths(tmp_path: Path, name: str) -> None:
+    settings, message = BAD_PATHS[name]
+    rows = {"low": settings, "high": {}}
+    with pytest.raises(UsageError, match=message):
+        plan_study(make_study(tmp_path, rows=rows))
+
+
+def test_missing_data_is_named_before_anything_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRETUNE_DATA", str(tmp_path / "data"))
+    tree = make_tree(tmp_path)
+    tree["settings"]["corpus"] = ["$PRETUNE_DATA/corpora/books.txt"]
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    assert main(["compare", str(path), "--out", str(tmp_path / "out")]) == 3
+    error = capsys.readouterr().err
+    assert "corpora/books.txt" in error and f"put it at {tmp_path}/data/corpora/books.txt" in error
+    assert not (tmp_path / "out").exists()
+    assert main(["compare", str(path), "--dry-run"]) == 0
+    out, error = capsys.readouterr()
+    assert "missing corpus" in error and "4 cells" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["masking-rat", "--dry-run"], "did you mean 'masking-rate'"),
+        (["masking-rate", "--scale", "clas", "--dry-run"], "did you mean 'class'"),
+        (["masking-rate", "--set", "pretrain.trian.lr=1", "--dry-run"], "--set: unknown setting"),
+        (["masking-rate", "--seeds", "0", "--dry-run"], "from 1 to 100"),
+        (["none.yaml", "--dry-run"], "no such file"),
+    ],
+)
+def test_bad_commands(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", list_study_files())
+def test_built_in_studies_are_complete(name: str) -> None:
+    study = load_study(name)
+    assert study.name == name and study.claims and len(study.about) <= 100
+    assert {"class", "gpu", "full"} == {entry.name for entry in study.scales}
+    for scale in study.scales:
+        assert (scale.scale.seeds or study.seeds) >= 3
