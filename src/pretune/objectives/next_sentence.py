@@ -32,13 +32,12 @@ T = TypeVar("T")
 
 
 @spec
-class NextSentence(Objective):
-    """Masking, and whether the second segment follows the first (BERT)."""
+class _PairObjective(Objective):
+    """Masking, and a label of each pair of segments."""
 
     masking: Masking = MaskedLM()
 
     shapes = ("encoder",)
-    pairs = "other"
 
     @property
     def words(self) -> bool:
@@ -51,55 +50,28 @@ class NextSentence(Objective):
         return replace(self, masking=self.masking.to_evaluation())
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return count_with_pairs(self.masking, batch)
+        return {**_rename_loss_term(self.masking.counts(batch)), "pair": count_pairs(batch)}
 
     def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return compute_loss_with_pairs(self.masking, model, batch)
+        states = model.states(batch)
+        terms = self.masking.loss_from_states(model, states, batch).get_terms()
+        return Loss.from_parts({**_rename_loss_term(terms), "pair": pair_loss(model, states, batch)})
 
 
-def count_with_pairs(masking: Masking, batch: Batch) -> Mapping[str, Tensor]:
-    """Count the targets of the masking and the labelled pairs."""
-    counts = masking.counts(batch)
-    return {**_rename_loss_term(counts), "pair": count_pairs(batch)}
+@spec
+class NextSentence(_PairObjective):
+    """Masking, and whether the second segment follows the first (BERT)."""
+
+    pairs = "other"
 
 
-def compute_loss_with_pairs(masking: Masking, model: PretrainingModel, batch: Batch) -> Loss:
-    """Compute the loss of the masking and of the pairs."""
-    states = model.states(batch)
-    return Loss.from_parts(
-        {
-            **_rename_loss_term(masking.loss_from_states(model, states, batch).get_terms()),
-            "pair": pair_loss(model, states, batch),
-        }
-    )
+@spec
+class SentenceOrder(_PairObjective):
+    """Masking, and whether two segments are in order or swapped (ALBERT)."""
+
+    pairs = "swapped"
 
 
 def _rename_loss_term(terms: Mapping[str, T]) -> dict[str, T]:
     """Rename the only loss term of a masking to `masked`."""
     return {"masked" if name == "loss" else name: term for name, term in terms.items()}
-
-
-@spec
-class SentenceOrder(Objective):
-    """Masking, and whether two segments are in order or swapped (ALBERT)."""
-
-    masking: Masking = MaskedLM()
-
-    shapes = ("encoder",)
-    pairs = "swapped"
-
-    @property
-    def words(self) -> bool:
-        return self.masking.words
-
-    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> Corruption:
-        return self.masking.bind(vocabulary, shape)
-
-    def to_evaluation(self) -> Self:
-        return replace(self, masking=self.masking.to_evaluation())
-
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return count_with_pairs(self.masking, batch)
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return compute_loss_with_pairs(self.masking, model, batch)
