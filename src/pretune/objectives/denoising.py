@@ -57,18 +57,29 @@ from pretune.objectives.seq2seq import (
 )
 
 
+class _Noise:
+    """Defaults of a noise: it needs neither a mask nor sentences, and removes nothing."""
+
+    __slots__ = ()
+
+    uses_mask: ClassVar[bool] = False
+    sentences: ClassVar[bool] = False
+
+    @property
+    def removed_share(self) -> float:
+        return 0.0
+
+    def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
+        return sizes
+
+
 @spec
-class TokenMasking:
+class TokenMasking(_Noise):
     """Random tokens are replaced by the mask; the paper says "following BERT", hence the rate."""
 
     rate: Annotated[float, Gt(0), Lt(1)] = 0.15
 
     uses_mask: ClassVar[bool] = True
-    sentences: ClassVar[bool] = False
-    removed_share: ClassVar[float] = 0.0
-
-    def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
-        return sizes
 
     def apply(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         index, sizes = find_ordinary_tokens(sequences)
@@ -78,13 +89,10 @@ class TokenMasking:
 
 
 @spec
-class TokenDeletion:
+class TokenDeletion(_Noise):
     """Random tokens are deleted without a trace, but never all of them. The paper gives no rate."""
 
     rate: Annotated[float, Gt(0), Lt(1)] = 0.15
-
-    uses_mask: ClassVar[bool] = False
-    sentences: ClassVar[bool] = False
 
     @property
     def removed_share(self) -> float:
@@ -102,7 +110,7 @@ class TokenDeletion:
 
 
 @spec
-class TextInfilling:
+class TextInfilling(_Noise):
     """Spans with Poisson lengths are replaced by one mask each; an empty span inserts a mask.
 
     Lengths are sampled until they cover the rate, the last one is shortened to fit; then spans and remaining tokens are
@@ -113,7 +121,6 @@ class TextInfilling:
     mean: Annotated[float, Ge(1), Le(100)] = 3.0  # of the Poisson distribution
 
     uses_mask: ClassVar[bool] = True
-    sentences: ClassVar[bool] = False
 
     @property
     def removed_share(self) -> float:
@@ -160,15 +167,10 @@ class TextInfilling:
 
 
 @spec
-class SentencePermutation:
+class SentencePermutation(_Noise):
     """Sentences in random order."""
 
-    uses_mask: ClassVar[bool] = False
     sentences: ClassVar[bool] = True
-    removed_share: ClassVar[float] = 0.0
-
-    def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
-        return sizes
 
     def apply(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         if sequences.sentences is None:
@@ -184,15 +186,8 @@ class SentencePermutation:
 
 
 @spec
-class DocumentRotation:
+class DocumentRotation(_Noise):
     """Text rotated to start with a random token."""
-
-    uses_mask: ClassVar[bool] = False
-    sentences: ClassVar[bool] = False
-    removed_share: ClassVar[float] = 0.0
-
-    def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
-        return sizes
 
     def apply(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         index, sizes = find_ordinary_tokens(sequences)
