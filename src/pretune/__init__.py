@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pretune.runs.prepare import prepare
     from pretune.runs.pretrain import pretrain
     from pretune.runs.quickstart import quickstart
+    from pretune.runs.study.compare import compare
     from pretune.runs.vectors import train_vectors
     from pretune.runs.verify import verify
     from pretune.text.tokenizer import Tokenizer
@@ -59,6 +60,7 @@ __all__ = [
     "batch",
     "BitFit",
     "build",
+    "compare",
     "embed",
     "export",
     "evaluate",
@@ -124,6 +126,7 @@ _PUBLIC = {
     "objective": "pretune.objectives:build_objective",
     "pretrain": "pretune.runs.pretrain:pretrain",
     "quickstart": "pretune.runs.quickstart:quickstart",
+    "compare": "pretune.runs.study.compare:compare",
     "train_embeddings": "pretune.runs.embedding:train_embeddings",
     "train_vectors": "pretune.runs.vectors:train_vectors",
     "finetune": "pretune.runs.finetune.entry:finetune",

@@ -89,7 +89,7 @@ COMMANDS: dict[str, list[str]] = {
     "vectors": ["my texts", "--kind=ppmi", "--width=8", "--out=OUT.txt"],
     "neighbors": ["my runs/base", "sea", "--in=the sea.", "--corpus=lines.txt"],
     "analyze": ["attention", "my runs/base", "--input=lines.txt"],
-    "compare": ["my study.yaml", "--seeds=1", "--dry-run"],
+    "compare": ["my study.yaml", "--seeds=1", "--out=OUT"],
     "report": ["my runs/tuned", "--out=OUT.html"],
     "verify": ["my runs/base"],
     "export": ["my runs/base", "--to=hf", "--out=OUT"],

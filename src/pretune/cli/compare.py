@@ -1,16 +1,16 @@
 """`pretune compare`: run a study and write its table, plots and verdicts."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import AsJson, DeviceName, TaskData, argument, option
-from pretune.cli._output import hint, quote
+from pretune.cli._output import find_free_path, hint
 from pretune.core import log
 from pretune.core.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pretune.runs.study.plan import Plan
 
@@ -37,6 +37,17 @@ def compare(
     ] = "class",
     dry_run: Annotated[bool, option("--dry-run", "Print cells, steps, cost and time; compute nothing.")] = False,
     seeds: Annotated[int | None, option("--seeds N", "Number of seeds (default: that of the scale).")] = None,
+    jobs: Annotated[
+        int | None,
+        option("--jobs N", "Steps that run side by side (default: by the memory of the GPU; 1 on a CPU)."),
+    ] = None,
+    shard: Annotated[
+        str | None, option("--shard I/N", "Run only the cells of one of N shards, each with its own --out.")
+    ] = None,
+    merge: Annotated[
+        list[Path] | None,
+        option("--merge DIR", "Combine the --out of a shard into --out; runs nothing. Repeatable."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         option("--set PATH=VALUE", "Change a setting of all rows: pretrain.train.lr=1e-3. Repeatable."),
@@ -52,9 +63,10 @@ def compare(
     from pretune.core.config import parse_assignments
 
     with shut_down_cleanly():  # imports take seconds
-        from pretune.runs.study.compare import build_plan
+        from pretune.runs.study.compare import build_plan, run_plan
     assignments = parse_assignments(settings or [])
     plan = build_plan(study, scale=scale, seeds=seeds, overrides=assignments, data=data, device=device)
+    command = ["compare", study, "--scale", scale]
     if dry_run:
         if as_json:
             log.print_json(plan.to_dict())
@@ -62,13 +74,27 @@ def compare(
             log.print_result("\n".join(format_plan(plan)))
         for problem in plan.missing:
             log.warn(f"missing {problem}")
-        hint("compare", study, "--scale", scale, "--out", f"runs/{plan.study.name}", silent=as_json)
+        hint(*command, "--out", find_free_path(f"runs/{plan.study.name}"), silent=as_json)
         return
-    if plan.missing:
-        raise DataError(f"missing {plan.missing[0]}")
     if out is None:
         raise UsageError("missing option '--out': the output directory of the study")
-    raise UsageError(f"{quote(out)}: only --dry-run works so far")
+    if plan.missing:
+        raise DataError(f"missing {plan.missing[0]}")
+    for line in format_plan(plan):
+        log.info(line)
+    with shut_down_cleanly():
+        result = run_plan(plan, out=out, jobs=jobs, shard=shard, merge=merge or (), data=data, device=device)
+    if as_json:
+        log.print_json(result.results)
+    else:
+        log.print_result("\n".join(format_results(result.results)))
+    log.info(f"page: {result.page}")
+    scales = {entry.name for entry in plan.study.scales}
+    larger_scale = next((name for name in SCALES[SCALES.index(scale) + 1 :] if name in scales), None)
+    if larger_scale is None:
+        hint("list", "studies", silent=as_json)
+    else:
+        hint("compare", study, "--scale", larger_scale, "--dry-run", silent=as_json)
 
 
 SCALES = ("class", "gpu", "full")
@@ -112,3 +138,23 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
     times = [f"{name} {format_duration(total.flops / entry.rate)}" for name, entry in DEVICES.items()]
     yield f"arithmetic alone: {', '.join(times)}"
     yield "learning rates: " + ("tuned per cell on dev" if plan.is_tuned else "not tuned; defaults of the papers")
+
+
+def format_results(results: "Mapping[str, Any]") -> "Iterator[str]":
+    """Yield the table of a study, and its verdicts."""
+    from pretune.core.log import align_columns
+    from pretune.reports.study import format_difference, format_outcome, format_tuning, format_value
+
+    measures = results["measures"]
+    rows = [("", *(measure["name"] for measure in measures))]
+    for name in results["rows"]:
+        cells = [results["table"][name].get(measure["name"]) for measure in measures]
+        texts = ("" if cell is None else format_value(cell, m) for cell, m in zip(cells, measures, strict=True))
+        rows.append((name, *texts))
+    yield from align_columns(rows)
+    yield ""
+    for claim in results["claims"]:
+        difference = format_difference(claim)
+        detail = f": {difference}" if difference else ""
+        yield f"{format_outcome(claim['outcome'])}: {claim['text'].rstrip('.')} ({claim['measure']}{detail})"
+    yield format_tuning(results)

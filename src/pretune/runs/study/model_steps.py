@@ -15,7 +15,7 @@ from pretune.runs.study.estimates import (
     find_default_tokenizer,
     find_spec,
 )
-from pretune.runs.study.locations import locate, measure_inputs
+from pretune.runs.study.locations import inspect_input, locate
 from pretune.runs.study.plan import STEP_PREFIX, Step, StepAction, StepEstimate, compute_key, list_inputs
 from pretune.runs.study.settings import (
     CONFIG_SECTIONS,
@@ -29,6 +29,8 @@ from pretune.runs.study.settings import (
 from pretune.runs.study.spec import Budget, Measure, Settings, Study, check_name
 
 LENGTHS = ("steps", "tokens", "epochs", "seconds")
+LABELLED_ACTIONS = ("pretrain", "finetune", "embeddings", "baseline", "evaluate")
+"""Steps whose label names the first row that needs them."""
 MAX_STEPS = 5000
 """Larger plans are rejected as a mistake in a grid."""
 
@@ -60,6 +62,7 @@ class ModelSteps:
         self.steps: dict[str, Step] = {}
         self.models: dict[str, PlannedModel] = {}  # by the key of their step
         self.missing: dict[str, None] = {}
+        self.row_name = ""  # of the row that is planned, for labels
 
     def merge_row(self, row_name: str, measure: Measure | None) -> dict[str, str]:
         """Return the settings of a row for a measure; later layers go before earlier ones."""
@@ -85,6 +88,7 @@ class ModelSteps:
         key = compute_key(action, arguments)
         if key not in self.steps:
             inputs = tuple(dict.fromkeys(list_inputs(arguments)))
+            label = f"{self.row_name}: {label}" if action in LABELLED_ACTIONS else label
             self.steps[key] = Step(
                 key=key, action=action, label=label, arguments=arguments, inputs=inputs, estimate=estimate
             )
@@ -94,7 +98,7 @@ class ModelSteps:
 
     def find_file(self, name: str, noun: str) -> int:
         """Return the size of an input in bytes; 0, with a note, if it is missing."""
-        size, problem = measure_inputs([name], self.data)
+        _, size, problem = inspect_input(name, self.data)
         if problem is not None:
             self.missing[f"{noun} {problem}"] = None
         return size

@@ -91,6 +91,7 @@ class Plan:
     """Steps and cells of a study at a scale."""
 
     study: Study
+    source: str = ""  # name or file of the study, as typed
     scale_name: str
     device: str
     rows: tuple[Row, ...]

@@ -65,6 +65,7 @@ class Planner(TaskSteps):
         )
 
     def _plan_cell(self, row: Row, seed: int, measures: list[Measure]) -> Cell:
+        self.row_name = row.name
         readings: dict[str, Reading] = {}
         costs = []
         for measure in measures:

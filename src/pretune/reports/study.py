@@ -1,0 +1,375 @@
+"""Page and text of a study, from the content of its study.json: claims, table, the paper's table, plots and cost."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from pretune.core.log import format_count, format_duration, format_kilograms, format_number
+from pretune.reports import NO_MARKUP, Markup, code, element, escape, join, note, notes, pairs, table
+from pretune.reports.charts import Series, draw_interval_chart, draw_line_chart
+
+Facts = Mapping[str, Any]
+OUTCOME_COLOURS = {"holds": 2, "does not hold": 4, "undecided": 7, "not measured": 7}
+OUTCOME_LABELS = {"undecided": "undecided at this budget"}
+MAX_P = 0.05
+"""Differences with a p-value below this are marked."""
+UNITS = {"flops": "FLOP", "kwh": " kWh", "dollars": " $"}
+
+
+def render_study_page(results: Facts) -> str:
+    """Render study.html."""
+    study = results["study"]
+    sections = [(anchor, name, body) for anchor, name, body in _build_sections(results) if body]
+    paper = study["paper"]
+    source = element("a", paper["citation"], href=paper["url"]) if paper["url"] else escape(paper["citation"])
+    return Template(Path(__file__).with_name("report.html").read_text()).substitute(
+        title=escape(study["title"]),
+        story=join([element("p", study["question"], kind="lead"), element("p", Markup(source), kind="note")]),
+        tiles=_render_tiles(results),
+        links=join(element("a", name, href=f"#{anchor}") for anchor, name, _ in sections),
+        sections=join(element("section", element("h2", name), body, id_=anchor) for anchor, name, body in sections),
+    )
+
+
+def _build_sections(results: Facts) -> list[tuple[str, str, Markup]]:
+    return [
+        ("claims", "Claims", _render_claims(results)),
+        ("table", "Table", _render_tables(results)),
+        ("plots", "Plots", _render_plots(results)),
+        ("setting", "Setting", pairs(list_settings(results))),
+        ("cost", "Cost", join([pairs(list_costs(results)), note(format_other_devices(results))])),
+        ("failures", "Not finished", _render_failures(results)),
+        ("reproduce", "Commands to reproduce", code(format_command(results))),
+    ]
+
+
+def _render_tiles(results: Facts) -> Markup:
+    outcomes = [claim["outcome"] for claim in results["claims"]]
+    tiles = [(str(outcomes.count(name)), _count_claims(name)) for name in OUTCOME_COLOURS if name in outcomes]
+    cost = results["cost"]
+    tiles += [(str(len(results["seeds"])), "seeds"), (format_duration(cost["seconds"]), "time of all steps")]
+    tiles.append((format_kilograms(cost["co2e_kg"]), "CO2e"))
+    boxes = [element("div", element("b", value), element("span", about), kind="tile") for value, about in tiles]
+    return element("div", *boxes, kind="tiles")
+
+
+def _count_claims(outcome: str) -> str:
+    labels = {"holds": "claims hold", "does not hold": "claims do not hold"}
+    return labels.get(outcome, f"claims {format_outcome(outcome)}")
+
+
+def format_outcome(outcome: str) -> str:
+    """Return a verdict as the page states it.
+
+    >>> format_outcome("undecided")
+    'undecided at this budget'
+    """
+    return OUTCOME_LABELS.get(outcome, outcome)
+
+
+def _render_claims(results: Facts) -> Markup:
+    rows = []
+    for claim in results["claims"]:
+        colour = f"c{OUTCOME_COLOURS[claim['outcome']]}"
+        label = element(
+            "span", element("i", kind=f"key {colour}"), element("b", format_outcome(claim["outcome"])), kind="label"
+        )
+        rows.append((claim["text"], label, claim["measure"], format_difference(claim), claim["reason"]))
+    if not rows:
+        return NO_MARKUP
+    head = ("claim", "verdict", "measure", "difference ± standard error", "")
+    return join([table(head, rows), note(results["rule"]), note(format_tuning(results))])
+
+
+def format_difference(claim: Facts) -> str:
+    """Return the mean paired difference of a claim with its standard error."""
+    if claim.get("difference") is None:
+        return ""
+    error = "" if claim.get("error") is None else f" ± {claim['error']:.2g}"
+    margin = f" (margin {claim['margin']:+g})" if claim["margin"] else ""
+    return f"{claim['difference']:+.3g}{error}{margin}"
+
+
+def format_tuning(results: Facts) -> str:
+    """Return a sentence on the learning rates."""
+    if results["is_tuned"]:
+        rates = results["rates"]
+        tries = [f"{len(rates[name])} of {name}" for name in ("pretrain", "finetune") if rates[name]]
+        return f"Learning rates are tuned per cell on dev with the first seed; tries per cell: {', '.join(tries)}."
+    return "Learning rates are not tuned: every cell uses the default of its model and method."
+
+
+def _render_tables(results: Facts) -> Markup:
+    ours = [element("h3", "This study"), _render_table(results)]
+    seeds = format_count(len(results["seeds"]), "seeds")
+    about = (
+        f"Mean over {seeds} with half of the 95 % interval; below it the paired difference to '{results['reference']}'"
+    )
+    ours.append(note(f"{about} with its p-value (paired t-test), bold below {MAX_P:g}."))
+    paper = results["study"]["paper"]
+    theirs: list[Markup] = []
+    if paper["table"] is not None:
+        theirs = [
+            element("h3", "The paper"),
+            table(("", *paper["table"]["columns"]), list_paper_rows(paper["table"])),
+            note(paper["table"]["caption"]),
+        ]
+    if paper["note"]:
+        theirs.append(notes(paper["note"]))
+    return element("div", element("div", *ours), element("div", *theirs) if theirs else NO_MARKUP, kind="charts")
+
+
+def _render_table(results: Facts) -> Markup:
+    measures = results["measures"]
+    head = ("", *(f"{measure['name']} {'↓' if measure['better'] == 'lower' else '↑'}" for measure in measures))
+    best = find_best(results)
+    rows = []
+    for name in results["rows"]:
+        cells = [_render_cell(results, name, measure, best.get(measure["name"]) == name) for measure in measures]
+        rows.append((name, *cells))
+    return table(head, rows)
+
+
+def _render_cell(results: Facts, row: str, measure: Facts, is_best: bool) -> Markup:
+    cell = results["table"][row].get(measure["name"])
+    if cell is None:
+        return NO_MARKUP
+    text = element("span", format_value(cell, measure), kind="value best" if is_best else "value")
+    test = cell["against"]
+    if row == results["reference"] or test is None or not is_score(measure):
+        return text
+    p_value = "" if test["p"] is None else f", p {format_p(test['p'])}"
+    difference = f"{test['difference']:+.3g}{p_value}"
+    is_significant = test["p"] is not None and test["p"] < MAX_P
+    return join([text, element("small", element("b", difference) if is_significant else difference)])
+
+
+def list_paper_rows(paper_table: Facts) -> list[tuple[str, ...]]:
+    """Return the rows of the paper's table as text."""
+    return [
+        (row["name"], *("" if value is None else f"{value:g}" for value in row["values"]))
+        for row in paper_table["rows"]
+    ]
+
+
+def is_score(measure: Facts) -> bool:
+    """Return whether a measure is a score, not a cost."""
+    return measure["amount"] is None
+
+
+def find_best(results: Facts) -> dict[str, str]:
+    """Return the row with the best mean of every score."""
+    best: dict[str, str] = {}
+    for measure in filter(is_score, results["measures"]):
+        name, sign = measure["name"], -1 if measure["better"] == "lower" else 1
+        means = {row: sign * cells[name]["mean"] for row, cells in results["table"].items() if name in cells}
+        if len(means) > 1:
+            best[name] = max(means, key=lambda row: means[row])
+    return best
+
+
+def format_value(cell: Facts, measure: Facts) -> str:
+    """Return the mean of a cell, of a score with half of its interval."""
+    if not is_score(measure):
+        return format_amount(cell["mean"], measure["amount"])
+    half = "" if cell["low"] is None else f" ± {(cell['high'] - cell['low']) / 2:.2g}"
+    return f"{cell['mean']:.4g}{half}"
+
+
+def format_amount(value: float, amount: str) -> str:
+    """Return an amount of a cost with its unit."""
+    if amount == "seconds":
+        return format_duration(value)
+    if amount == "co2e_kg":
+        return format_kilograms(value)
+    if amount == "trained_share":
+        return f"{value:.2%}"
+    if amount == "memory":
+        return f"{value / 2**30:.2f} GiB"
+    if amount in ("kwh", "dollars"):
+        return f"{value:.3g}{UNITS[amount]}"
+    return f"{format_number(value, billion='G')}{UNITS.get(amount, '')}"
+
+
+def format_p(p: float) -> str:
+    """Return a p-value with two digits.
+
+    >>> format_p(0.0312), format_p(0.00001)
+    ('0.031', '< 0.001')
+    """
+    return "< 0.001" if p < 0.001 else f"{p:.2g}"
+
+
+def _render_plots(results: Facts) -> Markup:
+    charts = [*_draw_curves(results), *_draw_costs(results)]
+    figures = [element("div", *charts, kind="charts")] if charts else []
+    return join([*figures, element("div", *_draw_intervals(results), kind="charts")])
+
+
+def _draw_curves(results: Facts) -> Iterator[Markup]:
+    """Yield a line per row for the measures of each curve."""
+    for curve in dict.fromkeys(measure["curve"] for measure in results["measures"] if measure["curve"]):
+        points = [measure for measure in results["measures"] if measure["curve"] == curve and measure["x"] is not None]
+        series = []
+        for colour, row in enumerate(results["rows"]):
+            cells = [(float(m["x"]), results["table"][row].get(m["name"])) for m in points]
+            measured_cells = [(x, cell) for x, cell in cells if cell is not None]
+            series.append(
+                Series(
+                    row,
+                    tuple((x, cell["mean"]) for x, cell in measured_cells),
+                    tuple((x, cell["low"], cell["high"]) for x, cell in measured_cells if cell["low"] is not None),
+                    colour,
+                )
+            )
+        xs = [float(measure["x"]) for measure in points]
+        is_wide = len(xs) > 1 and min(xs) > 0 and max(xs) / min(xs) >= 8
+        label = next((measure["x_label"] for measure in points if measure["x_label"]), "x")
+        yield draw_line_chart(series, x=f"{label} (logarithmic)" if is_wide else label, y=curve, log_x=is_wide)
+
+
+def _draw_costs(results: Facts) -> Iterator[Markup]:
+    """Yield scores by a cost in which rows differ."""
+    for cost in (measure for measure in results["measures"] if measure["amount"] in ("parameters", "flops", "seconds")):
+        xs = {row: cells[cost["name"]]["mean"] for row, cells in results["table"].items() if cost["name"] in cells}
+        if len({round(value, 3) for value in xs.values()}) < 2 or min(xs.values()) <= 0:
+            continue
+        for measure in filter(is_score, results["measures"]):
+            series = []
+            for colour, row in enumerate(results["rows"]):
+                cell = results["table"][row].get(measure["name"])
+                if cell is None or row not in xs:
+                    continue
+                band = () if cell["low"] is None else ((xs[row], cell["low"], cell["high"]),)
+                series.append(Series(row, ((xs[row], cell["mean"]),), band, colour))
+            yield draw_line_chart(series, x=cost["name"], y=f"{measure['name']} by {cost['name']}")
+
+
+def _draw_intervals(results: Facts) -> Iterator[Markup]:
+    """Yield mean and interval of every row, one figure per score."""
+    for measure in filter(is_score, results["measures"]):
+        cells = {row: results["table"][row].get(measure["name"]) for row in results["rows"]}
+        values = [
+            value for cell in cells.values() if cell for value in (cell["mean"], cell["low"], cell["high"])
+            if value is not None
+        ]  # fmt: skip
+        if len(values) < 2 or max(values) == min(values):
+            continue
+        edge = 0.05 * (max(values) - min(values))
+        span = (min(values) - edge, max(values) + edge)
+        rows = [
+            (row, draw_interval_chart(cell["low"], cell["mean"], cell["high"], span), f"{cell['mean']:.4g}")
+            for row, cell in cells.items()
+            if cell
+        ]
+        direction = "lower is better" if measure["better"] == "lower" else "higher is better"
+        yield element("figure", element("p", f"{measure['name']} ({direction})", kind="above"), table((), rows))
+
+
+def list_settings(results: Facts) -> list[tuple[str, str]]:
+    """Return the setting of a study as names and values."""
+    budget = ", ".join(format_budget(name, value) for name, value in results["budget"].items())
+    study = results["study"]
+    rows = [
+        ("study", f"{study['name']}, scale {results['scale']}"),
+        ("matched budget", budget or "none"),
+        ("seeds", ", ".join(map(str, results["seeds"]))),
+        ("learning rates", format_tuning(results)),
+        ("scale", results["scale_about"]),
+    ]
+    common = {setting["path"]: setting["value"] for setting in study["settings"]}
+    scale = next((entry["scale"] for entry in study["scales"] if entry["name"] == results["scale"]), None)
+    if scale is not None:
+        common |= {setting["path"]: setting["value"] for setting in scale["settings"]}
+    rows += [*common.items()]
+    return [(name, value) for name, value in rows if value]
+
+
+def format_budget(name: str, value: float) -> str:
+    """Return one limit of a budget."""
+    if name == "seconds":
+        return f"{format_duration(value)} of wall-clock time"
+    if name == "flops":
+        return f"{format_number(value, billion='G')}FLOP (generator and teacher included)"
+    return f"{format_number(value)} {name}"
+
+
+def list_costs(results: Facts) -> list[tuple[str, str]]:
+    """Return the cost of the whole study as names and values."""
+    cost = results["cost"]
+    rows = [
+        ("steps", f"{cost['steps']:,} of {cost['planned_steps']:,}"),
+        ("time, one after the other", format_duration(cost["seconds"])),
+        ("training FLOPs", f"{format_number(cost['flops'], billion='G')}FLOP"),
+        ("energy", f"{cost['kwh']:.3g} kWh"),
+        ("CO2e", format_kilograms(cost["co2e_kg"])),
+        ("price", f"{cost['dollars']:.2f} $"),
+        ("device", ", ".join(cost["devices"])),
+    ]
+    if cost["jobs"] > 1:
+        rows.append(("side by side", f"up to {cost['jobs']} steps; they share energy and price of the device"))
+    return rows
+
+
+def format_other_devices(results: Facts) -> str:
+    """Return the time of the arithmetic alone on known devices."""
+    times = [f"{name} {format_duration(value)}" for name, value in results["cost"]["arithmetic_seconds"].items()]
+    return f"Arithmetic alone on other devices: {', '.join(times)}."
+
+
+def _render_failures(results: Facts) -> Markup:
+    rows = [(failure["label"], failure["action"], failure["message"]) for failure in results["failures"]]
+    parts = [table(("step", "action", "error"), rows)] if rows else []
+    if results["missing"]:
+        names = [f"{entry['row']}, seed {entry['seed']}" for entry in results["missing"]]
+        parts.append(notes(f"Cells without all their numbers: {'; '.join(names)}."))
+    return join(parts)
+
+
+def format_command(results: Facts) -> str:
+    """Return the command that repeats the study."""
+    source, seeds = shlex.quote(results["source"]), len(results["seeds"])
+    out = f"runs/{results['study']['name']}"
+    return f"pretune compare {source} --scale {results['scale']} --seeds {seeds} --out {out}"
+
+
+def render_study_text(results: Facts) -> str:
+    """Render study.md."""
+    study, measures = results["study"], results["measures"]
+    lines = [f"# {study['title']}", "", study["question"], "", f"Source: {study['paper']['citation']}", ""]
+    if results["claims"]:
+        claim_rows = [
+            (claim["text"], f"**{format_outcome(claim['outcome'])}**", claim["measure"], format_difference(claim))
+            for claim in results["claims"]
+        ]
+        lines += ["## Claims", "", *_format_table(("claim", "verdict", "measure", "difference"), claim_rows)]
+        lines += ["", results["rule"], format_tuning(results), ""]
+    rows = [
+        (row, *(_format_cell(results["table"][row].get(measure["name"]), measure) for measure in measures))
+        for row in results["rows"]
+    ]
+    lines += ["## Table", "", *_format_table(("", *(measure["name"] for measure in measures)), rows), ""]
+    if (paper_table := study["paper"]["table"]) is not None:
+        rows = list_paper_rows(paper_table)
+        lines += [f"The paper: {paper_table['caption']}", "", *_format_table(("", *paper_table["columns"]), rows), ""]
+    if study["paper"]["note"]:
+        lines += [study["paper"]["note"], ""]
+    lines += ["## Setting", "", *_format_table(("", ""), list_settings(results)), ""]
+    lines += ["## Cost", "", *_format_table(("", ""), list_costs(results)), "", format_other_devices(results), ""]
+    if results["failures"]:
+        failure_rows = [(failure["label"], failure["message"]) for failure in results["failures"]]
+        lines += ["## Not finished", "", *_format_table(("step", "error"), failure_rows), ""]
+    lines += ["```sh", format_command(results), "```", ""]
+    return "\n".join(lines)
+
+
+def _format_cell(cell: Facts | None, measure: Facts) -> str:
+    return "" if cell is None else format_value(cell, measure)
+
+
+def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table in Markdown."""
+    lines = [[*head], ["---"] * len(head), *rows]
+    return [f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines]

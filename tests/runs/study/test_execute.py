@@ -1,0 +1,233 @@
+"""The execution of a study: records, resume after signals and kills, shards, failures, results."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import pretune as pt
+from pretune.cli import main
+from pretune.core.errors import StoppedError, UsageError
+from pretune.runs.samples import SampleHook
+from pretune.runs.study import actions
+from pretune.runs.study.compare import build_plan
+from pretune.runs.study.shards import list_cell_steps, list_shard_cells, parse_shard
+from tests.runs.study.studies import make_tree
+
+RATES = {"pretrain": [0.5, 1.0], "finetune": [0.5, 2.0]}
+
+
+def write_study(folder: Path, **changes: Any) -> str:
+    path = folder / "rates.yaml"
+    path.write_text(yaml.safe_dump(make_tree(folder, **changes), sort_keys=False))
+    return str(path)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The results without times, which differ between machines."""
+    results: dict[str, Any] = json.loads((folder / "study.json").read_text())
+    del results["cost"]
+    return results
+
+
+def test_a_study_from_file_to_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted in a pre-training and again in a fine-tuning, it gives what an uninterrupted one gives."""
+    file = write_study(tmp_path, seeds=1)
+    whole = pt.compare(file, out=tmp_path / "whole")
+    assert [*whole.table] == ["low", "high"] and [*whole.table["low"]] == ["loss", "table"]
+    assert whole.verdicts == {"A low rate is better (loss)": "undecided"}  # one seed
+    assert repr(whole).startswith("StudyResult(") and "<table>" in whole._repr_html_()
+    page = whole.page.read_text()
+    assert "undecided at this budget" in page and "Nobody (2000): Rates" in page and "not tuned" in page
+    assert (tmp_path / "whole" / "study.md").read_text().startswith("# Rates")
+
+    calls = []
+
+    def stop(hook: SampleHook, loop: Any, metrics: Any) -> None:
+        calls.append(loop.state.step)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(SampleHook, "__call__", stop)
+        with pytest.raises(StoppedError, match=r"stopped after 2 of 6 steps; run the same command again to resume"):
+            pt.compare(file, out=out)
+    assert [*out.glob("steps/pretrain-*/checkpoints/step-*")]
+    with monkeypatch.context() as patch:
+        patch.setattr(actions, "finetune", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(["compare", file, "--out", str(out), "--quiet"]) == 130
+    again = pt.compare(file, out=out)
+    assert read(out) == read(tmp_path / "whole") and again.table == whole.table
+    assert not [*out.glob("steps/*/checkpoints")]
+
+    with monkeypatch.context() as patch:  # nothing is left to run
+        patch.setattr(actions.StepRunner, "run", lambda *args, **options: pytest.fail("a finished step was run again"))
+        pt.compare(file, out=out)
+
+
+@pytest.mark.slow
+def test_shards_and_merge_give_the_whole(tmp_path: Path) -> None:
+    file = write_study(tmp_path, rates=RATES)
+    whole = pt.compare(file, out=tmp_path / "whole")
+    shards = [tmp_path / f"shard {number}" for number in (1, 2)]
+    for number, out in enumerate(shards, 1):
+        pt.compare(file, out=out, shard=f"{number}/2")
+    merged = pt.compare(file, out=tmp_path / "merged", merge=shards)
+    assert read(tmp_path / "merged") == read(tmp_path / "whole") and merged.table == whole.table
+    # more seeds: weights of merged steps are not there, so what new cells need is computed again
+    assert pt.compare(file, out=tmp_path / "merged", seeds=3).table["low"].keys() == whole.table["low"].keys()
+
+
+def test_shards_divide_the_cells(tmp_path: Path) -> None:
+    plan = build_plan(write_study(tmp_path, seeds=4))
+    for count in (1, 2, 3, 8):
+        shards = [list_shard_cells(plan, number, count) for number in range(1, count + 1)]
+        cells = [(cell.row, cell.seed) for shard in shards for cell in shard]
+        assert sorted(cells) == sorted((cell.row, cell.seed) for cell in plan.cells)
+        assert max(map(len, shards)) - min(map(len, shards)) <= 1
+    halves = [set(list_cell_steps(plan, list_shard_cells(plan, number, 2))) for number in (1, 2)]
+    assert {plan.steps[key].action for key in halves[0] & halves[1]} == {"tokenizer", "data"}
+
+
+def test_cells_of_one_model_are_divided_where_they_must(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, seeds=4)
+    tree["settings"]["pretrain"]["seed"] = 0
+    path = tmp_path / "one.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    plan = build_plan(str(path))
+    whole = list_cell_steps(plan, plan.cells)
+    parts = [list_cell_steps(plan, list_shard_cells(plan, number, 2)) for number in (1, 2)]
+    assert set(parts[0]) | set(parts[1]) == set(whole)
+    repeated = [plan.steps[key].action for key in set(parts[0]) & set(parts[1])]
+    assert sorted(repeated) == ["data", "tokenizer"]  # each shard has the model of one row
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0"])
+def test_bad_shards(text: str) -> None:
+    with pytest.raises(UsageError, match="--shard must be i/n"):
+        parse_shard(text)
+
+
+@pytest.mark.slow
+def test_a_failed_cell_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_study(
+        tmp_path,
+        seeds=1,
+        rows={"low": {}, "high": {"finetune.train_examples": 90, "finetune.task.split_seed": 1}},
+        measures={"table": {"kind": "finetuned"}},
+        claims=[],
+    )
+    table = tmp_path / "table.csv"
+    out = tmp_path / "out"
+    table.write_text("\n".join(table.read_text().splitlines()[:100]))  # too few for the second row
+    assert main(["compare", file, "--out", str(out)]) == 3
+    error = capsys.readouterr().err
+    assert "high: default method" in error and "study.html" in error
+    results = read(out)
+    assert "table" in results["table"]["low"] and not results["table"]["high"]
+    assert results["failures"] and results["missing"] == [{"row": "high", "seed": 0, "measures": ["table"]}]
+
+
+@pytest.mark.slow
+def test_an_unknown_score_is_an_error(tmp_path: Path) -> None:
+    measures = {"loss": {"kind": "validation", "score": "perplexty"}}
+    with pytest.raises(UsageError, match="no score 'perplexty'; did you mean 'perplexity'"):
+        pt.compare(write_study(tmp_path, measures=measures, claims=[], seeds=1), out=tmp_path / "out")
+
+
+def test_directories_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_study(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("x")
+    assert main(["compare", file, "--out", str(tmp_path / "full")]) == 2
+    assert "holds other files (thesis.tex)" in capsys.readouterr().err
+    assert main(["compare", file, "--out", str(tmp_path / "new"), "--merge", str(tmp_path / "full")]) == 2
+    assert "no study (plan.json is missing)" in capsys.readouterr().err
+    assert main(["compare", file]) == 2
+    assert main(["compare", file, "--out", str(tmp_path / "new"), "--jobs", "0"]) == 2
+    assert main(["compare", file, "--out", str(tmp_path / "new"), "--shard", "1/2", "--merge", "x"]) == 2
+
+
+@pytest.mark.slow
+def test_all_measures_and_kinds_of_rows(tmp_path: Path) -> None:
+    """Baselines, static vectors, distillation, continued pre-training, embeddings, texts, costs, averages."""
+    (tmp_path / "held.txt").write_text("the river and the stone.\n\nlight in the garden.")
+    pairs = "\n".join(f"river stone {i % 3},stone river {i % 3}" for i in range(20))
+    (tmp_path / "pairs.csv").write_text(f"anchor,positive\n{pairs}")
+    (tmp_path / "scored.csv").write_text(
+        "sentence1,sentence2,score\n" + "\n".join(f"river {i},stone {i},{i / 20}" for i in range(20))
+    )
+    rows = {
+        "model": {},
+        "student": {"pretrain.teacher": "row:teacher"},
+        "more": {"pretrain.init_from": "row:model"},
+        "from random weights": {"finetune.method": "full+from-scratch"},
+        "LoRA": {"finetune.method": {"kind": "lora", "rank": 2}},
+        "SVM": {"baseline": "svm"},
+        "vectors": {"baseline": "vectors", "vectors": {"kind": "ppmi", "width": 4, "min_count": 1}},
+    }
+    measures = {
+        "loss": {"kind": "validation"},
+        "held": {"kind": "text", "text": [str(tmp_path / "held.txt")], "score": "bits_per_byte"},
+        "table": {"kind": "finetuned"},
+        "f1": {"kind": "finetuned", "score": "dev"},
+        "scored": {"kind": "task", "task": "scored_pairs", "model": "embeddings"},
+        "mean": {"kind": "average", "measures": ["table", "f1"]},
+        "trained": {"kind": "cost", "amount": "trained_share", "measure": "table"},
+        "FLOPs": {"kind": "cost", "amount": "flops", "measure": "table", "total": True},
+    }
+    tree = make_tree(
+        tmp_path, rows=rows, measures=measures, claims=[], seeds=1, bases={"teacher": {"pretrain.model.width": 32}}
+    )
+    tree["settings"] |= {
+        "embeddings": {"train": str(tmp_path / "pairs.csv"), "steps": 2, "batch": 4},
+        "evaluate.data": str(tmp_path / "scored.csv"),
+    }
+    path = tmp_path / "all.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    result = pt.compare(str(path), out=tmp_path / "out")
+    table = result.table
+    assert {*table["model"]} == {*measures}
+    assert {*table["SVM"]} == {"table", "FLOPs"}  # no score on dev, and nothing is trained
+    assert table["LoRA"]["trained"] < table["model"]["trained"] == 1.0
+    assert table["more"]["FLOPs"] > table["model"]["FLOPs"]
+    assert table["student"]["FLOPs"] > table["model"]["FLOPs"]
+    assert table["model"]["mean"] == pytest.approx((table["model"]["table"] + table["model"]["f1"]) / 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_kills_at_random_points_change_nothing(tmp_path: Path, seed: int) -> None:
+    tree = make_tree(tmp_path, seeds=2, rates=RATES, budget={"tokens": 20_000})
+    tree["settings"]["pretrain"]["train"] |= {"checkpoint_every": 5, "eval_every": 20}
+    tree["settings"]["finetune"] |= {"steps": 60, "train.checkpoint_every": 5}
+    file = tmp_path / "rates.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    command = [sys.executable, "-m", "pretune", "compare", str(file), "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, env=environment, capture_output=True)
+    draw, code = random.Random(seed), -1
+    for _ in range(40):
+        process = subprocess.Popen(
+            [*command, str(tmp_path / "killed")], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            code = process.wait(timeout=draw.uniform(5.0, 14.0))
+        except subprocess.TimeoutExpired:
+            process.send_signal(draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
+            code = process.wait(timeout=120)
+            time.sleep(0.1)
+        if code == 0:
+            break
+        assert code in (75, 130, -9, -15), code
+    assert code == 0
+    assert read(tmp_path / "killed") == read(tmp_path / "whole")
