@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
     from pretune.adaptation.peft.qlora import QLoRA
     from pretune.analysis.attention import analyze_attention, view_attention
+    from pretune.analysis.embedding_map import analyze_embeddings
+    from pretune.analysis.layer_probes import analyze_layers
     from pretune.analysis.neighbors import neighbors
+    from pretune.analysis.weight_change import analyze_diff
     from pretune.core.types import Batch, Loss, Output
     from pretune.data.layout import batch
     from pretune.inference.embed import embed
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from pretune.models.catalog import build
     from pretune.objectives import build_objective as objective
     from pretune.reports.page import report
+    from pretune.runs.analyze import analyze_forgetting
     from pretune.runs.embedding import train_embeddings
     from pretune.runs.evaluate import evaluate
     from pretune.runs.export import export
@@ -56,6 +60,10 @@ __all__ = [
     "add_adapter",
     "add_head",
     "analyze_attention",
+    "analyze_diff",
+    "analyze_embeddings",
+    "analyze_forgetting",
+    "analyze_layers",
     "Batch",
     "batch",
     "BitFit",
@@ -142,6 +150,10 @@ _PUBLIC = {
     "Index": "pretune.inference.index:Index",
     "search": "pretune.inference.index:search",
     "analyze_attention": "pretune.analysis.attention:analyze_attention",
+    "analyze_diff": "pretune.analysis.weight_change:analyze_diff",
+    "analyze_embeddings": "pretune.analysis.embedding_map:analyze_embeddings",
+    "analyze_forgetting": "pretune.runs.analyze:analyze_forgetting",
+    "analyze_layers": "pretune.analysis.layer_probes:analyze_layers",
     "view_attention": "pretune.analysis.attention:view_attention",
     "neighbors": "pretune.analysis.neighbors:neighbors",
     "Batch": "pretune.core.types:Batch",

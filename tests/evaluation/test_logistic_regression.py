@@ -5,7 +5,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from pretune.evaluation.baselines.classifiers import fit_best_c
-from pretune.runs.finetune.linear_probe import Floats, Ints, LinearClassifier, fit_logistic_regression
+from pretune.evaluation.logistic_regression import Floats, Ints, LinearClassifier, fit_logistic_regression
 
 CHOICES = (0.001, 0.01, 0.1, 1.0)
 

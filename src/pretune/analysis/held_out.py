@@ -1,5 +1,6 @@
 """Held-out text for analyses: validation documents of a run, or else of a built-in corpus; and models to analyse."""
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,12 +55,19 @@ def open_model(model: ModelSource, device: str | None = None) -> LanguageModel:
     return language_model
 
 
-def read_held_out(model: ModelSource, language_model: LanguageModel, count: int) -> HeldOutTexts:
-    """Return at most `count` texts: validation documents of the model's run, or else sentences of a built-in corpus."""
+def read_held_out(
+    model: ModelSource, language_model: LanguageModel, count: int, *, sentences: bool = False
+) -> HeldOutTexts:
+    """Return at most `count` texts: validation documents of the model's run, or else pieces of a built-in corpus.
+
+    With `sentences` every text is one sentence.
+    """
     directory = None if isinstance(model, nn.Module) or is_hub(model) else Path(model)
-    data = None if directory is None else _find_data(directory)
-    if data is not None:
-        texts = [*islice(_decode_documents(data, get_tokenizer(language_model)), count)]
+    data = None if directory is None else find_data(directory)
+    if data is not None and "valid" in data.index.splits:
+        decoded_texts = _decode_documents(data, get_tokenizer(language_model))
+        pieces = (piece for text in decoded_texts for piece in _join_sentences(text, 0)) if sentences else decoded_texts
+        texts = [*islice(pieces, count)]
         if texts:
             return HeldOutTexts(texts, f"{data.path} (valid)")
     try:
@@ -68,8 +76,9 @@ def read_held_out(model: ModelSource, language_model: LanguageModel, count: int)
     except UsageError:
         corpus = Docs()
     documents = corpus.read_documents(0, FULL_SPAN, "strict", Counter())
-    sentences = (text for document in documents for text in _join_sentences(document.text))
-    return HeldOutTexts([*islice(sentences, count)], corpus.name)
+    characters = 0 if sentences else PIECE_CHARACTERS
+    texts_of_corpus = (text for document in documents for text in _join_sentences(document.text, characters))
+    return HeldOutTexts([*islice(texts_of_corpus, count)], corpus.name)
 
 
 def check_texts(texts: Sequence[str]) -> list[str]:
@@ -82,36 +91,58 @@ def check_texts(texts: Sequence[str]) -> list[str]:
     return filled_texts
 
 
-def _find_data(directory: Path) -> PreparedData | None:
-    """Return the prepared data of a run, or of the base of a fine-tuned one, with validation text; None without.
+def find_base(directory: Path) -> Path:
+    """Return the model that a run started from: the base of fine-tuning, or the initial weights of pre-training.
 
-    A relative path starts at the working directory of the run, perhaps above its own.
+    Raises UsageError if the directory is no such run, or the model is not there.
     """
+    path = None if is_hub(directory) else _get_base_path(directory)
+    if path is None:
+        raise UsageError(f"{directory}: not a run that started from a model (no base in run.json); pass two models")
+    places = [directory_path for directory_path in _list_places(directory, path) if directory_path.is_dir()]
+    if not places and not is_hub(path):
+        raise UsageError(f"{directory}: it started from '{path}', which is not there; pass that model as well")
+    return places[0] if places else Path(path)
+
+
+def find_data(directory: Path) -> PreparedData | None:
+    """Return the prepared data of a run, or of the model it started from; None if there is none here."""
     run = RunDir(directory)
-    if not run.settings.is_file():
+    if is_hub(directory) or not run.settings.is_file():
         return None
+    if base := _get_base_path(directory):
+        places = [place for place in _list_places(directory, base) if place.is_dir()]
+        return find_data(places[0]) if places else None
     try:
-        tree = run.read_settings()
+        path = _get_text(run.read_settings(), "data", "path")
     except CheckpointError:
         return None
-    for folder in (Path(), directory, *directory.resolve().parents[:3]):
-        if base := _get_path(tree, "base"):
-            if (folder / base).is_dir() and (data := _find_data(folder / base)) is not None:
-                return data
-        elif path := _get_path(tree, "data"):
-            try:
-                data = PreparedData.open(folder / path)
-            except DataError:
-                continue
-            return data if "valid" in data.index.splits else None
+    for place in _list_places(directory, path) if path else ():
+        with contextlib.suppress(DataError):
+            return PreparedData.open(place)
     return None
 
 
-def _get_path(tree: Mapping[str, Any], section: str) -> str | None:
-    """Return the path in a section of run.json."""
+def _list_places(directory: Path, path: str) -> list[Path]:
+    """Return the places of a relative path of run.json: it starts at the working directory of the run, perhaps above
+    its own.
+    """
+    return [folder / path for folder in (Path(), directory, *directory.resolve().parents[:3])]
+
+
+def _get_base_path(directory: Path) -> str | None:
+    run = RunDir(directory)
+    if not run.settings.is_file():
+        return None
+    tree = run.read_settings()
+    return _get_text(tree, "base", "path") or _get_text(tree, "train", "init_from")
+
+
+def _get_text(tree: Mapping[str, Any], section: str, name: str) -> str | None:
+    """Return a setting of run.json that is text."""
     values = tree.get(section)
-    path = values.get("path") if isinstance(values, Mapping) else None
-    return path if isinstance(path, str) and path else None
+    value = values.get(name) if isinstance(values, Mapping) else None
+    return value if isinstance(value, str) and value else None
 
 
 def _decode_documents(data: PreparedData, tokenizer: Tokenizer) -> Iterator[str]:
@@ -125,12 +156,12 @@ def _decode_documents(data: PreparedData, tokenizer: Tokenizer) -> Iterator[str]
             yield text
 
 
-def _join_sentences(text: str) -> Iterator[str]:
-    """Yield consecutive sentences of a text, joined to pieces of at most `PIECE_CHARACTERS`."""
+def _join_sentences(text: str, characters: int) -> Iterator[str]:
+    """Yield consecutive sentences of a text, joined to pieces of at most so many characters; 0: every sentence."""
     starts = split_sentences(text)
     begin = 0
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
-        if end - begin > PIECE_CHARACTERS and start > begin:
+        if end - begin > characters and start > begin:
             yield text[begin:start].strip()
             begin = start
     if text[begin:].strip():

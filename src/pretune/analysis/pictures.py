@@ -203,15 +203,17 @@ def draw_changes(facts: Facts, path: str | os.PathLike[str]) -> Path:
     kinds = list_kinds(rows)
     figure = _build_figure(1.05 * (len(kinds) + 1) + 1.9, 0.3 * len(rows) + 1.3)
     axes = figure.add_subplot()
-    largest = max([row["distance"] for row in rows] + [0.0]) or 1.0
+    changes = [change for row in rows for change in (row, *row["kinds"].values())]
+    largest = max(change["distance"] or 0.0 for change in changes) or 1.0
     for place, row in enumerate(rows):
         for column, name in enumerate(["all", *kinds]):
             values = row if name == "all" else row["kinds"].get(name)
             if values is not None:
-                share = min(values["distance"] / largest, 1.0)
+                distance = values["distance"]  # None: the weights were 0
+                share = 1.0 if distance is None else min(distance / largest, 1.0)
                 colour = _blend("#ffffff", SERIES_COLOURS[0], 0.05 + 0.75 * share)
                 ink = "#ffffff" if share > 0.6 else INK
-                _add_cell(axes, column, place, colour, f"{values['distance']:.2%}", ink=ink)
+                _add_cell(axes, column, place, colour, "new" if distance is None else f"{distance:.2%}", ink=ink)
     axes.set_xlim(-0.5, len(kinds) + 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xticks(range(len(kinds) + 1), ["all", *kinds], fontsize=9, color=INK)

@@ -20,6 +20,10 @@ SUFFIXES = (".svg", ".png", ".json")
 MAX_LISTED = 3
 """Tokens listed for each token of a text."""
 MIN_LISTED_WEIGHT = 0.05
+PROBE_NOTE = (
+    "Accuracy of a linear probe on test items, on a control task with random labels by word type, and their difference "
+    "(selectivity); mix is the weight of the layer in a scalar mix of all. Layer 0 is the input of the first layer."
+)
 Facts = Mapping[str, Any]
 
 
@@ -47,20 +51,21 @@ def finish(result: "Result", name: str, out: Path | None, as_json: bool, section
         log.print_json({**facts, "files": [str(path) for path in paths]} if paths else facts)
         return
     print_page(sections[0].title, note, sections[1:], " ".join(str(path) for path in paths) or "no files (see --out)")
-    if out is None:
-        hint("analyze", *command, "--out", suggest_out(name, run))
-    elif run is not None and out.resolve() == RunDir(Path(run)).analysis.resolve():
-        hint("report", run)
+    folder = _find_analyses(run)
+    if folder is not None and ((folder / f"{name}.json").is_file() or (out or Path()).resolve() == folder.resolve()):
+        hint("report", str(run), "--out", find_free_path("report.html"))
+    elif out is None:
+        is_new = folder is not None and not folder.exists()
+        place = folder if is_new else find_free_path(f"{name}.svg" if folder is None else folder / f"{name}.json")
+        hint("analyze", *command, "--out", place)
     else:
         hint("analyze", "--help")
 
 
-def suggest_out(name: str, run: str | None) -> Path:
-    """Return the directory of analyses in a run, or data in it if it exists; outside of a run, a picture."""
-    if run is None or is_hub(run) or not RunDir(Path(run)).settings.is_file():
-        return find_free_path(f"{name}.svg")
-    folder = RunDir(Path(run)).analysis
-    return find_free_path(folder / f"{name}.json") if folder.exists() else folder
+def _find_analyses(run: str | None) -> Path | None:
+    """Return the directory of analyses of a run, which its report shows; None for other models."""
+    is_run = run is not None and not is_hub(run) and RunDir(Path(run)).settings.is_file()
+    return RunDir(Path(str(run))).analysis if is_run else None
 
 
 def write_files(result: Any, facts: Facts, name: str, out: Path | None) -> list[Path]:
@@ -130,4 +135,93 @@ def format_view(facts: Facts) -> list[Section]:
     return [
         Section(title=f"attention: {facts['title']}", rows=[]),
         Section(title=title, rows=rows, header=("", "from", "to")),
+    ]
+
+
+def format_layers(facts: Facts) -> list[Section]:
+    """Return the probes of each task as a table of layers."""
+    sections = [Section(title="probes of every layer", rows=[])]
+    for task in facts["tasks"]:
+        rows = []
+        for row in task["layers"]:
+            cells = [_format_score(row[name], row[f"{name}_std"]) for name in ("accuracy", "control", "selectivity")]
+            weight = "-" if task["mix"] is None else f"{task['mix']['weights'][row['layer']]:.2f}"
+            rows.append((f"layer {row['layer']}", *cells, weight))
+        about = f"{task['train']:,} training and {task['test']:,} test items of {task['source'] or 'the texts'}"
+        mix = "" if task["mix"] is None else f", scalar mix {task['mix']['accuracy']:.3f}"
+        title = f"{task['task']} ({about}; majority {task['majority']:.3f}{mix})"
+        header = ("", "accuracy", "control", "selectivity", "mix")
+        sections.append(Section(title=title, rows=rows, header=header, align_right=True))
+    return sections
+
+
+def _format_score(mean: float, std: float | None) -> str:
+    return f"{mean:.3f}" if std is None else f"{mean:.3f} ± {std:.3f}"
+
+
+def format_map(facts: Facts) -> list[Section]:
+    """Return the labels of a map with their numbers, and how often neighbours agree."""
+    from pretune.analysis.pictures import group_points
+
+    names = {"pca": "PCA", "tsne": "t-SNE"}
+    title = f"map of {format_count(facts['texts'], 'texts')} by {names[facts['method']]}"
+    rows = [("axes", "; ".join(facts["axes"]))]
+    if facts["neighbor_agreement"] is not None:
+        rows.append(("nearest neighbor has the label", f"{facts['neighbor_agreement']:.3f} "
+                     f"(by chance {facts['chance_agreement']:.3f})"))  # fmt: skip
+    sections = [Section(title=title, rows=[]), Section(title="map", rows=rows)]
+    if facts["neighbor_agreement"] is not None:
+        groups = group_points(facts["points"])
+        sections.append(
+            Section(
+                title="labels",
+                rows=[
+                    (label, str(len(points)), *(f"{sum(p[axis] for p in points) / len(points):.2f}" for axis in "xy"))
+                    for label, points in groups.items()
+                ],
+                header=("", "texts", "mean x", "mean y"),
+                align_right=True,
+            )
+        )
+    return sections
+
+
+def format_changes(facts: Facts) -> list[Section]:
+    """Return the change of every layer and kind of weights as a table."""
+    from pretune.analysis.pictures import list_kinds
+
+    kinds = list_kinds(facts["layers"])
+    rows = [
+        (row["layer"], _format_distance(row), f"{row['cosine']:.5f}",
+         *(_format_distance(row["kinds"].get(kind)) for kind in kinds))
+        for row in facts["layers"]
+    ]  # fmt: skip
+    rows.append(("all", _format_distance(facts), f"{facts['cosine']:.5f}", *("" for _ in kinds)))
+    header = ("", "distance", "cosine", *kinds)
+    sections = [
+        Section(title=f"weights moved by {_format_distance(facts)}", rows=[]),
+        Section(title="relative change by layer and part", rows=rows, header=header, align_right=True),
+    ]
+    counts = [(name, f"{facts[name]:,} parameters") for name in ("added", "removed") if facts[name]]
+    return sections + ([Section(title="only in one model", rows=counts)] if counts else [])
+
+
+def _format_distance(change: Facts | None) -> str:
+    if change is None:
+        return ""
+    return "new" if change["distance"] is None else f"{change['distance']:.3%}"
+
+
+def format_forgetting(facts: Facts) -> list[Section]:
+    """Return the losses before and after, and the change of the weights."""
+    loss = facts["loss"]
+    names = [name for name in loss["before"] if name in loss["after"]]
+    rows = [(name, f"{loss['before'][name]:.4f}", f"{loss['after'][name]:.4f}",
+             f"{loss['after'][name] - loss['before'][name]:+.4f}") for name in names]  # fmt: skip
+    title = f"pre-training loss {loss['before']['loss']:.4f} before, {loss['after']['loss']:.4f} after"
+    header = ("", "before", "after", "difference")
+    return [
+        Section(title=title, rows=[]),
+        Section(title="validation", rows=rows, header=header, align_right=True),
+        *format_changes(facts)[1:],
     ]

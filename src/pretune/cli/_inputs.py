@@ -61,18 +61,19 @@ def _read_file(source: str, name: str) -> str:
 
 
 class InputTexts(NamedTuple):
-    """Texts, their ids (by default numbers from 1), and the name of the source."""
+    """Texts, their ids (by default numbers from 1), the name of the source, and labels if they were requested."""
 
     texts: list[str]
     ids: list[str]
     name: str
+    labels: list[str] | None = None
 
 
-def read_texts(source: str, field: str = "text") -> InputTexts:
+def read_texts(source: str, field: str = "text", label: str | None = None) -> InputTexts:
     """Read the texts of a file, which may be compressed, or of standard input (`-`).
 
     In a text file every line is a text, empty ones included. In JSONL, CSV and TSV the text is the column `field`; a
-    column `id` is kept.
+    column `id` is kept, and with `label` the labels of that column are read.
     """
     from pretune.tasks.table import read_text
 
@@ -82,22 +83,28 @@ def read_texts(source: str, field: str = "text") -> InputTexts:
     if source != "-" and path.is_dir():
         example = f"`cat {shlex.quote(str(path))}/*.txt > texts.txt` makes one of text files"
         raise DataError(f"{name}: a folder; pass a file with one text per line ({example})")
+    labels: list[str] | None = None
     if formats := {".jsonl", ".csv", ".tsv"} & {*path.suffixes[-2:]}:
-        texts, ids = _read_rows(path, field, table=".jsonl" not in formats)
+        texts, ids, labels = _read_rows(path, field, label, table=".jsonl" not in formats)
+    elif label is not None:
+        raise DataError(f"{name}: lines of text have no column '{label[:40]}'; pass a .csv, .tsv or .jsonl file")
     else:
         text = _read_file(source, name).replace("\r\n", "\n") if source == "-" else "".join(read_text(path))
         texts = text.removesuffix("\n").split("\n") if text else []  # no line follows the last newline
         ids = [str(number) for number in range(1, len(texts) + 1)]
     if not texts:
         raise DataError(f"{name}: no texts; expected one per line")
-    return InputTexts(texts, ids, name)
+    return InputTexts(texts, ids, name, labels)
 
 
-def _read_rows(path: Path, field: str, *, table: bool) -> tuple[list[str], list[str]]:
-    """Return texts and ids of JSON lines or of a table; the only column of a table may have any name."""
+def _read_rows(
+    path: Path, field: str, label: str | None, *, table: bool
+) -> tuple[list[str], list[str], list[str] | None]:
+    """Return texts, ids and labels of JSON lines or of a table; the only column of a table may have any name."""
     from pretune.tasks.table import Jsonl, open_table
 
-    reader = open_table(path, [field], allow_single_column=True) if table else None
+    columns = [field, *([] if label is None else [label])]
+    reader = open_table(path, columns, allow_single_column=True) if table else None
     if reader is not None and reader.form == "delimited" and field not in reader.columns:
         raise DataError(
             f"{path}: no column '{field}'{suggest(field, reader.columns)} (has {', '.join(reader.columns)[:200]}); "
@@ -105,13 +112,18 @@ def _read_rows(path: Path, field: str, *, table: bool) -> tuple[list[str], list[
         )
     texts: list[str] = []
     ids: list[str] = []
+    labels: list[str] = []
     for row in Jsonl().read_rows(path) if reader is None else reader.read_rows():
         value = row.get(field)
         if not isinstance(value, str):
             raise DataError(f"{row.location}: field '{field}' must be a string, got {str(value)[:40]!r}")
         texts.append(value)
         ids.append(str(row.values.get("id", len(texts))))
-    return texts, ids
+        if label is not None:
+            if label not in row.values:
+                raise DataError(f"{row.location}: no column '{label[:40]}'{suggest(label, row.values)}")
+            labels.append(str(row.values[label]))
+    return texts, ids, None if label is None else labels
 
 
 def load_model(
@@ -127,11 +139,7 @@ def load_model(
 
     With `needs_head`, a model saved without its language-modelling head gets the tied one if possible.
     """
-    folder = resolve_path(directory)
-    if not folder.exists():  # checked before the slow imports
-        from pretune.models.families import make_missing_error
-
-        raise make_missing_error(folder)
+    folder = check_model(directory)
     import torch
 
     from pretune.adaptation.io import load
@@ -151,6 +159,16 @@ def load_model(
         command = f"pretune predict {shlex.quote(str(folder))} --input FILE"
         raise UsageError(f"{folder}: a fine-tuned run has no language-modelling head; use `{command}`")
     return loaded_model
+
+
+def check_model(directory: str | Path) -> Path:
+    """Return the folder of a model; raise if it is missing, before the slow imports."""
+    folder = resolve_path(directory)
+    if not folder.exists():
+        from pretune.models.families import make_missing_error
+
+        raise make_missing_error(folder)
+    return folder
 
 
 def resolve_device(device: str | None) -> "torch.device":

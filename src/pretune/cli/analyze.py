@@ -4,9 +4,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pretune.cli._analysis import check_out, describe_thresholds, finish, format_heads, format_view
-from pretune.cli._inputs import load_model, read_texts
-from pretune.cli._options import AsJson, Base, DeviceName, InputField, ModelName, complete_names, option
+from pretune.cli._analysis import (
+    PROBE_NOTE,
+    check_out,
+    describe_thresholds,
+    finish,
+    format_changes,
+    format_forgetting,
+    format_heads,
+    format_layers,
+    format_map,
+    format_view,
+)
+from pretune.cli._inputs import check_model, load_model, read_texts
+from pretune.cli._options import (
+    AsJson,
+    Base,
+    DeviceName,
+    EmbeddingModel,
+    InputField,
+    Layer,
+    ModelName,
+    TaskData,
+    argument,
+    complete_names,
+    complete_poolings,
+    option,
+)
 from pretune.cli._output import show_progress
 from pretune.cli.embed import report_texts
 from pretune.core import log
@@ -28,6 +52,10 @@ def analyze() -> None:
     Examples:
       pretune analyze attention runs/books
       pretune analyze attention runs/books --text "The cat sat on the mat." --layer 2 --head 1 --out cat.svg
+      pretune analyze layers runs/books --task length --examples 200
+      pretune analyze embeddings runs/books --input reviews.csv --label label --out map.svg
+      pretune analyze forgetting runs/sst2
+      pretune analyze diff runs/books runs/sst2
     """
 
 
@@ -61,7 +89,7 @@ def attention(
     device: DeviceName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Classify attention heads; with --text, show who attends to whom.
+    """Classify attention heads, or show who attends to whom.
 
     Classes: broad, previous token, next token, itself, first token or separator, punctuation, same word; else mixed.
     An encoder-decoder has encoder, decoder and cross-attention heads; its decoder reads the same text. Recurrent models
@@ -118,3 +146,150 @@ def _view_text(model: str, text: str, part: Any, layer: int | None, head: int | 
                 for word in (name, str(value))]  # fmt: skip
     note = "Rows sum to 1 over all tokens."
     finish(result, "attention-text", out, as_json, format_view(result.to_dict()), note, command, model)
+
+
+def layers(
+    model: ModelName,
+    task: Annotated[
+        str | None,
+        option(
+            "--task NAMES",
+            "Of pos, entity, length, sense (default: all whose data is there).",
+            complete_names("pos", "entity", "length", "sense", separator=","),
+        ),
+    ] = None,
+    examples: Annotated[int, option("--examples N", "Training items; half as many are for testing.")] = 2000,
+    seeds: Annotated[int, option("--seeds N", "Number of samples and control tasks.")] = 1,
+    data: TaskData = None,
+    source: Annotated[str | None, option("--input FILE", "Sentences of the task length.")] = None,
+    field: InputField = "text",
+    out: AnalysisOut = None,
+    base: Base = None,
+    device: DeviceName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Probe every layer, with control tasks and a scalar mix.
+
+    A linear probe predicts part of speech (ud_ewt), entities (conll2003), sentence length, or the sense of a word
+    (wic) from the states of a layer. Selectivity is its accuracy minus that on a control task with random labels by
+    word (Hewitt and Liang, 2019). The scalar mix shows which layers a task uses (Peters et al., 2018).
+
+    Example: pretune analyze layers runs/books --task length --examples 200
+    """
+    check_out(out)
+    if source is not None and task is not None and "length" not in task.split(","):
+        raise UsageError("--input is for the task length; add it to --task, or remove --input")
+    texts = None if source is None else read_texts(source, field)
+    from pretune.analysis.layer_probes import analyze_layers
+
+    names = None if task is None else task.split(",")
+    # NOTE: of a run the directory is passed, which names its validation text.
+    loaded_model = load_model(model, base=base, device=device) if base is not None else model
+    if base is None:
+        check_model(model)
+    with show_progress("probing") as report:
+        result = analyze_layers(
+            loaded_model, names, examples=examples, seeds=seeds, data=data, device=device, on_progress=report,
+            texts=None if texts is None else texts.texts,
+        )  # fmt: skip
+    facts = result.to_dict()
+    command = ["layers", model, *(() if task is None else ("--task", task)), "--examples", examples]
+    command += [] if source is None else ["--input", source]
+    finish(result, "layers", out, as_json, format_layers(facts), PROBE_NOTE, command, model)
+
+
+def embeddings(
+    model: EmbeddingModel,
+    source: Annotated[str, option("--input FILE", "Texts, one per line, or .jsonl, .csv, .tsv.")],
+    field: InputField = "text",
+    label: Annotated[str | None, option("--label COL", "Column of the labels.")] = None,
+    method: Annotated[str, option("--method NAME", "Projection: pca or tsne.", complete_names("pca", "tsne"))] = "pca",
+    texts: Annotated[int, option("--texts N", "Maximum number of texts: a random sample.")] = 2000,
+    pooling: Annotated[
+        str | None, option("--pooling NAME", "Pooling, as for embed (default: the model's).", complete_poolings)
+    ] = None,
+    layer: Layer = None,
+    seed: Annotated[int, option("--seed N", "Random seed.")] = 0,
+    out: AnalysisOut = None,
+    base: Base = None,
+    device: DeviceName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a map of text embeddings, by PCA or t-SNE.
+
+    Points have a colour and a marker by label. With labels, it is measured how often the nearest neighbor of a text
+    has its label, in the space of the embeddings.
+
+    Example: pretune analyze embeddings runs/books --input reviews.csv --label label --out map.svg
+    """
+    check_out(out)
+    inputs = read_texts(source, field, label)
+    from pretune.analysis.embedding_map import analyze_embeddings
+    from pretune.inference.word_vectors import is_word_vectors
+
+    is_static = is_word_vectors(model)
+    options: dict[str, Any] = {"pooling": pooling, "layer": layer, "seed": seed, "max_texts": texts}
+    with show_progress("embedding") as report:
+        result = analyze_embeddings(
+            model if is_static else load_model(model, base=base, device=device), inputs.texts, labels=inputs.labels,
+            method=method, on_progress=report_texts(report), **options,  # type: ignore[arg-type]
+        )  # fmt: skip
+    facts = result.to_dict()
+    command = ["embeddings", model, "--input", source, *(() if field == "text" else ("--field", field))]
+    command += [*(() if label is None else ("--label", label)), "--method", method]
+    note = f"{format_count(facts['total_texts'], 'texts')} of {inputs.name}, vectors of width {facts['width']}."
+    run = None if is_static else model
+    finish(result, "embeddings", out, as_json, format_map(facts), note, command, run)
+
+
+def forgetting(
+    run: Annotated[str, argument("RUN", "Fine-tuned run, or one pre-trained further (pretrain --from).")],
+    data: Annotated[
+        Path | None, option("--data DATA", "Prepared text (default: validation text of the model it started from).")
+    ] = None,
+    base: Annotated[Path | None, option("--base DIR", "Model that the run started from, if it was moved.")] = None,
+    out: AnalysisOut = None,
+    device: DeviceName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure forgetting: pre-training loss before and after a run.
+
+    Both losses are of the same masked text. The change of the weights is relative to their norm before, by layer.
+
+    Example: pretune analyze forgetting runs/sst2
+    """
+    check_out(out)
+    check_model(run)
+    from pretune.runs.analyze import analyze_forgetting
+
+    result = analyze_forgetting(run, data=data, base=base, device=device)
+    facts = result.to_dict()
+    note = f"{facts['objective']} loss on {facts['data']}; the run started from {facts['before']}."
+    command = ["forgetting", run, *(() if data is None else ("--data", data))]
+    finish(result, "forgetting", out, as_json, format_forgetting(facts), note, command, run)
+
+
+def diff(
+    runs: Annotated[list[str], argument("RUN", "Two models; or one run, compared with the model it started from.")],
+    base: Base = None,
+    out: AnalysisOut = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far each layer moved between two models.
+
+    The distance is |after - before| / |before| over all weights of a layer or a part of it; the cosine is that of the
+    weights before and after. LoRA, IA3 and BitFit are merged first.
+
+    Example: pretune analyze diff runs/books runs/sst2
+    """
+    check_out(out)
+    if len(runs) > 2:
+        raise UsageError(f"diff compares two models, got {len(runs)}")
+    for run in runs:
+        check_model(run)
+    from pretune.analysis.weight_change import analyze_diff
+
+    result = analyze_diff(*runs, base=base)
+    facts = result.to_dict()
+    note = f"From {facts['before']} to {facts['after']}."
+    finish(result, "diff", out, as_json, format_changes(facts), note, ("diff", *runs), runs[-1])

@@ -51,6 +51,10 @@ ANALYSES: Registry[Callable[..., None]] = Registry(
     "analysis",
     {
         "attention": "pretune.cli.analyze:attention",
+        "layers": "pretune.cli.analyze:layers",
+        "embeddings": "pretune.cli.analyze:embeddings",
+        "forgetting": "pretune.cli.analyze:forgetting",
+        "diff": "pretune.cli.analyze:diff",
     },
 )
 """Verbs after `pretune analyze`."""

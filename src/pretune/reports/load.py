@@ -18,6 +18,7 @@ from pretune.core.errors import CheckpointError, DataError, UsageError, suggest_
 from pretune.core.io.strict_json import MAX_BYTES
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import CARD_FILE, CardFile
+from pretune.reports.analysis import load_analyses
 from pretune.training.metrics_log import read_metrics
 from pretune.training.records import (
     CostFile,
@@ -54,6 +55,7 @@ class RunRecord:
     scores: Facts | None = None  # of fine-tuning
     predictions: Sequence[Facts] = ()
     card: Facts | None = None  # of the data
+    analyses: Sequence[Facts] = ()  # of `pretune analyze`
 
     @property
     def name(self) -> str:
@@ -145,6 +147,7 @@ def read_run(directory: Path) -> RunRecord:
         scores=scores,
         predictions=read_records(PredictionLine, run_dir.predictions, CheckpointError) if has_predictions else (),
         card=_read_card(directory, str((tree.get("data") or {}).get("path") or "")),
+        analyses=load_analyses(directory),
     )
 
 

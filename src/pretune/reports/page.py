@@ -10,6 +10,7 @@ from pretune.core import io
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count, format_duration, format_kilograms
 from pretune.reports import Markup, code, element, escape, join, table
+from pretune.reports.analysis import render_analyses
 from pretune.reports.cost import render_commands, render_cost, render_data, sum_costs
 from pretune.reports.errors import render_errors
 from pretune.reports.load import ComparisonResults, RunRecord, load_directory
@@ -85,6 +86,7 @@ def _build_sections(
         ("learning", "Learning curves", render_learning_curves(runs)),
         ("errors", "Errors", render_errors(runs)),
         ("samples", "Samples during training", render_samples(runs)),
+        ("analysis", "Inside the models", render_analyses([(run.name, run.analyses) for run in runs if run.analyses])),
         ("cost", "Cost", render_cost(runs, results)),
         ("data", "Data", render_data(runs, results)),
         ("use", "Usage", code(*usage) if usage else ""),

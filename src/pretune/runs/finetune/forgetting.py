@@ -71,7 +71,7 @@ class ForgettingMeter:
 
     def compare(self) -> dict[str, Any]:
         """Return the loss before and after, and the relative weight change, in total and by part."""
-        final_loss, merged_body = self._compute_loss(self.body), self._merge_body()
+        final_loss, merged_body = self._compute_loss(self.body), self.merge_body()
         squares = {
             name: _compute_squares(parameter.detach().cpu(), self.initial_weights.get(name))
             for name, parameter in merged_body.named_parameters()
@@ -94,7 +94,7 @@ class ForgettingMeter:
             },
         }
 
-    def _merge_body(self) -> LanguageModel:
+    def merge_body(self) -> LanguageModel:
         """Return the body with the adapter merged, if possible."""
         if self.merge is None:
             return self.body

@@ -1,0 +1,245 @@
+"""Change of weights between two models of one architecture: how far each layer, and each part of it, moved.
+
+    changes = pt.analyze_diff("runs/sst2")                 # from its base model
+    changes = pt.analyze_diff("runs/base", "runs/sst2")    # of two runs
+    changes.distance, changes.layers[0].distance, changes.layers[0].kinds["attention"].cosine
+
+The distance is |after - before| / |before| over all weights of a layer, the cosine that of both as one vector.
+Adapters that can be merged (LoRA, IA3, BitFit) are merged first: they count as changes of the weights they adapt.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from pretune.adaptation.io import load_with_method
+from pretune.adaptation.peft.io import ADAPTER_FILE
+from pretune.analysis.held_out import ModelSource, find_base
+from pretune.core.api import Result, check_arguments
+from pretune.core.errors import CheckpointError, UsageError
+from pretune.inference.text_model import get_language_model
+from pretune.models.model import LanguageModel
+from pretune.training.optim import split_parts
+
+OTHER_KIND = "other"
+
+
+@dataclass(slots=True)
+class WeightChange:
+    """Sums over weights: squares of the change, of the values before and after, and their products."""
+
+    change_squares: float = 0.0
+    initial_squares: float = 0.0
+    final_squares: float = 0.0
+    products: float = 0.0
+    params: int = 0
+
+    @property
+    def distance(self) -> float:
+        """Norm of the change relative to that of the initial weights; 0 if nothing changed."""
+        if not self.change_squares:
+            return 0.0
+        return math.sqrt(self.change_squares / self.initial_squares) if self.initial_squares else math.inf
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the weights before and after."""
+        norms = math.sqrt(self.initial_squares * self.final_squares)
+        return self.products / norms if norms else 1.0 if not self.change_squares else 0.0
+
+    def add(self, initial: Tensor, final: Tensor) -> None:
+        """Add a weight; both tensors have the same shape."""
+        first, last = initial.detach().double().cpu(), final.detach().double().cpu()
+        self.change_squares += float((last - first).square().sum())
+        self.initial_squares += float(first.square().sum())
+        self.final_squares += float(last.square().sum())
+        self.products += float((first * last).sum())
+        self.params += first.numel()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return distance, cosine and number of parameters; an infinite distance (weights that were 0) is None."""
+        distance = self.distance if math.isfinite(self.distance) else None
+        return {"distance": distance, "cosine": max(-1.0, min(1.0, self.cosine)), "params": self.params}
+
+
+@dataclass(slots=True)
+class LayerChange(WeightChange):
+    """The change of a layer, of the embeddings or of the heads, in total and by kind of weights."""
+
+    name: str = ""
+    kinds: dict[str, WeightChange] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the layer, its change, and that of each kind."""
+        kinds = {kind: change.to_dict() for kind, change in self.kinds.items()}
+        return {"layer": self.name, **WeightChange.to_dict(self), "kinds": kinds}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightChanges(Result):
+    """Changes of all layers. `added` and `removed` count weights that only one model has, or rows of its tables."""
+
+    initial: str  # name of the model
+    final: str
+    total: WeightChange
+    layers: list[LayerChange]
+    added: int
+    removed: int
+
+    @property
+    def distance(self) -> float:
+        """Relative change of all weights."""
+        return self.total.distance
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of all weights before and after."""
+        return self.total.cosine
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row per layer and kind; the kind "all" is the layer."""
+        rows: list[dict[str, Any]] = []
+        for layer in self.layers:
+            changes: dict[str, WeightChange] = {"all": layer, **layer.kinds}
+            rows += [
+                {"layer": layer.name, "kind": kind} | WeightChange.to_dict(change) for kind, change in changes.items()
+            ]
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all changes as plain data."""
+        return {
+            "kind": "diff",
+            "before": self.initial,
+            "after": self.final,
+            **self.total.to_dict(),
+            "added": self.added,
+            "removed": self.removed,
+            "layers": [layer.to_dict() for layer in self.layers],
+        }
+
+    def draw(self, path: str | os.PathLike[str]) -> Path:
+        """Write the picture of layers x kinds as .svg or .png; return its path."""
+        from pretune.analysis.pictures import draw_changes
+
+        return draw_changes(self.to_dict(), path)
+
+    def __repr__(self) -> str:
+        return f"WeightChanges({self.initial!r} to {self.final!r}: {self.distance:.2%}, cosine {self.cosine:.6f})"
+
+
+@check_arguments()
+def analyze_diff(
+    model: ModelSource, final: ModelSource | None = None, *, base: str | os.PathLike[str] | None = None
+) -> WeightChanges:
+    """Compare the weights of two models of one architecture, layer by layer.
+
+    Args:
+        model: The first model; or, if it is the only one, a run that is compared with the model it started from.
+        final: The second model.
+        base: Base model of adapters, if it was moved.
+
+    Raises:
+        UsageError: The models have different architectures, or the only one has no known start.
+    """
+    if final is None:
+        if isinstance(model, nn.Module):
+            raise UsageError("one model has no known start; pass two models")
+        model, final = find_base(Path(model)), model
+    initial_model, final_model = (open_merged(source, base) for source in (model, final))
+    names = [str(source) if not isinstance(source, nn.Module) else "model" for source in (model, final)]
+    return compare_weights(initial_model, final_model, names=names)
+
+
+def open_merged(model: ModelSource, base: str | os.PathLike[str] | None = None) -> LanguageModel:
+    """Return a language model on the CPU with its adapter merged; one that cannot be merged stays as it is."""
+    if isinstance(model, nn.Module):
+        return get_language_model(model)
+    folder = Path(model)
+    is_adapter = (folder / ADAPTER_FILE).is_file()
+    loaded_model, method = load_with_method(folder, base=Path(base) if base is not None and is_adapter else None)
+    language_model = get_language_model(loaded_model)
+    if method is not None and method.is_mergeable:
+        method.merge(language_model)
+    return language_model
+
+
+def compare_weights(
+    initial_model: LanguageModel, final_model: LanguageModel, *, names: Sequence[str] = ("before", "after")
+) -> WeightChanges:
+    """Compare the weights that two models share; of tables with new rows (added tokens), the common rows."""
+    initial_weights, final_weights = (dict(model.named_parameters()) for model in (initial_model, final_model))
+    total, added_count, removed_count = WeightChange(), 0, 0
+    layers: list[LayerChange] = []
+    for part, part_names in split_parts(initial_model).items():
+        layer = LayerChange(name=_name_layer(part))
+        for name in part_names:
+            initial, final = initial_weights[name], final_weights.get(name)
+            if final is None:
+                removed_count += initial.numel()
+                continue
+            first, last, extra = _cut_rows(name, initial, final)
+            added_count, removed_count = added_count + max(extra, 0), removed_count + max(-extra, 0)
+            targets: list[WeightChange] = [total, layer]
+            if (kind := _find_kind(part, name)) is not None:
+                targets.append(layer.kinds.setdefault(kind, WeightChange()))
+            for target in targets:
+                target.add(first, last)
+        if layer.params:
+            layers.append(layer)
+    added_count += sum(weight.numel() for name, weight in final_weights.items() if name not in initial_weights)
+    blocks = [part for part in split_parts(initial_model) if "." in part]
+    if not any(layer.name == _name_layer(part) for layer in layers for part in blocks):
+        raise UsageError(f"'{names[0]}' and '{names[1]}' have no layer in common; compare models of one architecture")
+    if not all(math.isfinite(layer.change_squares) for layer in layers):
+        raise CheckpointError(
+            "weights are not finite: a model is damaged or diverged; `pretune verify` names the tensor"
+        )
+    return WeightChanges(
+        initial=names[0], final=names[1], total=total, layers=layers, added=added_count, removed=removed_count
+    )
+
+
+def _cut_rows(name: str, initial: Tensor, final: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return the common rows of a weight, and the number of values that only the final one has (or lost)."""
+    if initial.shape == final.shape:
+        return initial, final, 0
+    if initial.dim() != final.dim() or initial.shape[1:] != final.shape[1:] or ".weight" not in f".{name}":
+        raise UsageError(
+            f"the models differ in '{name}': shape {[*initial.shape]} and {[*final.shape]}; compare models of one "
+            "architecture"
+        )
+    if not ("tokens" in name or "position" in name or "embed" in name or name.startswith("head")):
+        raise UsageError(
+            f"the models differ in '{name}': {len(initial)} and {len(final)} rows; compare models of one architecture"
+        )
+    rows = min(len(initial), len(final))
+    return initial[:rows], final[:rows], final.numel() - initial.numel()
+
+
+def _name_layer(part: str) -> str:
+    """Return the name of a part for people: blocks are counted from 1.
+
+    >>> _name_layer("encoder.0"), _name_layer("embeddings")
+    ('encoder 1', 'embeddings')
+    """
+    stack, _, number = part.rpartition(".")
+    return f"{stack.replace('.', ' ')} {int(number) + 1}" if stack and number.isdecimal() else part
+
+
+def _find_kind(part: str, name: str) -> str | None:
+    """Return the kind of a weight inside a block: its module, or "norms"; None outside of blocks.
+
+    >>> _find_kind("encoder.0", "encoder.0.attention.q.weight"), _find_kind("encoder.0", "encoder.0.attention_norm.w")
+    ('attention', 'norms')
+    """
+    if "." not in part:
+        return None
+    inner = name.removeprefix(f"{part}.") if name.startswith(f"{part}.") else name.partition(".")[2]
+    module = inner.partition(".")[0]
+    return "norms" if "norm" in module else module if "." in inner else OTHER_KIND
