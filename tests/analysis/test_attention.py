@@ -287,7 +287,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_on_the_command_line(saved: Path, capsys: Capture) -> None:
     model, texts = str(saved / "model"), str(saved / "texts.txt")
     assert main(["analyze", "attention", model, "--input", texts, "--out", str(saved / "out")]) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())  # lines are broken after the width of the path
     assert "layers x heads" in shown and "at least 0.3 beyond uniform" in shown
     data = json.loads((saved / "out" / "attention.json").read_text())
     assert (saved / "out" / "attention.svg").is_file() and len(data["heads"]) == 8

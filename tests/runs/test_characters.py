@@ -54,7 +54,7 @@ def test_words_never_seen_are_read_by_their_characters(run: Path, tmp_path: Path
     assert isinstance(tokenizer, OpenTokenizer) and tokenizer.token_to_id("zyzzyva") is None
     one, other = model.eval()(tokenizer(["the zyzzyva"])), model(tokenizer(["the quokka"]))
     assert not torch.allclose(one.states[2], other.states[2], atol=1e-5)
-    assert torch.equal(one.logits[:2], other.logits[:2])  # from left to right
+    assert torch.allclose(one.logits[:2], other.logits[:2], atol=1e-6)  # from left to right
     words = pt.embed(model, ["zyzzyva", "quokka", "zyzzyva"])
     assert np.array_equal(words[0], words[2]) and not np.allclose(words[0], words[1], atol=1e-5)
     assert words.shape == (3, model.spec.width)

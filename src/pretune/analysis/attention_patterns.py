@@ -145,7 +145,7 @@ class HeadStatistics:
 def compute_excess(mean: float, uniform: float) -> float:
     """Return the attention to a pattern beyond that of uniform attention, as a share of what it could be.
 
-    >>> compute_excess(0.6, 0.2), compute_excess(0.2, 0.2), compute_excess(1.0, 1.0)
+    >>> compute_excess(0.75, 0.5), compute_excess(0.2, 0.2), compute_excess(1.0, 1.0)
     (0.5, 0.0, 0.0)
     """
     return (mean - uniform) / (1 - uniform) if uniform < 1 else 0.0

@@ -147,15 +147,21 @@ _NEXT_COMMANDS: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
 
 
 def _read_shapes(target: str) -> list[str]:
-    """Return the shapes in a class's source code; empty where they depend on its parts."""
+    """Return the shapes in the source code of a class or of its bases there; empty if they depend on its parts."""
     module, _, attribute = target.partition(":")
     module_spec = importlib.util.find_spec(module)
     assert module_spec is not None and module_spec.origin is not None
-    for node in ast.walk(ast.parse(Path(module_spec.origin).read_bytes())):
-        for part in node.body if isinstance(node, ast.ClassDef) and node.name == attribute else ():
+    tree = ast.parse(Path(module_spec.origin).read_bytes())
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    names = [attribute]
+    for name in names:  # grows by the bases
+        for part in classes[name].body:
             match part:
                 case ast.Assign(targets=[ast.Name(id="shapes")], value=value):
                     return list(ast.literal_eval(value))
+                case ast.FunctionDef(name="shapes"):
+                    return []
+        names += [base.id for base in classes[name].bases if isinstance(base, ast.Name) and base.id in classes]
     return []
 
 

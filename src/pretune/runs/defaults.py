@@ -36,7 +36,7 @@ from pretune.runs.training_data import DataConfig, DataFacts
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.open_vocabulary import check_words
 from pretune.training.distributed import resolve_device
-from pretune.training.schedules import InverseSquareRoot
+from pretune.training.schedules import Constant, InverseSquareRoot
 
 SECTIONS = PretrainConfig.list_sections()
 OPTION_PATHS = {
@@ -274,7 +274,7 @@ def fit_schedule(config: PretrainConfig, tokens: int, fixed_paths: Collection[st
     values: dict[str, Any] = {}
     if steps is not None:
         values = {name: steps // 10 for name in ("warmup", "hold") if tree.get(name, 0) > max(steps // 10, 0.999)}
-    elif isinstance(schedule, InverseSquareRoot):
+    elif isinstance(schedule, Constant | InverseSquareRoot):
         if not any(path.startswith("train.schedule.") for path in fixed_paths):
             rise = CLOCK_WARMUP if schedule.warmup else 0.0
             return config.replace(
