@@ -39,7 +39,8 @@ SLOW_CASES = {
         "llama3-1b olmo-1b olmo-7b gpt3-1.3b t5v1.1-base mass-base electra-small-generator "
         "albert-xxlarge-v1 opt-125m mt5-base t5-table-enc-dec t5-table-enc-dec-shared t5-table-enc-dec-half "
         "t5-table-lm mbart-large made-shared-layers distilbert-base tinybert-4 elmo-original albert-base-v1 "
-        "deberta-v3-base spanbert-base bloom-560m xglm-564M xlm-mlm-en-2048"
+        "deberta-v3-base spanbert-base bloom-560m xglm-564M xlm-mlm-en-2048 roberta-base electra-base mistral-7b "
+        "olmo2-7b gpt-base opt-350m t5-table-prefix-lm"
     ),
     "tests/contracts/test_objectives.py": (
         "bpe characters words masked-words masked-static-40 next_sentence-words sentence_order-spans "

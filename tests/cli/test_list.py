@@ -17,6 +17,7 @@ from pretune.runs.study import list_studies
 from pretune.tasks import TASKS
 from pretune.text.styles import KINDS
 from tests.conftest import ROOT
+from tests.selection import keep_quick
 
 
 def test_families_are_one_aligned_line_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,9 +31,10 @@ def test_families_are_one_aligned_line_each(capsys: pytest.CaptureFixture[str]) 
         assert line == f"{name:<{column}}{FAMILIES.describe(name)}"
 
 
-@pytest.mark.parametrize(
-    "what", ["", "families", "sizes", "objectives", "methods", "metrics", "tasks", "tokenizers", "studies"]
-)
+LISTS = ["", "families", "sizes", "objectives", "methods", "metrics", "tasks", "tokenizers", "studies"]
+
+
+@pytest.mark.parametrize("what", keep_quick(LISTS, "", "families", "methods", "tasks"))
 def test_after_each_list_there_is_something_to_type(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", *what.split()]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next: ")]

@@ -25,6 +25,8 @@ from tests.runs import tasked
 from tests.runs.small import VOCAB
 
 ELSEWHERE = {"data", "extending"}
+LONG = {"finetune", "embeddings", "models"}
+"""Pages that run in `make test-slow` only."""
 TASKS = {"evaluation", "finetune", "tasks", "embeddings"}
 """Pages that read published tasks."""
 SHORTER: Mapping[str, Mapping[str, str]] = {
@@ -102,7 +104,9 @@ def names(page: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if page not in ELSEWHERE])
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in LONG)) for page in pages() if page not in ELSEWHERE]
+)
 def test_a_page(
     page: str, things: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

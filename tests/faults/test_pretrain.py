@@ -81,8 +81,8 @@ class TestKilled:
         assert same(out, straight)
         return done + 1
 
-    def test_at_five_instants(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
-        self.kills(runs, data, straight, tmp_path, 5, seed=5)
+    def test_at_two_instants(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
+        self.kills(runs, data, straight, tmp_path, 2, seed=5)
 
     @pytest.mark.slow
     def test_at_fifty_instants(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pretune as pt
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
 from tests.runs.small import FAST, Prepared, shrunk
+from tests.selection import keep_quick
 
 MODELS = {
     "encoder": "bert-tiny",
@@ -25,9 +26,11 @@ STYLES = {"masked_seq2seq": ("wordpiece", "cls-sep"), "denoising": ("bpe", "s-ma
 WHAT = {"translation": "pairs", "supervised": "pairs", "mixture": "both"}
 """What is read, where it is not plain documents."""
 PAIRS = [(name, shape) for name in OBJECTIVES.list_names() for shape in OBJECTIVES.get(name)().shapes]
+QUICK = {name: (name, shape) for name, shape in reversed(PAIRS)}.values()
+"""Each objective with its first shape."""
 
 
-@pytest.mark.parametrize(("name", "shape"), PAIRS)
+@pytest.mark.parametrize(("name", "shape"), keep_quick(PAIRS, *QUICK))
 def test_two_steps(name: str, shape: str, prepared: Prepared, tmp_path: Path) -> None:
     model = MODELS[shape]
     paper = FAMILIES.get(model.split("-")[0]).training
