@@ -3,8 +3,9 @@
     PYTHONPATH=src python bench/quantized.py RUN --test TABLE [--rounds 3] [--device cpu] [--out result.json]
     PYTHONPATH=src python bench/quantized.py --generate gpt2-small [--tokens 64] [--batch 1]
 
-RUN is a fine-tuned run; its score on TABLE and the examples per second of `predict` are measured, in alternated rounds.
-With `--generate` a decoder with random weights writes greedily: tokens per second, prompt of 32 tokens.
+RUN is a fine-tuned run; its score on TABLE and the examples per second of `predict` are measured, in alternated rounds;
+`--rounds 0` leaves the speed out. With `--generate` a decoder with random weights writes greedily: tokens per second,
+prompt of 32 tokens.
 """
 
 import statistics
@@ -32,7 +33,7 @@ def find_clock(device: str) -> common.Clock:
 
 
 def measure_run(run: Path, table: Path, rounds: int, device: str) -> list[dict[str, Any]]:
-    """Return a row for each kind: megabytes of weights, examples per second (median), and the scores."""
+    """Return a row for each kind: megabytes of weights, examples per second (median; none without rounds), scores."""
     task = build_table_task(run, table)
     examples = [*task.read("test")]
     runs = [FinetunedRun.open(run, device=device, quantize=kind) for kind in KINDS]
@@ -49,7 +50,7 @@ def measure_run(run: Path, table: Path, rounds: int, device: str) -> list[dict[s
         {
             "weights": kind or "float32",
             "megabytes": round(count_bytes(opened.load()) / 1e6, 1),
-            "examples_per_second": round(len(examples) / statistics.median(times), 1),
+            "examples_per_second": round(len(examples) / statistics.median(times), 1) if times else None,
             "scores": evaluate_run(run, task=task, device=device, quantize=kind)["scores"],
         }
         for kind, opened, times in zip(KINDS, runs, seconds, strict=True)
