@@ -216,7 +216,8 @@ def test_one_text() -> None:
         rows = every.mean(0) if layer == "mean" else every[layer - 1 if layer > 0 else layer]
         np.testing.assert_allclose(view.weights, rows.mean(0) if head is None else rows[head - 1], atol=1e-6)
     assert view.tokens[0] == "[CLS]" and len(view.tokens) == len(ids) == len(view.to_rows())
-    assert "mean of all layers" in repr(view)
+    assert "mean of all layers" in repr(view) and not view.truncated
+    assert view_attention(model, "the old house " * 40).truncated
 
 
 @pytest.mark.parametrize("name", keep_quick(RECURRENT, "ulmfit"))
@@ -265,6 +266,7 @@ def test_pictures_hold_any_text(tmp_path: Path) -> None:
         view.draw(tmp_path / "a.jpg")
 
 
+@pytest.mark.slow
 def test_the_picture_of_heads_has_a_letter_for_each(tmp_path: Path) -> None:
     found = analyze_attention(model_of("t5"), TEXTS)
     tree = ET.parse(found.draw(tmp_path / "heads.svg"))
@@ -314,3 +316,20 @@ def test_mistakes_are_one_line(words: list[str], code: int, message: str, saved:
     assert main(["--quiet", "analyze", "attention", str(saved / name), *rest]) == code
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_adapted_models_are_analyzed_with_their_adapter(tmp_path: Path) -> None:
+    """A learned prefix takes attention from the text, and positions; a tuned prompt is refused."""
+    import copy
+
+    base = model_of("bert")
+    model = copy.deepcopy(base)
+    pt.add_adapter(model, pt.PrefixTuning(count=5))
+    found = analyze_attention(model, TEXTS)
+    assert found.texts == len(TEXTS) and (found.entropy["encoder"] <= 1).all()
+    assert view_attention(model, "a cat").weights.sum(-1).max() < 1
+    model = copy.deepcopy(base)
+    pt.add_adapter(model, pt.PromptTuning(count=5))
+    with pytest.raises(UsageError, match="tuned prompt"):
+        analyze_attention(model, TEXTS)

@@ -18,6 +18,7 @@ from tests.selection import keep_quick
 Capture = pytest.CaptureFixture[str]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["pca", "tsne"])
 def test_clusters_stay_apart(method: str) -> None:
     rng = np.random.default_rng(0)

@@ -45,7 +45,8 @@ def write_conllu(folder: Path, sentences: int = 60) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", keep_quick(SHAPES, "bert"))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SHAPES)
 def test_a_property_of_words_is_read_at_every_layer(family: str, tmp_path: Path) -> None:
     found = analyze_layers(model_of(family), ["pos", "length"], data=write_conllu(tmp_path), examples=150, seeds=2)
     depth = (model_of(family).spec.encoder or model_of(family).spec.decoder).depth
@@ -153,6 +154,7 @@ def test_missing_data_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         build_probe_data("length", 10, seed=0, texts=[])
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.delenv("PRETUNE_DATA", raising=False)
     data: Any = write_conllu(tmp_path / "data")

@@ -66,6 +66,7 @@ def test_new_rows_of_tables_are_no_change(tmp_path: Path) -> None:
     assert changes.distance == 0 and changes.added == 64
 
 
+@pytest.mark.slow
 def test_lora_is_merged(tmp_path: Path, capsys: Capture) -> None:
     from tests.runs import tasked
 

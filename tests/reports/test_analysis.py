@@ -64,6 +64,7 @@ def test_every_analysis_is_shown(run: Path, tmp_path: Path) -> None:
     assert len(cells) == len(HEADS) + len(CLASSES)  # a letter for each head, and a legend
 
 
+@pytest.mark.slow
 def test_a_run_without_analyses_has_no_section(tmp_path: Path) -> None:
     assert 'id="analysis"' not in report([pretrained(tmp_path / "run")], tmp_path / "a.html").read_text()
 

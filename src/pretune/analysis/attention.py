@@ -127,6 +127,7 @@ class AttentionView(Result):
     tokens: list[str]  # [n] that attend
     keys: list[str]  # [m] that are attended to
     weights: NDArray[np.float32]
+    truncated: bool = False  # the text has more tokens than are shown
 
     @property
     def title(self) -> str:
@@ -150,6 +151,7 @@ class AttentionView(Result):
             "layer": self.layer,
             "head": self.head,
             "title": self.title,
+            "truncated": self.truncated,
             "tokens": self.tokens,
             "keys": self.keys,
             "weights": [[round(float(weight), 6) for weight in row] for row in self.weights],
@@ -279,6 +281,7 @@ def view_attention(
         tokens=format_tokens(tokenizer, target.tokens.tolist()),
         keys=format_tokens(tokenizer, keys.tokens.tolist()),
         weights=(rows.mean(0) if head is None else rows[head - 1]).cpu().numpy(),
+        truncated=chunk.truncated_texts > 0,
     )
 
 

@@ -49,7 +49,7 @@ def list_parts(model: LanguageModel) -> dict[Part, AttentionStack]:
         if spec.is_encoder_decoder:
             parts["cross"] = spec.decoder
     if not parts:
-        raise UsageError(f"a recurrent model ('{spec.family}') has no attention weights; analyse its layers instead")
+        raise UsageError(f"a recurrent model ('{spec.family}') has no attention weights; analyze its layers instead")
     return parts
 
 
@@ -58,16 +58,19 @@ def count_heads(stack: AttentionStack, *, is_cross: bool) -> int:
     attentions = [layer.cross if is_cross and layer.cross is not None else layer.attention for layer in stack.layers]
     counts = {attention.heads for attention in attentions}
     if len(counts) > 1:
-        raise UsageError(f"layers with different numbers of heads ({sorted(counts)}) cannot be analysed")
+        raise UsageError(f"layers with different numbers of heads ({sorted(counts)}) cannot be analyzed")
     return counts.pop()
 
 
 def encode_chunk(model: LanguageModel, texts: Sequence[str], length: int) -> EncodedChunk:
     """Tokenize texts, truncated to `length`; the decoder of an encoder-decoder reads the same after a start token."""
     tokenizer = get_tokenizer(model)
-    limits = [length, model.spec.max_length, None if tokenizer.length is None else tokenizer.length]
-    room = min(limit for limit in limits if limit is not None)
-    room -= 1 if model.spec.is_encoder_decoder else 0  # the start token
+    stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+    start_tokens = int(model.spec.is_encoder_decoder)
+    positions = model.spec.max_length
+    free_positions = None if positions is None else positions - max(stack.prefix_length for stack in stacks)
+    limits = [length, free_positions, tokenizer.length]
+    room = min(limit for limit in limits if limit is not None) - start_tokens
     encoded_texts = encode_texts(tokenizer, texts, room)
     sequences = encoded_texts.sequences
     roles = _find_roles(tokenizer, texts, sequences)

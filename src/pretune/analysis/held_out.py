@@ -1,4 +1,4 @@
-"""Held-out text for analyses: validation documents of a run, or else of a built-in corpus; and models to analyse."""
+"""Held-out text for analyses: validation documents of a run, or else of a built-in corpus; and models to analyze."""
 
 import contextlib
 import os
@@ -51,7 +51,7 @@ def open_model(model: ModelSource, device: str | None = None) -> LanguageModel:
         target_device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         language_model = get_language_model(load(Path(model), device=target_device))
     if language_model.prompt is not None:
-        raise UsageError("a model with a tuned prompt cannot be analysed; use its base model")
+        raise UsageError("a model with a tuned prompt cannot be analyzed; use its base model")
     return language_model
 
 
@@ -87,7 +87,7 @@ def check_texts(texts: Sequence[str]) -> list[str]:
         raise UsageError("texts must be a list, got a single text; use [text]")
     filled_texts = [text for text in texts if text.strip()]
     if not filled_texts:
-        raise DataError("no texts to analyse; pass at least one that is not empty")
+        raise DataError("no texts to analyze; pass at least one that is not empty")
     return filled_texts
 
 

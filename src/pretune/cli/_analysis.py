@@ -9,7 +9,7 @@ from pretune.cli._output import Section, check_new_file, check_new_folder, find_
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.hub import is_hub
-from pretune.core.io import atomic_write
+from pretune.core.io import atomic_write, translate_write_errors
 from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir
 
@@ -54,7 +54,7 @@ def finish(result: "Result", name: str, out: Path | None, as_json: bool, section
     folder = _find_analyses(run)
     if folder is not None and ((folder / f"{name}.json").is_file() or (out or Path()).resolve() == folder.resolve()):
         hint("report", str(run), "--out", find_free_path("report.html"))
-    elif out is None:
+    elif out is None and "-" not in command:
         is_new = folder is not None and not folder.exists()
         place = folder if is_new else find_free_path(f"{name}.svg" if folder is None else folder / f"{name}.json")
         hint("analyze", *command, "--out", place)
@@ -74,7 +74,8 @@ def write_files(result: Any, facts: Facts, name: str, out: Path | None) -> list[
         return []
     if out.suffix in SUFFIXES:
         return [_write(result, facts, out)]
-    out.mkdir(parents=True, exist_ok=True)
+    with translate_write_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
     return [_write(result, facts, out / f"{name}{suffix}") for suffix in (".json", ".svg")]
 
 

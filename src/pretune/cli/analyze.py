@@ -144,7 +144,9 @@ def _view_text(model: str, text: str, part: Any, layer: int | None, head: int | 
     command = ["attention", model, "--text", text]
     command += [word for name, value in (("--part", part), ("--layer", layer), ("--head", head)) if value is not None
                 for word in (name, str(value))]  # fmt: skip
-    note = "Rows sum to 1 over all tokens."
+    if result.truncated:
+        log.warn(f"the text is truncated to its first {len(result.tokens)} tokens")
+    note = "The weights of a token sum to 1, less what a learned prefix gets."
     finish(result, "attention-text", out, as_json, format_view(result.to_dict()), note, command, model)
 
 
