@@ -51,6 +51,7 @@ def test_what_has_no_room() -> None:
         add_blocks(model_of("bert-base"), 0)
 
 
+@pytest.mark.slow
 def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:
     """It learns what there is to learn, its body is the base's, and it is read again with its new blocks."""
     base, table = tasked.make_base(tmp_path), tasked.classes(tmp_path / "own.csv")

@@ -114,6 +114,7 @@ def test_tokenizing(run: Run, tmp_path: Path, home: Path) -> None:
     assert result["tokens"] > 100 and result["ratio"]["warm"] == pytest.approx(rates["warm"] / rates["library"])
 
 
+@pytest.mark.slow
 def test_cpu_pretraining(run: Run, home: Path) -> None:
     result = json.loads(run("cpu_pretraining", "--sizes", "tiny", "--repeats", 1, data=home, TOKENS=256, STEPS=1))
     rates = result["tokens_per_second"]

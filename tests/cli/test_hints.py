@@ -55,6 +55,7 @@ def test_json_alone_on_stdout_and_nothing_else(verb: str, workshop: Path, capsys
             json.loads(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [name for name in world.COMMANDS if name not in world.SILENT])
 def test_json_has_no_hint_beside_it(verb: str, workshop: Path, capsys: Capture) -> None:
     with world.inside(workshop):

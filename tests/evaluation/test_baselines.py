@@ -102,6 +102,7 @@ def test_words_have_their_most_frequent_tag() -> None:
         FrequentTag().fit([], [])
 
 
+@pytest.mark.slow
 def test_film_reviews_with_a_thousand_labels() -> None:
     try:
         with Reviews()._find_path().open(encoding="utf-8", newline="") as file:
@@ -115,6 +116,7 @@ def test_film_reviews_with_a_thousand_labels() -> None:
     assert np.mean([a == row["label"] for a, row in zip(found, test, strict=True)]) > 0.76
 
 
+@pytest.mark.slow
 def test_parts_of_speech_by_the_word_alone(shared_data: Path) -> None:
     folder = shared_data / "tasks" / "ud_ewt"
     if not folder.is_dir():

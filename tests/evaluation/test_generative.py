@@ -184,6 +184,7 @@ def test_bad_input(squad: Task) -> None:
         AnswerGenerator(scorer("gpt2"), SHORT).generate([])
 
 
+@pytest.mark.slow
 def test_real_tasks(shared_data: Path) -> None:
     for name, headline in (("squad1", "f1"), ("samsum", "rouge1")):
         task = TASKS.get(name)

@@ -334,6 +334,7 @@ def test_bad_input_is_one_line(table: dict[str, Path]) -> None:
         Prompter(scorer("gpt2"), SEA).score_choices([])
 
 
+@pytest.mark.slow
 def test_real_tasks(shared_data: Path) -> None:
     for name, shots in (("boolq", 1), ("copa", 2), ("cb", 0)):
         task = TASKS.get(name)

@@ -252,7 +252,7 @@ def test_one_long_line_takes_little_memory(tmp_path: Path) -> None:
     assert memory < 160
 
 
-@pytest.mark.parametrize("opener", [gzip.open, lzma.open], ids=["gzip", "xz"])
+@pytest.mark.parametrize("opener", keep_quick([gzip.open, lzma.open], gzip.open), ids=["gzip", "xz"])
 def test_a_long_line_may_be_compressed(tmp_path: Path, opener: Callable[..., object]) -> None:
     size = 40 * 2**20
     write_line(tmp_path / "a", size, opener)

@@ -345,6 +345,7 @@ class TestProcesses:
         assert list(place.iterdir()) == []
         assert wait_for(lambda: all(map(gone, children)))
 
+    @pytest.mark.slow
     def test_a_worker_that_is_killed(self, place: Path, tokenizer: Path, large: str) -> None:
         process = command(place, tokenizer, large, "--workers", "2")
         children = workers_of(process, 2)

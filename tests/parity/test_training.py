@@ -21,7 +21,6 @@ from pretune.training.optim import AdamW, build_parameter_groups
 from pretune.training.schedules import LinearSchedule
 from pretune.training.step import ModelWithLoss, StepMetrics, TrainState
 from tests.parity.cases import ENCODER, GPT
-from tests.selection import keep_quick
 
 STEPS, ROWS, LONG = 50, 8, 24
 RATE, DECAY, CLIP = 2e-3, 0.01, 1.0
@@ -109,8 +108,9 @@ def theirs(model: Any, objective: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("micro", keep_quick([1, 4], 4))
-@pytest.mark.parametrize("objective", keep_quick(PEERS, "masked"))
+@pytest.mark.slow
+@pytest.mark.parametrize("micro", [1, 4])
+@pytest.mark.parametrize("objective", PEERS)
 def test_fifty_steps(tmp_path: Path, objective: str, micro: int) -> None:
     torch.manual_seed(3)
     peer = PEERS[objective]().train()

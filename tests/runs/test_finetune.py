@@ -223,6 +223,7 @@ class TestWays:
         kept, fresh = (load_base_model(BaseConfig(path=str(base), weights=w), seed=5) for w in ("pretrained", "random"))  # type: ignore[arg-type]
         assert not torch.equal(kept.tokens.weight, fresh.tokens.weight)
 
+    @pytest.mark.slow
     def test_forgetting_is_measured(self, table: Path, tmp_path: Path) -> None:
         base = tasked.make_base(tmp_path)
         text = tmp_path / "stories.txt"

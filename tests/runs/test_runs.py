@@ -139,6 +139,7 @@ class TestLengths:
         assert same(tmp_path / "a", tmp_path / "b")
         assert state(tmp_path / "a")["phases"] == [0, 3]
 
+    @pytest.mark.slow
     def test_the_switch_of_lengths_is_logged(
         self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -85,6 +85,7 @@ def plain(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestRuns:
+    @pytest.mark.slow
     def test_the_same_texts_at_every_look(self, plain: Path) -> None:
         found: dict[int, list[str]] = {}
         for step, text in told(plain):

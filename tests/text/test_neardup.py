@@ -5,6 +5,7 @@ import pytest
 
 from pretune.core.errors import UsageError
 from pretune.text.neardup import NearDuplicates, _Buckets, choose_bands
+from tests.selection import keep_quick
 
 WORDS = [
     f"{a}{b}" for a in ("ba", "ko", "mi", "tu", "re", "sa", "lo", "ne") for b in ("n", "ra", "st", "ti", "x", "do")
@@ -25,7 +26,7 @@ def similarity(one: list[str], other: list[str]) -> float:
     return len(first & second) / len(first | second)
 
 
-@pytest.mark.parametrize("threshold", [0.5, 0.8])
+@pytest.mark.parametrize("threshold", keep_quick([0.5, 0.8], 0.8))
 def test_recall_and_precision(threshold: float) -> None:
     rng = random.Random(0)
     near = NearDuplicates(threshold)

@@ -223,7 +223,8 @@ class TestEncodeBatch:
         )
 
 
-@pytest.mark.parametrize("kind", keep_quick(KINDS, "unigram"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_word_of_a_million_characters(kind: str) -> None:
     word = "ab" * 500_000
     found = fresh(trained(kind)).encode_batch([word, "x"])

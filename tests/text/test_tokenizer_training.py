@@ -337,6 +337,7 @@ class TestUnigram:
             -2:
         ] == ["▁10", "km"]
 
+    @pytest.mark.slow
     def test_it_is_no_worse_than_the_librarys(self) -> None:
         tokenizer = trained("unigram", "plain")
         theirs = Raw(models.Unigram())
