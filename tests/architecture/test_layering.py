@@ -21,7 +21,8 @@ LAYERS: list[set[str]] = [
     {"analysis"},
     {"reports"},
     {"runs"},
-    {"serve", "cli"},
+    {"server"},
+    {"cli"},
 ]
 RANK = {folder: rank for rank, layer in enumerate(LAYERS) for folder in layer}
 TARGET = re.compile(r"(pretune(?:\.\w+)+):\w+")

@@ -14,7 +14,7 @@ from torch import Tensor
 from pretune.core.seed import extend_mix, mix
 from pretune.data.sampling import to_uniform
 from pretune.data.sequences import Ints
-from pretune.inference.generation_config import GenerationConfig, GenerationTokens, GreedySearch, Sampling
+from pretune.inference.generation_config import GenerationConfig, GenerationTokens, Sampling
 
 
 class GeneratedTokens(NamedTuple):
@@ -101,19 +101,23 @@ class DecodingState:
 
     def _pick(self, logits: Tensor) -> Tensor:
         search = self.decoding.search
-        if isinstance(search, GreedySearch):
+        if not isinstance(search, Sampling):
             return logits.argmax(-1)
-        assert isinstance(search, Sampling)
-        if search.temperature != 1:
-            logits = logits / search.temperature
-        if search.top_k is not None:
-            logits = filter_top_k(logits, search.top_k)
-        if search.top_p is not None and search.top_p < 1:
-            logits = filter_top_p(logits, search.top_p)
-        if search.min_p is not None:
-            logits = filter_min_p(logits, search.min_p)
         position = self.count.expand(logits.shape[0])[:, None]
-        return draw(logits, self.uniform_draws.gather(1, position).squeeze(1))
+        return sample_next(logits, search, self.uniform_draws.gather(1, position).squeeze(1))
+
+
+def sample_next(logits: Tensor, search: Sampling, uniform_draws: Tensor) -> Tensor:
+    """Sample the next token `[B]` of each row of logits `[B, V]` by draws `[B]` in [0, 1)."""
+    if search.temperature != 1:
+        logits = logits / search.temperature
+    if search.top_k is not None:
+        logits = filter_top_k(logits, search.top_k)
+    if search.top_p is not None and search.top_p < 1:
+        logits = filter_top_p(logits, search.top_p)
+    if search.min_p is not None:
+        logits = filter_min_p(logits, search.min_p)
+    return draw(logits, uniform_draws)
 
 
 def adjust_logits(
@@ -124,7 +128,10 @@ def adjust_logits(
     decoding: GenerationConfig,
     generation_tokens: GenerationTokens,
 ) -> Tensor:
-    """Apply repetition penalties, the minimum length and forced tokens to logits `[B, V]`."""
+    """Apply repetition penalties, the minimum length and forced tokens to logits `[B, V]`.
+
+    `count` is the number of new tokens of all rows, or of each `[B, 1]`.
+    """
     if decoding.repetition_penalty != 1:
         logits = apply_repetition_penalty(logits, history, history_lengths, decoding.repetition_penalty)
     if decoding.no_repeat_ngram:

@@ -47,9 +47,10 @@ MAX_PENDING_BATCHES = 16
 
 @dataclass(slots=True, kw_only=True)
 class EmbeddingResult:
-    """Vectors `[S, W]` of texts, and counts of truncated and empty texts."""
+    """Vectors `[S, W]` of texts, their tokens `[S]` (0 for word vectors), and counts of truncated and empty texts."""
 
     vectors: Floats
+    lengths: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     truncated_texts: int = 0
     truncated_tokens: int = 0
     empty_texts: int = 0
@@ -100,12 +101,14 @@ class Embedder:
         if isinstance(texts, str):
             raise UsageError("texts must be a list, got a single text; use [text]")
         unique_texts = list(dict.fromkeys(texts))
-        result = EmbeddingResult(vectors=np.zeros((len(unique_texts), self.width), dtype=np.float32))
+        vectors, lengths = np.zeros((len(unique_texts), self.width), np.float32), np.zeros(len(unique_texts), np.int64)
+        result = EmbeddingResult(vectors=vectors, lengths=lengths)
         with eval_mode(self.encoder), column_major_weights(self.encoder.model, sum(map(len, unique_texts))):
             self._embed_batches(unique_texts, result, on_progress)
         index = {text: i for i, text in enumerate(unique_texts)}
         if len(unique_texts) < len(texts):
-            result.vectors = result.vectors[[index[text] for text in texts]]
+            order = [index[text] for text in texts]
+            result.vectors, result.lengths = result.vectors[order], result.lengths[order]
         result.empty_texts = sum(not text.strip() for text in texts)
         return result
 
@@ -145,6 +148,7 @@ class Embedder:
             self.length,
             without_special=self.is_static,
         )
+        result.lengths[indices] = encoded_texts.sequences.lengths
         result.truncated_texts += encoded_texts.truncated_texts
         result.truncated_tokens += encoded_texts.truncated_tokens
         if self.is_static:
@@ -202,7 +206,8 @@ class WordEmbedder(Embedder):
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         if on_progress is not None:
             on_progress(len(texts), len(texts))
-        return EmbeddingResult(vectors=vectors, empty_texts=sum(not text.strip() for text in texts))
+        lengths = np.zeros(len(texts), dtype=np.int64)
+        return EmbeddingResult(vectors=vectors, lengths=lengths, empty_texts=sum(not text.strip() for text in texts))
 
 
 def embed(

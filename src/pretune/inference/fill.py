@@ -65,19 +65,20 @@ def fill(
     if pieces is not None and pieces < 1:
         raise UsageError(f"pieces must be >= 1, got {pieces}")
     model = load_model(model)
-    if not isinstance(texts, str):
-        return [fill(model, text, k=k, pieces=pieces) for text in texts]
     language_model = get_language_model(model)
     if language_model.spec.shape == "decoder":
         raise UsageError(
             "a decoder cannot fill masks: it does not see the text after them; use `pretune generate` instead"
         )
     tokenizer = get_tokenizer(language_model)
-    blanks = find_blanks(language_model, texts)
+    blanks = [find_blanks(language_model, text) for text in ([texts] if isinstance(texts, str) else texts)]
     with eval_mode(language_model):
         if language_model.spec.is_encoder_decoder:
-            return infill(language_model, tokenizer, blanks, k=k, max_tokens=pieces or MAX_INFILL_TOKENS)
-        return unmask(language_model, tokenizer, blanks, k=k, max_pieces=pieces or 1)
+            max_tokens = pieces or MAX_INFILL_TOKENS
+            answers = [infill(language_model, tokenizer, text, k=k, max_tokens=max_tokens) for text in blanks]
+        else:
+            answers = unmask(language_model, tokenizer, blanks, k=k, max_pieces=pieces or 1)
+    return answers[0] if isinstance(texts, str) else answers
 
 
 def find_blanks(model: nn.Module, text: str) -> Blanks:

@@ -99,9 +99,12 @@ class _PartialWord(NamedTuple):
 
 
 def unmask(
-    model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, *, k: int, max_pieces: int
-) -> list[list[FillPrediction]]:
-    """Return the `k` best fillers of every mask, of at most `max_pieces` tokens; other masks stay masked."""
+    model: LanguageModel, tokenizer: Tokenizer, texts: Sequence[Blanks], *, k: int, max_pieces: int
+) -> list[list[list[FillPrediction]]]:
+    """Return the `k` best fillers of every mask of every text, of at most `max_pieces` tokens.
+
+    Other masks of a text stay masked. Single tokens of all texts are predicted in shared batches.
+    """
     mask = tokenizer.special.get("mask")
     if mask is None:
         raise UsageError("cannot fill masks: the tokenizer has no mask token")
@@ -110,13 +113,16 @@ def unmask(
             "cannot fill masks: the model has no vocabulary head; load one with its head (the generator of a "
             "discriminator is in its folder 'generator')"
         )
-    text = _encode_blanks(tokenizer, blanks, mask, model)
+    encoded_texts = [_encode_blanks(tokenizer, blanks, mask, model) for blanks in texts]
     if max_pieces == 1:
-        logprobs = _compute_logprobs(model, [(text, _find_masks(text, mask))])[0]
-        return [_predict_single(tokenizer, row, k) for row in logprobs]
+        queries = [(text, _find_masks(text, mask)) for text in encoded_texts]
+        return [[_predict_single(tokenizer, row, k) for row in rows] for rows in _compute_logprobs(model, queries)]
     return [
-        _predict_words(model, tokenizer, blanks, text, blank, k=k, max_pieces=max_pieces)
-        for blank in range(blanks.count)
+        [
+            _predict_words(model, tokenizer, blanks, text, blank, k=k, max_pieces=max_pieces)
+            for blank in range(blanks.count)
+        ]
+        for blanks, text in zip(texts, encoded_texts, strict=True)
     ]
 
 

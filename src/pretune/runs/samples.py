@@ -290,7 +290,7 @@ def fill_prompts(model: Any, prompts: Sequence[str], tokenizer: Tokenizer) -> li
         if reader.spec.is_encoder_decoder:
             options = infill(reader, tokenizer, blanks, k=1, max_tokens=8)
         else:
-            options = unmask(reader, tokenizer, blanks, k=1, max_pieces=1)
+            (options,) = unmask(reader, tokenizer, [blanks], k=1, max_pieces=1)
         words = [candidates[0].word if candidates else EMPTY_TEXT for candidates in options]
         lines.append(f"{_clean_line(text)}{ARROW}{SEPARATOR.join(words)}")
     return lines

@@ -1,0 +1,1 @@
+"""Server: a batching engine for several models, and its HTTP interface (`pretune serve`)."""

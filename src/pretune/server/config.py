@@ -1,0 +1,48 @@
+"""Limits of the engine and of the server, and the errors of requests that exceed them."""
+
+from pretune.core.config import Positive, spec
+from pretune.core.errors import PretuneError, UsageError
+
+
+@spec
+class ServerConfig:
+    """Limits. Every request has bounded size, count, time and memory; `--set NAME=VALUE` changes a limit."""
+
+    max_body: Positive[int] = 2 * 2**20  # bytes of a request
+    max_texts: Positive[int] = 256  # texts of a request; texts x samples of a completion
+    max_characters: Positive[int] = 2**16  # of a text
+    max_new_tokens: Positive[int] = 1024  # of a completion
+    max_length: Positive[int] = 4096  # tokens of a prompt and its completion, for models without a limit
+    max_queue: Positive[int] = 256  # requests that wait for a model
+    max_rows: Positive[int] = 32  # texts that a model generates at once
+    max_prefill: Positive[int] = 4096  # tokens of prompts that join between two steps
+    max_results: Positive[int] = 1000  # hits, neighbors or predictions of a text
+    max_connections: Positive[int] = 1024
+    request_seconds: Positive[float] = 120.0  # from the end of a request to the end of its response
+    read_seconds: Positive[float] = 10.0  # for the headers of a request, and for its body
+    write_seconds: Positive[float] = 10.0  # for a piece of a response
+    drain_seconds: Positive[float] = 30.0  # for running requests after SIGTERM
+
+
+class QueueFullError(PretuneError):
+    """The queue of a model is full."""
+
+
+class UnavailableError(PretuneError):
+    """The engine is loading its models, or shutting down."""
+
+
+class RequestTimeoutError(PretuneError):
+    """A request took too long."""
+
+
+class UnknownModelError(UsageError):
+    """No model of this name is served."""
+
+
+class CapabilityError(UsageError):
+    """The model cannot do this."""
+
+
+class ModelError(PretuneError):
+    """The model failed on a request."""

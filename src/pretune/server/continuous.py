@@ -1,0 +1,321 @@
+"""Continuous batching: texts join a running batch between steps, and a finished text makes room at once.
+
+    decoder = ContinuousDecoder(model, GenerationTokens.from_model(model))
+    decoder.admit([DecodingRow(prompt, config)])      # prefill, and the first new token
+    while decoder.rows:
+        for row in decoder.step():                    # one more token for every row; returns the rows that ended
+            print(row.tokens, row.finish_reason)
+
+The rows of the static cache are compact: the running texts are its first rows. A step runs on those rows and on the
+columns in use, so neither free rows nor free columns cost time. Storage doubles when it is full. On a GPU the forward
+pass of a step is captured per number of rows and columns, rounded up to powers of two.
+Each token is chosen by the functions of `generate`, and its random draw depends on the seed, the numbers of prompt and
+return, and the position only: the texts are those that `generate` returns for one prompt at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pretune.core import log
+from pretune.inference.decoding_state import adjust_logits, draw_uniforms, sample_next
+from pretune.inference.generation_config import GenerationConfig, GenerationTokens, Sampling
+from pretune.inference.prompts import count_prompt_slots, get_length_limits, prefill
+from pretune.inference.text_model import make_non_finite_error
+from pretune.models.model import LanguageModel
+from pretune.nn.cache import KVCache, LayerCache, RecurrentState
+
+MIN_COLUMNS = 64
+"""Smallest number of cached tokens per row."""
+WARMUP_STEPS = 3
+"""Steps before a capture, in which libraries choose their kernels."""
+NON_FINITE = -1
+"""Stands for the next token where the logits are not finite."""
+
+
+@dataclass(slots=True, eq=False)
+class DecodingRow:
+    """A text that is being generated.
+
+    `number` and `return_index` are the numbers of the prompt in its request and of its return, as for `generate`.
+    """
+
+    prompt: list[int]  # tokens of the decoder
+    config: GenerationConfig
+    source: list[int] | None = None  # tokens of the encoder
+    number: int = 0
+    return_index: int = 0
+    tokens: list[int] = field(default_factory=list)  # new ones, without the end token
+    finish_reason: Literal["end", "length", "stop"] | None = None
+    error: Exception | None = None
+    is_isolated: bool = False  # runs without other rows, after a step of a batch has failed
+    uniform_draws: list[float] = field(default_factory=list)  # one for every new token
+
+    def __post_init__(self) -> None:
+        search = self.config.search
+        if isinstance(search, Sampling):
+            draws = draw_uniforms(search.seed, [self.number], self.return_index + 1, self.config.max_new_tokens)
+            self.uniform_draws = draws[self.return_index].tolist()
+
+    @property
+    def is_finished(self) -> bool:
+        """True if no token follows."""
+        return self.finish_reason is not None or self.error is not None
+
+    def append(self, token: int, eos: tuple[int, ...]) -> None:
+        """Append the next token, or end the text."""
+        if token == NON_FINITE:
+            self.error = make_non_finite_error("logits")
+        elif token in eos:
+            self.finish_reason = "end"
+        else:
+            self.tokens.append(token)
+            if len(self.tokens) >= self.config.max_new_tokens:
+                self.finish_reason = "length"
+
+
+class ContinuousDecoder:
+    """A model, its static cache, and the texts that run in it."""
+
+    def __init__(self, model: LanguageModel, generation_tokens: GenerationTokens) -> None:
+        self.model, self.generation_tokens = model, generation_tokens
+        self.rows: list[DecodingRow] = []
+        self.device = model.tokens.weight.device
+        self._slots = 0 if model.spec.is_encoder_decoder else count_prompt_slots(model)
+        self._cache: KVCache | None = None
+        self._lengths: list[int] = []  # cached tokens of every row
+        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._tokens = torch.zeros(0, dtype=torch.long, device=self.device)
+        self._uses_graphs = self.device.type == "cuda"
+
+    @torch.no_grad()
+    def admit(self, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
+        """Run the model on the prompts of new rows, and choose their first tokens; returns the rows that ended.
+
+        Equal prompts run once. A row that has tokens already continues after them.
+        """
+        contexts: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        index = []
+        for row in rows:
+            key = (*row.prompt, *row.tokens), tuple(row.source or ())
+            index.append(contexts.setdefault(key, len(contexts)))
+        prompts, sources = [list(prompt) for prompt, _ in contexts], [list(source) for _, source in contexts]
+        cache, logits = prefill(self.model, prompts, sources if self.model.spec.is_encoder_decoder else None)
+        count, lengths = len(self.rows), [len(prompts[i]) + self._slots for i in index]
+        source_length = max(map(len, sources)) if self.model.spec.is_encoder_decoder else 0
+        self._reserve(count + len(rows), max(lengths) + 1, source_length)
+        self._copy_rows(cache, index, count)
+        self.rows += rows
+        self._lengths += lengths
+        self._choose(logits[torch.tensor(index, device=self.device)], rows)
+        return self.remove_finished()
+
+    @torch.no_grad()
+    def step(self) -> list[DecodingRow]:
+        """Append one token to every row; returns the rows that ended."""
+        self._reserve(len(self.rows), max(self._lengths) + 1, 0)
+        logits = self._forward()
+        self._lengths = [length + 1 for length in self._lengths]
+        self._choose(logits, self.rows)
+        return self.remove_finished()
+
+    def remove_finished(self) -> list[DecodingRow]:
+        """Remove the rows that have ended, and return them; the last rows take their places."""
+        finished_rows = [row for row in self.rows if row.is_finished]
+        self._keep([not row.is_finished for row in self.rows])
+        return finished_rows
+
+    def clear(self) -> list[DecodingRow]:
+        """Remove all rows, and return them."""
+        rows, self.rows, self._lengths = self.rows, [], []
+        return rows
+
+    def remove(self, rows: Sequence[DecodingRow]) -> None:
+        """Remove rows before they end."""
+        self._keep([row not in rows for row in self.rows])
+
+    def _keep(self, is_kept: list[bool]) -> None:
+        size = sum(is_kept)
+        holes = [i for i in range(size) if not is_kept[i]]
+        movers = [i for i in range(size, len(self.rows)) if is_kept[i]]
+        if holes:
+            assert self._cache is not None
+            targets, sources = (torch.tensor(part, device=self.device) for part in (holes, movers))
+            for layer in (*self._cache.layers, *self._cache.cross):
+                for store in layer.store:
+                    store[targets] = store[sources]
+            for lengths in (self._cache.lengths, self._cache.source_lengths):
+                if lengths is not None:
+                    lengths[targets] = lengths[sources]
+            self._tokens[targets] = self._tokens[sources]
+            for hole, mover in zip(holes, movers, strict=True):
+                self.rows[hole], self._lengths[hole] = self.rows[mover], self._lengths[mover]
+        del self.rows[size:], self._lengths[size:]
+
+    def _reserve(self, rows: int, columns: int, source: int) -> None:
+        """Enlarge the cache, if it has too few rows or columns."""
+        cache = self._cache
+        old_rows, old_columns = (0, 0) if cache is None else (cache.lengths.shape[0], cache.capacity)
+        old_source = 0 if cache is None or not cache.cross else cache.cross[0].keys.shape[2]
+        if rows <= old_rows and columns <= old_columns and source <= old_source:
+            return
+        source_limit, limit = get_length_limits(self.model)
+        limit = None if limit is None else limit + self._slots
+        new_rows = max(_round_up(rows), old_rows)
+        new_columns = max(_round_size(columns, limit), old_columns)
+        new_source = max(_round_size(source, source_limit), old_source) if source else old_source
+        self._graphs.clear()
+        self._cache = self.model.new_cache(new_rows, new_columns, source=new_source)
+        self._tokens = torch.cat((self._tokens, self._tokens.new_zeros(new_rows - old_rows)))
+        if cache is not None:
+            self._copy_rows(cache, [*range(len(self.rows))], 0)
+
+    def _copy_rows(self, cache: KVCache, index: Sequence[int], first: int) -> None:
+        """Copy rows of another cache to the rows from `first`."""
+        assert self._cache is not None
+        if not index:
+            return
+        rows, end = torch.tensor(index, device=self.device), first + len(index)
+        layers, new_layers = (*self._cache.layers, *self._cache.cross), (*cache.layers, *cache.cross)
+        for target, layer in zip(layers, new_layers, strict=True):
+            for store, values in zip(target.store, layer.store, strict=True):
+                store[first:end, :, : values.shape[2]] = values[rows]
+        self._cache.lengths[first:end] = cache.lengths[rows]
+        if self._cache.source_lengths is not None and cache.source_lengths is not None:
+            self._cache.source_lengths[first:end] = cache.source_lengths[rows]
+
+    def _view(self, rows: int, columns: int) -> KVCache:
+        """Return the first rows and columns of the cache."""
+        cache = self._cache
+        assert cache is not None
+
+        def cut(layer: LayerCache, size: int) -> LayerCache:
+            keys, values = (store[: rows + 1, :, :size] for store in layer.store)
+            return replace(layer, store=(keys, values))
+
+        return KVCache(
+            lengths=cache.lengths[:rows],
+            layers=[cut(layer, columns + cache.prefix_length) for layer in cache.layers],
+            cross=[cut(layer, layer.keys.shape[2]) for layer in cache.cross],
+            source_lengths=None if cache.source_lengths is None else cache.source_lengths[:rows],
+            prefix_length=cache.prefix_length,
+        )
+
+    def _forward(self) -> Tensor:
+        """Return the logits `[rows, V]` of the next tokens, and append the last ones to the cache."""
+        cache, count = self._cache, len(self.rows)
+        assert cache is not None
+        length = max(self._lengths) + 1
+        columns = min(_round_size(length, None) if self._uses_graphs else _align(length), cache.capacity)
+        if self._uses_graphs:
+            logits = self._replay(min(_round_up(count), cache.lengths.shape[0]), columns)[:count]
+        else:
+            logits = self.model.step(self._tokens[:count], self._view(count, columns))
+        cache.lengths[:count] += 1
+        return logits
+
+    def _replay(self, rows: int, columns: int) -> Tensor:
+        """Run a step of a fixed size as a CUDA graph, which is captured at its first use."""
+        cache, count = self._cache, len(self.rows)
+        assert cache is not None
+        cache.lengths[count:rows] = 0  # positions of unused rows stay valid
+        if cache.source_lengths is not None:
+            cache.source_lengths[count:rows] = 1
+        if (rows, columns) not in self._graphs:
+            try:
+                self._graphs[rows, columns] = self._capture(rows, columns)
+            except RuntimeError as error:
+                log.warn(f"CUDA graph capture failed, steps run eagerly: {str(error).splitlines()[0]}")
+                self._uses_graphs = False
+        if not self._uses_graphs:
+            return self.model.step(self._tokens[:rows], self._view(rows, columns))
+        graph, logits = self._graphs[rows, columns]
+        graph.replay()
+        return logits
+
+    def _capture(self, rows: int, columns: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Capture a step. It writes the last tokens to the cache, as the replay after it does again."""
+        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
+        side_stream.wait_stream(torch.cuda.current_stream())
+        view = self._view(rows, columns)
+        # NOTE: recurrent states are no keys at a column: a warm-up step would advance them.
+        states = [
+            tuple(store.clone() for store in layer.store) for layer in view.layers if isinstance(layer, RecurrentState)
+        ]
+        with torch.cuda.stream(side_stream):
+            for _ in range(WARMUP_STEPS):
+                self.model.step(self._tokens[:rows], self._view(rows, columns))
+        torch.cuda.current_stream().wait_stream(side_stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            logits = self.model.step(self._tokens[:rows], view)
+        for layer, saved_stores in zip(view.layers, states, strict=False):
+            for store, saved_store in zip(layer.store, saved_stores, strict=True):
+                store.copy_(saved_store)
+        return graph, logits
+
+    def _choose(self, logits: Tensor, rows: Sequence[DecodingRow]) -> None:
+        """Append the next token to rows, the last ones of the cache, by their logits `[n, V]`."""
+        groups: dict[GenerationConfig, list[int]] = {}
+        for i, row in enumerate(rows):
+            groups.setdefault(_get_group(row.config, self.generation_tokens), []).append(i)
+        is_finite, logits = torch.isfinite(logits).all(-1), logits.float()
+        first = len(self.rows) - len(rows)
+        chosen_tokens = self._tokens[first : len(self.rows)]
+        for config, members in groups.items():
+            is_everything = len(members) == len(rows)
+            index = torch.tensor(members, device=self.device)
+            group_tokens = self._pick(logits if is_everything else logits[index], config, [rows[i] for i in members])
+            chosen_tokens[index] = group_tokens
+        for row, token in zip(rows, chosen_tokens.where(is_finite, NON_FINITE).tolist(), strict=True):
+            row.append(token, self.generation_tokens.eos)
+
+    def _pick(self, logits: Tensor, config: GenerationConfig, rows: Sequence[DecodingRow]) -> Tensor:
+        """Return the next token `[n]` of rows with the same settings."""
+        history = lengths = torch.zeros(len(rows), 0, dtype=torch.long)
+        if config.repetition_penalty != 1 or config.no_repeat_ngram:
+            contexts = [[*row.prompt, *row.tokens] for row in rows]
+            block = np.zeros((len(rows), max(map(len, contexts))), dtype=np.int64)
+            for line, context in zip(block, contexts, strict=True):
+                line[: len(context)] = context
+            history, lengths = torch.from_numpy(block), torch.tensor([len(context) for context in contexts])
+        counts = torch.tensor([[len(row.tokens)] for row in rows], device=self.device)
+        logits = adjust_logits(
+            logits, history.to(self.device), lengths.to(self.device), counts, config, self.generation_tokens
+        )
+        if not isinstance(config.search, Sampling):
+            return logits.argmax(-1)
+        draws = [row.uniform_draws[len(row.tokens)] for row in rows]
+        return sample_next(logits, config.search, torch.tensor(draws, dtype=torch.float64, device=self.device))
+
+
+def _get_group(config: GenerationConfig, generation_tokens: GenerationTokens) -> GenerationConfig:
+    """Return the settings that the choice of a token depends on, besides its draw: rows with equal ones are grouped."""
+    search = config.search
+    length = config.max_new_tokens if generation_tokens.forced_eos is not None else max(config.min_new_tokens, 1)
+    search = replace(search, seed=0) if isinstance(search, Sampling) else search
+    return replace(config, search=search, returns=1, max_new_tokens=length)
+
+
+def _align(size: int) -> int:
+    """Return the next multiple of `MIN_COLUMNS`."""
+    return -(-size // MIN_COLUMNS) * MIN_COLUMNS
+
+
+def _round_up(count: int) -> int:
+    """Return the next power of two.
+
+    >>> [_round_up(n) for n in (1, 2, 3, 9)]
+    [1, 2, 4, 16]
+    """
+    return 1 << (count - 1).bit_length()
+
+
+def _round_size(size: int, limit: int | None) -> int:
+    """Return the next power of two from `MIN_COLUMNS`, but at most the limit."""
+    rounded_size = max(MIN_COLUMNS, _round_up(size))
+    return rounded_size if limit is None else max(min(rounded_size, limit), size)

@@ -1,0 +1,276 @@
+"""Engine: several models behind one asynchronous interface; requests of all clients are batched.
+
+    async with Engine({"gpt": "runs/gpt", "bert": "runs/bert"}) as engine:
+        completion = await engine.complete("gpt", ["Once upon a time"], max_new_tokens=20, temperature=0)
+        completion.texts[0][0].new
+        async for piece in engine.stream("gpt", "Once upon a time"):
+            print(piece.text, end="")
+        vectors = (await engine.embed("bert", ["a text", "another"])).vectors
+
+Each model has a thread and a bounded queue (`worker.py`). A request that is cancelled, or takes longer than
+`request_seconds`, is removed from its batch; an error of the model fails the request that caused it.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from pretune.core.errors import UsageError, suggest
+from pretune.inference.generation_config import GenerationOptions, build_generation_config
+from pretune.server.completion import Completion, CompletionPiece, PieceCallback, Prompt, build_job
+from pretune.server.config import RequestTimeoutError, ServerConfig, UnavailableError, UnknownModelError
+from pretune.server.metrics import Metrics
+from pretune.server.served_model import ServedModel
+from pretune.server.worker import BatchJob, Job, ModelWorker
+
+T = TypeVar("T")
+Source = str | os.PathLike[str] | nn.Module
+"""A model directory, a run, an index, a file of word vectors, or a model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedTexts:
+    """Vectors `[n, width]` in the order of the texts, and the number of tokens."""
+
+    vectors: NDArray[np.float32]
+    tokens: int
+
+
+class Engine:
+    """Models by name, each with a thread that batches its requests.
+
+    Args:
+        sources: Models by name.
+        device: cpu, cuda or cuda:N; by default a GPU if available.
+        config: Limits.
+
+    `load` or `async with` loads the models; until then, and after `drain`, requests raise an UnavailableError.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, Source], *, device: str | None = None, config: ServerConfig | None = None
+    ) -> None:
+        self.sources, self.device, self.config = dict(sources), device, config or ServerConfig()
+        self.metrics = Metrics()
+        self.workers: dict[str, ModelWorker] = {}
+        self.created = int(time.time())
+        self._is_draining = threading.Event()
+        self._running: set[Future[Any]] = set()
+
+    def load(self) -> None:
+        """Load all models and start their threads."""
+        models = [ServedModel.load(name, source, self.device) for name, source in self.sources.items()]
+        self.workers = {model.name: ModelWorker(model, self.config, self.metrics) for model in models}
+
+    async def __aenter__(self) -> "Engine":
+        if not self.workers:
+            await asyncio.to_thread(self.load)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.drain)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if all models are loaded and requests are accepted."""
+        return len(self.workers) == len(self.sources) and not self.is_draining
+
+    @property
+    def is_draining(self) -> bool:
+        """True if no new requests are accepted."""
+        return self._is_draining.is_set()
+
+    @property
+    def running_requests(self) -> int:
+        """Number of requests that have not ended."""
+        return len(self._running)
+
+    def stop_accepting(self) -> None:
+        """Refuse new requests; running ones continue."""
+        self._is_draining.set()
+
+    def drain(self, seconds: float | None = None) -> bool:
+        """Refuse new requests, and wait for the running ones; returns whether all have ended in time.
+
+        Requests that are left after `seconds` (by default `drain_seconds`) fail with an UnavailableError.
+        """
+        self.stop_accepting()
+        deadline = time.monotonic() + (self.config.drain_seconds if seconds is None else seconds)
+        for worker in self.workers.values():
+            worker.stop()
+        is_done = [worker.join(max(deadline - time.monotonic(), 0.0)) for worker in self.workers.values()]
+        return all(is_done)
+
+    def get_model(self, name: str, capability: str | None = None) -> ServedModel:
+        """Return a model. Raises UnknownModelError, or CapabilityError if it lacks the capability."""
+        return self._get_worker(name, capability).model
+
+    def _get_worker(self, name: str, capability: str | None) -> ModelWorker:
+        if self.is_draining:
+            raise UnavailableError("the server is shutting down; send the request to another one")
+        if name not in self.sources:
+            raise UnknownModelError(
+                f"unknown model '{name[:80]}'{suggest(name, self.sources)} (models: {', '.join(self.sources)})"
+            )
+        if name not in self.workers:
+            raise UnavailableError("the models are being loaded; try again later")
+        worker = self.workers[name]
+        if capability is not None:
+            worker.model.check(capability)
+        return worker
+
+    async def complete(
+        self,
+        model: str,
+        prompts: Sequence[Prompt],
+        *,
+        stop: Sequence[str] = (),
+        on_piece: PieceCallback | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Completion:
+        """Complete prompts, texts or lists of token ids; `options` are those of `pretune.generate`, without beams.
+
+        `on_piece` is called with pieces of the texts, from the thread of the model.
+        """
+        worker = self._get_worker(model, "complete")
+        worker.check_queue()
+        served_model = worker.model
+        options.setdefault("max_new_tokens", served_model.default_new_tokens)
+        config = build_generation_config(**options)
+        assert served_model.decoder is not None and served_model.tokenizer is not None
+        job = await asyncio.to_thread(
+            build_job,
+            served_model.decoder,
+            served_model.tokenizer,
+            served_model.generation_tokens,
+            [prompts] if isinstance(prompts, str) else list(prompts),
+            config,
+            self.config,
+            stop=stop,
+            on_piece=on_piece,
+        )
+        completion: Completion = await self._wait(worker, job)
+        return completion
+
+    async def stream(
+        self,
+        model: str,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        stop: Sequence[str] = (),
+        **options: Unpack[GenerationOptions],
+    ) -> AsyncIterator[CompletionPiece]:
+        """Yield pieces of the completions of one or several prompts while they are generated.
+
+        A piece ends at a character, and never holds a stop string or the start of one.
+        """
+        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[CompletionPiece | None]()
+
+        def on_piece(piece: CompletionPiece) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        prompt_list = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else prompts
+        task = asyncio.create_task(
+            self.complete(model, prompt_list, stop=stop, on_piece=on_piece, **options)  # type: ignore[arg-type]
+        )
+        # NOTE: the end of the task comes by the same loop as the pieces, hence after the last of them.
+        task.add_done_callback(lambda _: loop.call_soon(pieces.put_nowait, None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            await task
+        finally:
+            task.cancel()
+
+    async def embed(self, model: str, texts: Sequence[str]) -> EmbeddedTexts:
+        """Embed texts, in the pooling of the model's directory."""
+        results = await self._run(model, "embed", texts)
+        vectors = np.stack([result.vector for result in results])
+        return EmbeddedTexts(vectors=vectors, tokens=sum(result.tokens for result in results))
+
+    async def fill(self, model: str, texts: Sequence[str], *, k: int = 5, pieces: int | None = None) -> list[Any]:
+        """Fill the masks of texts: for each `{"blanks": [[prediction, …], …], "filled": text}`."""
+        return await self._run(model, "fill", texts, k=self._check_count(k), pieces=pieces)
+
+    async def predict(self, model: str, inputs: Sequence[Any], *, task: str | None = None) -> list[Any]:
+        """Predict texts, pairs of texts or mappings by a fine-tuned run; `task` is one of a multi-task run."""
+        return await self._run(model, "predict", inputs, task=task)
+
+    async def score(self, model: str, texts: Sequence[str]) -> list[Any]:
+        """Return the log-probability of texts and of their tokens."""
+        return await self._run(model, "score", texts)
+
+    async def search(self, model: str, queries: Sequence[str], *, k: int = 10, words: bool = False) -> list[Any]:
+        """Search an index; with `words` by BM25."""
+        return await self._run(model, "search", queries, k=self._check_count(k), words=words)
+
+    async def neighbors(
+        self, model: str, word: str, sentence: str = "", texts: Sequence[str] = (), *, k: int = 10, **options: Any
+    ) -> Any:
+        """Return the neighbors of a word of a sentence among texts (by default held-out ones), and static ones."""
+        self._check_texts([*texts, sentence, word])
+        item = (word, sentence, tuple(texts))
+        return (await self._run(model, "neighbors", [item], k=self._check_count(k), **options))[0]
+
+    async def attention(self, model: str, text: str, **options: Any) -> Any:
+        """Return who attends to whom in a text; `options` are `layer`, `head` and `part` of `pt.view_attention`."""
+        return (await self._run(model, "attention", [text], **options))[0]
+
+    async def tokenize(self, model: str, texts: Sequence[str]) -> list[Any]:
+        """Return the tokens of texts."""
+        served_model = self.get_model(model, "tokenize")
+        self._check_texts(texts)
+        return await asyncio.to_thread(lambda: [served_model.tokenize(text) for text in texts])
+
+    async def _run(self, model: str, kind: str, items: Sequence[Any], **options: Any) -> list[Any]:
+        worker = self._get_worker(model, kind)
+        if isinstance(items, str):
+            raise UsageError("texts must be a list, got a single text; use [text]")
+        self._check_texts(items)
+        result: list[Any] = await self._wait(worker, BatchJob(kind, list(items), tuple(sorted(options.items()))))
+        return result
+
+    async def _wait(self, worker: ModelWorker, job: Job) -> Any:
+        """Submit a request and wait for its result, at most `request_seconds`."""
+        future: Future[Any] = job.future
+        self._running.add(future)
+        try:
+            worker.submit(job)
+            return await asyncio.wait_for(asyncio.wrap_future(future), self.config.request_seconds)
+        except TimeoutError:
+            raise RequestTimeoutError(f"the request took longer than {self.config.request_seconds:g} s") from None
+        finally:
+            future.cancel()
+            self._running.discard(future)
+
+    def _check_texts(self, items: Sequence[Any]) -> None:
+        """Raise a UsageError for too many or too long texts."""
+        if not items or len(items) > self.config.max_texts:
+            raise UsageError(f"a request must have from 1 to {self.config.max_texts} texts, got {len(items)}")
+        for item in items:
+            size = _count_characters(item)
+            if size > self.config.max_characters:
+                raise UsageError(f"a text must have <= {self.config.max_characters} characters, got {size}")
+
+    def _check_count(self, k: int) -> int:
+        if not 1 <= k <= self.config.max_results:
+            raise UsageError(f"the number of results must be from 1 to {self.config.max_results}, got {k}")
+        return k
+
+
+def _count_characters(item: Any) -> int:
+    """Return the number of characters of a text, or of all texts of a pair or mapping."""
+    if isinstance(item, str):
+        return len(item)
+    if isinstance(item, Mapping):
+        return sum(map(_count_characters, item.values()))
+    return sum(map(_count_characters, item)) if isinstance(item, Sequence) else 0

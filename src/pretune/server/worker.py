@@ -1,0 +1,285 @@
+"""Worker of a model: one thread that batches the requests of all clients.
+
+Completions run by continuous batching. Other work (embeddings, predictions, …) is cut into chunks of texts; a chunk
+holds texts of all waiting requests of the same kind, and runs as one ragged batch between two decoding steps.
+"""
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from typing import Any
+
+from pretune.core import log
+from pretune.core.errors import PretuneError
+from pretune.server.completion import CompletionJob
+from pretune.server.config import ModelError, QueueFullError, ServerConfig, UnavailableError
+from pretune.server.continuous import ContinuousDecoder, DecodingRow
+from pretune.server.metrics import Metrics
+from pretune.server.served_model import ServedModel
+
+
+@dataclass(slots=True, eq=False)
+class BatchJob:
+    """Request of one kind of work over items (texts, queries, …), and the future of its results."""
+
+    kind: str
+    items: Sequence[Any]
+    options: tuple[tuple[str, Any], ...] = ()  # names and values; jobs with equal ones share batches
+    future: "Future[list[Any]]" = field(default_factory=Future)
+    results: list[Any] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
+        """Kind and options."""
+        return self.kind, self.options
+
+
+Job = CompletionJob | BatchJob
+
+
+class ModelWorker:
+    """Queue and thread of a served model."""
+
+    def __init__(self, model: ServedModel, config: ServerConfig, metrics: Metrics) -> None:
+        self.model, self.config, self.metrics = model, config, metrics
+        self._condition = threading.Condition()
+        self._jobs: deque[BatchJob] = deque()
+        self._waiting: deque[DecodingRow] = deque()
+        self._owners: dict[DecodingRow, CompletionJob] = {}
+        self._starting: set[CompletionJob] = set()  # jobs none of whose rows has started
+        self._decoder = model.build_decoder() if model.can("complete") else None
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"model {model.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def queue_length(self) -> int:
+        """Number of requests that wait."""
+        return len(self._jobs) + len(self._starting)
+
+    @property
+    def running_rows(self) -> int:
+        """Number of texts that are being generated."""
+        return 0 if self._decoder is None else len(self._decoder.rows)
+
+    def submit(self, job: Job) -> None:
+        """Add a request to the queue. Raises QueueFullError, or UnavailableError while stopping."""
+        with self._condition:
+            self.check_queue()
+            if isinstance(job, BatchJob):
+                self._jobs.append(job)
+            else:
+                self._starting.add(job)
+                self._waiting.extend(job.rows)
+                self._owners |= dict.fromkeys(job.rows, job)
+            self._condition.notify()
+
+    def check_queue(self) -> None:
+        """Raise the error that `submit` would raise."""
+        if self._is_stopping:
+            raise UnavailableError("the server is shutting down; send the request to another one")
+        if self.queue_length >= self.config.max_queue:
+            raise QueueFullError(f"{self.queue_length} requests wait for model '{self.model.name}'; try again later")
+
+    def stop(self) -> None:
+        """Refuse new requests; the thread ends after the last one."""
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the end of the thread; returns whether it has ended. Requests that are left fail."""
+        self._thread.join(seconds)
+        is_done = not self._thread.is_alive()
+        error = UnavailableError("the server has shut down")
+        for job in () if is_done else self._list_jobs():
+            _resolve(job.future, error=error)
+        return is_done
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not (self._jobs or self._owners or self._is_stopping):
+                    self._condition.wait()
+                if self._is_stopping and not (self._jobs or self._owners):
+                    return
+            try:
+                self._run_chunk()
+                if self._decoder is not None:
+                    self._drop_cancelled()
+                    self._admit(self._decoder)
+                    self._step(self._decoder)
+            except Exception as error:  # a bug of the worker itself must not end it
+                log.warn(f"model '{self.model.name}': {type(error).__name__}: {error}")
+                self._fail_all(error)
+
+    def _run_chunk(self) -> None:
+        """Run a chunk of items of the waiting jobs that are like the first; unfinished jobs move to the end."""
+        with self._condition:
+            self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
+            if not self._jobs:
+                return
+            first = self._jobs[0]
+            room, parts = self.model.get_chunk_size(first.kind), list[tuple[BatchJob, Sequence[Any]]]()
+            for job in [job for job in self._jobs if job.key == first.key]:
+                if room <= 0:
+                    break
+                part = job.items[len(job.results) : len(job.results) + room]
+                parts.append((job, part))
+                room -= len(part)
+        start = time.monotonic()
+        try:
+            items = [item for _, part in parts for item in part]
+            results = self.model.run(first.kind, items, **dict(first.options))
+            position = 0
+            for job, part in parts:
+                job.results += results[position : position + len(part)]
+                position += len(part)
+        except Exception as error:
+            if len(parts) == 1:
+                self._fail(parts[0][0], error)
+            else:  # by itself every job succeeds or fails alone
+                for job, part in parts:
+                    try:
+                        job.results += self.model.run(job.kind, part, **dict(job.options))
+                    except Exception as own_error:
+                        self._fail(job, own_error)
+        self.metrics.observe_batch(self.model.name, first.kind, sum(len(part) for _, part in parts), start)
+        with self._condition:
+            for job, _ in parts:
+                if job in self._jobs:
+                    self._jobs.remove(job)
+                    if len(job.results) < len(job.items) and not job.future.done():
+                        self._jobs.append(job)
+        for job, _ in parts:
+            if len(job.results) == len(job.items):
+                _resolve(job.future, job.results)
+
+    def _drop_cancelled(self) -> None:
+        """Remove the rows of requests that were cancelled or have failed."""
+        assert self._decoder is not None
+        with self._condition:
+            jobs = {job for job in self._owners.values() if job.future.done()}
+            for job in jobs:
+                self._starting.discard(job)
+                for row in job.rows:
+                    self._owners.pop(row, None)
+            if jobs:
+                self._waiting = deque(row for row in self._waiting if row in self._owners)
+        if any(row not in self._owners for row in self._decoder.rows):
+            self._decoder.remove([row for row in self._decoder.rows if row not in self._owners])
+
+    def _admit(self, decoder: ContinuousDecoder) -> None:
+        """Prefill waiting rows, as many as there is room for."""
+        with self._condition:
+            rows = self._select_rows(decoder)
+            for row in rows:
+                self._starting.discard(self._owners[row])
+        if not rows:
+            return
+        try:
+            finished_rows = decoder.admit(rows)
+            self.metrics.count_tokens(self.model.name, "prompt", sum(len(row.source or row.prompt) for row in rows))
+        except Exception as error:
+            self._isolate(rows, error, decoder)
+            return
+        self._handle_tokens(rows, finished_rows, decoder)
+
+    def _select_rows(self, decoder: ContinuousDecoder) -> list[DecodingRow]:
+        rows: list[DecodingRow] = []
+        tokens = 0
+        if any(row.is_isolated for row in decoder.rows):
+            return rows
+        while self._waiting and len(decoder.rows) + len(rows) < self.config.max_rows:
+            row = self._waiting[0]
+            size = len(row.prompt) + len(row.tokens) + len(row.source or ())
+            if row.is_isolated and (rows or decoder.rows):
+                break
+            if rows and tokens + size > self.config.max_prefill:
+                break
+            rows.append(self._waiting.popleft())
+            tokens += size
+            if row.is_isolated:
+                break
+        return rows
+
+    def _step(self, decoder: ContinuousDecoder) -> None:
+        """Append a token to every running text."""
+        if not decoder.rows:
+            return
+        rows, start = [*decoder.rows], time.monotonic()
+        try:
+            finished_rows = decoder.step()
+        except Exception as error:
+            self._isolate(decoder.clear(), error, decoder)
+            return
+        self.metrics.observe_batch(self.model.name, "complete", len(rows), start)
+        self._handle_tokens(rows, finished_rows, decoder)
+
+    def _handle_tokens(
+        self, rows: Sequence[DecodingRow], finished_rows: Sequence[DecodingRow], decoder: ContinuousDecoder
+    ) -> None:
+        """Send new text, and resolve requests all of whose texts have ended."""
+        self.metrics.count_tokens(self.model.name, "generated", len(rows))
+        for row in rows:
+            job = self._owners[row]
+            try:
+                if row.error is not None:
+                    raise row.error
+                job.update(row)
+            except Exception as error:
+                self._fail(job, error)
+        ended_rows = {row for row in rows if row.is_finished}
+        decoder.remove([row for row in ended_rows if row not in finished_rows])  # at a stop string
+        with self._condition:
+            jobs = {self._owners.pop(row) for row in ended_rows}
+        for job in jobs:
+            if job.is_finished and not job.future.done():
+                _resolve(job.future, job.build_result())
+
+    def _isolate(self, rows: Sequence[DecodingRow], error: Exception, decoder: ContinuousDecoder) -> None:
+        """Queue the rows of a failed batch again, each to run without others; the request of a single row fails."""
+        decoder.remove(rows)
+        if len(rows) == 1:
+            self._fail(self._owners[rows[0]], error)
+            return
+        for row in rows:
+            row.is_isolated = True
+        with self._condition:
+            self._waiting.extendleft(reversed(rows))
+
+    def _list_jobs(self) -> list[Job]:
+        return [*self._jobs, *set(self._owners.values())]
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        if not isinstance(error, PretuneError):
+            log.warn(f"model '{self.model.name}': {type(error).__name__}: {error}")
+            error = ModelError(f"model '{self.model.name}' failed: {type(error).__name__}")
+        self.metrics.count_error(self.model.name)
+        _resolve(job.future, error=error)
+
+    def _fail_all(self, error: Exception) -> None:
+        """Fail every request of the queue, after an error that belongs to none of them."""
+        with self._condition:
+            jobs = self._list_jobs()
+            self._jobs.clear()
+            self._waiting.clear()
+            self._owners.clear()
+            self._starting.clear()
+        if self._decoder is not None:
+            self._decoder.clear()
+        for job in jobs:
+            self._fail(job, error)
+
+
+def _resolve(future: "Future[Any]", result: Any = None, error: Exception | None = None) -> None:
+    """Set the result or the error of a future, unless it was cancelled."""
+    with contextlib.suppress(InvalidStateError):
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
