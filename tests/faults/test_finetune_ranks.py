@@ -246,6 +246,7 @@ def test_rates_labels_and_baselines(
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_asked_to_stop_it_goes_on_with_another_number_of_ranks(
     runs: Nursery, base: Path, table: Path, alone: Path, tmp_path: Path, first: int, then: int
 ) -> None:

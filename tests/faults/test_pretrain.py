@@ -355,14 +355,16 @@ class TestSignals:
         finished(runs, out)
         assert same(out, straight)
 
-    @pytest.mark.parametrize(("step", "after"), keep_quick([(0, 1), (4, 4)], (4, 4)))
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("step", "after"), [(0, 1), (4, 4)])
     def test_in_a_save(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, step: int, after: int) -> None:
         out = tmp_path / "run"
         self.interrupted(runs, data, out, ["signalled_while_saving", step, "SIGTERM"], 75, after)
         finished(runs, out)
         assert same(out, straight)
 
-    @pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
     def test_while_it_is_set_up(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, name: str) -> None:
         out, code = tmp_path / "run", 75 if name == "SIGTERM" else 130
         child = runs.run(arguments(data, out, *ALONE), ["signalled_while_opening", name], code=code)

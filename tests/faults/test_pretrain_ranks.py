@@ -150,6 +150,7 @@ def test_one_of_two_ranks_is_asked_while_it_evaluates(runs: Nursery, data: Path,
     close(out, alone)
 
 
+@pytest.mark.slow
 def test_one_of_two_ranks_is_killed(runs: Nursery, data: Path, alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     children = runs.ranks(still(data, out), hook=["only_rank", 1, "signalled", 6, "SIGKILL"])
@@ -170,6 +171,7 @@ def test_one_of_two_ranks_stands_still(runs: Nursery, data: Path, tmp_path: Path
     children[1].wait()
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_on_one_rank_is_skipped_on_all(runs: Nursery, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     ended(runs.ranks(still(data, out), hook=["only_rank", 1, "not_finite", 2, 2]), 0, 0)  # in the third step

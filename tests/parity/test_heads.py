@@ -151,7 +151,7 @@ def keep(*families: str) -> list[Any]:
     return keep_quick(CASES, *(one for one in CASES if one.name.split("-")[0] in families))
 
 
-@pytest.mark.parametrize("case", keep("Bert", "XLNet", "gpt2", "mpt", "bart", "t5"), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", keep("Bert", "XLNet", "gpt2", "t5"), ids=lambda case: case.name)
 def test_logits_both_ways(case: Case, tmp_path: Path) -> None:
     """Theirs read by us, ours read by them, and by us again: equal logits; the same tensors and labels on disk."""
     reference = built(case, **options(case))

@@ -26,6 +26,7 @@ from pretune.runs.show_batch.texts import (
 )
 from tests.contracts.objective_cases import MODELS
 from tests.contracts.tiny import rough
+from tests.selection import keep_quick
 from tests.text.tokenizers import trained
 
 CASES = [(name, shape) for name in OBJECTIVES for shape in OBJECTIVES.get(name)().shapes]
@@ -120,7 +121,7 @@ def test_what_is_told_is_the_lesson(name: str, shape: ModelShape) -> None:
     }
 
 
-@pytest.mark.parametrize(("name", "shape"), CASES)
+@pytest.mark.parametrize(("name", "shape"), keep_quick(CASES, *CASES[::4]))
 def test_the_seed_decides(name: str, shape: ModelShape) -> None:
     more = {"rate": 0.4, "mean": 2.0} if name == "span_corruption" else {}  # one span alone is always the last
     assert build_example(name, shape=shape, seed=3) == build_example(name, shape=shape, seed=3)
@@ -276,7 +277,7 @@ def test_what_cannot_be_shown_is_refused(arguments: dict[str, Any], value: str) 
         build_example(**arguments)
 
 
-@pytest.mark.parametrize(("name", "shape"), CASES)
+@pytest.mark.parametrize(("name", "shape"), keep_quick(CASES, *CASES[1::4]))
 def test_a_single_word(name: str, shape: ModelShape) -> None:
     """Nothing, or all there is, may be hidden."""
     texts = ["Yes"] if OBJECTIVES.get(name)().pairs is None else ["Yes", "No"]

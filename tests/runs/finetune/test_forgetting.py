@@ -23,6 +23,7 @@ from pretune.text.tokenizer.training import train
 from pretune.training.distributed import Ranks
 from tests.contracts.tiny import tiny
 from tests.runs import tasked
+from tests.selection import keep_quick
 
 CPU = Ranks(torch.device("cpu"))
 ASKED = {
@@ -73,7 +74,7 @@ def test_the_distance_is_relative_to_the_weights(base: Path, data: Path) -> None
     assert moved["difference"] == moved["after"]["loss"] - moved["before"]["loss"] != 0
 
 
-@pytest.mark.parametrize("name", ["prefix", "prompt", "lora", "qlora", "ia3", "bitfit"])
+@pytest.mark.parametrize("name", keep_quick(["prefix", "prompt", "lora", "qlora", "ia3", "bitfit"], "prefix", "qlora"))
 def test_before_is_the_model_as_it_was_pretrained(name: str, base: Path, data: Path) -> None:
     """What a method puts into a model, and what 4 bits round off, counts as forgotten; and what merges has moved."""
     body, method = body_of(base), METHODS.get(name)(**({"count": 4} if name in ("prefix", "prompt") else {}))
