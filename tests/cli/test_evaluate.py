@@ -224,6 +224,9 @@ def test_vectors_are_compared_in_files_of_ones_own(capsys: Capture, runs: dict[s
     assert pairs["counts"]["pairs"] == 3 and next(iter(pairs["scores"])) == "spearman"
     same = pt.embed(run, ["the sea", "a house", "the old sea"], normalise=True)
     assert pairs["scores"]["pearson"] == pytest.approx(np.corrcoef(same @ same[0], [5, 1, 3])[0, 1], abs=1e-4)
+    (first,) = told(capsys, run, "--task=scored_pairs", f"--data={scored}", "--pooling=static")
+    same = pt.embed(run, ["the sea", "a house", "the old sea"], normalise=True, pooling="static")
+    assert first["scores"]["pearson"] == pytest.approx(np.corrcoef(same @ same[0], [5, 1, 3])[0, 1], abs=1e-4)
     (three,) = told(capsys, run, "--task=triplets", f"--data={triplets}")
     assert three["scores"]["accuracy"] == 0.5 and three["counts"] == {"triplets": 2, "ties": 1}
     assert "sentence1, sentence2" in refused(capsys, 3, run, "--task=scored_pairs", f"--data={triplets}")

@@ -93,6 +93,9 @@ def evaluate(
     ] = True,
     window: Annotated[int | None, option("--window N", "Window length of --text in tokens.")] = None,
     stride: Annotated[int | None, option("--stride N", "Stride of the windows in tokens.")] = None,
+    pooling: Annotated[
+        str | None, option("--pooling", "Vectors of similarity and retrieval: mean, cls, max, last, static …")
+    ] = None,
     base: Base = None,
     device: DeviceName = None,
     precision: Annotated[
@@ -116,6 +119,7 @@ def evaluate(
         "split": split, "limit": limit, "seed": seed, "prompt": None if prompt is None else unescape(prompt),
         "calibrate": calibrate, "length": length and str(length), "text_to_text": text_to_text, "show": show_prompt,
         "order": str(order), "base": base, "words": words, "window": window, "stride": stride,
+        "pooling": pooling,
         "precision": precision and str(precision), "quantize": quantize and str(quantize),
     }  # fmt: skip
     with shut_down_cleanly():

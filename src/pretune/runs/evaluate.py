@@ -49,6 +49,7 @@ def evaluate(
     window: int | None = None,
     stride: int | None = None,
     words: bool = True,
+    pooling: str | None = None,
     base: str | os.PathLike[str] | None = None,
     precision: Literal["float32", "bfloat16"] | None = None,
     quantize: Quantization | None = None,
@@ -79,6 +80,7 @@ def evaluate(
         window: Context window of a perplexity, in tokens.
         stride: Tokens scored per window.
         words: Mask the later pieces of a word together with the earlier ones (encoders).
+        pooling: Pooling of embeddings (similarity, retrieval): "mean", "cls" …; None: that of the model's directory.
         base: Directory of an adapter's base model, if it was moved.
         precision: "float32" or "bfloat16"; None: bfloat16 on a GPU.
         quantize: "int8" or "nf4" reduces the weights of linear layers to 8 or 4 bits.
@@ -107,6 +109,7 @@ def evaluate(
         "show": show,
         "base": base,
         "words": words,
+        "pooling": pooling,
         "precision": precision,
         "quantize": quantize,
     }

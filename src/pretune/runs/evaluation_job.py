@@ -58,6 +58,7 @@ class EvaluateOptions(TypedDict, total=False):
     show: bool  # return the prompt of the first example
     base: str | os.PathLike[str] | None  # base model of an adapter
     words: bool  # mask whole words (encoders)
+    pooling: str | None  # of embeddings; None: that of the model's directory
     precision: Literal["float32", "bfloat16"] | None  # None: bfloat16 on a GPU
     quantize: Quantization | None  # of the weights
 
@@ -186,13 +187,23 @@ class EvaluationJob:
         model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
         report, device = self.bind_progress(task.name), None if self.device is None else resolve_device(self.device)
         is_retrieval = task.type.evaluator == "retrieval"
+        pooling = self.options.get("pooling")
         if is_retrieval:
-            metrics = evaluate_retrieval(model, task, data=self.data, on_progress=report, device=device)
+            metrics = evaluate_retrieval(
+                model, task, data=self.data, on_progress=report, device=device, pooling=pooling
+            )
             metrics[BASELINE] = evaluate_retrieval(BASELINE, task, data=self.data)["ndcg"]  # the baseline
         else:
             split, limit = self.options.get("split"), self.options.get("limit")
             metrics = evaluate_similarity(
-                model, task, data=self.data, split=split, limit=limit, on_progress=report, device=device
+                model,
+                task,
+                data=self.data,
+                split=split,
+                limit=limit,
+                on_progress=report,
+                device=device,
+                pooling=pooling,
             )
         ignores_limit = is_retrieval and self.options.get("limit") is not None
         notes = ("limit is ignored for retrieval",) if ignores_limit else ()
@@ -232,7 +243,8 @@ class EvaluationJob:
             columns = "anchor, positive and negative" if name == "triplets" else "sentence1, sentence2 and score"
             raise DataError(f"{path}: {name} needs a table with the columns {columns}")
         model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
-        ready = build_embedder(model, device=None if self.device is None else resolve_device(self.device))
+        device = None if self.device is None else resolve_device(self.device)
+        ready = build_embedder(model, device=device, pooling=self.options.get("pooling"))
         rows = subsample([*zip(dataset.texts, dataset.gold, strict=True)], self.options.get("limit"))
         if name == "triplets":
             return _build_result(

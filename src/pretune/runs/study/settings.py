@@ -44,7 +44,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "vectors": ("kind", "mode", "width", "window", "epochs", "min_count", "max_words", "seed"),
     "evaluate": (
         "split", "limit", "seed", "prompt", "text_to_text", "length", "calibrate", "order", "window", "stride", "words",
-        "data",
+        "data", "pooling",
     ),
 }  # fmt: skip
 """Options of the functions that a study calls, by section."""
