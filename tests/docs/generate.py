@@ -50,6 +50,7 @@ VERB_PAGES = {
     "report": "reports",
     "verify": "distributed",
     "export": "models",
+    "serve": "server",
     "env": "cli",
 }
 """The page of docs/ that explains a verb."""

@@ -28,6 +28,7 @@ from pretune.server.config import (
     UnknownModelError,
 )
 from pretune.server.engine import Engine
+from tests.conftest import ROOT
 from tests.inference.speakers import bert, gpt, t5
 from tests.server.models import PROMPTS, models, run_engine
 
@@ -120,7 +121,8 @@ def test_embeddings_of_many_clients() -> None:
     assert sum(sizes.counts) < 10  # requests shared batches
 
 
-def test_every_capability(tmp_path: Any) -> None:
+def test_every_capability(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "tests/fixtures/v0")  # a fine-tuned run with relative paths
     pt.save(bert(), tmp_path / "bert")
     build(tmp_path / "bert", PROMPTS, out=tmp_path / "library", device="cpu")
 
@@ -132,10 +134,11 @@ def test_every_capability(tmp_path: Any) -> None:
             "bm25": await engine.search("library", ["cat"], k=2, words=True),
             "neighbors": await engine.neighbors("bert", "cat", "The cat sat.", PROMPTS, k=2),
             "attention": await engine.attention("bert", "The cat", layer=1, head=2),
+            "labels": await engine.predict("lora", ["a fine film", "dull"]),
             "tokens": await engine.tokenize("bert", ["The cat"]),
         }
 
-    results, engine = run_engine(work, {**models(), "library": tmp_path / "library"})
+    results, engine = run_engine(work, {**models(), "library": tmp_path / "library", "lora": "lora"})
     assert [[len(blank) for blank in text["blanks"]] for text in results["fill"]] == [[3], [3, 3]]
     assert results["fill"][0]["blanks"][0][0]["word"] == pt.fill(bert(), "The [MASK] went.")[0][0].word
     assert [row["logprob"] for row in results["score"]] == pytest.approx(pt.score(gpt(), PROMPTS))
@@ -144,9 +147,11 @@ def test_every_capability(tmp_path: Any) -> None:
     weights = pt.view_attention(bert(), "The cat", layer=1, head=2).weights
     np.testing.assert_allclose(results["attention"]["weights"], weights, atol=1e-5)
     assert results["tokens"][0][0]["start"] is None and results["tokens"][0][1]["start"] == 0
+    assert results["labels"] == pt.predict("lora", ["a fine film", "dull"])
     can = {name: worker.model.capabilities for name, worker in engine.workers.items()}
     assert can["gpt"] == ["complete", "embed", "score", "neighbors", "attention", "tokenize"]
     assert can["bert"] == ["embed", "fill", "score", "neighbors", "attention", "tokenize"]
+    assert "predict" in can["lora"] and "complete" not in can["lora"]
     assert {"complete", "fill"} <= {*can["t5"]} and "search" in can["library"]
 
 

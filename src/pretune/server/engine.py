@@ -15,7 +15,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
@@ -167,29 +167,40 @@ class Engine:
         prompts: Prompt | Sequence[Prompt],
         *,
         stop: Sequence[str] = (),
+        on_end: Callable[[Completion], None] | None = None,
         **options: Unpack[GenerationOptions],
-    ) -> AsyncIterator[CompletionPiece]:
+    ) -> AsyncGenerator[CompletionPiece, None]:
         """Yield pieces of the completions of one or several prompts while they are generated.
 
-        A piece ends at a character, and never holds a stop string or the start of one.
+        A piece ends at a character, and never holds a stop string or the start of one. `on_end` is called with the
+        result after the last piece.
         """
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[CompletionPiece | None]()
 
         def on_piece(piece: CompletionPiece) -> None:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        prompt_list = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else prompts
-        task = asyncio.create_task(
-            self.complete(model, prompt_list, stop=stop, on_piece=on_piece, **options)  # type: ignore[arg-type]
-        )
+        is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        prompt_list: Any = [prompts] if is_single else prompts
+        task = asyncio.create_task(self.complete(model, prompt_list, stop=stop, on_piece=on_piece, **options))
         # NOTE: the end of the task comes by the same loop as the pieces, hence after the last of them.
         task.add_done_callback(lambda _: loop.call_soon(pieces.put_nowait, None))
         try:
             while (piece := await pieces.get()) is not None:
                 yield piece
-            await task
+            completion = await task
+            if on_end is not None:
+                on_end(completion)
         finally:
             task.cancel()
+
+    def format_metrics(self) -> str:
+        """Return measurements in the text format of Prometheus."""
+        gauges = {
+            "pretune_queue_length": {name: worker.queue_length for name, worker in self.workers.items()},
+            "pretune_running_texts": {name: worker.running_rows for name, worker in self.workers.items()},
+        }
+        return self.metrics.format(gauges)
 
     async def embed(self, model: str, texts: Sequence[str]) -> EmbeddedTexts:
         """Embed texts, in the pooling of the model's directory."""

@@ -1,0 +1,110 @@
+"""`pretune serve`: models behind an HTTP server."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pretune.cli._inputs import check_model
+from pretune.cli._options import AsJson, DeviceName, argument, option
+from pretune.core import log
+from pretune.core.errors import UsageError, import_extra
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EXPLANATION = """pretune serve MODEL…: models behind an HTTP server, on this machine only unless --host says otherwise
+
+  pretune serve runs/books runs/reviews library    a decoder, a fine-tuned run and an index, by their folders' names
+  pretune serve books=runs/2026-05-01              another name
+
+A model is a run, a Hugging Face directory, hf:OWNER/NAME, an index, or a file of word vectors. Paths:
+
+  /v1/models  /v1/completions  /v1/embeddings      as in OpenAI's API: its clients work
+  /fill /predict /score /search /neighbors /attention /tokenize
+  /health  /metrics  /openapi.json
+
+  curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "Once upon a time"}'"""
+
+
+def serve(
+    models: Annotated[
+        list[str] | None, argument("[NAME=]MODEL", "Run, Hugging Face directory, index or word vectors.")
+    ] = None,
+    port: Annotated[int, option("--port N", "Port; 0: any free one.")] = 8000,
+    host: Annotated[str, option("--host ADDRESS", "Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    token: Annotated[
+        str | None, option("--token TEXT", "Bearer token that requests need (default: $PRETUNE_TOKEN).")
+    ] = None,
+    allowed_hosts: Annotated[
+        list[str] | None, option("--allow-host NAME", "Name by which clients call the server. Repeatable.")
+    ] = None,
+    device: DeviceName = None,
+    settings: Annotated[
+        list[str] | None, option("--set NAME=VALUE", "Change a limit, such as max_rows=64. Repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve models by HTTP, in the shape of OpenAI's API.
+
+    Requests of all clients are batched. SIGTERM and Ctrl-C end the server after its running requests.
+
+    Example: pretune serve runs/gpt runs/reviews --port 8000
+    """
+    if not models:
+        log.print_result(EXPLANATION)
+        return
+    sources = parse_sources(models)
+    for module in ("fastapi", "uvicorn"):
+        import_extra(module, "serve", "`pretune serve` needs")
+    if not 0 <= port < 2**16:
+        raise UsageError(f"--port must be from 0 to 65535, got {port}")
+    from pretune.cli._inputs import resolve_device
+    from pretune.core.config import parse_assignments, replace
+    from pretune.inference.word_vectors import is_word_vectors
+    from pretune.server.config import ServerConfig
+
+    config = replace(ServerConfig(), parse_assignments(settings or []))
+    for source in sources.values():
+        if not is_word_vectors(source):
+            check_model(source)
+    target = str(resolve_device(device))
+    from pretune.server.engine import Engine
+    from pretune.server.http import get_token, open_socket
+    from pretune.server.http import serve as work
+
+    secret = get_token(token)
+    if host not in LOOPBACK and secret is None:
+        log.warn(f"every machine that reaches {host} can use the models; set --token, or use --host 127.0.0.1")
+    listener = open_socket(host, port)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    engine = Engine(sources, device=target, config=config)
+
+    def report_ready() -> None:
+        capabilities = {name: worker.model.capabilities for name, worker in engine.workers.items()}
+        if as_json:
+            log.print_result(json.dumps({"url": address, "models": capabilities}, allow_nan=False), flush=True)
+            return
+        for name, names in capabilities.items():
+            log.info(f"{name}: {', '.join(names)}")
+        log.print_result(f"serving {', '.join(capabilities)} at {address}", flush=True)
+
+    log.info(f"loading {', '.join(sources)}; {address}/health answers 200 when it is done")
+    work(engine, listener, host=host, hosts=allowed_hosts or (), token=secret, on_ready=report_ready)
+
+
+def parse_sources(models: list[str]) -> dict[str, str]:
+    """Return model directories by name: NAME of NAME=DIR, or the name of the directory.
+
+    >>> parse_sources(["runs/gpt", "old=runs/gpt"])
+    {'gpt': 'runs/gpt', 'old': 'runs/gpt'}
+    """
+    sources: dict[str, str] = {}
+    for model in models:
+        name, mark, path = model.partition("=")
+        if not mark or Path(model).exists():
+            path = model
+            name = model.rpartition("/")[2] if model.startswith("hf:") else Path(model).absolute().name
+        if not name or not path:
+            raise UsageError(f"'{model[:80]}': a model is a directory, or NAME=DIRECTORY")
+        if name in sources:
+            raise UsageError(f"two models are called '{name}'; give one another name: NAME={path}")
+        sources[name] = path
+    return sources

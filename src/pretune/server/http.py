@@ -1,0 +1,174 @@
+"""Server process: socket, loading of models, signals."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pretune.core.errors import ResourceError
+from pretune.server.app import build_app
+from pretune.server.engine import Engine
+from pretune.server.errors import build_error
+from pretune.server.limits import Gate, build_hosts
+
+KEEP_ALIVE_SECONDS = 5
+MAX_HEADER_BYTES = 2**15
+POLL_SECONDS = 0.05
+
+
+def build_protocol(read_seconds: float, max_connections: int) -> type[H11Protocol]:
+    """Return the protocol of connections, with limits of their number and of the time until the first request."""
+
+    class LimitedProtocol(H11Protocol):
+        """HTTP/1.1 by h11. A connection without a request is closed, and so is one too many."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.app_state = {**self.app_state, "abort": transport.abort}
+            if len(self.connections) > max_connections:
+                self.send_error(503, "too many connections")
+            else:
+                self.loop.call_later(read_seconds, self.close_if_silent)
+
+        def close_if_silent(self) -> None:
+            """Close the connection if no request has come."""
+            cycle: Any = self.cycle
+            if cycle is None and not self.transport.is_closing():
+                self.transport.abort()
+
+        def timeout_keep_alive_handler(self) -> None:
+            """Close a connection without another request; one whose request is incomplete as well."""
+            if not self.transport.is_closing():
+                self.transport.close()
+
+        def data_received(self, data: bytes) -> None:
+            """Handle data, but keep the timer of a connection that has not completed the headers of a request."""
+            timer, cycle = self.timeout_keep_alive_task, self.cycle
+            self.timeout_keep_alive_task = None
+            super().data_received(data)
+            if timer is not None and self.cycle is not cycle:
+                timer.cancel()
+            elif timer is not None and self.timeout_keep_alive_task is None:
+                self.timeout_keep_alive_task = timer
+
+        def send_400_response(self, msg: str) -> None:
+            """Send an error for what is not HTTP."""
+            self.send_error(400, "invalid HTTP request")
+
+        def send_error(self, status: int, message: str) -> None:
+            """Send an error as JSON, and close the connection."""
+            data = json.dumps(build_error(status, message), allow_nan=False).encode()
+            headers = [("content-type", "application/json"), ("content-length", str(len(data)))]
+            event = h11.Response(status_code=status, headers=[*headers, ("connection", "close")])
+            with contextlib.suppress(h11.LocalProtocolError):
+                for part in (event, h11.Data(data=data), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(part) or b"")
+            self.transport.close()
+
+    return LimitedProtocol
+
+
+class DrainingServer(uvicorn.Server):
+    """Server that ends after its running requests, when it gets SIGTERM or SIGINT; at once after a second signal."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+        super().__init__(config)
+        self.engine = engine
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Refuse new requests, and wait for the running ones."""
+        if self.engine.is_draining:
+            self.should_exit = self.force_exit = True
+            return
+        self.engine.stop_accepting()
+        threading.Thread(target=self._exit_when_idle, name="drain", daemon=True).start()
+
+    def _exit_when_idle(self) -> None:
+        deadline = time.monotonic() + self.engine.config.drain_seconds
+        while self.engine.running_requests and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        self.should_exit = True
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 is any free one. Raises a ResourceError if the address is not free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as fault:
+        reason = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
+        raise ResourceError(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from None
+
+
+def build_server(engine: Engine, *, host: str, hosts: Sequence[str] = (), token: str | None = None) -> DrainingServer:
+    """Return the server of an engine at an address; `hosts` are more names by which clients may call it."""
+    limits = engine.config
+    config = uvicorn.Config(
+        Gate(build_app(engine), engine, hosts=build_hosts(host, hosts), token=token),
+        http=build_protocol(limits.read_seconds, limits.max_connections),
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=max(int(limits.write_seconds), 1),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+    return DrainingServer(config, engine)
+
+
+def serve(
+    engine: Engine,
+    listener: socket.socket,
+    *,
+    host: str,
+    hosts: Sequence[str] = (),
+    token: str | None = None,
+    on_ready: Callable[[], None] | None = None,
+) -> None:
+    """Serve an engine until a signal. The models are loaded meanwhile; an error of loading ends the server.
+
+    Args:
+        engine: The engine, not loaded yet.
+        listener: A listening socket.
+        host: The address of the socket.
+        hosts: More names by which clients may call the server.
+        token: Bearer token that requests need.
+        on_ready: Called when the models are loaded.
+    """
+    server, errors = build_server(engine, host=host, hosts=hosts, token=token), list[BaseException]()
+
+    def load() -> None:
+        try:
+            engine.load()
+            if on_ready is not None and not engine.is_draining:
+                on_ready()
+        except BaseException as error:
+            errors.append(error)
+            server.should_exit = True
+
+    threading.Thread(target=load, name="load", daemon=True).start()
+    server.run(sockets=[listener])
+    engine.drain(0.0 if server.force_exit else 1.0)
+    if errors:
+        raise errors[0]
+
+
+def get_token(token: str | None) -> str | None:
+    """Return the token of an option, or that of the variable PRETUNE_TOKEN."""
+    value: Any = token if token is not None else os.environ.get("PRETUNE_TOKEN")
+    return value or None

@@ -1,0 +1,258 @@
+"""Limits of HTTP requests, around the application: hosts, origins, tokens, bodies, slow and vanished clients."""
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import json
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from pretune.core import log
+from pretune.server.engine import Engine
+from pretune.server.errors import build_error, describe_error
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+WILDCARDS = ("0.0.0.0", "::", "")
+OPEN_PATHS = ("/health",)
+"""Paths that need no token, and answer while the engine loads or drains."""
+STATUS_PATHS = ("/health", "/metrics", "/", "/openapi.json", "/v1/models")
+"""Paths that answer while the engine loads or drains."""
+PATHS = (
+    "/", "/health", "/metrics", "/openapi.json", "/v1/models", "/v1/completions", "/v1/embeddings", "/fill", "/predict",
+    "/score", "/search", "/neighbors", "/attention", "/tokenize",
+)  # fmt: skip
+"""Paths that metrics name; others are counted together."""
+DISCARDED_BODIES = 16
+"""A refused body is read up to so many times its limit, so that a client that is still sending gets the answer."""
+SECURITY_HEADERS = (
+    (b"content-security-policy", b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)
+
+
+class RefusedError(Exception):
+    """A request that gets an error instead of reaching the application."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class DisconnectedError(Exception):
+    """The client has gone, or does not read its response."""
+
+
+class Gate:
+    """Application that checks a request, reads its body, and cancels it if the client has gone.
+
+    Args:
+        app: The application.
+        engine: The engine, with the limits.
+        hosts: Names and addresses by which clients may call the server.
+        token: Bearer token that requests need; None: none.
+    """
+
+    def __init__(self, app: Application, engine: Engine, *, hosts: Collection[str], token: str | None = None) -> None:
+        self.app, self.engine, self.config, self.token = app, engine, engine.config, token
+        self.hosts = {host.lower() for host in hosts}
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            return
+        start, response = time.monotonic(), _Response(send, self.config.write_seconds)
+        try:
+            try:
+                self._check_headers(scope)
+                body = await self._read_body(scope, receive)
+                start = time.monotonic()
+                await self._run(scope, receive, response, body)
+            except RefusedError as refusal:
+                error = build_error(refusal.status, str(refusal), refusal.code)
+                await self._refuse(scope, receive, response, refusal.status, error)
+            except DisconnectedError:
+                raise
+            except Exception as fault:
+                log.warn(f"{scope['method']} {scope['path'][:80]}: {type(fault).__name__}: {fault}")
+                if response.status is not None:
+                    raise DisconnectedError from None
+                await self._refuse(scope, receive, response, *describe_error(fault))
+        except DisconnectedError:
+            response.status = response.status or 499
+            abort = scope.get("state", {}).get("abort")
+            if abort is not None:
+                abort()
+        finally:
+            path = scope["path"] if scope["path"] in PATHS else "other"
+            self.engine.metrics.observe_request(path, response.status or 499, time.monotonic() - start)
+
+    def _check_headers(self, scope: MutableMapping[str, Any]) -> None:
+        """Raise a RefusedError for a foreign host or origin, a wrong token, or an engine that is not ready."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
+        if len(hosts) != 1 or not is_allowed(hosts[0], self.hosts):
+            raise RefusedError(403, "the Host header names another server; see --allow-host", "forbidden_host")
+        origins = [value.decode("latin-1").lower() for name, value in headers if name == b"origin"]
+        if any(not _is_same_origin(origin, hosts[0]) for origin in origins):
+            raise RefusedError(403, "requests of other web pages are refused", "forbidden_origin")
+        path = scope["path"]
+        if self.token is not None and path not in OPEN_PATHS:
+            values = [value for name, value in headers if name == b"authorization"]
+            expected_value = b"Bearer " + self.token.encode()
+            if len(values) != 1 or not hmac.compare_digest(values[0], expected_value):
+                raise RefusedError(401, "wrong or missing bearer token (header Authorization)", "invalid_api_key")
+        if not self.engine.is_ready and path not in STATUS_PATHS:
+            state = "shutting down" if self.engine.is_draining else "loading its models"
+            raise RefusedError(503, f"the server is {state}", "unavailable")
+
+    async def _read_body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes:
+        """Return the body. Raises a RefusedError if it is too large or too slow."""
+        limit, parts, size = self.config.max_body, list[bytes](), 0
+        too_large = RefusedError(413, f"the body must have <= {limit} bytes", "body_too_large")
+        length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if int(length) > limit:
+            raise too_large
+        try:
+            async with asyncio.timeout(self.config.read_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise DisconnectedError
+                    size += len(message.get("body", b""))
+                    if size > limit:
+                        raise too_large
+                    parts.append(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            seconds = f"{self.config.read_seconds:g}"
+            raise RefusedError(408, f"the body did not arrive within {seconds} s", "body_too_slow") from None
+
+    async def _run(self, scope: MutableMapping[str, Any], receive: Receive, response: "_Response", body: bytes) -> None:
+        """Run the application; cancel it if the client disconnects."""
+        is_read = False
+
+        async def replay() -> Message:
+            nonlocal is_read
+            if is_read:
+                await asyncio.Event().wait()  # the watcher below sees the end of the connection
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        work = asyncio.ensure_future(self.app(scope, replay, response.send))
+        watcher = asyncio.ensure_future(watch())
+        try:
+            await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and not response.is_complete:
+                raise DisconnectedError
+            await work
+        finally:
+            for task in (work, watcher):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+
+    async def _refuse(
+        self, scope: MutableMapping[str, Any], receive: Receive, response: "_Response", status: int, error: Any
+    ) -> None:
+        """Send an error, and read what the client is still sending, up to a limit: it would not see the error else."""
+        data, headers = json.dumps(error, allow_nan=False).encode(), dict(scope["headers"])
+        answer = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+        answer += [(b"retry-after", b"1")] if status == 503 else []
+        answer += [(b"www-authenticate", b"Bearer")] if status == 401 else []
+        has_body = int(headers.get(b"content-length", b"0")) > 0 or b"transfer-encoding" in headers
+        answer += [(b"connection", b"close")] if has_body else []
+        await response.send({"type": "http.response.start", "status": status, "headers": answer})
+        await response.send({"type": "http.response.body", "body": data, "more_body": True})
+        if has_body and status != 408 and b"expect" not in headers:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.config.read_seconds):
+                    await _discard(receive, DISCARDED_BODIES * self.config.max_body)
+        await response.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _Response:
+    """Sends messages with security headers; a client that does not read its response raises a DisconnectedError."""
+
+    def __init__(self, send: Send, seconds: float) -> None:
+        self._send, self._seconds = send, seconds
+        self.status: int | None = None
+        self.is_complete = False
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the application."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            names = {name for name, _ in message["headers"]}
+            extra = [(name, value) for name, value in SECURITY_HEADERS if name not in names]
+            message = {**message, "headers": [*message["headers"], *extra]}
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.is_complete = True
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._send(message)
+        except TimeoutError:
+            raise DisconnectedError from None
+
+
+async def _discard(receive: Receive, limit: int) -> None:
+    """Read and drop the rest of a body, up to a number of bytes."""
+    size = 0
+    while size < limit:
+        message = await receive()
+        size += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return
+
+
+def build_hosts(host: str, names: Iterable[str] = ()) -> set[str]:
+    """Return the names by which a server at an address may be called.
+
+    >>> sorted(build_hosts("192.0.2.7", ["models.example"]))
+    ['127.0.0.1', '192.0.2.7', '::1', 'localhost', 'models.example']
+    """
+    return {*LOOPBACK, *names, *(("*address*",) if host in WILDCARDS else (host,))}
+
+
+def is_allowed(host: str, hosts: Collection[str]) -> bool:
+    """Return whether a Host header is one of some names.
+
+    A server on all addresses may be called by any address, but not by a name, which a foreign page could own.
+
+    >>> is_allowed("localhost:8000", ["localhost"]), is_allowed("[::1]", ["::1"]), is_allowed("evil.example", ["::1"])
+    (True, True, False)
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    return name in hosts or ("*address*" in hosts and _is_address(name))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_same_origin(origin: str, host: str) -> bool:
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False

@@ -1,0 +1,122 @@
+"""Bodies of requests, checked by pydantic; unknown fields are errors."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def check_encodable(text: str) -> str:
+    """Return a text; raise ValueError if it has lone surrogates, which no response could repeat."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode, got a lone surrogate") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(check_encodable)]
+TokenId = Annotated[int, Field(ge=0, le=2**32)]
+StopText = Annotated[Text, Field(min_length=1, max_length=256)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ModelRequest(BaseModel):
+    """Request for a model; a server of a single model needs no name."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: Text | None = Field(None, description="Name of the model; the only one if there is one.")
+
+
+class StreamOptions(BaseModel):
+    """Options of streaming."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool = False
+
+
+class CompletionRequest(ModelRequest):
+    """Completions, in the shape of OpenAI's API; with `top_k`, `min_p`, penalties of repetition and `min_tokens`."""
+
+    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
+    max_tokens: Count | None = 16
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    temperature: Annotated[Finite, Field(ge=0, le=100)] | None = 1.0
+    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
+    top_k: Count | None = None
+    min_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
+    n: Count | None = 1
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    echo: bool | None = False
+    repetition_penalty: Annotated[Finite, Field(gt=0)] = 1.0
+    no_repeat_ngram: Annotated[int, Field(ge=0)] = 0
+    user: Text | None = None
+    # Fields of OpenAI that are accepted at their neutral values only.
+    best_of: Literal[1] | None = None
+    logprobs: None = None
+    suffix: Literal[""] | None = None
+    presence_penalty: Literal[0] | None = None
+    frequency_penalty: Literal[0] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+
+
+class EmbeddingRequest(ModelRequest):
+    """Embeddings, in the shape of OpenAI's API."""
+
+    input: Text | list[Text]
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: Count | None = Field(None, description="Must be the model's width, if given.")
+    user: Text | None = None
+
+
+class TextsRequest(ModelRequest):
+    """One or several texts."""
+
+    texts: Text | list[Text]
+
+
+class FillRequest(TextsRequest):
+    """Texts with masks: the model's mask token, [MASK], <mask> or ___."""
+
+    k: Count = Field(5, description="Predictions per mask.")
+    pieces: Annotated[int, Field(ge=1, le=16)] | None = Field(None, description="Maximum tokens of a filler.")
+
+
+class PredictRequest(ModelRequest):
+    """Texts, pairs of texts, or objects with the columns of training."""
+
+    inputs: list[Text | Annotated[list[Text], Field(min_length=2, max_length=2)] | dict[Text, Any]]
+    task: Text | None = Field(None, description="Task of a multi-task run.")
+
+
+class SearchRequest(ModelRequest):
+    """Queries of an index."""
+
+    queries: Text | list[Text]
+    k: Count = 10
+    bm25: bool = Field(False, description="Rank by BM25 instead of vectors.")
+
+
+class NeighborsRequest(ModelRequest):
+    """A word in a sentence, and texts to search; by default held-out texts of the model."""
+
+    word: Annotated[Text, Field(min_length=1, max_length=200)]
+    sentence: Text = ""
+    texts: list[Text] = []
+    k: Count = 10
+    layer: int | None = Field(None, description="0 (embeddings) to depth, or negative from the end.")
+    same_word: bool = False
+
+
+class AttentionRequest(ModelRequest):
+    """A text, and a layer and head from 1; without a head the mean of all heads."""
+
+    text: Text
+    layer: int | Literal["mean"] = -1
+    head: int | None = None
+    part: Literal["encoder", "decoder", "cross"] | None = None

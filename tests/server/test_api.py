@@ -1,0 +1,157 @@
+"""The HTTP interface on a real socket: OpenAI's client, streams, encodings, and every path."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pretune as pt
+from tests.inference.speakers import bert, gpt
+from tests.server.models import PROMPTS, Address, models, run_server
+from tests.server.test_engine import alone
+
+GREEDY = {"model": "gpt", "temperature": 0, "max_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Address]:
+    with run_server(models()) as address:
+        yield address
+
+
+def new_text(prompt: str, **options: Any) -> str:
+    text: str = alone(gpt(), [prompt], {"temperature": 0, "max_new_tokens": 6, **options})[0][0].new
+    return text
+
+
+def test_openai_client_completes_streams_and_embeds(server: Address) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["gpt", "bert", "t5"]
+    reply = client.completions.create(model="gpt", prompt=PROMPTS[:2], temperature=0, max_tokens=6)
+    assert [choice.text for choice in reply.choices] == [new_text(prompt) for prompt in PROMPTS[:2]]
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    assert reply.usage.completion_tokens == 12 and reply.choices[0].finish_reason == "length"
+    sample = {"model": "gpt", "prompt": PROMPTS[0], "seed": 3, "max_tokens": 6, "n": 2, "top_p": 0.9}
+    events = [*client.completions.create(**sample, stream=True, stream_options={"include_usage": True})]
+    texts = ["", ""]
+    for event in events[:-1]:
+        texts[event.choices[0].index] += event.choices[0].text
+    options = {"seed": 3, "max_new_tokens": 6, "num": 2, "top_p": 0.9}
+    assert texts == [text.new for text in alone(gpt(), [PROMPTS[0]], options)[0]]
+    assert events[-1].usage.completion_tokens == 12
+    vectors = [row.embedding for row in client.embeddings.create(model="bert", input=PROMPTS).data]  # asks for base64
+    np.testing.assert_allclose(vectors, pt.embed(bert(), PROMPTS), atol=1e-5)
+    with pytest.raises(openai.NotFoundError, match="gtp"):
+        client.completions.create(model="gtp", prompt="a")
+
+
+def test_stream_is_server_sent_events(server: Address) -> None:
+    status, text, headers = server.call("/v1/completions", {**GREEDY, "prompt": PROMPTS[0], "stream": True})
+    assert status == 200 and headers["content-type"].startswith("text/event-stream")
+    *events, last, rest = text.split("\n\n")
+    assert last == "data: [DONE]" and rest == ""
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    assert "".join(choice["text"] for choice in choices) == new_text(PROMPTS[0])
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    status, reply, _ = server.call("/v1/completions", {**GREEDY, "model": "bert", "prompt": "a", "stream": True})
+    assert status == 400 and "it can embed" in reply["error"]["message"]  # before the stream starts
+
+
+def test_embeddings_in_both_encodings(server: Address) -> None:
+    body = {"model": "bert", "input": PROMPTS[0]}
+    _, numbers, _ = server.call("/v1/embeddings", body)
+    _, encoded, _ = server.call("/v1/embeddings", {**body, "encoding_format": "base64"})
+    vector = np.frombuffer(base64.b64decode(encoded["data"][0]["embedding"]), "<f4")
+    np.testing.assert_array_equal(vector, np.float32(numbers["data"][0]["embedding"]))
+    assert numbers["usage"]["prompt_tokens"] == len(bert().tokenizer.encode(PROMPTS[0]))  # type: ignore[union-attr]
+    assert server.call("/v1/embeddings", {**body, "dimensions": 5})[0] == 400
+
+
+def test_other_paths(server: Address) -> None:
+    calls: dict[str, dict[str, Any]] = {
+        "/fill": {"model": "bert", "texts": "The [MASK] sat.", "k": 2},
+        "/score": {"model": "gpt", "texts": PROMPTS[:2]},
+        "/neighbors": {"model": "bert", "word": "cat", "sentence": "The cat sat.", "texts": PROMPTS, "k": 2},
+        "/attention": {"model": "bert", "text": "The cat", "layer": "mean"},
+        "/tokenize": {"model": "gpt", "texts": "The cat"},
+    }
+    for path, body in calls.items():
+        status, reply, headers = server.call(path, body)
+        assert status == 200 and reply["results"], (path, reply)
+        assert headers["x-content-type-options"] == "nosniff"
+    status, text, headers = server.call("/")
+    assert status == 200 and "default-src 'none'" in headers["content-security-policy"] and "<script" not in text
+    status, text, _ = server.call("/metrics")
+    assert (
+        'pretune_requests_total{path="/fill",status="200"} 1' in text and 'pretune_queue_length{model="gpt"} 0' in text
+    )
+    paths = server.call("/openapi.json")[1]["paths"]
+    assert {*calls, "/v1/completions", "/v1/embeddings", "/predict", "/search", "/health"} <= {*paths}
+    assert server.call("/health")[:2] == (200, {"status": "ready"})
+    assert server.call("/docs")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", b"{", 400),
+        ("/v1/completions", b"", 422),
+        ("/v1/completions", b"[1]", 422),
+        ("/v1/completions", b"[" * 100_000, 400),
+        ("/v1/completions", b'{"model": "gpt", "prompt": "\\ud800"}', 422),
+        ("/v1/completions", b'{"model": "gpt", "prompt": "a", "temperature": NaN}', 422),
+        ("/v1/completions", b'{"model": "gpt", "prompt": "\xff"}', 400),
+        ("/v1/completions", {**GREEDY, "prompt": ""}, 400),
+        ("/v1/completions", {**GREEDY, "prompt": []}, 400),
+        ("/v1/completions", {**GREEDY, "prompt": "a", "max_tokens": 10**6}, 400),
+        ("/v1/completions", {**GREEDY, "prompt": "a", "temperature": 1, "n": 10**6}, 400),
+        ("/v1/completions", {**GREEDY, "prompt": "a", "logprobs": 3}, 422),
+        ("/v1/completions", {**GREEDY, "prompt": "a", "beam": 3}, 422),
+        ("/v1/completions", {"prompt": "a"}, 400),  # several models, none named
+        ("/v1/embeddings", {"model": "bert", "input": ["a"] * 257}, 400),
+        ("/v1/embeddings", {"model": "bert", "input": "a" * 70_000}, 400),
+        ("/fill", {"model": "gpt", "texts": "a [MASK]"}, 400),
+        ("/fill", {"model": "bert", "texts": "no mask"}, 400),
+        ("/fill", {"model": "bert", "texts": "a [MASK]", "k": 10**9}, 400),
+        ("/predict", {"model": "gpt", "inputs": ["a"]}, 400),
+        ("/search", {"model": "gpt", "queries": "a"}, 400),
+        ("/attention", {"model": "bert", "text": "a", "layer": 99}, 400),
+        ("/fill", {"model": "\x1b[31m<script>", "texts": "a"}, 404),
+        ("/nothing", {}, 404),
+    ],
+)
+def test_bad_requests(path: str, body: Any, status: int, server: Address) -> None:
+    found, reply, headers = server.call(path, body)
+    assert found == status, reply
+    assert set(reply["error"]) == {"message", "type", "param", "code"} and len(reply["error"]["message"]) <= 500
+    assert headers["content-type"] == "application/json"
+
+
+def test_many_clients_at_once(server: Address) -> None:
+    """20 clients mix completions and embeddings; each gets its own answer."""
+    results: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        prompt = PROMPTS[number % len(PROMPTS)]
+        if number % 2:
+            results[number] = server.call("/v1/embeddings", {"model": "bert", "input": prompt})[1]
+        else:
+            results[number] = server.call("/v1/completions", {**GREEDY, "prompt": prompt})[1]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    texts, vectors = [new_text(prompt) for prompt in PROMPTS], pt.embed(bert(), PROMPTS)
+    for number in range(20):
+        which = number % len(PROMPTS)
+        if number % 2:
+            np.testing.assert_allclose(results[number]["data"][0]["embedding"], vectors[which], atol=1e-5)
+        else:
+            assert results[number]["choices"][0]["text"] == texts[which]

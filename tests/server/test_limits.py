@@ -1,0 +1,238 @@
+"""Limits of the server on a real socket: hosts, tokens, bodies, slow and vanished clients, overload, signals."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import pretune as pt
+from pretune.cli import main
+from tests.inference.speakers import gpt
+from tests.server.models import Address, run_server
+from tests.server.test_engine import slow_gpt
+
+ASK = {"prompt": "a", "temperature": 0, "max_tokens": 40}
+SHORT = {**ASK, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Address]:
+    limits = {"max_body": 4096, "read_seconds": 0.4, "write_seconds": 0.4, "max_rows": 1, "max_queue": 2}
+    with run_server({"slow": slow_gpt(0.02), "gpt": gpt()}, token="secret", **limits) as address:
+        yield address
+
+
+def call(server: Address, body: Any = None, path: str = "/v1/completions", **headers: str) -> tuple[int, Any]:
+    """Status and JSON, with the token."""
+    return server.call(path, body, **{"authorization": "Bearer secret", **headers})[:2]
+
+
+def read_reply(connection: socket.socket) -> tuple[int, Any]:
+    """Status and JSON of an answer, until the connection ends."""
+    data = b""
+    while part := connection.recv(65536):
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def head(server: Address, *lines: str, path: str = "/v1/completions") -> bytes:
+    names = ("POST " + path + " HTTP/1.1", f"Host: 127.0.0.1:{server.port}", "Authorization: Bearer secret", *lines)
+    return "\r\n".join((*names, "", "")).encode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 403),
+        ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://localhost:1"}, 403),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": ""}, 401),
+        ({"host": "localhost"}, 200),
+        ({}, 200),
+    ],
+)
+def test_hosts_origins_and_tokens(headers: dict[str, str], status: int, server: Address) -> None:
+    found, reply = call(server, {**ASK, "model": "gpt", "max_tokens": 1}, **headers)
+    assert found == status, reply
+    assert status == 200 or reply["error"]["message"]
+    same = {"host": "localhost:9", "origin": "http://localhost:9"}
+    assert server.call("/health", **same)[0] == 200  # needs no token
+
+
+def test_large_body_gets_the_answer_while_it_is_sent(server: Address) -> None:
+    """Neither a length that is too large, nor chunks without one, end in a reset connection."""
+    size = 40_000
+    for lines, data in (
+        ([f"Content-Length: {size}"], b"a" * size),
+        (["Transfer-Encoding: chunked"], b"".join([b"1000\r\n" + b"a" * 4096 + b"\r\n"] * 10) + b"0\r\n\r\n"),
+    ):
+        with server.connect() as connection:
+            connection.sendall(head(server, *lines))
+            for start in range(0, len(data), 1000):
+                connection.sendall(data[start : start + 1000])
+                time.sleep(0.001)
+            assert read_reply(connection)[0] == 413
+    with server.connect() as connection:  # refused by its header alone
+        connection.sendall(head(server, "Content-Length: 9000000000", "Expect: 100-continue"))
+        assert read_reply(connection)[0] == 413
+
+
+def test_slow_clients_are_closed(server: Address) -> None:
+    """A body that does not come, headers that do not end, and silence."""
+    with server.connect() as body, server.connect() as headers, server.connect() as silent:
+        body.sendall(head(server, "Content-Length: 100") + b"{")
+        headers.sendall(b"POST / HTTP/1.1\r\n")
+        assert read_reply(body)[0] == 408
+        for connection in (headers, silent):
+            connection.settimeout(3)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+
+
+def test_client_that_does_not_read_costs_nothing(server: Address) -> None:
+    """The vanished and the deaf leave the batch; the next request is served."""
+    worker = server.engine.workers["slow"]
+    for _ in range(2):
+        with server.connect() as connection:
+            data = json.dumps({**ASK, "model": "slow"}).encode()
+            connection.sendall(head(server, f"Content-Length: {len(data)}", "Content-Type: application/json") + data)
+            wait_for(lambda: worker.running_rows == 1)
+    wait_for(lambda: worker.running_rows == 0 and server.engine.running_requests == 0)
+    assert call(server, {**ASK, "model": "gpt", "max_tokens": 1})[0] == 200
+
+
+def test_full_queue_is_429_and_draining_is_503() -> None:
+    """After SIGTERM the running requests get their answers, new ones an error, and the server ends."""
+    with run_server({"slow": slow_gpt(0.02)}, max_rows=1, max_queue=2, request_seconds=5) as server:
+        statuses: list[int] = []
+
+        def ask() -> None:
+            statuses.append(server.call("/v1/completions", SHORT)[0])
+
+        threads = [threading.Thread(target=ask) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.03)
+        server.server.handle_exit(signal.SIGTERM, None)
+        status, reply, headers = server.call("/v1/completions", SHORT)
+        assert status == 503 and reply["error"]["code"] == "unavailable" and headers["retry-after"] == "1"
+        assert server.call("/health")[:2] == (503, {"status": "draining"})
+        for thread in threads:
+            thread.join()
+        assert sorted(statuses) == [200, 200, 200, 429, 429]
+        wait_for(lambda: server.server.should_exit)
+
+
+def test_invalid_http_and_websockets(server: Address) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"\x16\x03\x01 not http\r\n\r\n")
+        assert read_reply(connection)[0] == 400
+    upgrade = {"connection": "upgrade", "upgrade": "websocket"}
+    assert call(server, path="/health", **upgrade)[0] == 200
+
+
+def wait_for(condition: Any, seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_sigterm_drains(tmp_path: Any) -> None:
+    """`pretune serve` as a process: 200 when loaded, finishes a running stream after SIGTERM, exit code 0."""
+    pt.save(gpt(), tmp_path / "gpt")
+    command = [sys.executable, "-m", "pretune", "serve", f"tiny={tmp_path / 'gpt'}", "--port", "0", "--device", "cpu"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("serving tiny at http://127.0.0.1:"), process.stderr.read() if process.stderr else ""
+        port = int(line.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            data = json.dumps({"prompt": "a", "max_tokens": 40, "stream": True}).encode()
+            lines = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+            connection.sendall(f"{lines}Content-Type: application/json\r\n\r\n".encode() + data)
+            text = connection.recv(65536)
+            process.send_signal(signal.SIGTERM)
+            while part := connection.recv(65536):
+                text += part
+        assert b"data: [DONE]" in text
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_200_clients_with_slow_and_vanishing_ones() -> None:
+    """Every honest client gets its own answer or 429, others get errors; memory stays bounded."""
+    import resource
+
+    from tests.server.test_engine import PROMPTS, alone
+
+    texts = {prompt: alone(gpt(), [prompt], {"temperature": 0, "max_new_tokens": 8})[0][0].new for prompt in PROMPTS}
+    outcomes: list[str] = []
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with run_server({"gpt": gpt()}, max_body=2**16, read_seconds=2.0, write_seconds=2.0) as server:
+
+        def behave(number: int) -> None:
+            kind = number % 5
+            if kind < 3:
+                prompt = PROMPTS[number % len(PROMPTS)]
+                status, reply, _ = server.call("/v1/completions", {"prompt": prompt, "temperature": 0, "max_tokens": 8})
+                is_right = status == 200 and reply["choices"][0]["text"] == texts[prompt]
+                outcomes.append("right" if is_right else str(status))
+                return
+            with server.connect() as connection, contextlib.suppress(ConnectionError):
+                if kind == 3:  # sends a request and goes, or sends half of one
+                    data = json.dumps({"prompt": "a", "stream": True, "max_tokens": 40}).encode()
+                    request = head(server, f"Content-Length: {len(data)}", "Content-Type: application/json") + data
+                    connection.sendall(request[: len(request) // (1 + number % 2)])
+                    outcomes.append("gone")
+                else:
+                    connection.sendall(head(server, "Content-Length: 500000") + b"[" * 500_000)
+                    outcomes.append(str(read_reply(connection)[0]))
+
+        threads = [threading.Thread(target=behave, args=(number,)) for number in range(200)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wait_for(lambda: server.engine.running_requests == 0 and len(server.server.server_state.connections) == 0)
+        assert server.call("/health")[0] == 200
+    assert sorted(outcomes) == ["413"] * 40 + ["gone"] * 40 + ["right"] * 120
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def test_command_explains_itself_and_refuses(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve"]) == 0 and "/v1/completions" in capsys.readouterr().out
+    assert main(["serve", str(tmp_path / "no-such-run")]) == 4
+    assert main(["serve", "a=x", "a=y"]) == 2
+    folder = str(tmp_path)
+    assert main(["serve", folder, "--set", "max_row=3"]) == 2 and "max_rows" in capsys.readouterr().err
+    assert main(["serve", folder, "--port", "70000"]) == 2
+    assert main(["serve", folder, "--port", "0", "--device", "cpu"]) == 4  # loading fails, and ends the server
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        assert main(["serve", folder, "--port", port, "--device", "cpu"]) == 6
+    assert "address" in capsys.readouterr().err.lower()
+
+
+def test_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert main(["serve", "somewhere"]) == 2
+    assert "pip install 'pretune[serve]'" in capsys.readouterr().err
