@@ -46,8 +46,9 @@ def draw_heads(facts: Facts, path: str | os.PathLike[str]) -> Path:
     size = 0.36
     widths = [max(len(rows[0]) * size + 0.9, 2.2) for rows in parts.values()]
     depth = max(len(rows) for rows in parts.values())
-    figure = _build_figure(sum(widths) + 2.3, max(depth * size + 1.0, 3.1))
-    grid = figure.add_gridspec(1, len(parts) + 1, width_ratios=[*widths, 2.3])
+    legend_width = 2.3 + 0.4 * (len(parts) - 1)  # of a share for each part
+    figure = _build_figure(sum(widths) + legend_width, max(depth * size + 1.0, 3.1))
+    grid = figure.add_gridspec(1, len(parts) + 1, width_ratios=[*widths, legend_width])
     for place, (part, rows) in enumerate(parts.items()):
         axes = figure.add_subplot(grid[0, place])
         for layer, row in enumerate(rows):
@@ -82,7 +83,7 @@ def _draw_class_legend(axes: Any, facts: Facts) -> None:
         axes.text(0.75, row, f"{name}  {shares}", va="center", fontsize=9, color=INK)
     note = f"{format_count(facts['texts'], 'texts')}, {format_count(facts['tokens'], 'tokens')}"
     axes.text(-0.5, len(names) + 0.1, note, va="center", fontsize=8, color=SOFT)
-    axes.set_xlim(-0.6, 6.2)
+    axes.set_xlim(-0.6, 6.2 + 1.2 * (len(facts["shares"]) - 1))
     axes.set_ylim(max(len(names) + 0.6, 7.5), -0.6)
 
 
