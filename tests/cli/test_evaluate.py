@@ -221,6 +221,11 @@ def test_vectors_are_compared_in_files_of_ones_own(capsys: Capture, runs: dict[s
     triplets.write_text("\n".join(map(json.dumps, rows)))
     run = runs["bert-tiny"]
     (pairs,) = told(capsys, run, "--task=scored_pairs", f"--data={scored}")
+    poolings = [
+        told(capsys, run, "--task=scored_pairs", f"--data={scored}", f"--pooling={name}")[0]["scores"]["pearson"]
+        for name in ("mean", "cls")
+    ]
+    assert poolings[0] != poolings[1]
     assert pairs["counts"]["pairs"] == 3 and next(iter(pairs["scores"])) == "spearman"
     same = pt.embed(run, ["the sea", "a house", "the old sea"], normalise=True)
     assert pairs["scores"]["pearson"] == pytest.approx(np.corrcoef(same @ same[0], [5, 1, 3])[0, 1], abs=1e-4)

@@ -181,6 +181,13 @@ def test_bad_studies(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[st
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
 
 
+def test_a_key_that_is_set_twice(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text(f"{yaml.safe_dump(make_tree(tmp_path))}title: Another\n")
+    with pytest.raises(UsageError, match=r"twice.yaml:\d+: 'title' is set twice; keep one"):
+        load_study(str(path))
+
+
 BAD_PATHS: dict[str, tuple[dict[str, Any], str]] = {
     "of a config": ({"pretrain.train.lrr": 1}, "row 'low'.*did you mean 'lr'|lrr"),
     "of a model": ({"model": "brt-tiny"}, "did you mean"),

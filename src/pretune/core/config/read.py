@@ -182,13 +182,30 @@ def read_yaml(file: Path) -> dict[str, Any]:
     data = read_bounded(file, UsageError, MAX_YAML_BYTES)
     try:
         _check_size(file, data)
-        content = yaml.safe_load(data)
+        content = _load_yaml(file, data)
     # ArithmeticError and LookupError: dates and numbers that PyYAML cannot convert
     except (yaml.YAMLError, ValueError, RecursionError, ArithmeticError, LookupError) as fault:
         raise UsageError(f"{file}: invalid YAML: {_to_printable(str(fault))}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UsageError(f"{file}: expected sections with settings, got {type(content).__name__}")
     return content
+
+
+def _load_yaml(file: Path, data: bytes) -> Any:
+    """Return the content of a YAML document; a key that occurs twice would drop the first value, and is an error."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                    place = f"{file}:{key.start_mark.line + 1}"
+                    raise UsageError(f"{place}: '{_to_printable(key.value)}' is set twice; keep one")
+                keys.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+            return super().construct_mapping(node, deep)
+
+    return yaml.load(data, Loader=Loader)
 
 
 def _check_size(file: Path, data: bytes) -> None:

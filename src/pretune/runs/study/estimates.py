@@ -36,6 +36,8 @@ START_SECONDS = {"cpu": 2.0, "cuda": 20.0}
 PREPARE_BYTES_PER_SECOND, TOKENIZER_BYTES_PER_SECOND = 2e6, 8e6
 """Text that one core tokenizes, and that a tokenizer is trained on, per second."""
 BASELINE_SECONDS = 2.0
+MAX_EVALUATIONS = 10
+"""Evaluations of a fine-tuning run, as far as its settings do not state fewer."""
 VALIDATION_SHARE = 0.1
 """Cost of the validations of a run, relative to its training."""
 
@@ -47,6 +49,7 @@ class PlannedModel:
     config: PretrainConfig
     flops_per_token: float
     parameters: int  # of all models that are trained together: a generator is included
+    data_tokens: int
 
     @property
     def spec(self) -> Model:
@@ -106,15 +109,16 @@ class Estimator:
             spec = catalog.convert_to_shape(config.model, config.objective.shapes)
             flops = compute_training_flops(config, spec, planned_tokenizer, teacher)
             parameters = sum(model.params().total for model in catalog.list_models(spec))
-            self._models[key] = PlannedModel(config=config, flops_per_token=flops, parameters=parameters)
+            self._models[key] = PlannedModel(
+                config=config, flops_per_token=flops, parameters=parameters, data_tokens=facts.tokens
+            )
         return self._models[key]
 
     def estimate_pretrain(self, model: PlannedModel) -> StepEstimate:
         """Return the cost of a pre-training run."""
         train_config = model.config.train
-        tokens_read = round(model.config.train.batch_tokens)
-        steps = estimate_steps(train_config, 10**9) or 0
-        tokens = steps * tokens_read if train_config.tokens is None else train_config.tokens
+        steps = estimate_steps(train_config, model.data_tokens) or 0
+        tokens = steps * train_config.batch_tokens if train_config.tokens is None else train_config.tokens
         flops = tokens * model.flops_per_token
         seconds = flops * (1 + VALIDATION_SHARE) / self.device.rate + steps * STEP_SECONDS[self.device_type]
         if train_config.budget is not None:
@@ -166,7 +170,8 @@ class Estimator:
         per_token = flops_per_token(spec, length=max(round(length), 1), targets=0.0, training=True)
         train_tokens = steps * tuning.train.batch * length
         dev, test = len(task.parts.dev), len(task.parts.test)
-        eval_tokens = (10 * min(dev, tuning.train.eval_examples or 2000) + dev + test) * length
+        evaluations = min(-(-steps // tuning.train.eval_every) if tuning.train.eval_every else steps, MAX_EVALUATIONS)
+        eval_tokens = (evaluations * min(dev, tuning.train.eval_examples or 2000) + dev + test) * length
         share = 1 / 3 if method == "frozen" else 2 / 3 if is_efficient else 1.0
         flops = train_tokens * per_token * share
         seconds = (flops + eval_tokens * per_token / 3) / self.device.rate + steps * STEP_SECONDS[self.device_type]
