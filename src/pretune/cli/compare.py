@@ -7,7 +7,7 @@ from pretune.cli import shut_down_cleanly
 from pretune.cli._options import AsJson, DeviceName, TaskData, argument, option
 from pretune.cli._output import find_free_path, hint
 from pretune.core import log
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,34 +63,45 @@ def compare(
     from pretune.core.config import parse_assignments
 
     with shut_down_cleanly():  # imports take seconds
-        from pretune.runs.study.compare import build_plan, run_plan
-    assignments = parse_assignments(settings or [])
-    plan = build_plan(study, scale=scale, seeds=seeds, overrides=assignments, data=data, device=device)
-    command = ["compare", study, "--scale", scale]
-    if dry_run:
-        if as_json:
-            log.print_json(plan.to_dict())
-        else:
-            log.print_result("\n".join(format_plan(plan)))
-        for problem in plan.missing:
-            log.warn(f"missing {problem}")
-        hint(*command, "--out", find_free_path(f"runs/{plan.study.name}"), silent=as_json)
-        return
-    if out is None:
+        from pretune.runs.finetune.task_data import reuse_tasks
+        from pretune.runs.study.compare import build_plan
+    if out is None and not dry_run:
         raise UsageError("missing option '--out': the output directory of the study")
-    if plan.missing:
-        raise DataError(f"missing {plan.missing[0]}")
-    for line in format_plan(plan):
-        log.info(line)
+    options: dict[str, Any] = {"data": data, "device": device}
+    with reuse_tasks():
+        plan = build_plan(study, scale=scale, seeds=seeds, overrides=parse_assignments(settings or []), **options)
+        if dry_run or out is None:
+            _show_plan(plan, study, as_json)
+        else:
+            _run_plan(plan, study, out, as_json, {"jobs": jobs, "shard": shard, "merge": merge or (), **options})
+
+
+def _show_plan(plan: "Plan", study: str, as_json: bool) -> None:
+    if as_json:
+        log.print_json(plan.to_dict())
+    else:
+        log.print_result("\n".join(format_plan(plan)))
+    for problem in plan.missing:
+        log.warn(f"missing {problem}")
+    out = find_free_path(f"runs/{plan.study.name}")
+    hint("compare", study, "--scale", plan.scale_name, "--out", out, silent=as_json)
+
+
+def _run_plan(plan: "Plan", study: str, out: Path, as_json: bool, options: dict[str, Any]) -> None:
+    from pretune.runs.study.compare import run_plan
+
+    if not plan.missing:
+        for line in format_plan(plan):
+            log.info(line)
     with shut_down_cleanly():
-        result = run_plan(plan, out=out, jobs=jobs, shard=shard, merge=merge or (), data=data, device=device)
+        result = run_plan(plan, out=out, **options)
     if as_json:
         log.print_json(result.results)
     else:
         log.print_result("\n".join(format_results(result.results)))
     log.info(f"page: {result.page}")
     scales = {entry.name for entry in plan.study.scales}
-    larger_scale = next((name for name in SCALES[SCALES.index(scale) + 1 :] if name in scales), None)
+    larger_scale = next((name for name in SCALES[SCALES.index(plan.scale_name) + 1 :] if name in scales), None)
     if larger_scale is None:
         hint("list", "studies", silent=as_json)
     else:

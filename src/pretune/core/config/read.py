@@ -195,7 +195,7 @@ def _load_yaml(file: Path, data: bytes) -> Any:
     """Return the content of a YAML document; a key that occurs twice would drop the first value, and is an error."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class UniqueKeyLoader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             keys: set[str] = set()
             for key, _ in node.value:
@@ -205,7 +205,11 @@ def _load_yaml(file: Path, data: bytes) -> Any:
                 keys.add(key.value if isinstance(key, yaml.ScalarNode) else "")
             return super().construct_mapping(node, deep)
 
-    return yaml.load(data, Loader=Loader)
+    loader = UniqueKeyLoader(data)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def _check_size(file: Path, data: bytes) -> None:

@@ -1,6 +1,7 @@
 """Data of a task for a run: examples, splits, and notes about them."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +14,6 @@ from pretune.tasks.example import Example, Prediction
 from pretune.tasks.splits import TaskSplits, divide, load_task, sample_subset
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_option
-
-# GONE ['TableReader']
 from pretune.tasks.user_table import TableReader, build_user_task
 from pretune.text.corpora.builtin import Reviews
 
@@ -71,8 +70,36 @@ class TaskData:
         return groups if any(groups) else None
 
 
+_opened_tasks: dict[TaskConfig, TaskData] | None = None
+"""Tasks opened inside `reuse_tasks`, by their config; None outside of it."""
+MAX_OPENED_TASKS = 8
+
+
+@contextmanager
+def reuse_tasks() -> Iterator[None]:
+    """Open each task once inside the block, for many runs on the same files; the oldest of several is dropped."""
+    global _opened_tasks
+    outer_tasks = _opened_tasks
+    _opened_tasks = {} if outer_tasks is None else outer_tasks
+    try:
+        yield
+    finally:
+        _opened_tasks = outer_tasks
+
+
 def open_task(task_config: TaskConfig) -> TaskData:
     """Open a task, or several comma-separated ones."""
+    if _opened_tasks is None:
+        return _open(task_config)
+    key = replace(task_config, train_examples=None, force=False)  # neither changes the splits
+    if key not in _opened_tasks:
+        if len(_opened_tasks) >= MAX_OPENED_TASKS:
+            del _opened_tasks[next(iter(_opened_tasks))]
+        _opened_tasks[key] = _open(task_config)
+    return _opened_tasks[key]
+
+
+def _open(task_config: TaskConfig) -> TaskData:
     names = (task_config.name or "").split(",")
     if len(names) > 1:
         return combine_task_data(

@@ -15,6 +15,7 @@ from pretune.core.api import Result, check_arguments
 from pretune.core.errors import DataError, PretuneError, UsageError, suggest
 from pretune.core.run_dir import RunLock
 from pretune.reports.study import render_study_page, render_study_text
+from pretune.runs.finetune.task_data import reuse_tasks
 from pretune.runs.study.execute import Execution, StepFailure, choose_jobs
 from pretune.runs.study.plan import Plan
 from pretune.runs.study.planner import plan_study
@@ -113,8 +114,9 @@ def compare(
         DataError: a missing data set, before anything is computed.
         PretuneError: the error of a failed cell, after all others are finished.
     """
-    plan = build_plan(study, scale=scale, seeds=seeds, overrides=overrides, data=data, device=device)
-    return run_plan(plan, out=out, jobs=jobs, shard=shard, merge=merge, data=data, device=device)
+    with reuse_tasks():
+        plan = build_plan(study, scale=scale, seeds=seeds, overrides=overrides, data=data, device=device)
+        return run_plan(plan, out=out, jobs=jobs, shard=shard, merge=merge, data=data, device=device)
 
 
 def build_plan(
@@ -136,7 +138,8 @@ def build_plan(
     target = resolve_device(device)
     if device is None and scale != "class":
         target = "cuda"
-    plan = plan_study(loaded_study, scale, device=target, data=data, seeds=seeds, overrides=settings)
+    with reuse_tasks():
+        plan = plan_study(loaded_study, scale, device=target, data=data, seeds=seeds, overrides=settings)
     return replace(plan, source=study)
 
 
@@ -155,6 +158,8 @@ def run_plan(
         raise UsageError(f"--jobs {jobs} must be from 1 to {MAX_JOBS}")
     if shard is not None and merge:
         raise UsageError("--shard and --merge exclude each other; merge when all shards are finished")
+    if plan.missing and not merge:
+        raise DataError(f"missing {plan.missing[0]}")
     cells = plan.cells if shard is None else list_shard_cells(plan, *parse_shard(shard))
     study_dir = StudyDir(out)
     study_dir.check_free()
@@ -165,15 +170,13 @@ def run_plan(
         device=device,
         data=None if data is None else os.fspath(data),
     )
-    with RunLock(study_dir.path, on_warning=log.warn):
+    with RunLock(study_dir.path, on_warning=log.warn), reuse_tasks():
         if merge:
             count = study_dir.merge(merge, plan)
             log.info(f"{count} finished steps of {len(merge)} directories")
             study_dir.write_plan(plan)
             execution.records |= study_dir.read_records(plan)
         else:
-            if plan.missing:
-                raise DataError(f"missing {plan.missing[0]}")
             study_dir.write_plan(plan)
             execution.jobs = choose_jobs(plan, device) if jobs is None else jobs
             execution.run()

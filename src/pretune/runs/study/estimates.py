@@ -3,7 +3,7 @@
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pretune.core import config as specs
@@ -17,9 +17,9 @@ from pretune.models.spec import Model
 from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import build_paper_config, estimate_steps
 from pretune.runs.estimate import compute_training_flops, detect_device
-from pretune.runs.finetune.config import FinetuneConfig, TaskConfig, count_steps
+from pretune.runs.finetune.config import FinetuneConfig, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS, build_finetune_config, read_base_spec
-from pretune.runs.finetune.task_data import TaskData, open_task
+from pretune.runs.finetune.task_data import TaskData
 from pretune.runs.study.plan import StepEstimate
 from pretune.runs.training_data import DataFacts
 from pretune.text.tokenizer import Tokenizer
@@ -63,7 +63,6 @@ class Estimator:
 
     def __init__(self, device: str) -> None:
         self.device_type = device.partition(":")[0]
-        self.tasks: dict[str, TaskData] = {}
         self._models: dict[str, PlannedModel] = {}
 
     @functools.cached_property
@@ -149,13 +148,6 @@ class Estimator:
         if "teacher" in options:
             options["teacher"] = "teacher"
         return build_finetune_config("model", base_spec=spec, **options)
-
-    def open_task(self, task_config: TaskConfig) -> TaskData:
-        """Return a task with its examples; read once."""
-        key = json.dumps(specs.to_dict(replace(task_config, train_examples=None)), allow_nan=False)
-        if key not in self.tasks:
-            self.tasks[key] = open_task(task_config)
-        return self.tasks[key]
 
     def estimate_finetune(
         self, tuning: FinetuneConfig, spec: Model, train_examples: int | None, task: TaskData

@@ -5,6 +5,7 @@ so the results are those of an uninterrupted study. A failed step is reported, t
 all others run.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -28,6 +29,7 @@ from pretune.core.errors import (
 )
 from pretune.core.log import format_duration
 from pretune.core.run_dir import RunDir
+from pretune.runs.finetune.task_data import reuse_tasks
 from pretune.runs.study.actions import StepRunner
 from pretune.runs.study.plan import Plan, Step
 from pretune.runs.study.study_dir import StepRecord, StudyDir
@@ -287,21 +289,23 @@ def run_worker(
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     records: dict[str, StepRecord] = {}
     runner = StepRunner(plan=plan, study_dir=StudyDir(path), records=records, device=device, data=data)
-    for key, parent_records in _receive_keys(connection):
-        records.update(parent_records)
-        try:
-            connection.send(run_step(runner, plan.steps[key]))
-        except STOP_ERRORS as stop:
-            kind = UserInterruptError if isinstance(stop, KeyboardInterrupt | UserInterruptError) else StoppedError
-            connection.send(RemoteError(kind, str(stop)))
-            return
-        except Exception as error:
-            connection.send(RemoteError.from_exception(error, memory_message=MEMORY_MESSAGE))
+    with reuse_tasks():
+        for key, parent_records in _receive_keys(connection):
+            records.update(parent_records)
+            try:
+                connection.send(run_step(runner, plan.steps[key]))
+            except STOP_ERRORS as stop:
+                kind = UserInterruptError if isinstance(stop, KeyboardInterrupt | UserInterruptError) else StoppedError
+                with contextlib.suppress(OSError):  # the parent, stopped by the same signal, no longer listens
+                    connection.send(RemoteError(kind, str(stop)))
+                return
+            except Exception as error:
+                connection.send(RemoteError.from_exception(error, memory_message=MEMORY_MESSAGE))
 
 
 def _receive_keys(connection: Connection) -> Iterator[tuple[str, Mapping[str, StepRecord]]]:
     while True:
         try:
             yield connection.recv()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
             return

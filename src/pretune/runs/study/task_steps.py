@@ -8,7 +8,7 @@ from pretune.core.config import from_dict
 from pretune.core.errors import PretuneError, UsageError
 from pretune.runs.evaluation_job import FILE_TASKS
 from pretune.runs.finetune.config import TaskConfig
-from pretune.runs.finetune.task_data import find_trainable_task
+from pretune.runs.finetune.task_data import find_trainable_task, open_task
 from pretune.runs.study.estimates import BASELINE_SECONDS
 from pretune.runs.study.locations import locate
 from pretune.runs.study.model_steps import ModelSteps, select_config
@@ -117,7 +117,7 @@ class TaskSteps(ModelSteps):
             options = {**arguments, **{name: getattr(task_config, name) for name in SPLIT_OPTIONS if name in arguments}}
             tuning = self.estimator.resolve_finetune(options, spec)
             if not self.missing:
-                task = self.estimator.open_task(task_config)
+                task = open_task(task_config)
                 estimate = self.estimator.estimate_finetune(tuning, spec, arguments.get("train_examples"), task)
         target = arguments.get("task") or Path(arguments["train"]).name
         label = f"{arguments.get('method', 'default method')} on {target}, seed {arguments['overrides']['train.seed']}"
