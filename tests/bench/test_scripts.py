@@ -126,6 +126,13 @@ def test_generate(run: Run) -> None:
     assert result["rows"][0]["ours_over_theirs"] > 0 and result["checked"]["share of texts equal token for token"] == 1
 
 
+@pytest.mark.slow
+def test_serving(run: Run) -> None:
+    words = ("--device", "cpu", "--size", "tiny", "--clients", 4, "--requests", 1, "--rounds", 1)
+    result = json.loads(run("serving", *words))
+    assert result["checked"]["share of equal texts"] == 1 and result["completions"]["pretune"]["per_second"] > 0
+
+
 def test_fill(run: Run, tmp_path: Path, home: Path) -> None:
     words = ("--objective", "prefix", "--length", 64, "--tokens", 1024, "--out", tmp_path / "out.json")
     run("fill", home / "data", *words)
