@@ -1,0 +1,134 @@
+"""Pages of studies: docs/studies/NAME.md, from the results of `pretune compare` in docs/studies/NAME-SCALE.json.
+
+    cp runs/pooling/study.json docs/studies/pooling-gpu.json && make docs
+    PRETUNE_DATA=DIR python -m tests.docs.study_pages        # plans.json anew: planned cost of every study
+
+A study without results has no page; docs/studies.md lists it as planned, with its cost.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pretune.core.log import format_duration, format_number
+from pretune.reports.study import (
+    format_command,
+    format_difference,
+    format_outcome,
+    format_tuning,
+    format_value,
+    list_costs,
+    list_paper_rows,
+)
+from pretune.runs.study import list_study_files
+
+FOLDER = Path(__file__).parents[2] / "docs" / "studies"
+PLANS = FOLDER / "plans.json"
+SCALES = ("class", "gpu", "full")
+Facts = Mapping[str, Any]
+
+
+def read_results() -> dict[str, dict[str, Facts]]:
+    """Return the committed results by study and scale."""
+    results: dict[str, dict[str, Facts]] = {}
+    for name in list_study_files():
+        for scale in SCALES:
+            path = FOLDER / f"{name}-{scale}.json"
+            if path.is_file():
+                results.setdefault(name, {})[scale] = json.loads(path.read_text(encoding="utf-8"))
+    return results
+
+
+def render_pages() -> dict[Path, str]:
+    """Return the pages of all studies with results."""
+    return {FOLDER / f"{name}.md": render_page(by_scale) for name, by_scale in read_results().items()}
+
+
+def render_page(by_scale: Mapping[str, Facts]) -> str:
+    """Return a page: the question, the paper's table, then for each scale our table, what holds, cost and command."""
+    study = next(iter(by_scale.values()))["study"]
+    paper = study["paper"]
+    source = f"[{paper['citation']}]({paper['url']})" if paper["url"] else paper["citation"]
+    lines = [f"# {study['title']}", "", study["question"], "", f"Source: {source}.", ""]
+    if paper["table"] is not None:
+        lines += ["## The paper", "", *format_rows(("", *paper["table"]["columns"]), list_paper_rows(paper["table"]))]
+        lines += ["", f"{paper['table']['caption']}.", ""]
+    if paper["note"]:
+        lines += [paper["note"], ""]
+    for scale, results in by_scale.items():
+        lines += [*render_scale(scale, results)]
+    return "\n".join(lines)
+
+
+def render_scale(scale: str, results: Facts) -> Iterator[str]:
+    """Yield the lines of one scale."""
+    measures = results["measures"]
+    yield from (f"## Scale {scale}", "")
+    if results["scale_about"]:
+        yield from (results["scale_about"], "")
+    cells = ((row, (results["table"][row].get(measure["name"]) for measure in measures)) for row in results["rows"])
+    rows = [
+        (row, *("" if cell is None else format_value(cell, m) for cell, m in zip(values, measures, strict=True)))
+        for row, values in cells
+    ]
+    yield from format_rows(("", *(measure["name"] for measure in measures)), rows)
+    yield from ("", f"Mean over {len(results['seeds'])} seeds, with half of the 95 % interval.", "")
+    claims = [
+        (claim["text"], claim["measure"], f"**{format_outcome(claim['outcome'])}**", format_difference(claim))
+        for claim in results["claims"]
+        if claim["outcome"] != "not measured"
+    ]
+    yield from format_rows(("claim", "measure", "verdict", "difference"), claims)
+    yield from ("", results["rule"], format_tuning(results), "")
+    if results["missing"]:
+        yield from (f"{len(results['missing'])} cells are not finished.", "")
+    yield from format_rows(("cost", ""), list_costs(results))
+    yield from ("", "```sh", format_command(results), "```", "")
+
+
+def format_rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    names = [*head]
+    lines = [names, ["---"] * len(names), *rows]
+    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
+
+
+def describe_states() -> list[tuple[str, ...]]:
+    """Return a row per study: what was run, with its page, and the planned cost of the scales gpu and full."""
+    plans, results = json.loads(PLANS.read_text(encoding="utf-8")), read_results()
+    rows = []
+    for name in list_study_files():
+        page = f"[{', '.join(results[name])}](studies/{name}.md)" if name in results else "planned"
+        costs = [_format_plan(plans[name][scale]) if name in plans else "" for scale in ("gpu", "full")]
+        rows.append((f"`{name}`", page, *costs))
+    return rows
+
+
+def _format_plan(plan: Facts) -> str:
+    if not plan["flops"]:  # published weights, and data that is not installed
+        return f"{plan['cells']} cells, not estimated"
+    flops = f"{format_number(plan['flops'], billion='G')}FLOP"
+    return f"{plan['cells']} cells, {flops}, {format_duration(plan['seconds'])}"
+
+
+def write_plans() -> None:
+    """Write the planned cost of every study on an H200, steps one after the other."""
+    from pretune.runs.study.compare import build_plan
+
+    plans: dict[str, Any] = {}
+    for name in list_study_files():
+        for scale in ("gpu", "full"):
+            plan = build_plan(name, scale=scale, device=None)
+            estimate = asdict(plan.sum_estimates())
+            plans.setdefault(name, {})[scale] = {
+                "cells": len(plan.cells), "steps": len(plan.steps), "device": plan.device,
+                "flops": float(f"{estimate['flops']:.3g}"), "seconds": float(f"{estimate['seconds']:.3g}"),
+            }  # fmt: skip
+            print(name, scale, plans[name][scale], flush=True)
+    PLANS.write_text(json.dumps(plans, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_plans()
