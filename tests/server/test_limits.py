@@ -16,6 +16,7 @@ import pytest
 
 import pretune as pt
 from pretune.cli import main
+from pretune.server.limits import build_hosts, is_allowed
 from tests.inference.speakers import gpt
 from tests.server.models import Address, run_server
 from tests.server.test_engine import slow_gpt
@@ -134,6 +135,25 @@ def test_full_queue_is_429_and_draining_is_503() -> None:
             thread.join()
         assert sorted(statuses) == [200, 200, 200, 429, 429]
         wait_for(lambda: server.server.should_exit)
+
+
+def test_bug_of_a_route_is_500(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*texts: Any) -> Any:
+        raise ValueError("a secret of the server")
+
+    monkeypatch.setattr(server.engine.workers["gpt"].model, "tokenize", fail)
+    status, reply = call(server, {"model": "gpt", "texts": "a"}, "/tokenize")
+    assert status == 500 and "secret" not in json.dumps(reply) and reply["error"]["code"] == "internal_error"
+
+
+def test_names_of_a_server_on_all_addresses() -> None:
+    hosts = build_hosts("0.0.0.0", ["models.example"])
+    allowed = [
+        host
+        for host in ("192.0.2.7:80", "[2001:db8::1]:80", "models.example", "evil.example", "*address*", "")
+        if is_allowed(host, hosts)
+    ]
+    assert allowed == ["192.0.2.7:80", "[2001:db8::1]:80", "models.example"]
 
 
 def test_invalid_http_and_websockets(server: Address) -> None:

@@ -61,6 +61,11 @@ def _add_error_handlers(app: FastAPI) -> None:
         status, body = describe_error(error)
         return JSONResponse(body, status, {"retry-after": "1"} if status in (429, 503) else None)
 
+    @app.exception_handler(Exception)
+    async def handle_unexpected(request: Request, error: Exception) -> JSONResponse:
+        status, body = describe_error(error)
+        return JSONResponse(body, status)
+
     @app.exception_handler(RequestValidationError)
     async def handle_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         faults = error.errors()

@@ -12,12 +12,14 @@ class ServerConfig:
     max_texts: Positive[int] = 256  # texts of a request; texts x samples of a completion
     max_characters: Positive[int] = 2**16  # of a text
     max_new_tokens: Positive[int] = 1024  # of a completion
-    max_length: Positive[int] = 4096  # tokens of a prompt and its completion, for models without a limit
+    max_length: Positive[int] = 2048  # tokens of a text, or of a prompt and its completion, if the model has no limit
     max_queue: Positive[int] = 256  # requests that wait for a model
     max_rows: Positive[int] = 32  # texts that a model generates at once
     max_prefill: Positive[int] = 4096  # tokens of prompts that join between two steps
-    max_results: Positive[int] = 1000  # hits, neighbors or predictions of a text
-    max_connections: Positive[int] = 1024
+    max_results: Positive[int] = 1000  # hits or neighbors
+    max_predictions: Positive[int] = 100  # fillers of a mask
+    max_masks: Positive[int] = 32  # of a text
+    max_connections: Positive[int] = 512
     request_seconds: Positive[float] = 120.0  # from the end of a request to the end of its response
     read_seconds: Positive[float] = 10.0  # for the headers of a request, and for its body
     write_seconds: Positive[float] = 10.0  # for a piece of a response

@@ -29,7 +29,7 @@ from pretune.inference.generation_config import GenerationOptions, build_generat
 from pretune.server.completion import Completion, CompletionPiece, PieceCallback, Prompt, build_job
 from pretune.server.config import RequestTimeoutError, ServerConfig, UnavailableError, UnknownModelError
 from pretune.server.metrics import Metrics
-from pretune.server.served_model import ServedModel
+from pretune.server.served_model import ServedModel, list_texts
 from pretune.server.worker import BatchJob, Job, ModelWorker
 
 T = TypeVar("T")
@@ -210,7 +210,8 @@ class Engine:
 
     async def fill(self, model: str, texts: Sequence[str], *, k: int = 5, pieces: int | None = None) -> list[Any]:
         """Fill the masks of texts: for each `{"blanks": [[prediction, …], …], "filled": text}`."""
-        return await self._run(model, "fill", texts, k=self._check_count(k), pieces=pieces)
+        k = self._check_count(k, self.config.max_predictions)
+        return await self._run(model, "fill", texts, k=k, pieces=pieces, max_masks=self.config.max_masks)
 
     async def predict(self, model: str, inputs: Sequence[Any], *, task: str | None = None) -> list[Any]:
         """Predict texts, pairs of texts or mappings by a fine-tuned run; `task` is one of a multi-task run."""
@@ -247,6 +248,7 @@ class Engine:
         if isinstance(items, str):
             raise UsageError("texts must be a list, got a single text; use [text]")
         self._check_texts(items)
+        await asyncio.to_thread(worker.model.check_lengths, items, self.config.max_length)
         result: list[Any] = await self._wait(worker, BatchJob(kind, list(items), tuple(sorted(options.items()))))
         return result
 
@@ -268,20 +270,12 @@ class Engine:
         if not items or len(items) > self.config.max_texts:
             raise UsageError(f"a request must have from 1 to {self.config.max_texts} texts, got {len(items)}")
         for item in items:
-            size = _count_characters(item)
+            size = sum(map(len, list_texts(item)))
             if size > self.config.max_characters:
                 raise UsageError(f"a text must have <= {self.config.max_characters} characters, got {size}")
 
-    def _check_count(self, k: int) -> int:
-        if not 1 <= k <= self.config.max_results:
-            raise UsageError(f"the number of results must be from 1 to {self.config.max_results}, got {k}")
+    def _check_count(self, k: int, limit: int | None = None) -> int:
+        limit = limit or self.config.max_results
+        if not 1 <= k <= limit:
+            raise UsageError(f"the number of results must be from 1 to {limit}, got {k}")
         return k
-
-
-def _count_characters(item: Any) -> int:
-    """Return the number of characters of a text, or of all texts of a pair or mapping."""
-    if isinstance(item, str):
-        return len(item)
-    if isinstance(item, Mapping):
-        return sum(map(_count_characters, item.values()))
-    return sum(map(_count_characters, item)) if isinstance(item, Sequence) else 0

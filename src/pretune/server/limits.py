@@ -19,6 +19,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
+ANY_ADDRESS = "*address*"
+"""Stands for all addresses among the names of a server."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WILDCARDS = ("0.0.0.0", "::", "")
 OPEN_PATHS = ("/health",)
@@ -84,9 +86,10 @@ class Gate:
                 raise
             except Exception as fault:
                 log.warn(f"{scope['method']} {scope['path'][:80]}: {type(fault).__name__}: {fault}")
-                if response.status is not None:
+                if response.status is None:
+                    await self._refuse(scope, receive, response, *describe_error(fault))
+                elif not response.is_complete:
                     raise DisconnectedError from None
-                await self._refuse(scope, receive, response, *describe_error(fault))
         except DisconnectedError:
             response.status = response.status or 499
             abort = scope.get("state", {}).get("abort")
@@ -225,7 +228,7 @@ def build_hosts(host: str, names: Iterable[str] = ()) -> set[str]:
     >>> sorted(build_hosts("192.0.2.7", ["models.example"]))
     ['127.0.0.1', '192.0.2.7', '::1', 'localhost', 'models.example']
     """
-    return {*LOOPBACK, *names, *(("*address*",) if host in WILDCARDS else (host,))}
+    return {*LOOPBACK, *names, *((ANY_ADDRESS,) if host in WILDCARDS else (host,))}
 
 
 def is_allowed(host: str, hosts: Collection[str]) -> bool:
@@ -240,7 +243,7 @@ def is_allowed(host: str, hosts: Collection[str]) -> bool:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return False
-    return name in hosts or ("*address*" in hosts and _is_address(name))
+    return (name in hosts and name != ANY_ADDRESS) or (ANY_ADDRESS in hosts and _is_address(name))
 
 
 def _is_address(name: str) -> bool:

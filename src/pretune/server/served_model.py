@@ -6,7 +6,7 @@ model.run("embed", ["a text", "another"])        # one result per item
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ from pretune.training.distributed import resolve_device
 
 NEIGHBOR_TEXTS = 200
 """Texts that are searched for neighbors, if a request has none."""
-CHUNK_SIZES = {"embed": 64, "predict": 64, "fill": 32, "score": 16, "search": 64, "attention": 1, "neighbors": 1}
+CHUNK_SIZES = {"embed": 64, "predict": 64, "fill": 16, "score": 16, "search": 64, "attention": 1, "neighbors": 1}
 """Items that run as one batch; between batches requests can be cancelled."""
 
 CAPABILITIES = ("complete", "embed", "fill", "predict", "score", "search", "neighbors", "attention", "tokenize")
@@ -139,6 +139,15 @@ class ServedModel:
         is_costly = kind == "score" and self.language_model is not None and is_bidirectional(self.language_model)
         return 1 if is_costly else CHUNK_SIZES[kind]
 
+    def check_lengths(self, items: Sequence[Any], limit: int) -> None:
+        """Raise a UsageError for a text of more tokens than the limit, if the model has no limit of its own."""
+        if self.language_model is None or self.tokenizer is None or self.language_model.spec.max_length is not None:
+            return
+        texts = [text for item in items for text in list_texts(item)]
+        longest = int(np.diff(self.tokenizer.encode_batch(texts).offsets).max(initial=0))
+        if longest > limit:
+            raise UsageError(f"a text must have <= {limit} tokens, got {longest}; shorten it")
+
     def run(self, kind: str, items: Sequence[Any], **options: Any) -> list[Any]:
         """Return one result per item."""
         function: Callable[..., list[Any]] = getattr(self, f"_{kind}")
@@ -179,8 +188,11 @@ class ServedModel:
         result = self.embedder(list(texts))
         return [*map(EmbeddedText, result.vectors, result.lengths.tolist())]
 
-    def _fill(self, texts: Sequence[str], *, k: int, pieces: int | None) -> list[dict[str, Any]]:
+    def _fill(self, texts: Sequence[str], *, k: int, pieces: int | None, max_masks: int) -> list[dict[str, Any]]:
         model = self._get_model()
+        for text in texts:
+            if (masks := find_blanks(model, text).count) > max_masks:
+                raise UsageError(f"a text must have <= {max_masks} masks, got {masks}")
         return [
             {
                 "blanks": [[prediction._asdict() for prediction in blank] for blank in answers],
@@ -292,6 +304,14 @@ class ServedModel:
             self._get_tokenizer()
             if self._get_model().prompt is not None:
                 raise UsageError("a model with a tuned prompt has no states of plain text")
+
+
+def list_texts(item: Any) -> list[str]:
+    """Return all texts of an item: a text, a pair, or a mapping of values."""
+    if isinstance(item, str):
+        return [item]
+    values: Any = item.values() if isinstance(item, Mapping) else item if isinstance(item, Sequence) else ()
+    return [text for value in values for text in list_texts(value)]
 
 
 def _require(part: object, noun: str) -> None:
