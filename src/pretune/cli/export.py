@@ -13,6 +13,13 @@ class ExportFormat(StrEnum):
     """Export format."""
 
     HF = "hf"
+    ONNX = "onnx"
+
+
+class OnnxQuantization(StrEnum):
+    """Weights of ONNX files."""
+
+    INT8 = "int8"
 
 
 def export(
@@ -20,16 +27,20 @@ def export(
         list[Path],
         argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME. Of several runs, the mean weights."),
     ],
-    to: Annotated[ExportFormat, option("--to", "Format: hf is a Hugging Face directory.")],
+    to: Annotated[ExportFormat, option("--to", "Format: a Hugging Face directory, or ONNX files.")],
     out: Annotated[Path, option("--out DIR", "Output directory.")],
     dtype: Annotated[Dtype | None, option("--dtype", "Data type of the weights (default: unchanged).")] = None,
+    quantize: Annotated[
+        OnnxQuantization | None, option("--quantize", "With --to onnx, also write files with int8 weights.")
+    ] = None,
     base: Base = None,
     overwrite: Annotated[bool, option("--overwrite", "Write into a non-empty directory.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export a model as a Hugging Face directory.
+    """Export a model as a Hugging Face directory, or to ONNX.
 
-    Several fine-tuned runs of one task and base model are averaged into one model ("model soup").
+    Several fine-tuned runs of one task and base model are averaged into one model ("model soup"). ONNX files are
+    checked against the model; they need the extra: pip install 'pretune[onnx]'.
 
     Example: pretune export runs/books --to hf --out share/books --dtype bfloat16
     """
@@ -40,17 +51,27 @@ def export(
         out=out,
         to=to.value,
         dtype=None if dtype is None else dtype.value,
+        quantize=None if quantize is None else "int8",
         base=base,
         overwrite=overwrite,
     )
     facts = {"out": str(out), "class": result.architecture, "parameters": result.parameters, "dtype": result.dtype}
     if result.omitted_parts:
         facts["omitted_parts"] = list(result.omitted_parts)
+    if to is ExportFormat.ONNX:
+        facts |= {"files": list(result.files), "difference": result.difference}
+        if result.quantized_difference is not None:
+            facts["quantized_difference"] = result.quantized_difference
     if as_json:
         log.print_json(facts)
     else:
         log.print_result(f"{out}: {result.architecture}, {result.parameters:,} parameters in {result.dtype}")
-    hint("verify", out, silent=as_json)
+    if to is ExportFormat.HF:
+        hint("verify", out, silent=as_json)
+    elif not as_json:
+        log.print_result(f"{', '.join(result.files)}: largest difference from the model {result.difference:.1e}")
+        if result.quantized_difference is not None:
+            log.print_result(f"int8: largest difference from the model {result.quantized_difference:.1e}")
 
 
 def verify(

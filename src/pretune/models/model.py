@@ -90,7 +90,7 @@ class LanguageModel(nn.Module):
         """
         flags = OutputFlags(hidden=hidden, attention=attention, backend=self.attention_backend)
         stack_output, encoder_output = self._run(batch, flags, cache, memory)
-        states = stack_output.states if batch.targets is not None else self._decode_masks(stack_output, batch)
+        states = stack_output.states if batch.targets is not None else self.decode_masks(stack_output, batch)
         cross = (
             None
             if stack_output.cross is None or batch.source is None
@@ -145,14 +145,14 @@ class LanguageModel(nn.Module):
             assert encoder_output is not None
             if batch.targets is None:
                 return encoder_output, None
-            return replace(encoder_output, states=self._decode_masks(encoder_output, batch)), None
+            return replace(encoder_output, states=self.decode_masks(encoder_output, batch)), None
         if encoder_output is None:
             return self.decoder(self._embed_input(batch), batch, None, flags=flags, cache=cache), None
         return self.decoder(
             self.embed_tokens(batch.tokens), batch, encoder_output.states, flags=flags, cache=cache
         ), encoder_output
 
-    def _decode_masks(self, output: StackOutput, batch: Batch) -> Tensor:
+    def decode_masks(self, output: StackOutput, batch: Batch) -> Tensor:
         """Return the states with those of the mask decoder, if there is one: at the targets, or else everywhere."""
         if self.mask_decoder is None or self.head is None:
             return output.states

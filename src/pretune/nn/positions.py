@@ -253,7 +253,7 @@ class RelativePositions(nn.Module):
 
     def forward(self, distance: Tensor) -> Tensor:
         """Return the bias `[H, …]` of distances `[…]` (key minus query position)."""
-        out: Tensor = self.table(self.compute_bucket(distance)).movedim(-1, 0)
+        out: Tensor = self.table(self.compute_bucket(distance)).movedim(distance.dim(), 0)
         return out
 
     def compute_bucket(self, distance: Tensor) -> Tensor:

@@ -207,7 +207,7 @@ class TransformerStack(nn.Module):
             bias=None if bias is None else bias(distance).transpose(0, 1),
             source_mask=source,
         )
-        steps = {rotary: replace(step, rotation=value) for rotary, value in self._compute_rotations(positions).items()}
+        steps = {rotary: replace(step, rotation=value) for rotary, value in self.compute_rotations(positions).items()}
         for i, layer in enumerate(self):
             caches = (cache.layers[i], cache.cross[i] if cache.cross else None)
             x = layer.step(x, steps[layer.attention.rotary], caches)
@@ -245,7 +245,7 @@ class TransformerStack(nn.Module):
         self, batch: Batch, dtype: torch.dtype, flags: OutputFlags
     ) -> dict[tuple[int | None, Rotary | None], AttentionContext]:
         """Build one context per window and rotary positions in the block pattern."""
-        rotations = self._compute_rotations(self.shift_positions(batch.positions))
+        rotations = self.compute_rotations(self.shift_positions(batch.positions))
         bias = self._get_bias(self.position) if self._has_position("bias") else None
         distances = self.position(batch.length) if isinstance(self.position, DistanceVectors) else None
         contexts = {}
@@ -314,7 +314,7 @@ class TransformerStack(nn.Module):
         context = build_context(queries, keys, mask_spec, backend, dtype)
         return replace(context, scores=True) if flags.scores else context
 
-    def _compute_rotations(self, positions: Tensor) -> dict[Rotary | None, tuple[Tensor, Tensor] | None]:
+    def compute_rotations(self, positions: Tensor) -> dict[Rotary | None, tuple[Tensor, Tensor] | None]:
         """Return the rotation of the stack's positions (key None) and of each layer's own."""
         rotation = self.position(positions) if self.position and self._has_position("rotation") else None
         return {None: rotation, **{rotary: module(positions) for rotary, module in self.rotaries.items()}}

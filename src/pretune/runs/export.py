@@ -1,4 +1,4 @@
-"""Export of models as Hugging Face directories: `pt.export`, `pretune export`."""
+"""Export of models as Hugging Face directories or ONNX files: `pt.export`, `pretune export`."""
 
 import os
 from collections.abc import Sequence
@@ -34,7 +34,8 @@ ExportDtype = Literal["float32", "float16", "bfloat16", "float64"]
 class ExportedModel(Result, os.PathLike[str]):
     """An exported model: its directory, the Hugging Face class that reads it, its parameters and their dtype.
 
-    `omitted_parts` describes the parts that the class does not have.
+    `omitted_parts` describes the parts that the class does not have. An ONNX export has `files`, and the largest
+    `difference` of their outputs from the model's (and that of int8 files), relative to the largest output above 1.
     """
 
     path: Path
@@ -42,13 +43,17 @@ class ExportedModel(Result, os.PathLike[str]):
     parameters: int
     dtype: str
     omitted_parts: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    difference: float | None = None
+    quantized_difference: float | None = None
 
     def __fspath__(self) -> str:
         return str(self.path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data."""
-        return {**asdict(self), "path": str(self.path), "omitted_parts": list(self.omitted_parts)}
+        facts = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {**facts, "path": str(self.path)}
 
 
 @check_arguments()
@@ -56,30 +61,38 @@ def export(
     model: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     out: str | os.PathLike[str],
-    to: Literal["hf"] = "hf",
+    to: Literal["hf", "onnx"] = "hf",
     dtype: ExportDtype | None = None,
+    quantize: Literal["int8"] | None = None,
     base: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
 ) -> ExportedModel:
-    """Export a model as a Hugging Face directory that transformers reads.
+    """Export a model as a Hugging Face directory that transformers reads, or as ONNX files.
 
     Args:
         model: A run, a Hugging Face directory, or hf:OWNER/NAME. An adapter is merged into its base model. Of several
             runs that were fine-tuned from one base model, the mean of the weights (a model soup; Wortsman et al.,
             2022), with their task, so that `predict` and `evaluate` read the directory.
         out: Output directory.
-        to: Format; "hf" is a Hugging Face directory.
-        dtype: Data type of the weights; None: unchanged.
+        to: Format; "hf" is a Hugging Face directory, "onnx" one with `onnx/model.onnx` instead of weights, which
+            onnxruntime, optimum and sentence-transformers run (extra `onnx`). Its outputs are checked against the
+            model's.
+        dtype: Data type of the weights; None: unchanged, and float32 in ONNX.
+        quantize: "int8": with `to="onnx"`, also write files with 8-bit weights.
         base: Directory of an adapter's base model, if it was moved.
         overwrite: Write into a non-empty directory.
 
     Raises:
-        UsageError: no Hugging Face class supports the model, its weights overflow in `dtype`, or the weights of
-            several runs cannot be averaged.
-        CheckpointError: the model is damaged.
+        UsageError: no Hugging Face class supports the model, it has no form in ONNX, its weights overflow in `dtype`,
+            or the weights of several runs cannot be averaged.
+        CheckpointError: the model is damaged, or the outputs of its ONNX files differ from its own.
     """
-    if to != "hf":
-        raise UsageError(f"unknown export format {format_value(to)} (allowed: hf)")
+    if to not in ("hf", "onnx"):
+        raise UsageError(f"unknown export format {format_value(to)} (allowed: hf, onnx)")
+    if to == "onnx" and dtype not in (None, "float32"):
+        raise UsageError(f"ONNX files are in float32, got dtype {format_value(dtype)}; use quantize='int8', or hf")
+    if to == "hf" and quantize is not None:
+        raise UsageError("int8 files exist in ONNX only; set the format to onnx, or omit quantize")
     paths = [model] if isinstance(model, str | os.PathLike) else [*model]
     if not paths:
         raise UsageError("no model; pass at least one run or directory")
@@ -89,10 +102,13 @@ def export(
         _check_apart(path, target)
     _check_averageable(directories)
     base_path = None if base is None else Path(base)
+    dtype = "float32" if to == "onnx" else dtype
     loaded_model, torch_dtype = _load_model(directory, getattr(torch, dtype) if dtype else None, base_path)
     _average_weights(loaded_model, directories, base_path)
     omitted_parts = _drop_heads(loaded_model) if isinstance(loaded_model, LanguageModel) else ()
     spec = loaded_model.model.spec if isinstance(loaded_model, ModelWithHead) else loaded_model.spec
+    if to == "onnx":
+        return _export_onnx(loaded_model, target, omitted_parts, quantize, overwrite=overwrite)
     hf_config = checkpoint.describe_checkpoint(spec)[0]
     if hf_config["model_type"] == checkpoint.NATIVE_TYPE:
         raise UsageError(f"{directory}: no Hugging Face class supports this model: {_explain_unsupported(spec)}")
@@ -111,15 +127,40 @@ def export(
     if len(directories) > 1:  # the task and its split, by which the model is evaluated
         replace(SavedTask.read(directory), threshold=None).write(target)
         RunDir(target).write_settings(RunDir(directory).read_settings())
-    class_name, count = hf_config["architectures"][0], spec.params().total
-    if isinstance(loaded_model, ModelWithHead) and loaded_model.head is not None:
-        exported_head = io.export_head(loaded_model)
-        count += sum(parameter.numel() for parameter in loaded_model.head.parameters())
-        if exported_head is None:
-            log.warn("no Hugging Face class has this task head; it is saved, but only pretune can load it")
-        else:
-            class_name = exported_head.config["architectures"][0]
+    class_name, count = _describe_class(loaded_model)
+    if isinstance(loaded_model, ModelWithHead) and loaded_model.head is not None and not io.export_head(loaded_model):
+        log.warn("no Hugging Face class has this task head; it is saved, but only pretune can load it")
     return ExportedModel(target, class_name, count, dtype_name, omitted_parts)
+
+
+def _describe_class(model: LanguageModel | ModelWithHead) -> tuple[str, int]:
+    """Return the Hugging Face class of a model, and the number of its parameters with those of the head."""
+    body = model.model if isinstance(model, ModelWithHead) else model
+    count = body.spec.params().total
+    class_name: str = checkpoint.describe_checkpoint(body.spec)[0]["architectures"][0]
+    if isinstance(model, ModelWithHead) and model.head is not None:
+        count += sum(parameter.numel() for parameter in model.head.parameters())
+        exported_head = io.export_head(model)
+        class_name = class_name if exported_head is None else exported_head.config["architectures"][0]
+    return class_name, count
+
+
+def _export_onnx(
+    model: LanguageModel | ModelWithHead,
+    target: Path,
+    omitted_parts: tuple[str, ...],
+    quantize: Literal["int8"] | None,
+    *,
+    overwrite: bool,
+) -> ExportedModel:
+    """Write ONNX files; a model without a Hugging Face class has a config that only pretune reads."""
+    from pretune.runs.onnx.export import write_onnx
+
+    files = write_onnx(model, target, quantize=quantize, overwrite=overwrite)
+    class_name, count = _describe_class(model)
+    return ExportedModel(
+        target, class_name, count, "float32", omitted_parts, files.names, files.difference, files.quantized_difference
+    )
 
 
 def _load_model(

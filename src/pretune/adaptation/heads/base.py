@@ -87,13 +87,17 @@ class SequenceHead(nn.Module):
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
         """Compute logits `[C, K]` from states `[N, W]`."""
         with torch.autocast(states.device.type, enabled=False):
-            x = self.pool(states, batch).to(self.out.weight.dtype)
-            if self.dense is not None:
-                x = self.activate(self.dense(self.input_dropout(x)))
-            if self.transform is not None:
-                x = self.transform(x)
-            x = self.dropout(x) if self.center is None else self.dropout(x - self.center) + self.center
-            out: Tensor = self.out(x)
+            return self.classify(self.pool(states, batch))
+
+    def classify(self, vectors: Tensor) -> Tensor:
+        """Compute logits `[C, K]` from pooled states."""
+        x = vectors.to(self.out.weight.dtype)
+        if self.dense is not None:
+            x = self.activate(self.dense(self.input_dropout(x)))
+        if self.transform is not None:
+            x = self.transform(x)
+        x = self.dropout(x) if self.center is None else self.dropout(x - self.center) + self.center
+        out: Tensor = self.out(x)
         return out
 
 
@@ -227,16 +231,22 @@ def build_encoder_decoder_inputs(sequences: Sequences, spec: Model) -> Sequences
     """
     if not spec.is_encoder_decoder:
         return sequences
-    start = spec.special.start
-    if start is None:
-        start = next(iter(spec.special.eos), spec.special.bos)
-    if start is None:
-        raise UsageError("the decoder has no start token; set special.start, special.eos or special.bos of the model")
+    start = find_start_token(spec)
     decoder_tokens = np.roll(sequences.tokens, 1)
     decoder_tokens[sequences.offsets[:-1][sequences.lengths > 0]] = start
     return replace(
         sequences, tokens=decoder_tokens, source=Sequences(tokens=sequences.tokens, offsets=sequences.offsets)
     )
+
+
+def find_start_token(spec: Model) -> int:
+    """Return the decoder's first input in an encoder-decoder; UsageError if there is none."""
+    start = spec.special.start
+    if start is None:
+        start = next(iter(spec.special.eos), spec.special.bos)
+    if start is None:
+        raise UsageError("the decoder has no start token; set special.start, special.eos or special.bos of the model")
+    return start
 
 
 def segment_logsumexp(values: Tensor, group: Tensor, groups: int) -> Tensor:

@@ -1,0 +1,1 @@
+"""ONNX: models as graphs over padded inputs, which other runtimes execute without torch."""
