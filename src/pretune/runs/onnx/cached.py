@@ -43,11 +43,11 @@ class CachedDecoder(nn.Module):
         positions = inputs[0] if self.has_positions else torch.zeros_like(tokens)
         # NOTE: padding attends to all earlier columns, so that every query has a key.
         mask = is_key[:, None, None] | ~is_query[:, None, :, None]
-        shared = _build_shared(self.stack, positions, past[0][0].shape[2], mask)
+        context = _build_context(self.stack, positions, past[0][0].shape[2], mask)
         x = self.stack.embed_inputs(self.model.embed_tokens(tokens.flatten()), positions.flatten(), None)
         presents: list[Tensor] = []
         for layer, keys in zip(self.stack, past, strict=True):
-            x, present = _run_layer(layer, x, shared, keys, None)
+            x, present = _run_layer(layer, x, context, keys, None)
             presents += present
         return _compute_logits(self.model, self.stack, x, tokens), *presents
 
@@ -74,19 +74,19 @@ class CachedEncoderDecoder(nn.Module):
             cross = [_project_source(layer, inputs[0]) for layer in stack]
         length = past[0][0].shape[2]
         positions = (torch.arange(tokens.shape[1]) + length).expand(tokens.shape[0], -1)
-        shared = _build_shared(stack, positions, length, None)
+        context = _build_context(stack, positions, length, None)
         is_source = (source_mask > 0)[:, None, None]
         x = stack.embed_inputs(self.model.embed_tokens(tokens.flatten()), positions.flatten(), None)
         presents: list[Tensor] = []
         for i, layer in zip(range(depth), stack, strict=True):
-            x, present = _run_layer(layer, x, shared, past[i], (*cross[i], is_source))
+            x, present = _run_layer(layer, x, context, past[i], (*cross[i], is_source))
             presents += [*present, *(() if self.with_past else cross[i])]
         return _compute_logits(self.model, stack, x, tokens), *presents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shared:
-    """What all layers of a step share."""
+class _StepContext:
+    """Masks and rotations of a step, for all of its layers."""
 
     rows: int
     masks: dict[int | None, Tensor]  # by window: bool, or float with the bias in it; [B or 1, H or 1, T, S]
@@ -103,7 +103,7 @@ def _get_decoder(model: LanguageModel) -> TransformerStack:
     return model.decoder
 
 
-def _build_shared(stack: TransformerStack, positions: Tensor, past: int, mask: Tensor | None) -> _Shared:
+def _build_context(stack: TransformerStack, positions: Tensor, past: int, mask: Tensor | None) -> _StepContext:
     """Return masks, biases and rotations for new tokens after `past` ones; `mask` marks padding among the keys."""
     columns = torch.arange(positions.shape[1])
     distance = torch.arange(positions.shape[1] + past) - (columns + past)[:, None]  # [T, S]
@@ -118,29 +118,29 @@ def _build_shared(stack: TransformerStack, positions: Tensor, past: int, mask: T
             is_visible = is_visible & (distance > -window)
         visible = is_visible[None, None] if mask is None else is_visible & mask
         masks[window] = visible if bias is None else bias.masked_fill(~visible, float("-inf"))
-    return _Shared(rows=positions.shape[0], masks=masks, rotations=stack.compute_rotations(positions.flatten()))
+    return _StepContext(rows=positions.shape[0], masks=masks, rotations=stack.compute_rotations(positions.flatten()))
 
 
 def _run_layer(
     layer: TransformerBlock,
     x: Tensor,
-    shared: _Shared,
+    context: _StepContext,
     past: KeysAndValues,
     cross: tuple[Tensor, Tensor, Tensor] | None,
 ) -> tuple[Tensor, KeysAndValues]:
     """Return a layer's output `[B T, W]`, and its keys and values with the past."""
-    attention, rotation = layer.attention, shared.rotations[layer.attention.rotary]
+    attention, rotation = layer.attention, context.rotations[layer.attention.rotary]
     q, k, v = attention.project(layer.attention_norm.pre(x), None)
     if rotation is not None:
         q, k = rotate(q, rotation), rotate(k, rotation)
-    keys = torch.cat((past[0], _split_rows(k, shared.rows)), dim=2)
-    values = torch.cat((past[1], _split_rows(v, shared.rows)), dim=2)
-    output = _attend(attention, q, keys, values, shared.masks[attention.window], shared.rows)
+    keys = torch.cat((past[0], _split_rows(k, context.rows)), dim=2)
+    values = torch.cat((past[1], _split_rows(v, context.rows)), dim=2)
+    output = _attend(attention, q, keys, values, context.masks[attention.window], context.rows)
     if layer.cross is None or cross is None or layer.cross_norm is None:
         return layer.finish(x, output), (keys, values)
     x = layer.attention_norm.add(x, layer.attention_norm.out(output))
     queries = layer.cross.project_queries(layer.cross_norm.pre(x))
-    output = _attend(layer.cross, queries, *cross, shared.rows)
+    output = _attend(layer.cross, queries, *cross, context.rows)
     x = layer.cross_norm.add(x, layer.cross_norm.out(output))
     hidden = layer.feedforward_norm.out(layer.feedforward(layer.feedforward_norm.pre(x)))
     return layer.feedforward_norm.add(x, hidden), (keys, values)

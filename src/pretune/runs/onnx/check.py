@@ -52,9 +52,13 @@ def measure_difference(model: AnyModel, sessions: Sessions) -> float:
         is_token = inputs["attention_mask"] > 0
         if isinstance(model, ModelWithHead) and isinstance(model.spec, Choice):
             inputs = {name: values.reshape(2, 2, -1) for name, values in inputs.items()}
-        for expected, output in zip(reference, run(sessions["model"], inputs), strict=True):
-            rows = output[is_token] if output.shape[:2] == is_token.shape and len(expected) != len(output) else output
-            differences.append(compare(expected, rows.reshape(expected.shape)))
+        for reference_values, output in zip(reference, run(sessions["model"], inputs), strict=True):
+            rows = (
+                output[is_token]
+                if output.shape[:2] == is_token.shape and len(reference_values) != len(output)
+                else output
+            )
+            differences.append(compare(reference_values, rows.reshape(reference_values.shape)))
     return max(differences)
 
 
@@ -115,15 +119,15 @@ def _compare_encoder_decoder(model: LanguageModel, sessions: Sessions, sequences
         inputs["token_type_ids"] = pad(segments, "right")
     states = run(sessions["encoder_model"], inputs)[0]
     tokens, first = np.array(targets), max(1, length - 3)
-    shared = {"encoder_attention_mask": mask}
-    start_inputs = {"input_ids": tokens[:, :first], "encoder_hidden_states": states} | shared
+    mask_input = {"encoder_attention_mask": mask}
+    start_inputs = {"input_ids": tokens[:, :first], "encoder_hidden_states": states} | mask_input
     logits, *present = run(sessions["decoder_model"], start_inputs)
     names = [entry.name for entry in sessions["decoder_model"].get_outputs()][1:]
     past = {name.replace("present", "past_key_values"): value for name, value in zip(names, present, strict=True)}
-    later, outputs = sessions["decoder_with_past_model"], [logits]
+    session, outputs = sessions["decoder_with_past_model"], [logits]
     for i in range(first, length):
-        logits, *present = run(later, {"input_ids": tokens[:, i : i + 1]} | shared | past)
-        names = [entry.name for entry in later.get_outputs()][1:]
+        logits, *present = run(session, {"input_ids": tokens[:, i : i + 1]} | mask_input | past)
+        names = [entry.name for entry in session.get_outputs()][1:]
         past |= {name.replace("present", "past_key_values"): value for name, value in zip(names, present, strict=True)}
         outputs.append(logits)
     return compare(reference, np.concatenate(outputs, axis=1))
@@ -142,7 +146,7 @@ def pad(sequences: Sequence[Sequence[int]], side: Literal["left", "right"] | str
     return np.array(rows, dtype=np.int64)
 
 
-def compare(expected: Tensor, output: Any) -> float:
-    """Return the largest difference, relative to the largest expected value if that is above 1; nan if one is nan."""
-    scale = max(1.0, float(expected.abs().max()))
-    return float((expected - torch.from_numpy(output)).abs().max()) / scale
+def compare(reference_values: Tensor, output: Any) -> float:
+    """Return the largest difference, relative to the largest reference value if that is above 1; nan if one is nan."""
+    scale = max(1.0, float(reference_values.abs().max()))
+    return float((reference_values - torch.from_numpy(output)).abs().max()) / scale
