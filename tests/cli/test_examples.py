@@ -25,6 +25,7 @@ ELSEWHERE = {
     "quickstart": "takes minutes (tests/runs/test_quickstart.py)",
     "evaluate": "needs the data of its tasks (tests/cli/test_evaluate.py)",
     "compare": "takes minutes (tests/runs/study)",
+    "serve": "runs until it is stopped (tests/server)",
 }
 
 
