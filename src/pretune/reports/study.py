@@ -98,7 +98,9 @@ def format_tuning(results: Facts) -> str:
         rates = results["rates"]
         tries = [f"{len(rates[name])} of {name}" for name in ("pretrain", "finetune") if rates[name]]
         return f"Learning rates are tuned per cell on dev with the first seed; tries per cell: {', '.join(tries)}."
-    return "Learning rates are not tuned: every cell uses the default of its model and method."
+    return (
+        "Learning rates are not tuned: every cell uses the one of its settings, or the default of its model and method."
+    )
 
 
 def _render_tables(results: Facts) -> Markup:
