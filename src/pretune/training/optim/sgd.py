@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,17 +36,15 @@ class SGD:
         return MomentumDescent(self, groups)
 
 
-class MomentumDescent(Optimizer):
-    """The optimizer of `SGD`; state: `momentum` if it is not 0."""
+class _Descent(Optimizer):
+    """Steps along gradients with weight decay; a subclass has the rule of an update."""
 
     _step_supports_amp_scaling = True
 
-    def __init__(self, spec: SGD, groups: Sequence[ParameterGroup]) -> None:
-        param_groups = [group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups]
-        super().__init__(param_groups, {"momentum": spec.momentum})
-        for group in groups if spec.momentum else ():
-            for weight in group.parameters:
-                self.state[weight]["momentum"] = torch.zeros_like(weight)
+    def __init__(
+        self, groups: Sequence[ParameterGroup], lr: float, weight_decay: float, defaults: dict[str, float]
+    ) -> None:
+        super().__init__([group.to_param_group(lr=lr, weight_decay=weight_decay) for group in groups], defaults)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -53,12 +52,29 @@ class MomentumDescent(Optimizer):
         ok = get_step_condition(self)
         for group in self.param_groups:
             for weights in iter_chunks(group):
-                updates = add_weight_decay(weights, group["weight_decay"])
-                if group["momentum"]:
-                    momenta = [self.state[weight]["momentum"] for weight in weights]
-                    updates = list(torch._foreach_add(updates, momenta, alpha=group["momentum"]))
-                    write_if(ok, momenta, updates)
-                write_if(ok, weights, torch._foreach_sub(weights, updates, alpha=group["lr"]))
+                self._update(ok, group, weights, _add_weight_decay(weights, group["weight_decay"]))
+
+    def _update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        """Write the new weights and states, if `ok`."""
+        raise NotImplementedError
+
+
+class MomentumDescent(_Descent):
+    """The optimizer of `SGD`; state: `momentum` if it is not 0."""
+
+    def __init__(self, spec: SGD, groups: Sequence[ParameterGroup]) -> None:
+        super().__init__(groups, spec.lr, spec.weight_decay, {"momentum": spec.momentum})
+        for group in groups if spec.momentum else ():
+            for weight in group.parameters:
+                self.state[weight]["momentum"] = torch.zeros_like(weight)
+
+    def _update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        updates = gradients
+        if group["momentum"]:
+            momenta = [self.state[weight]["momentum"] for weight in weights]
+            updates = list(torch._foreach_add(updates, momenta, alpha=group["momentum"]))
+            write_if(ok, momenta, updates)
+        write_if(ok, weights, torch._foreach_sub(weights, updates, alpha=group["lr"]))
 
 
 @spec
@@ -77,34 +93,24 @@ class Adagrad:
         return AdaptiveDescent(self, groups)
 
 
-class AdaptiveDescent(Optimizer):
+class AdaptiveDescent(_Descent):
     """The optimizer of `Adagrad`; state: `sum`, of squared gradients."""
 
-    _step_supports_amp_scaling = True
-
     def __init__(self, spec: Adagrad, groups: Sequence[ParameterGroup]) -> None:
-        param_groups = [group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups]
-        super().__init__(param_groups, {"eps": spec.eps})
+        super().__init__(groups, spec.lr, spec.weight_decay, {"eps": spec.eps})
         for group in groups:
             for weight in group.parameters:
                 self.state[weight]["sum"] = torch.full_like(weight, spec.initial_accumulator)
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all weights that have a gradient."""
-        ok = get_step_condition(self)
-        for group in self.param_groups:
-            for weights in iter_chunks(group):
-                gradients = add_weight_decay(weights, group["weight_decay"])
-                sums = [self.state[weight]["sum"] for weight in weights]
-                new_sums = torch._foreach_addcmul(sums, gradients, gradients)
-                scales = torch._foreach_add(torch._foreach_sqrt(new_sums), group["eps"])
-                updates = torch._foreach_div(gradients, scales)
-                write_if(ok, weights, torch._foreach_sub(weights, updates, alpha=group["lr"]))
-                write_if(ok, sums, new_sums)
+    def _update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        sums = [self.state[weight]["sum"] for weight in weights]
+        new_sums = torch._foreach_addcmul(sums, gradients, gradients)
+        scales = torch._foreach_add(torch._foreach_sqrt(new_sums), group["eps"])
+        write_if(ok, weights, torch._foreach_sub(weights, torch._foreach_div(gradients, scales), alpha=group["lr"]))
+        write_if(ok, sums, new_sums)
 
 
-def add_weight_decay(weights: Sequence[Tensor], weight_decay: float) -> list[Tensor]:
+def _add_weight_decay(weights: Sequence[Tensor], weight_decay: float) -> list[Tensor]:
     """Return the gradients, with weight decay (an L2 penalty) added."""
     gradients = get_gradients(weights)
     return list(torch._foreach_add(gradients, list(weights), alpha=weight_decay)) if weight_decay else gradients
@@ -133,16 +139,14 @@ class ASGD:
         return AveragedDescent(self, groups)
 
 
-class AveragedDescent(Optimizer):
+class AveragedDescent(_Descent):
     """The optimizer of `ASGD`; state: `average`, and `since`, 0 until triggered and then counting from 1.
 
     `losses` are the validation losses up to the trigger.
     """
 
-    _step_supports_amp_scaling = True
-
     def __init__(self, spec: ASGD, groups: Sequence[ParameterGroup]) -> None:
-        super().__init__([group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups], {})
+        super().__init__(groups, spec.lr, spec.weight_decay, {})
         self.interval = spec.nonmonotone_interval
         self.losses: list[float] = []
         self.is_triggered = False
@@ -184,27 +188,17 @@ class AveragedDescent(Optimizer):
         """Restore the result of `get_trigger_state`."""
         self.losses, self.is_triggered = tensors["losses"].tolist(), bool(tensors["triggered"])
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all weights that have a gradient."""
-        ok = get_step_condition(self)
-        for group in self.param_groups:
-            for weights in iter_chunks(group):
-                gradients = add_weight_decay(weights, group["weight_decay"])
-                new_weights = torch._foreach_sub(weights, gradients, alpha=group["lr"])
-                averages = [self.state[weight]["average"] for weight in weights]
-                since = [self.state[weight]["since"] for weight in weights]
-                fractions = [1 / (count - 1).clamp(min=1) for count in since]
-                write_if(
-                    ok,
-                    averages,
-                    [
-                        average.lerp(weight, fraction)
-                        for average, weight, fraction in zip(averages, new_weights, fractions, strict=True)
-                    ],
-                )
-                write_if(ok, since, [count + (count > 0) for count in since])
-                write_if(ok, weights, new_weights)
+    def _update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        new_weights = torch._foreach_sub(weights, gradients, alpha=group["lr"])
+        averages = [self.state[weight]["average"] for weight in weights]
+        since = [self.state[weight]["since"] for weight in weights]
+        new_averages = [
+            average.lerp(weight, 1 / (count - 1).clamp(min=1))
+            for average, weight, count in zip(averages, new_weights, since, strict=True)
+        ]
+        write_if(ok, averages, new_averages)
+        write_if(ok, since, [count + (count > 0) for count in since])
+        write_if(ok, weights, new_weights)
 
     @torch.no_grad()
     def swap(self) -> None:
