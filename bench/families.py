@@ -58,7 +58,7 @@ SHORT_ELMO: Facts = {
 }
 """Instead of the paper's Adagrad at a constant rate, which is for ten passes over a billion words."""
 ROWS = {
-    "deberta-rtd": Row(model="deberta-v3-base", lr=5e-4),
+    "deberta-rtd": Row(model="deberta-v3-base", lr=2e-4),
     "deberta-mlm": Row(model="deberta-v2-xlarge", lr=5e-4, settings={"model.conv": False}),
     "ulmfit": Row(model="ulmfit", lr=3e-3, tokens=WORDS, method=None),
     "elmo": Row(model="elmo-small", lr=1e-3, tokens=WORDS, settings=SHORT_ELMO, method="scalar-mix"),

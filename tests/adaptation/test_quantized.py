@@ -58,7 +58,7 @@ def test_every_family(name: str, kind: Quantization, tmp_path: Path) -> None:
     assert not any(parameter.requires_grad for parameter in small.parameters())
     expected, actual = torch.cat(read(original, SENTENCES, row=11)), torch.cat(read(small, SENTENCES, row=11))
     error = (actual - expected).norm() / expected.norm()
-    assert 0 < error < (0.05 if kind == "int8" else 0.4)
+    assert 0 < error < (0.05 if kind == "int8" else 0.5)
 
 
 def test_an_adapter_is_merged_first(tmp_path: Path) -> None:

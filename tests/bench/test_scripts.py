@@ -156,19 +156,22 @@ def test_families_have_one_shape(home: Path) -> None:
 def test_families(home: Path, tmp_path: Path) -> None:
     """All stages, in processes of their own; a row that fails leaves the others alone."""
     (tmp_path / "rte").mkdir()
-    lines = [f"{i}\tA cat sat {i}.\tIt sat.\t{'not_' * (i % 2)}entailment" for i in range(20)]
+    lines = [
+        f"{i}\tA cat sat {i}.\tIt sat.\t{'not_' * (i % 2)}entailment" for i in range(150)
+    ]  # enough for one block of ULMFiT
     for name in ("train", "dev"):
         path = tmp_path / "rte" / f"{name}.tsv.gz"
         path.write_bytes(gzip.compress("\n".join(["index\tsentence1\tsentence2\tlabel", *lines, ""]).encode()))
-    text = home / "corpora/wikipedia-en/valid.txt.xz"
+    text, valid = home / "corpora/wikipedia-en/valid.txt.xz", tmp_path / "valid.txt"
+    valid.write_text("".join(f"A further text {i} of a cat that sat.\n\n" for i in range(40)))
     sizes = "--passes 1 --length 32 --width 16 --depth 1 --heads 2 --hidden 16 --vocab 300 --words 300 --jobs 2"
     options = "--rows bert,ulmfit --only-tasks rte,missing --task-steps 2 --seeds 2 --workers 0 --batch-words 512"
-    command = [sys.executable, BENCH / "families.py", "--train", text, "--valid", text, "--tasks", tmp_path]
+    command = [sys.executable, BENCH / "families.py", "--train", text, "--valid", valid, "--tasks", tmp_path]
     command += ["--work", tmp_path / "work", "--out", tmp_path / "out.json", "--device", "cpu"]
     environment = {**os.environ, "PYTHONPATH": str(BENCH.parent / "src")}
     done = subprocess.run(
         [*map(str, command), *sizes.split(), *options.split()],
-        env=environment, capture_output=True, text=True, check=True, timeout=600,
+        env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=600,
     )  # fmt: skip
     result = read(tmp_path / "out.json")
     for name in ("bert", "ulmfit", "bert-random"):
