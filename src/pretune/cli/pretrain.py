@@ -55,6 +55,13 @@ def pretrain(
         option("--teacher MODEL", "Distil this pre-trained model, of the same vocabulary, into the new one."),
     ] = None,
     resume: Resume = False,
+    stop_early: Annotated[
+        bool,
+        option(
+            "--stop-early",
+            "End when the validation loss has not fallen for 3 evaluations (train.patience); save the best weights.",
+        ),
+    ] = False,
     config: ConfigFile = None,
     settings: Annotated[
         list[str] | None,
@@ -79,6 +86,7 @@ def pretrain(
 
     with shut_down_cleanly():  # imports take seconds
         from pretune.models.hf.checkpoint import inspect_checkpoint
+        from pretune.runs.config import STOP_EARLY_PATIENCE
         from pretune.runs.defaults import build_pretrain_config
         from pretune.runs.pretrain import run_pretrain
         from pretune.training.distributed import resolve_device
@@ -88,7 +96,10 @@ def pretrain(
         "data": data, "objective": objective, "init_from": start, "config": config, "device": device, "steps": steps,
         "teacher": teacher,
         "tokens": None if tokens is None else parse_count(tokens, "--tokens"), "epochs": epochs, "budget": budget,
-        "overrides": parse_assignments(settings or []),
+        "overrides": {
+            **({"train.patience": STOP_EARLY_PATIENCE} if stop_early else {}),
+            **parse_assignments(settings or []),
+        },
     }  # fmt: skip
     if dry_run:
         target = resolve_device(device)  # a run rejects an unknown device too

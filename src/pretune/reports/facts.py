@@ -49,7 +49,16 @@ def build_pretraining_rows(tree: Facts, summary: Facts) -> Rows:
             for term, value in validation.items()
             if value is not None
         ),
+        *_build_early_stopping_rows(train, summary),
+        *([("warning", ". ".join(summary["warnings"]))] if summary.get("warnings") else []),
     ]
+
+
+def _build_early_stopping_rows(train: Facts, summary: Facts) -> Rows:
+    """Return a row on the best weights of a run with early stopping."""
+    if not train.get("patience") or summary.get("best_step") is None:
+        return []
+    return [("early stopping", f"weights of step {summary['best_step']:,}; patience {train['patience']} evaluations")]
 
 
 def format_lengths(data: Facts) -> str:

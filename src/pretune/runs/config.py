@@ -36,6 +36,10 @@ LENGTHS = ("steps", "tokens", "epochs", "budget")
 """Fields of `train` for the length of a run, of which one is set."""
 
 
+STOP_EARLY_PATIENCE = 3
+"""Evaluations without improvement after which `--stop-early` ends a run: about a third of a run with ten."""
+
+
 class RunConfig:
     """Config of a run; the fields of a subclass, a frozen dataclass, are the sections."""
 
@@ -135,6 +139,7 @@ class PretrainTrainConfig(TrainConfig):
     eval_tokens: NonNegative[int] | None = None  # validation tokens; None: at most 500,000, on a CPU 50,000
     samples_every: NonNegative[int] | None = None  # steps between text samples; 0: none; None: a few in a run
     prompts: tuple[str, ...] = ()  # of text samples; empty: validation text
+    patience: Annotated[Positive[int] | None, NewField()] = None  # evaluations without improvement; None: train on
 
     def __post_init__(self) -> None:
         lengths = [name for name in LENGTHS if getattr(self, name) is not None]

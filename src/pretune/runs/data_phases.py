@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ from pretune.core import log
 from pretune.core.errors import DataError
 from pretune.data.plan import Phase
 from pretune.data.samples import check_enough_tokens
+from pretune.data.sequences import Ints
+from pretune.data.shards import Shards
 from pretune.data.stream import BatchStream
 from pretune.runs.config import PretrainConfig
 from pretune.runs.estimate import estimate_steps_on_cores
@@ -27,6 +30,9 @@ evaluation takes a tenth of the time."""
 EVALUATIONS_PER_RUN = 10
 """Default number of evaluations in a run of known length."""
 MAX_WORKERS = 4
+UNIGRAM_BLOCK = 2**20
+"""Tokens that are counted at once for the unigram loss."""
+MAX_UNIGRAM_BLOCKS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,20 @@ class DataPhases:
         read = np.bincount(first.sources, minlength=len(names)) > 0
         return {name: round(float(total[place]), 4) for place, name in enumerate(names) if read[place]}
 
+    def compute_unigram_loss(self) -> float | None:
+        """Return the loss of a unigram model of the training data at the validation targets, in nats per token."""
+        if self.validation is None:
+            return None
+        stream, count = self.validation
+        targets = (stream.batch(number).targets for number in range(count))
+        labels = torch.cat([part.labels for part in targets if part is not None] or [torch.empty(0, dtype=torch.long)])
+        target_counts = np.bincount(labels[labels >= 0].numpy(), minlength=self.source.data.vocab)
+        return compute_unigram_loss(
+            count_unigrams(self.streams[0].samples.shards, len(target_counts)),
+            target_counts,
+            [token for token in self.source.tokenizer.special_ids if token < len(target_counts)],
+        )
+
     def compute_shares(self) -> dict[str, float]:
         """Return the token share of each source, if sources are mixed."""
         mixture = self.streams[0].mixture
@@ -76,6 +96,36 @@ class DataPhases:
         phase = max(i for i, first in enumerate(state.phases) if first <= step)
         samples = self.streams[phase].read_sequences(step - state.phases[phase])[0].samples
         return [] if samples is None else samples.tolist()
+
+
+def count_unigrams(shards: Shards, vocab: int) -> Ints:
+    """Count the tokens of a split, of a large one in blocks at equal distances."""
+    blocks = max(-(-len(shards) // UNIGRAM_BLOCK), 1)
+    starts = np.linspace(0, max(len(shards) - UNIGRAM_BLOCK, 0), min(blocks, MAX_UNIGRAM_BLOCKS), dtype=np.int64)
+    counts = np.zeros(vocab, dtype=np.int64)
+    for start in starts.tolist():
+        counts += np.bincount(shards.read_tokens(start, min(start + UNIGRAM_BLOCK, len(shards))), minlength=vocab)
+    return counts
+
+
+def compute_unigram_loss(train_counts: Ints, target_counts: Ints, special_ids: Sequence[int]) -> float | None:
+    """Return the mean negative log-probability of targets under unigram counts, plus one for every token.
+
+    Special tokens are in the targets by the form of the objective, not of the text: they have their share of the
+    targets. None without targets.
+    """
+    total = int(target_counts.sum())
+    if not total:
+        return None
+    is_special = np.zeros(len(target_counts), dtype=np.bool_)
+    is_special[list(special_ids)] = True
+    pseudo_counts = np.where(is_special, 0, train_counts + 1)
+    ordinary_share = float(target_counts[~is_special].sum()) / total
+    probabilities = np.where(
+        is_special, target_counts / total, ordinary_share * pseudo_counts / max(pseudo_counts.sum(), 1)
+    )
+    is_target = target_counts > 0
+    return float(-(target_counts[is_target] * np.log(probabilities[is_target])).sum() / total)
 
 
 def _build_stream(settings: PretrainConfig, source: TrainingData, ranks: Ranks, split: str, length: int) -> BatchStream:

@@ -19,7 +19,7 @@ from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
-from pretune.runs.config import LENGTHS, PretrainConfig, PretrainTrainConfig, read_config
+from pretune.runs.config import LENGTHS, STOP_EARLY_PATIENCE, PretrainConfig, PretrainTrainConfig, read_config
 from pretune.runs.defaults import build_pretrain_config
 from pretune.runs.pretrain_run import PretrainedRun, PretrainRun, load_finished_run
 from pretune.runs.training_data import DataConfig
@@ -53,6 +53,7 @@ def pretrain(
     init_from: str | os.PathLike[str] | None = None,
     teacher: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    stop_early: bool = False,
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -73,6 +74,8 @@ def pretrain(
         init_from: Run or Hugging Face directory whose weights training starts from.
         teacher: Run or Hugging Face directory of a model that the new one imitates; its vocabulary is that of the data.
         resume: Continue the unfinished run in `out`; other arguments may be left out.
+        stop_early: End when the validation loss has not fallen for 3 evaluations (`train.patience`), and save the
+            weights with the lowest.
         config: Settings: a run.json, a YAML file, or the same tree as a mapping.
         overrides: Settings by path, such as {"train.lr": 1e-3, "model.depth": 6}; they go before `config`.
         device: "cpu" or "cuda"; None: a GPU if available.
@@ -90,6 +93,7 @@ def pretrain(
         out=out,
         resume=resume,
         init_from=init_from,
+        stop_early=stop_early,
         overrides=overrides,
         device=device,
         data=data,
@@ -109,6 +113,7 @@ def run_pretrain(
     out: str | os.PathLike[str],
     resume: bool = False,
     init_from: str | os.PathLike[str] | None = None,
+    stop_early: bool = False,
     overrides: Mapping[str, Any] | None = None,
     device: str | None = None,
     started_at: float | None = None,
@@ -120,6 +125,8 @@ def run_pretrain(
     """
     started_at = time.monotonic() if started_at is None else started_at
     run_dir = RunDir(Path(out))
+    if stop_early:
+        overrides = {"train.patience": STOP_EARLY_PATIENCE, **(overrides or {})}
     options |= {"init_from": init_from, "overrides": overrides, "device": device}
     stop = GracefulShutdown(f"resume with `{run_dir.build_resume_command('pretrain')}`", has_checkpoint=resume)
     with stop.handle_signals():

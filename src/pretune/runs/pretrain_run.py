@@ -22,7 +22,7 @@ from pretune.adaptation.teacher import (
 )
 from pretune.core import config, io, log
 from pretune.core.api import Result
-from pretune.core.errors import CheckpointError
+from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.hub import resolve_path
 from pretune.core.log import format_count, join_names
 from pretune.core.run_dir import RunDir
@@ -50,7 +50,7 @@ from pretune.training.optim import build_parameter_groups
 from pretune.training.records import CostFile
 from pretune.training.step import TrainState
 from pretune.training.trainer import Trainer, TrainingPhase
-from pretune.training.validation import Evaluation, build_evaluator
+from pretune.training.validation import EarlyStopping, Evaluation, LearningCheck, build_evaluator
 
 BODY_PREFIXES = ("tokens.", "encoder.", "decoder.")
 MIN_USEFUL_STEPS = 20
@@ -118,6 +118,7 @@ class PretrainRun:
             languages=settings.model.stacks[0].embed.languages,
         )
         self.data_phases = DataPhases.open(settings, self.source, ranks)
+        self._check_early_stopping()
         check_prompts(settings.train.prompts, self.spec.shape, settings.model.max_length, self.source.tokenizer)
         self.model: Any = catalog.build_any(self.spec, seed=settings.train.seed, device=ranks.device)
         if isinstance(self.model, LanguageModel) and settings.model.characters is not None:
@@ -190,6 +191,10 @@ class PretrainRun:
             state=self.state,
             start_time=self.started_at,
             evaluation=self._build_evaluation(),
+            early_stopping=None
+            if train.patience is None
+            else EarlyStopping(parameters=collect_weights(self.model), patience=train.patience),
+            learning_check=self._build_learning_check(),
             build_sample_hook=self._build_sample_hook,
             find_samples=data_phases.find_samples,
             on_start=self._write_settings,
@@ -245,6 +250,34 @@ class PretrainRun:
             SampleObjective(self.source.tokenizer, train.prompts),
             build_trigger(train.samples_every, clock, trainer.state, cost),
             partial(trainer.logger.log_samples, split=split),
+        )
+
+    def _check_early_stopping(self) -> None:
+        """Refuse early stopping without evaluations during the run."""
+        if self.settings.train.patience is None:
+            return
+        if self.data_phases.validation is None:
+            raise UsageError(
+                f"{self.source.data}: early stopping needs validation text; use `pretune prepare --holdout SHARE`, or "
+                "leave --stop-early out"
+            )
+        if not compute_eval_interval(self.settings.train, self.data_phases.steps):
+            raise UsageError("early stopping in a run with a time budget needs --set train.eval_every=STEPS")
+
+    def _build_learning_check(self) -> LearningCheck:
+        train, schedule = self.settings.train, self.settings.train.schedule
+        warmup = getattr(schedule, "warmup", None)
+        blocks = [block for stack in self.settings.model.stacks for block in getattr(stack, "blocks", ())]
+        is_post_norm = any(getattr(getattr(block, "norms", None), "post", None) is not None for block in blocks)
+        remedies = [
+            f"lower train.lr (now {train.lr:g})",
+            *([] if warmup is None else [f"use a longer train.schedule.warmup (now {warmup:g})"]),
+            *(["use a model with pre-norm"] if is_post_norm else []),
+        ]
+        return LearningCheck(
+            compute_unigram_loss=self.data_phases.compute_unigram_loss,
+            warmup=getattr(schedule, "cut", 0.0) if warmup is None else warmup,
+            hint=", or ".join(remedies),
         )
 
     def _build_evaluation(self) -> Evaluation | None:

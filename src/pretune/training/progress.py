@@ -197,6 +197,7 @@ class RunSummary:
     waiting: float = 0.0  # seconds waiting for data
     saving: float = 0.0  # seconds blocked by checkpoints
     evaluating: float = 0.0
+    warnings: tuple[str, ...] = ()
 
     def build_rows(self) -> list[tuple[str, str]]:
         """Return (name, value) rows."""
@@ -212,6 +213,8 @@ class RunSummary:
         suffix = f" ({self.skipped:,} skipped: non-finite)" if self.skipped else ""
         yield "steps", f"{self.steps:,}{suffix}"
         yield "tokens", f"{self.tokens:,}"
+        for warning in self.warnings:
+            yield "warning", warning
 
     def _iter_times(self) -> Iterator[tuple[str, str]]:
         seconds = max(self.seconds, 1e-9)

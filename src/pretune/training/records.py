@@ -37,6 +37,8 @@ class SummaryRecord(TypedDict, total=False):
     tokens: Count
     skipped: Count
     held_out: dict[str, Number | None] | None
+    best_step: Count | None
+    warnings: list[str]
 
 
 class CostFile(TypedDict):

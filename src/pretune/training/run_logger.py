@@ -20,7 +20,7 @@ from pretune.training.optim import AveragedDescent
 from pretune.training.progress import OverheadEstimator, Progress, RunSummary, show_summary
 from pretune.training.step import StepMetrics
 
-EXCLUDED_FIELDS = ("title", "cost", "held_out", "held_out_metrics")
+EXCLUDED_FIELDS = ("title", "cost", "held_out", "held_out_metrics", "warnings")
 """Fields of the summary that the result contains in another form."""
 
 
@@ -169,7 +169,7 @@ class RunLogger:
             self._metrics.sync()
             loop.state.metrics_bytes = self._metrics.size
 
-    def summarize(self, loop: Loop) -> dict[str, Any]:
+    def summarize(self, loop: Loop, warnings: Sequence[str] = ()) -> dict[str, Any]:
         """Show and return the summary of the run; all ranks are assumed to use the same energy."""
         state = loop.state
         cost = compute_cost(
@@ -191,6 +191,7 @@ class RunLogger:
             waiting=state.data_wait,
             saving=state.saving,
             evaluating=state.evaluating,
+            warnings=tuple(warnings),
         )
         if loop.ranks.is_first:
             show_summary(summary)
@@ -198,6 +199,7 @@ class RunLogger:
         best = {"best": state.best, "best_step": state.best_step}
         return {
             **facts,
+            "warnings": list(warnings),
             "elapsed": state.elapsed_seconds,
             "held_out": state.eval_metrics,
             **best,

@@ -20,22 +20,36 @@ from torch import nn
 
 from pretune.core import io, log
 from pretune.core.errors import CheckpointError
+from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.data.plan import BatchShape
 from pretune.models.spec import Model
 from pretune.training.batch_transfer import BatchSource, BatchStats
-from pretune.training.checkpoints import Checkpoint, CheckpointHook, CheckpointManager, restore_checkpoint
+from pretune.training.checkpoints import (
+    Checkpoint,
+    CheckpointHook,
+    CheckpointManager,
+    collect_weights,
+    restore_checkpoint,
+)
 from pretune.training.clock import TrainingClock, estimate_reserve
 from pretune.training.config import TrainConfig
 from pretune.training.cuda_graph import build_cuda_graph
 from pretune.training.dataloader import DataLoader
 from pretune.training.distributed import Parallel, Ranks, run_on_rank_zero
 from pretune.training.loop import DivergenceGuard, GracefulShutdown, Hook, Loop
+from pretune.training.metrics_log import read_metrics
 from pretune.training.optim import ParameterGroup, build_parameter_groups, use_averages
 from pretune.training.progress import OverheadEstimator
 from pretune.training.run_logger import RunLogger
 from pretune.training.step import ModelWithLoss, TrainingObjective, TrainState, count_micro_batches
-from pretune.training.validation import EarlyStopping, Evaluation, ValidationHook, warn_of_few_evaluations
+from pretune.training.validation import (
+    EarlyStopping,
+    Evaluation,
+    LearningCheck,
+    ValidationHook,
+    warn_of_few_evaluations,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +86,7 @@ class Trainer:
     requires_checkpoint: bool = True  # to resume; False: start again if there is none
     evaluation: Evaluation | None = None
     early_stopping: EarlyStopping | None = None
+    learning_check: LearningCheck | None = None  # warns if the validation loss shows that the model does not learn
     hooks: Sequence[Hook] = ()  # called after evaluation
     build_sample_hook: Callable[["Trainer"], Hook] | None = None
     find_samples: Callable[[TrainState, int], Sequence[int]] | None = None  # sample ids of a step, for warnings
@@ -104,6 +119,8 @@ class Trainer:
         self._start(saver, validation, is_new=checkpoint is None)
         for number in range(len(state.phases) - 1, len(self.phases)):
             self._run_phase(number)
+            if self.early_stopping is not None and self.early_stopping.should_stop():
+                break
             if number + 1 < len(self.phases):
                 state.phases.append(state.step)
                 previous, length = self.phases[number].length, self.phases[number + 1].length
@@ -124,7 +141,26 @@ class Trainer:
 
     def summarize(self) -> dict[str, Any]:
         """Show and return the summary of the run."""
-        return self.logger.summarize(self.loop)
+        return self.logger.summarize(self.loop, self._find_warnings())
+
+    @property
+    def _total_steps(self) -> int | None:
+        """Length of the run; None if the clock decides."""
+        return self.state.planned_ends[-1] if self.state.planned_ends else self.clock.steps
+
+    def _find_warnings(self) -> list[str]:
+        """Return the warnings about the weights of the result; rank 0 has them.
+
+        With early stopping these are the best weights: the metrics of the run become those of their evaluation.
+        """
+        check, state = self.learning_check, self.state
+        if check is None or not self.ranks.is_first:
+            return []
+        step = state.last_eval_step
+        if self.early_stopping is not None and (best_step := self.early_stopping.best_step) is not None:
+            step, metrics = best_step, check.history.get(best_step, state.eval_metrics)
+            state.eval_metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        return [*check.find_warnings(step, state.step, trained_steps=state.step).values()]
 
     def _open_directory(self, resume: bool) -> None:
         """Lock the directory, and remove what a killed process left there."""
@@ -157,6 +193,9 @@ class Trainer:
         config, ranks = self.config, self.ranks
         module = ModelWithLoss(self.model, self.objective).train()
         parallel_module = None if self.parallel is None else ranks.wrap(module, self.parallel)
+        if self.early_stopping is not None and self.parallel == "fsdp":  # the wrapper has replaced the weights
+            names, weights = self.early_stopping.parameters, collect_weights(self.model)
+            self.early_stopping.parameters = {name: weights[name] for name in names}
         optimizer = config.optimizer.build(self.groups or build_parameter_groups(self.model))
         if checkpoint is not None:
             self.state = restore_checkpoint(checkpoint, self.model, optimizer, self.tensor_names)
@@ -176,7 +215,6 @@ class Trainer:
             precision=config.resolve_precision(ranks.device),
             start_time=self.start_time - self.state.elapsed_seconds,
         )
-        planned_ends = self.state.planned_ends
         self.logger = logger = self._exit_stack.enter_context(
             RunLogger(
                 self.run_dir.path,
@@ -184,8 +222,8 @@ class Trainer:
                 models=self.flops,
                 loop=loop,
                 is_resumed=checkpoint is not None,
-                total=planned_ends[-1] if planned_ends else self.clock.steps,
-                budget=None if planned_ends else self.clock.budget,
+                total=self._total_steps,
+                budget=None if self.state.planned_ends else self.clock.budget,
                 every=config.log_every,
                 trackers=config.trackers,
                 cost_rates=config.cost_rates,
@@ -201,6 +239,8 @@ class Trainer:
             extra_groups=dict if self.early_stopping is None else self.early_stopping.state_dict,
             tensor_names=self.tensor_names,
         )
+        if checkpoint is not None and self.learning_check is not None and ranks.is_first:
+            self.learning_check.restore(read_metrics(self.run_dir.path), self._total_steps)
         validation = self._build_validation(saver)
         state, find_samples = self.state, self.find_samples
         samples = None if find_samples is None else lambda step: find_samples(state, step)
@@ -218,6 +258,7 @@ class Trainer:
 
     def _build_validation(self, saver: CheckpointHook) -> ValidationHook | None:
         evaluation, logger, early_stopping = self.evaluation, self.logger, self.early_stopping
+        check = self.learning_check
         if evaluation is None:
             return None
         if self.clock.steps is not None or not evaluation.every:  # otherwise the budget decides
@@ -234,6 +275,12 @@ class Trainer:
                 early_stopping.record(loop.state.step, -loss)
             logger.log_evaluation(loop, metrics)
             logger.observe(loop, loss)
+            if check is not None and self.ranks.is_first:
+                for warning in check.record(loop.state.step, metrics, self._total_steps):
+                    logger.warn(f"step {loop.state.step:,}: {warning}")
+            if early_stopping is not None and early_stopping.should_stop():
+                evaluations = format_count(early_stopping.evaluations_since_best, "evaluations")
+                logger.log(f"step {loop.state.step:,}: no improvement in {evaluations}; stopping early")
 
         return ValidationHook(evaluation, record_evaluation, on_abort=self.shutdown.stop)
 

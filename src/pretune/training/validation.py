@@ -1,4 +1,4 @@
-"""Evaluation during training: the validation loss, selection of the best weights, and early stopping.
+"""Evaluation during training: the validation loss, warnings, selection of the best weights, and early stopping.
 
 The validation loss uses the same batches with the same corruption at every evaluation and in every run.
 """
@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
 from pretune.nn.lstm import take_clip_counts
 from pretune.training.checkpoints import Checkpoint
-from pretune.training.distributed import Ranks, reshard
+from pretune.training.distributed import Ranks, fill, reshard, unshard
 from pretune.training.loop import DROPOUT, Hook, Loop
 from pretune.training.optim import ASGD, Optim, use_averages
 from pretune.training.step import StepMetrics, TrainingObjective, TrainState, reduce_over_ranks
@@ -185,14 +185,13 @@ class EarlyStopping:
     def record(self, step: int, score: float) -> None:
         """Record an evaluation, and copy the weights if they are the best."""
         if score > max((old for _, old in self.scores), default=-math.inf):
-            self.best_weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.parameters.items()}
+            self.best_weights = {name: unshard(tensor).to("cpu", copy=True) for name, tensor in self.parameters.items()}
         self.scores.append((step, score))
 
-    @torch.no_grad()
     def restore_best_weights(self) -> None:
         """Restore the best weights."""
         for name, tensor in (self.best_weights or {}).items():
-            self.parameters[name].copy_(tensor)
+            fill(self.parameters[name], tensor)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return the checkpoint groups."""
@@ -209,6 +208,89 @@ class EarlyStopping:
         for number, hook in enumerate(self.hooks):
             num_unfrozen, num_stale, best_score = history[f"unfrozen.{number}"].tolist()
             hook.restore((num_unfrozen, num_stale, best_score))
+
+
+MIN_CHECKED_STEPS = 20
+"""No warning about the validation loss before this step: a few steps train no model."""
+RISING_SHARE = 1 / 3
+"""Share of a run over which a rising validation loss is a warning."""
+RISING_MARGIN = 0.005
+"""Relative increase over the best validation loss that counts as rising, not as a plateau."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LearningCheck:
+    """Warnings about a run that does not learn.
+
+    Two signs: after the warmup and a third of the run, the loss at the tokens is above that of a unigram model of the
+    training data, which a model that ignores the context reaches; or the validation loss has risen for a third of the
+    run. Everything follows from `history`, which a resumed run reads from its metrics.
+    """
+
+    compute_unigram_loss: Callable[[], float | None]  # called once, after the warmup; None: no such loss
+    warmup: float = 0.0  # fraction of the run, or steps
+    hint: str = "lower train.lr"
+    history: dict[int, dict[str, float]] = field(default_factory=dict)  # metrics of evaluations by step
+    _unigram_losses: list[float | None] = field(default_factory=list)
+    _reported: set[str] = field(default_factory=set)
+
+    def record(self, step: int, metrics: Mapping[str, float], total: int | None) -> list[str]:
+        """Record an evaluation, and return new warnings; `total` is the length of the run, None if it is unknown."""
+        self.history[step] = dict(metrics)
+        if total is None:
+            return []
+        warnings = self.find_warnings(step, total)
+        new = [text for kind, text in warnings.items() if kind not in self._reported]
+        self._reported |= warnings.keys()
+        return new
+
+    def restore(self, lines: Sequence[Mapping[str, Any]], total: int | None) -> None:
+        """Record the evaluations in the metrics of a resumed run, whose warnings were given."""
+        for line in lines:
+            if isinstance(metrics := line.get("held_out"), Mapping):
+                self.record(line["step"], {name: math.nan if v is None else v for name, v in metrics.items()}, total)
+
+    def find_warnings(self, step: int, total: int, *, trained_steps: int | None = None) -> dict[str, str]:
+        """Return the warnings about the evaluation at a step, by their kind: "unigram" or "rising".
+
+        `trained_steps` are the steps of the run so far, if the evaluation is an earlier one.
+        """
+        warmup = self.warmup * total if self.warmup < 1 else self.warmup
+        metrics, trained_steps = self.history.get(step), trained_steps or step
+        if metrics is None or trained_steps < max(warmup, RISING_SHARE * total, MIN_CHECKED_STEPS):
+            return {}
+        warnings: dict[str, str] = {}
+        token_loss = _compute_token_loss(metrics)
+        unigram_loss = None if token_loss is None else self._find_unigram_loss()
+        if token_loss is not None and unigram_loss is not None and not token_loss < unigram_loss:
+            warnings["unigram"] = (
+                f"validation loss {token_loss:.4g} at step {step:,} is not below {unigram_loss:.4g}, that of a unigram "
+                f"model of the training data: the model has learned nothing from context; {self.hint}"
+            )
+        finite_losses = {
+            key: values["loss"] for key, values in self.history.items() if key <= step and math.isfinite(values["loss"])
+        }
+        best_step = min(finite_losses, key=lambda key: finite_losses[key], default=step)
+        if step - best_step >= RISING_SHARE * total and not (
+            metrics["loss"] <= finite_losses[best_step] * (1 + RISING_MARGIN)
+        ):
+            warnings["rising"] = (
+                f"validation loss has risen for a third of the run, from {finite_losses[best_step]:.4g} at step "
+                f"{best_step:,} to {metrics['loss']:.4g} at step {step:,}: use --stop-early, fewer epochs or more "
+                f"dropout; if the training loss rises too, {self.hint}"
+            )
+        return warnings
+
+    def _find_unigram_loss(self) -> float | None:
+        if not self._unigram_losses:
+            self._unigram_losses.append(self.compute_unigram_loss())
+        return self._unigram_losses[0]
+
+
+def _compute_token_loss(metrics: Mapping[str, float]) -> float | None:
+    """Return the mean loss of the predicted tokens, in nats; None for an objective without perplexity."""
+    perplexity = metrics.get("perplexity")
+    return None if perplexity is None else math.log(perplexity) if perplexity > 0 else math.inf
 
 
 def warn_of_few_evaluations(optimizer: Optim, evaluations: int, warn: Callable[[str], None]) -> None:
