@@ -39,7 +39,7 @@ def compare(
     seeds: Annotated[int | None, option("--seeds N", "Number of seeds (default: that of the scale).")] = None,
     jobs: Annotated[
         int | None,
-        option("--jobs N", "Steps that run side by side (default: by the memory of the GPU; 1 on a CPU)."),
+        option("--jobs N", "Steps that run side by side (default: by the memory of the GPU; one per core on a CPU)."),
     ] = None,
     shard: Annotated[
         str | None, option("--shard I/N", "Run only the cells of one of N shards, each with its own --out.")
@@ -123,18 +123,21 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
     cells = format_count(len(plan.cells), "cells")
     yield f"{cells}: {format_count(len(plan.rows), 'rows')} x {format_count(len(plan.seeds), 'seeds')}"
     yield ""
-    table: list[tuple[str, ...]] = [("row", "parameters", "tokens", "FLOPs", "time")]
+    table: list[tuple[str, ...]] = [("row", "parameters", "tokens", "pre-training FLOPs", "other FLOPs", "time")]
     for row in plan.rows:
         cell = next(cell for cell in plan.cells if cell.row == row.name)
         keys = plan.collect_inputs([key for reading in cell.readings.values() for key in reading.keys])
         estimates = [plan.steps[key].estimate for key in keys]
         runs = [plan.steps[key].estimate for key in keys if plan.steps[key].action == "pretrain"]
+        flops = max((estimate.flops for estimate in runs), default=0)
+        other_flops = sum(plan.steps[key].estimate.flops for key in keys if plan.steps[key].action != "pretrain")
         table.append(
             (
                 row.name,
                 format_number(max((estimate.parameters for estimate in estimates), default=0)),
                 format_number(max((estimate.tokens for estimate in runs), default=0)),
-                format_number(max((estimate.flops for estimate in runs), default=0), billion="G"),
+                format_number(flops, billion="G"),
+                format_number(other_flops, billion="G"),
                 format_duration(sum(estimate.seconds for estimate in estimates)),
             )
         )
@@ -144,8 +147,8 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
     for action, count in plan.count_actions().items():
         seconds = sum(step.estimate.seconds for step in plan.steps.values() if step.action == action)
         yield f"  {count:>4}  {STEP_NOUNS[action]}, {format_duration(seconds)}"
-    flops = f"{format_number(total.flops, billion='G')}FLOP"
-    yield f"all: {format_count(len(plan.steps), 'steps')}, {flops}, {format_duration(total.seconds)} on {plan.device}"
+    cost = f"{format_number(total.flops, billion='G')}FLOP, {format_duration(total.seconds)}"
+    yield f"all: {format_count(len(plan.steps), 'steps')}, {cost} on {plan.device}"
     times = [f"{name} {format_duration(total.flops / entry.rate)}" for name, entry in DEVICES.items()]
     yield f"arithmetic alone: {', '.join(times)}"
     yield "learning rates: " + ("tuned per cell on dev" if plan.is_tuned else "not tuned; defaults of the papers")

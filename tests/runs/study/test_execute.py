@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from pretune.core.errors import StoppedError, UsageError
 from pretune.runs.samples import SampleHook
 from pretune.runs.study import actions
 from pretune.runs.study.compare import build_plan
+from pretune.runs.study.execute import choose_jobs
+from pretune.runs.study.plan import StepEstimate
+from pretune.runs.study.planner import plan_study
 from pretune.runs.study.shards import list_cell_steps, list_shard_cells, parse_shard
-from tests.runs.study.studies import make_tree
+from tests.runs.study.studies import make_study, make_tree
 
 RATES = {"pretrain": [0.5, 1.0], "finetune": [0.5, 2.0]}
 
@@ -231,3 +235,12 @@ def test_kills_at_random_points_change_nothing(tmp_path: Path, seed: int) -> Non
         assert code in (75, 130, -9, -15), code
     assert code == 0
     assert read(tmp_path / "killed") == read(tmp_path / "whole")
+
+
+def test_steps_side_by_side_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    plan = plan_study(make_study(tmp_path, seeds=1))
+    assert choose_jobs(plan, "cpu") == 1  # shorter than the start of processes is worth
+    steps = {key: replace(step, estimate=StepEstimate(seconds=60.0)) for key, step in plan.steps.items()}
+    assert choose_jobs(replace(plan, steps=steps), "cpu") == 2
+    assert choose_jobs(replace(plan, steps=steps, budget={"seconds": 60.0}), "cpu") == 1

@@ -197,6 +197,40 @@ BAD_PATHS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
+    "a unit of documents": ({"prepare.by": "linne"}, "did you mean 'line'"),
+    "a share": ({"prepare.holdout": "most"}, "holdout must be a share"),
+    "a number": ({"prepare.near": "all"}, "prepare.near"),
+    "a filter": ({"prepare.clean": ["webb"]}, "webb"),
+    "two models": ({"vectors.kind": "word2vec"}, "both 'model' and 'vectors' are set"),
+    "embeddings": ({"embeddings": {"train": "$CORPUS", "lr": "fast"}}, "embeddings.lr"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_bad_values_are_refused_before_anything_is_computed(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, message = BAD_VALUES[name]
+    tree = make_tree(tmp_path, rows={"low": {}, "high": settings}, seeds=1)
+    tree["measures"]["similarity"] = {"kind": "task", "task": "stsb", "model": "embeddings"}
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(tree).replace("$CORPUS", str(tmp_path / "corpus.txt")))
+    assert main(["compare", str(path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and "row 'high'" in error and "\n" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_released_weights_cost_their_fine_tuning(tmp_path: Path) -> None:
+    rows = {"small": {"base": "hf:google-bert/bert-base-uncased"}, "large": {"base": "hf:bert-large-cased"}}
+    tree = make_tree(tmp_path, rows=rows, seeds=1, claims=[])
+    plan = plan_study(read_study(tree, "released"))
+    costs = {cell.row: plan.steps[cell.readings["table"].step].estimate for cell in plan.cells}
+    assert costs["large"].parameters > 3 * costs["small"].parameters > 3e8
+    assert costs["large"].flops > 3 * costs["small"].flops > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BAD_PATHS)
 def test_bad_paths(tmp_path: Path, name: str) -> None:

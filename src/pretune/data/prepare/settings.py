@@ -12,6 +12,7 @@ from pretune.core.config import from_dict, spec, to_dict
 from pretune.core.errors import DataError, PretuneError, UsageError, suggest
 from pretune.text.cleaning import resolve_filters
 from pretune.text.corpora import Corpus, CorpusSource
+from pretune.text.corpora.corpus import check_reading_options
 from pretune.text.neardup import NearDuplicates
 from pretune.text.sentences import SPLITTERS
 
@@ -43,7 +44,8 @@ class PrepareConfig:
     licence: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise a UsageError for invalid values of `clean`, `near`, `sentences` or `lang`."""
+        """Raise a UsageError for invalid values."""
+        check_reading_options(self.by, self.field, self.errors)
         for name in self.clean:
             resolve_filters(name)
         if self.near is not None:

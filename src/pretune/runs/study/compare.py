@@ -99,7 +99,7 @@ def compare(
         out: Output directory: study.html, study.md and study.json.
         scale: "class" (minutes on two cores), "gpu" (minutes on one GPU), "full" (the paper's sizes).
         seeds: Number of seeds; None: that of the scale.
-        jobs: Steps that run side by side; None: by the memory of the device, 1 on a CPU.
+        jobs: Steps that run side by side; None: by the memory of the GPU, on a CPU one per core.
         shard: "i/n" runs only the cells of shard i of n; the directories are combined by `merge`.
         merge: Directories of shards whose results are combined in `out`; nothing is run.
         overrides: Settings of all rows by path, such as {"pretrain.train.lr": 1e-3}.

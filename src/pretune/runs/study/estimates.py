@@ -19,16 +19,15 @@ from pretune.runs.defaults import build_paper_config, estimate_steps
 from pretune.runs.estimate import compute_training_flops, detect_device
 from pretune.runs.finetune.config import FinetuneConfig, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS, build_finetune_config, read_base_spec
-from pretune.runs.finetune.task_data import TaskData
+from pretune.runs.study.locations import HUB_PREFIX
 from pretune.runs.study.plan import StepEstimate
+from pretune.runs.study.task_sizes import TaskSize
 from pretune.runs.training_data import DataFacts
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train
 
 BYTES_PER_TOKEN = 4.3
 """English text in a vocabulary of 8,000 to 50,000 tokens."""
-SAMPLE_EXAMPLES = 500
-"""Examples of a task whose length is measured."""
 STEP_SECONDS = {"cpu": 0.012, "cuda": 0.006}
 """Overhead of an optimizer step of a small model: data, optimizer, logging."""
 START_SECONDS = {"cpu": 2.0, "cuda": 20.0}
@@ -150,20 +149,19 @@ class Estimator:
         return build_finetune_config("model", base_spec=spec, **options)
 
     def estimate_finetune(
-        self, tuning: FinetuneConfig, spec: Model, train_examples: int | None, task: TaskData
+        self, tuning: FinetuneConfig, spec: Model, train_examples: int | None, task: TaskSize
     ) -> StepEstimate:
         """Return the cost of fine-tuning, its validations and the scoring of dev and test."""
-        pool = len(task.parts.train)
-        examples = pool if train_examples is None else min(train_examples, pool)
-        length = measure_length(task, tuning.data.max_length or spec.max_length)
+        examples = task.train if train_examples is None else min(train_examples, task.train)
+        length = task.compute_length(BYTES_PER_TOKEN, tuning.data.max_length or spec.max_length)
         method = specs.get_kind(tuning.method)
         is_efficient = method not in FULL_METHODS
         steps = count_steps(tuning.train, -(-examples // tuning.train.batch), is_parameter_efficient=is_efficient)
         per_token = flops_per_token(spec, length=max(round(length), 1), targets=0.0, training=True)
         train_tokens = steps * tuning.train.batch * length
-        dev, test = len(task.parts.dev), len(task.parts.test)
         evaluations = min(-(-steps // tuning.train.eval_every) if tuning.train.eval_every else steps, MAX_EVALUATIONS)
-        eval_tokens = (evaluations * min(dev, tuning.train.eval_examples or 2000) + dev + test) * length
+        eval_examples = evaluations * min(task.dev, tuning.train.eval_examples or 2000) + task.dev + task.test
+        eval_tokens = eval_examples * length
         share = 1 / 3 if method == "frozen" else 2 / 3 if is_efficient else 1.0
         flops = train_tokens * per_token * share
         seconds = (flops + eval_tokens * per_token / 3) / self.device.rate + steps * STEP_SECONDS[self.device_type]
@@ -183,6 +181,15 @@ class Estimator:
             tokens=round(train_tokens),
         )
 
+    def estimate_embeddings(self, spec: Model | None, sequences: int, length: int) -> StepEstimate:
+        """Return the cost of training embeddings on texts."""
+        if spec is None:
+            return StepEstimate(seconds=START_SECONDS["cpu"])
+        tokens = sequences * length
+        flops = tokens * flops_per_token(spec, length=length, targets=0.0, training=True)
+        seconds = flops / self.device.rate + START_SECONDS["cpu"]
+        return StepEstimate(flops=flops, seconds=seconds, parameters=spec.params().total, tokens=tokens)
+
     def estimate_evaluation(self, spec: Model | None, examples: int, length: float) -> StepEstimate:
         """Return the cost of scoring examples."""
         if spec is None:
@@ -191,16 +198,6 @@ class Estimator:
         return StepEstimate(
             flops=flops, seconds=flops / self.device.rate + START_SECONDS["cpu"], parameters=spec.params().total
         )
-
-
-def measure_length(task: TaskData, limit: int | None) -> float:
-    """Return the mean number of tokens of a task's examples."""
-    sample = task.parts.train[:SAMPLE_EXAMPLES] or task.parts.dev[:SAMPLE_EXAMPLES]
-    sizes = [
-        (len(example.text) + len(example.pair or "") + sum(map(len, example.choices))) / BYTES_PER_TOKEN + 3
-        for example in sample
-    ]
-    return sum(min(size, limit or size) for size in sizes) / max(len(sizes), 1) or 1.0
 
 
 def find_default_tokenizer(model: str) -> dict[str, Any]:
@@ -218,6 +215,18 @@ def make_tokenizer(kind: str, vocab: int, style: str | None = None, lowercase: b
     """Return a small tokenizer with the special tokens of a planned one; a plan needs nothing else of it."""
     words = [f"{letter}{other} word text" for letter in "abcdefghijklmnopqrstuvwxyz" for other in "aeiou"]
     return train(kind, words * 3, vocab=min(vocab, 1000), style=style, lowercase=lowercase)
+
+
+def find_published_spec(name: str) -> Model | None:
+    """Return the spec of a released model by its name on the hub, without a download; None if it is not in the catalog.
+
+    >>> find_published_spec("hf:google-bert/bert-base-uncased").family
+    'bert'
+    """
+    parts = name.partition("@")[0].rpartition("/")[2].removeprefix(HUB_PREFIX).lower().split("-")
+    names = {"-".join(parts[:end]): None for end in range(len(parts), 1, -1)}
+    published_names = {*catalog.list_names()}
+    return next((catalog.resolve(candidate) for candidate in names if candidate in published_names), None)
 
 
 def find_spec(path: str) -> Model | None:

@@ -36,6 +36,8 @@ from pretune.runs.study.study_dir import StepRecord, StudyDir
 from pretune.training.distributed import resolve_device
 
 MAX_JOBS = 8
+MAX_CPU_JOBS, MIN_PARALLEL_SECONDS = 4, 60.0
+"""Most steps side by side on a CPU, and the estimated time of a study from which it has several."""
 JOB_BYTES, MEMORY_FACTOR = 3 * 2**30, 2.0
 """Memory of a process on a GPU besides its tensors, and the reserve over their estimated size."""
 MEMORY_MESSAGE = "out of memory; use fewer --jobs, or a smaller scale"
@@ -178,10 +180,16 @@ def run_step(runner: StepRunner, step: Step) -> StepRecord:
 
 
 def choose_jobs(plan: Plan, device: str | None) -> int:
-    """Return the number of steps that run side by side: 1 on a CPU and with a budget of time, else by memory."""
+    """Return the number of steps that run side by side: on a CPU one per core, on a GPU by its memory.
+
+    It is 1 with a budget of time, and for a study that is shorter than the start of processes is worth.
+    """
     target = resolve_device(device)
-    if not target.startswith("cuda") or "seconds" in plan.budget:
+    if "seconds" in plan.budget:
         return 1
+    if not target.startswith("cuda"):  # small models use one core well, and several badly
+        is_short = plan.sum_estimates().seconds < MIN_PARALLEL_SECONDS
+        return 1 if is_short else min(MAX_CPU_JOBS, os.cpu_count() or 1)
     free, _ = torch.cuda.mem_get_info(torch.device(target))
     job = JOB_BYTES + MEMORY_FACTOR * plan.sum_estimates().memory
     return max(1, min(MAX_JOBS, int(free / job), (os.cpu_count() or 2) // 2))

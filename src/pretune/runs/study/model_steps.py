@@ -4,8 +4,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from pretune.core.config import from_dict
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
+from pretune.data.prepare.settings import PrepareConfig, parse_share
 from pretune.models.spec import Model
 from pretune.runs.study.estimates import (
     PREPARE_BYTES_PER_SECOND,
@@ -13,9 +15,10 @@ from pretune.runs.study.estimates import (
     Estimator,
     PlannedModel,
     find_default_tokenizer,
+    find_published_spec,
     find_spec,
 )
-from pretune.runs.study.locations import inspect_input, locate
+from pretune.runs.study.locations import HUB_PREFIX, inspect_input, locate
 from pretune.runs.study.plan import STEP_PREFIX, Step, StepAction, StepEstimate, compute_key, list_inputs
 from pretune.runs.study.settings import (
     CONFIG_SECTIONS,
@@ -27,6 +30,7 @@ from pretune.runs.study.settings import (
     select_section,
 )
 from pretune.runs.study.spec import Budget, Measure, Settings, Study, check_name
+from pretune.runs.study.task_sizes import TaskSizes
 
 LENGTHS = ("steps", "tokens", "epochs", "seconds")
 LABELLED_ACTIONS = ("pretrain", "finetune", "embeddings", "baseline", "evaluate")
@@ -62,6 +66,8 @@ class ModelSteps:
         self.steps: dict[str, Step] = {}
         self.models: dict[str, PlannedModel] = {}  # by the key of their step
         self.missing: dict[str, None] = {}
+        self.task_sizes = TaskSizes()
+        self._inputs: dict[str, tuple[str, int, str | None]] = {}  # by their names
         self.row_name = ""  # of the row that is planned, for labels
 
     def merge_row(self, row_name: str, measure: Measure | None) -> dict[str, str]:
@@ -74,7 +80,9 @@ class ModelSteps:
         if measure is not None:
             layers.append(measure.settings)
             layers += [entry.settings for entry in self.scale.measure_settings if entry.name == measure.name]
-        return merge_settings(*layers, self.overrides)
+        settings = merge_settings(*layers, self.overrides)
+        check_one_model(settings)
+        return settings
 
     def collect_inputs(self, key: str) -> list[str]:
         needed_keys = {key}
@@ -98,7 +106,9 @@ class ModelSteps:
 
     def find_file(self, name: str, noun: str) -> int:
         """Return the size of an input in bytes; 0, with a note, if it is missing."""
-        _, size, problem = inspect_input(name, self.data)
+        if name not in self._inputs:
+            self._inputs[name] = inspect_input(name, self.data)
+        _, size, problem = self._inputs[name]
         if problem is not None:
             self.missing[f"{noun} {problem}"] = None
         return size
@@ -130,9 +140,7 @@ class ModelSteps:
             raise UsageError("no corpus; set 'corpus: [builtin:reviews]'")
         path = settings.get("tokenizer.path")
         tokenizer = path if path is not None else f"{STEP_PREFIX}{self._add_tokenizer(settings)}"
-        options: dict[str, Any] = {}
-        for name, value in select_section(settings, "prepare").items():
-            options[name] = parse_list(value) if name in ("valid", "clean") else parse_scalar(value)
+        options = read_prepare_options(select_section(settings, "prepare"))
         if "valid" in options:
             options["valid"] = self.measure_corpus(options["valid"])
         corpora = self.measure_corpus(names)
@@ -157,7 +165,7 @@ class ModelSteps:
         raise UsageError("no model; set 'model', 'base', 'baseline' or 'vectors.kind'")
 
     def check_weights(self, path: str) -> None:
-        if path.startswith("hf:"):
+        if path.startswith(HUB_PREFIX):
             return
         _, problem = locate(path, self.data)
         if problem is not None:
@@ -173,8 +181,10 @@ class ModelSteps:
             if self.steps[key].action == "embeddings":
                 return self.find_spec(self.steps[key].arguments["model"])
             return self.models[key].spec if key in self.models else None
+        if model.startswith(HUB_PREFIX):
+            return find_published_spec(model)
         path, problem = locate(model, self.data)
-        return None if problem is not None or model.startswith("hf:") else find_spec(path)
+        return None if problem is not None else find_spec(path)
 
     def add_pretrain(self, settings: Mapping[str, str], seed: int, share: float) -> str:
         """Return the pre-training of a cell; with several learning rates, the choice among them."""
@@ -289,6 +299,26 @@ class ModelSteps:
         return self.add(
             "vectors", f"{options.get('kind', 'word2vec')} vectors", arguments, StepEstimate(seconds=3 + seconds)
         )
+
+
+def check_one_model(settings: Mapping[str, str]) -> None:
+    """Raise a UsageError for a row that names static vectors and another model: only one of them would be measured."""
+    names = [name for name in ("model", "base") if name in settings]
+    if names and "baseline" not in settings and select_section(settings, "vectors"):
+        raise UsageError(f"both '{names[0]}' and 'vectors' are set; a row has one model, remove one of them")
+
+
+def read_prepare_options(section: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of `pt.prepare`; an invalid value is a UsageError."""
+    options: dict[str, Any] = {
+        name: parse_list(value) if name in ("valid", "clean") else parse_scalar(value)
+        for name, value in section.items()
+    }
+    values = {name: value for name, value in options.items() if name != "valid"}
+    if "holdout" in values:
+        values["holdout"] = parse_share(values["holdout"])
+    from_dict(PrepareConfig, values, "prepare").check()
+    return options
 
 
 def select_config(section: str, settings: Mapping[str, str]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from typing import Any
 
 from pretune.core.config import from_dict
 from pretune.core.errors import PretuneError, UsageError
+from pretune.runs.embedding import EmbeddingConfig
 from pretune.runs.evaluation_job import FILE_TASKS
 from pretune.runs.finetune.config import TaskConfig
-from pretune.runs.finetune.task_data import find_trainable_task, open_task
+from pretune.runs.finetune.task_data import find_trainable_task
 from pretune.runs.study.estimates import BASELINE_SECONDS
 from pretune.runs.study.locations import locate
 from pretune.runs.study.model_steps import ModelSteps, select_config
@@ -18,6 +19,8 @@ from pretune.runs.study.spec import FinetunedScore
 from pretune.tasks import TASKS
 
 SPLIT_OPTIONS = ("train", "dev", "test")
+PAIR_LENGTH, UNKNOWN_EXAMPLES = 64, 10_000
+"""Tokens of a text of pairs, and pairs of a file that is not read, for estimates."""
 
 
 class TaskSteps(ModelSteps):
@@ -117,7 +120,7 @@ class TaskSteps(ModelSteps):
             options = {**arguments, **{name: getattr(task_config, name) for name in SPLIT_OPTIONS if name in arguments}}
             tuning = self.estimator.resolve_finetune(options, spec)
             if not self.missing:
-                task = open_task(task_config)
+                task = self.task_sizes.measure(task_config)
                 estimate = self.estimator.estimate_finetune(tuning, spec, arguments.get("train_examples"), task)
         target = arguments.get("task") or Path(arguments["train"]).name
         label = f"{arguments.get('method', 'default method')} on {target}, seed {arguments['overrides']['train.seed']}"
@@ -158,8 +161,17 @@ class TaskSteps(ModelSteps):
         else:
             arguments["identity"] = [[options["train"], self.find_file(str(options["train"]), "table")]]
         label = f"embeddings on {options.get('task') or options.get('train')}, seed {seed}"
-        estimate = StepEstimate(seconds=30.0)
+        fields = {name: value for name, value in options.items() if name not in ("task", "train", "dev")}
+        embedding = from_dict(EmbeddingConfig, fields, "embeddings")
+        steps = embedding.steps or round(embedding.epochs * (self._count_train(options) / embedding.batch))
+        sequences, length = 2 * steps * embedding.batch, min(embedding.length or PAIR_LENGTH, PAIR_LENGTH)
+        estimate = self.estimator.estimate_embeddings(self.find_spec(model), sequences, length)
         return f"{STEP_PREFIX}{self.add('embeddings', label, arguments, estimate)}"
+
+    def _count_train(self, options: Mapping[str, Any]) -> int:
+        """Return the number of training examples of embeddings, as far as it is known."""
+        available = TASKS.get(str(options["task"])).find_available(self.data) if "task" in options else {}
+        return (available["train"].file.rows if "train" in available else None) or UNKNOWN_EXAMPLES
 
     def add_evaluation(
         self,

@@ -280,6 +280,14 @@ def _check_inputs(inputs: Sequence[str], by: DocumentBoundary, field: str | None
         raise UsageError(f"inputs must be a list, got the string '{inputs[:60]}'; put it into brackets")
     if not inputs:
         raise DataError("no corpus; pass files, folders or globs, or 'builtin:docs'")
+    check_reading_options(by, field, errors)
+    duplicates = [entry for entry, count in Counter(inputs).items() if count > 1]
+    if duplicates:
+        raise UsageError(f"'{duplicates[0]}' is listed twice, which would repeat its text; remove one")
+
+
+def check_reading_options(by: str, field: str | None, errors: str) -> None:
+    """Raise a UsageError for values that `open_corpus` does not allow."""
     for value, option_type, noun in ((by, DocumentBoundary, "by"), (errors, Errors, "errors")):
         if value not in get_args(option_type):
             options = ", ".join(f"'{option}'" for option in get_args(option_type))
@@ -288,6 +296,3 @@ def _check_inputs(inputs: Sequence[str], by: DocumentBoundary, field: str | None
             )
     if field is not None and by not in ("auto", "field"):
         raise UsageError(f"field='{field}' and by='{by}' exclude each other; omit one")
-    duplicates = [entry for entry, count in Counter(inputs).items() if count > 1]
-    if duplicates:
-        raise UsageError(f"'{duplicates[0]}' is listed twice, which would repeat its text; remove one")
