@@ -12,7 +12,7 @@ COMPILE := $(if $(filter test test-slow,$(MAKECMDGOALS)),--no-compile)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow check format docs bench clean
+.PHONY: help setup quickstart test test-slow check format docs site dist bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,6 +44,13 @@ format: $(VENV)/.dev ## Format the code and fix what ruff can fix
 docs: $(VENV)/.dev ## Rewrite the generated tables of README.md and docs/
 	$(BIN)/python -m tests.docs.generate
 
+site: $(VENV)/.site ## Write docs/ as a site that works offline to build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(VENV)/.torch ## Build the wheel and the source distribution into dist/
+	$(PIP) install build
+	$(BIN)/python -m build
+
 # CPU benchmarks, each compared with a peer; the commands of the GPU benchmarks are in docs/results.md.
 ROWS := objectives tokenizing reading packing prepare cpu_pretraining checkpoints startup ranks guard
 bench: $(VENV)/.dev ## Run the benchmarks of a CPU; each prints its ratio against a peer
@@ -66,6 +73,10 @@ $(VENV)/.user: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.start: $(VENV)/.user
 	$(PIP) install -c constraints.txt -e '.[quickstart]'
+	@touch $@
+
+$(VENV)/.site: $(VENV)/.torch pyproject.toml
+	$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
