@@ -40,6 +40,7 @@ from pretune.objectives.denoising import (
 )
 from pretune.objectives.distill import Distill
 from pretune.objectives.masked import MaskedLM
+from pretune.objectives.masked_next import MaskedNextToken
 from pretune.objectives.mixture import Mixture, Part, build_denoisers
 from pretune.objectives.multitask_masked import MultitaskMaskedLM
 from pretune.objectives.next_sentence import NextSentence, SentenceOrder
@@ -56,6 +57,8 @@ from tests.text.tokenizers import corpus, trained
 
 VARIANTS: dict[str, Objective] = {
     "masked-words": MaskedLM(words=True),
+    "masked_next-falling": MaskedNextToken(masking=MaskedLM(rate=0.3, final_rate=0.15, words=True)),
+    "mixture-hybrid": Mixture(parts=(Part(objective=CausalLM(), weight=3.0), Part(objective=MaskedNextToken()))),
     "masked-static-40": MaskedLM(rate=0.4, copies=3, split=(1.0, 0.0, 0.0)),
     "span_masked-boundary": SpanMaskedLM(boundary=Boundary()),
     "span_masked-ngram": SpanMaskedLM(spans=NGram(), replace_by="token"),
@@ -122,6 +125,13 @@ def _untouched(before: Sequences, after: Sequences) -> Ints:
     return after.tokens
 
 
+def _before(before: Sequences, after: Sequences) -> Ints:
+    """Restore a text whose labels are one position before the masked tokens."""
+    assert after.targets is not None
+    labels = np.concatenate(([IGNORE_INDEX], after.targets[:-1]))
+    return np.where(labels == IGNORE_INDEX, after.tokens, labels)
+
+
 def _target(before: Sequences, after: Sequences) -> Ints:
     """Restore a text that is the target."""
     assert after.targets is not None
@@ -131,6 +141,7 @@ def _target(before: Sequences, after: Sequences) -> Ints:
 RESTORE: dict[str, Callable[[Sequences, Sequences], Ints]] = {
     "causal": _untouched,
     "bidirectional": _untouched,
+    "masked_next": _before,
     "prefix": restore_prefix,
     "span_corruption": restore_spans,
     "denoising": _target,

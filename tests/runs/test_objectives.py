@@ -21,7 +21,9 @@ MODELS = {
     "generator-discriminator": "bert-tiny",
 }
 """A model of each shape, or of the one that it is made of."""
-STYLES = {"masked_seq2seq": ("wordpiece", "cls-sep"), "denoising": ("bpe", "s-mask")}
+STYLES = {
+    "masked_seq2seq": ("wordpiece", "cls-sep"), "denoising": ("bpe", "s-mask"), "masked_next": ("bpe", "s-mask"),
+}  # fmt: skip
 """Tokenizers of objectives that need another one than the family's."""
 WHAT = {"translation": "pairs", "supervised": "pairs", "mixture": "both"}
 """What is read, where it is not plain documents."""

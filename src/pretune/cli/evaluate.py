@@ -91,6 +91,9 @@ def evaluate(
     words: Annotated[
         bool, option("--words/--pieces", "Encoders: mask whole words, or single pieces, when scoring.")
     ] = True,
+    bidirectional: Annotated[
+        bool, option("--bidirectional", "Decoders of the objective masked_next: score each token from both sides.")
+    ] = False,
     window: Annotated[int | None, option("--window N", "Window length of --text in tokens.")] = None,
     stride: Annotated[int | None, option("--stride N", "Stride of the windows in tokens.")] = None,
     pooling: Annotated[
@@ -119,7 +122,7 @@ def evaluate(
         "split": split, "limit": limit, "seed": seed, "prompt": None if prompt is None else unescape(prompt),
         "calibrate": calibrate, "length": length and str(length), "text_to_text": text_to_text, "show": show_prompt,
         "order": str(order), "base": base, "words": words, "window": window, "stride": stride,
-        "pooling": pooling,
+        "bidirectional": bidirectional, "pooling": pooling,
         "precision": precision and str(precision), "quantize": quantize and str(quantize),
     }  # fmt: skip
     with shut_down_cleanly():

@@ -92,7 +92,7 @@ def evaluate_perplexity(
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise DataError("no text to evaluate; is the file empty?")
-    bidirectional = is_bidirectional(get_predictive_model(model))
+    bidirectional = scoring.bidirectional or is_bidirectional(get_predictive_model(model))
     window_length = _choose_window(model, scoring, bidirectional, window, train_length)
     stride = max(1, window_length // 2) if stride is None else stride
     passages = encode_passages(get_tokenizer(model), texts)

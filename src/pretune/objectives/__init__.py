@@ -14,6 +14,7 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
         "causal": "pretune.objectives.causal:CausalLM",
         "bidirectional": "pretune.objectives.causal:Bidirectional",
         "masked": "pretune.objectives.masked:MaskedLM",
+        "masked_next": "pretune.objectives.masked_next:MaskedNextToken",
         "span_masked": "pretune.objectives.span_masked:SpanMaskedLM",
         "next_sentence": "pretune.objectives.next_sentence:NextSentence",
         "sentence_order": "pretune.objectives.next_sentence:SentenceOrder",

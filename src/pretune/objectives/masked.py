@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pretune.core.config import Constraint, Gt, Le, NonNegative, Positive, spec
+from pretune.core.config import Constraint, Ge, Gt, Le, NewField, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters
@@ -45,6 +46,9 @@ class SumsToOne(Constraint):
 Share = NonNegative[float]
 ReplacementShares = Annotated[tuple[Share, Share, Share], SumsToOne()]
 """Shares of the target tokens: masked, replaced by a random token, kept."""
+
+MaskingRate = Annotated[float, Gt(0), Le(1)]
+"""Share of the tokens that are targets."""
 
 _HALF_BITS = np.uint64(32)
 
@@ -92,10 +96,12 @@ MAX_WORD_TOKENS = 16
 class MaskedLM(Objective):
     """Masked tokens or whole words, predicted from both sides (BERT, RoBERTa)."""
 
-    rate: Annotated[float, Gt(0), Le(1)] = 0.15
+    rate: MaskingRate = 0.15
     split: ReplacementShares = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
     words: bool = False  # whole-word masking
     copies: Positive[int] | None = None  # static masking: number of fixed maskings per text; None: dynamic
+    final_rate: Annotated[MaskingRate | None, NewField()] = None  # reached linearly in the epoch `rate_epochs`
+    rate_epochs: Annotated[int, Ge(2), NewField()] = 10
 
     shapes = ("encoder",)
 
@@ -105,6 +111,17 @@ class MaskedLM(Objective):
     def to_evaluation(self) -> "MaskedLM":
         """Return the paper's settings: 15 % of the tokens, 80/10/10."""
         return MaskedLM()
+
+    @property
+    def max_rate(self) -> float:
+        """Highest rate of all epochs."""
+        return max(self.rate, self.final_rate or 0.0)
+
+    def compute_rate(self, epochs: Ints | None) -> float | NDArray[np.float64]:
+        """Return the rate, by the epoch of each sequence [S] if it changes."""
+        if self.final_rate is None or epochs is None:
+            return self.rate
+        return self.rate + (self.final_rate - self.rate) * np.minimum(epochs / (self.rate_epochs - 1), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,24 +136,25 @@ class MaskedCorruption(BaseCorruption):
         return self.objective.copies
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        positions = (choose_words if self.objective.words else choose_tokens)(sequences, self.objective.rate, rng)
+        rate = self.objective.compute_rate(sequences.epochs)
+        positions = (choose_words if self.objective.words else choose_tokens)(sequences, rate, rng)
         return mask_tokens(sequences, positions, self.replacement, rng)
 
     def targets(self, tokens: int, sequences: int) -> int:
         # The count of a sequence varies by the word that crosses its budget: little, even with character tokens.
         return bound_target_slots(
-            self.objective.rate * tokens, sequences * (8 if self.objective.words else 0.25), tokens
+            self.objective.max_rate * tokens, sequences * (8 if self.objective.words else 0.25), tokens
         )
 
 
-def choose_tokens(sequences: Sequences, rate: float, rng: Counters) -> Ints:
+def choose_tokens(sequences: Sequences, rate: float | NDArray[np.float64], rng: Counters) -> Ints:
     """Sample a share of the ordinary tokens of each sequence; returns their positions [K]."""
     index, sizes = find_ordinary_tokens(sequences)
     counts = round_randomly(rate * sizes, rng.uniform(0))
     return index[sample_k(rng.bits(1, sizes), sizes, counts)]
 
 
-def choose_words(sequences: Sequences, rate: float, rng: Counters) -> Ints:
+def choose_words(sequences: Sequences, rate: float | NDArray[np.float64], rng: Counters) -> Ints:
     """Sample whole words, in all a share of the ordinary tokens of each sequence; returns token positions [K]."""
     words = WordSpans.from_sequences(sequences, max_length=MAX_WORD_TOKENS)
     order = shuffle_groups(rng.bits(1, words.sizes), words.sizes)

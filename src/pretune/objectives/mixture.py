@@ -10,6 +10,9 @@ documents (see `build_denoisers`) and `supervised` for pairs. Siblings: all.
                 weight 0.6  prefix            <S> a b -> c d
     pairs       weight 1    supervised        a -> b
 
+Causal and `masked_next` parts make the hybrid of GPT-BERT (Charpentier and Samuel, 2024): one decoder that generates,
+and reads from both sides.
+
 A part may have a mode token (`mark`) before its input, which selects its behaviour at inference time. Mode tokens are
 the last sentinels of the vocabulary; the parts do not use these.
 """
@@ -31,6 +34,7 @@ from pretune.objectives.base import MODEL_SHAPES, BaseCorruption, ModelShape, Ob
 from pretune.objectives.causal import CausalLM
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.masked import MaskedLM
+from pretune.objectives.masked_next import MaskedNextToken
 from pretune.objectives.masked_seq2seq import MaskedSeq2seq
 from pretune.objectives.multitask_masked import MultitaskMaskedLM
 from pretune.objectives.prefix import LENGTH_DISPERSION, PrefixLM
@@ -39,7 +43,15 @@ from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.supervised import SupervisedSeq2seq
 
 SimpleObjective = (
-    CausalLM | PrefixLM | SpanCorruption | Denoising | MaskedSeq2seq | MaskedLM | MultitaskMaskedLM | SupervisedSeq2seq
+    CausalLM
+    | PrefixLM
+    | SpanCorruption
+    | Denoising
+    | MaskedSeq2seq
+    | MaskedLM
+    | MaskedNextToken
+    | MultitaskMaskedLM
+    | SupervisedSeq2seq
 )
 
 _LARGE_BATCH_FACTOR = 10**6

@@ -49,6 +49,7 @@ def evaluate(
     window: int | None = None,
     stride: int | None = None,
     words: bool = True,
+    bidirectional: bool = False,
     pooling: str | None = None,
     base: str | os.PathLike[str] | None = None,
     precision: Literal["float32", "bfloat16"] | None = None,
@@ -80,6 +81,7 @@ def evaluate(
         window: Context window of a perplexity, in tokens.
         stride: Tokens scored per window.
         words: Mask the later pieces of a word together with the earlier ones (encoders).
+        bidirectional: Score each token from both sides, with a decoder that was trained with `masked_next`.
         pooling: Pooling of embeddings (similarity, retrieval): "mean", "cls" …; None: that of the model's directory.
         base: Directory of an adapter's base model, if it was moved.
         precision: "float32" or "bfloat16"; None: bfloat16 on a GPU.
@@ -109,6 +111,7 @@ def evaluate(
         "show": show,
         "base": base,
         "words": words,
+        "bidirectional": bidirectional,
         "pooling": pooling,
         "precision": precision,
         "quantize": quantize,

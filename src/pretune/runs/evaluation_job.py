@@ -58,6 +58,7 @@ class EvaluateOptions(TypedDict, total=False):
     show: bool  # return the prompt of the first example
     base: str | os.PathLike[str] | None  # base model of an adapter
     words: bool  # mask whole words (encoders)
+    bidirectional: bool  # score from both sides (decoders of `masked_next`)
     pooling: str | None  # of embeddings; None: that of the model's directory
     precision: Literal["float32", "bfloat16"] | None  # None: bfloat16 on a GPU
     quantize: Quantization | None  # of the weights
@@ -134,7 +135,11 @@ class EvaluationJob:
     def scoring_config(self) -> ScoringConfig:
         gpu = next(self.model.parameters()).is_cuda
         precision = self.options.get("precision") or ("bfloat16" if gpu else "float32")
-        return ScoringConfig(rest=self.options.get("words", True), precision=precision)
+        return ScoringConfig(
+            rest=self.options.get("words", True),
+            bidirectional=self.options.get("bidirectional", False),
+            precision=precision,
+        )
 
     def bind_progress(self, name: str) -> Callable[[int, int], None] | None:
         report = self.on_progress

@@ -23,6 +23,7 @@ from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, comp
 from pretune.inference.scoring.queries import (
     CausalScoring,
     EncoderDecoderScoring,
+    MaskedNextScoring,
     MaskedScoring,
     Passages,
     ScoringMethod,
@@ -45,11 +46,13 @@ class ScoringConfig:
 
     `conditional` is for encoder-decoders: they read the context of the span and generate the span, as after training on
     inputs and outputs; without it they fill a mask, as in pre-training. `rest` is for bidirectional models: the later
-    tokens of a word are masked together with an earlier one.
+    tokens of a word are masked together with an earlier one. `bidirectional` is for decoders that were trained with
+    `masked_next`: they score a token from both sides.
     """
 
     conditional: bool = False
     rest: bool = True
+    bidirectional: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
     tokens: int | None = None  # per batch; None: by device
 
@@ -221,6 +224,11 @@ def build_scoring_method(
     if model.prompt is not None:
         raise UsageError("cannot score a model with a tuned prompt; use its base model")
     vocabulary, template = Vocabulary.from_tokenizer(tokenizer, start=model.spec.special.start), tokenizer.template
+    if model.shape == "decoder" and config.bidirectional:
+        mask = vocabulary.require("mask", "scoring from both sides")
+        return MaskedNextScoring(template, mask, config.rest)
+    if config.bidirectional and model.shape not in ("encoder", "two-stream"):
+        raise UsageError(f"cannot score from both sides: the model is of the shape '{model.shape}', not a decoder")
     if model.shape == "decoder":
         lead = tuple(token for token, _ in template.prefix)
         return CausalScoring(lead or (() if vocabulary.start is None else (vocabulary.start,)))
@@ -228,15 +236,15 @@ def build_scoring_method(
         return MaskedScoring(template, None, config.rest)
     if model.shape == "encoder":
         return MaskedScoring(template, vocabulary.require("mask", "scoring with an encoder"), config.rest)
-    start, mask = vocabulary.require_start("scoring with an encoder-decoder"), vocabulary.find("mask")
+    start, blank = vocabulary.require_start("scoring with an encoder-decoder"), vocabulary.find("mask")
     if config.conditional:
         return EncoderDecoderScoring(template, (start,))
     if tokenizer.sentinels:
         sentinel = tokenizer.sentinels[0]
         return EncoderDecoderScoring(template, (start, sentinel), (sentinel,))
-    if mask is None:
+    if blank is None:
         raise UsageError("cannot score by infilling: the model has neither sentinels nor a mask; use conditional=True")
-    return EncoderDecoderScoring(template, (start, *(token for token, _ in template.prefix)), (mask,), whole_text=True)
+    return EncoderDecoderScoring(template, (start, *(token for token, _ in template.prefix)), (blank,), whole_text=True)
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
     the cat sat          scored: "cat sat"
 
     Causal       <s> the cat             -> cat sat                 the tokens before
+    MaskedNext   <s> the [MASK] sat -> cat at "the", …    copies as below, a decoder of `masked_next`
     Masked       [CLS] the [MASK] sat [SEP] -> cat,  [CLS] the cat [MASK] [SEP] -> sat      a copy for every token
                  the same copies, with a token hidden by the order of a two-stream model instead of a mask
     EncoderDecoder, by lead, blank and whole_text:
@@ -197,6 +198,27 @@ class MaskedScoring:
             else:
                 copies.tokens[is_masked] = self.mask
             yield ScoringQuery(replace(copies, targets=targets, order=order), first + np.arange(len(positions)))
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedNextScoring:
+    """Scoring by a decoder of `masked_next`: copies as in `MaskedScoring`; the position before a token predicts it."""
+
+    template: TokenTemplate
+    mask: int
+    mask_word_rest: bool = True
+
+    def get_max_passage(self, max_length: int) -> int:
+        return max_length - self.template.special_count
+
+    def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
+        masking = MaskedScoring(self.template, self.mask, self.mask_word_rest)
+        for sequences, token_index in masking.build_queries(passages):
+            assert sequences.targets is not None
+            targets = np.append(sequences.targets[1:], IGNORE_INDEX)
+            targets[sequences.offsets[1:] - 1] = IGNORE_INDEX  # the first token of a text without a prefix has no score
+            has_context = sequences.targets[sequences.offsets[:-1]] == IGNORE_INDEX
+            yield ScoringQuery(replace(sequences, targets=targets, prefix=sequences.lengths), token_index[has_context])
 
 
 @dataclass(frozen=True, slots=True)
