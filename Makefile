@@ -79,6 +79,8 @@ $(VENV)/.site: $(VENV)/.torch pyproject.toml
 	$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
 
+# While pip installs the rest on one core, the other compiles torch, which all processes of the tests import.
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(PIP) install --no-compile -c constraints.txt -e '.[dev,peers]'
+	@$(BIN)/python -m compileall -q $(VENV)/lib/python3*/site-packages/torch $(VENV)/lib/python3*/site-packages/sympy & \
+	$(PIP) install --no-compile -c constraints.txt -e '.[dev,peers]' && wait
 	@touch $@

@@ -252,6 +252,7 @@ def test_bad_texts() -> None:
         analyze_attention(model, TEXTS, max_texts=0)
 
 
+@pytest.mark.slow
 def test_pictures_hold_any_text(tmp_path: Path) -> None:
     """Text of data is neither markup nor mathematics, and the same data gives the same bytes."""
     view = view_attention(model_of("bert"), "a <b> & $x_1$ \x1b[31m old")

@@ -88,7 +88,12 @@ BEAMS = {
 
 @pytest.mark.parametrize(
     ("name", "beam"),
-    [(name, beam) for name in NAMES for kind, beam in BEAMS.items() if kind == "plain" or name in MAIN],
+    [
+        pytest.param(name, beam, marks=[] if kind == "plain" or name == "gpt2" else [pytest.mark.slow])
+        for name in NAMES
+        for kind, beam in BEAMS.items()
+        if kind == "plain" or name in MAIN
+    ],
 )
 def test_beams(name: str, beam: BeamSearch, folder: Path) -> None:
     model, ours = pair(name, folder)

@@ -119,7 +119,23 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "drop", "put"), CASES, ids=[case.name for case, _, _ in CASES])
+QUICK = [
+    "rope_theta",
+    "rope_scaling",
+    "mistral",
+    "rotary_pct",
+    "modernbert-released",
+    "gpt2-aliases",
+    "t5-aliases",
+    "bart-old",
+    "torch_dtype",
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "drop", "put"),
+    [pytest.param(*row, id=row[0].name, marks=[] if row[0].name in QUICK else [pytest.mark.slow]) for row in CASES],
+)
 def test_old_config(case: Any, drop: tuple[str, ...], put: dict[str, Any], tmp_path: Path) -> None:
     reference = case.build()
     reference.save_pretrained(tmp_path)

@@ -107,6 +107,7 @@ def test_scored_pairs_have_the_cosine_of_the_base_as_a_baseline(tmp_path: Path) 
     assert "cosine" in random_base.scores["not_run"]
 
 
+@pytest.mark.slow
 def test_several_tasks_at_once_in_words(tmp_path: Path) -> None:
     """One model, one head, each task scored by its own metric beside its own baselines."""
     two_tasks(tmp_path)

@@ -50,9 +50,9 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (Mixture().keep_document_parts(), "encoder-decoder"),
         (Mixture().keep_document_parts(), "decoder"),
-        (Mixture(), "encoder-decoder"),
+        pytest.param(Mixture(), "encoder-decoder", marks=pytest.mark.slow),
         (T5, "encoder-decoder"),
-        (PrefixLM(), "encoder-decoder"),
+        pytest.param(PrefixLM(), "encoder-decoder", marks=pytest.mark.slow),
         (SpanCorruption(), "encoder-decoder"),
     ],
     ids=["ul2", "ul2-decoder", "ul2-and-pairs", "t5", "prefix", "spans"],

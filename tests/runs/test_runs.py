@@ -161,6 +161,7 @@ class TestLengths:
             assert [line for line in read_metrics(out) if "event" in line] == events
             assert same(tmp_path / "a", out)
 
+    @pytest.mark.slow
     def test_against_the_clock(
         self, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clockwork: Clockwork
     ) -> None:

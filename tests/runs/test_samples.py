@@ -95,6 +95,7 @@ class TestRuns:
         assert all("[MASK]" in text and "[CLS]" not in text for text in found[1])
         assert len({text for _, text in told(plain)}) > SAMPLE_TEXTS  # it has learnt something
 
+    @pytest.mark.slow
     def test_nothing_that_is_learnt_changes(self, plain: Path, prepared: Prepared, tmp_path: Path) -> None:
         run(prepared(), tmp_path / "none", **{**LONG, "overrides": {"train.samples_every": 0}})
         assert not told(tmp_path / "none") and same(plain, tmp_path / "none")

@@ -230,6 +230,7 @@ def test_nasty_texts_give_a_finite_loss(shape: str, kind: str) -> None:
         assert torch.isfinite(model.spec.loss(model, batch).mean())
 
 
+@pytest.mark.slow
 def test_a_word_of_a_million_characters() -> None:
     items = encoder_for("gpt2", task_of("classification")).encode([Example(text="ab" * 500_000, label=0)])
     assert (items.counts.cut, items.counts.longest) == (1, 128) and items.counts.lost > 100_000
