@@ -72,7 +72,7 @@ $(VENV)/.user: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 $(VENV)/.start: $(VENV)/.user
-	$(PIP) install -c constraints.txt -e '.[quickstart]'
+	$(PIP) install -c constraints.txt -e '.[quickstart,serve]'
 	@touch $@
 
 $(VENV)/.site: $(VENV)/.torch pyproject.toml

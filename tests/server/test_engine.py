@@ -149,8 +149,8 @@ def test_every_capability(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert results["tokens"][0][0]["start"] is None and results["tokens"][0][1]["start"] == 0
     assert results["labels"] == pt.predict("lora", ["a fine film", "dull"])
     can = {name: worker.model.capabilities for name, worker in engine.workers.items()}
-    assert can["gpt"] == ["complete", "embed", "score", "neighbors", "attention", "tokenize"]
-    assert can["bert"] == ["embed", "fill", "score", "neighbors", "attention", "tokenize"]
+    assert can["gpt"] == ["complete", "embed", "score", "neighbors", "compare", "attention", "tokenize"]
+    assert can["bert"] == ["embed", "fill", "score", "neighbors", "compare", "attention", "tokenize"]
     assert "predict" in can["lora"] and "complete" not in can["lora"]
     assert {"complete", "fill"} <= {*can["t5"]} and "search" in can["library"]
 

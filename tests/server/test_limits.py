@@ -238,8 +238,7 @@ def test_200_clients_with_slow_and_vanishing_ones() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
-def test_command_explains_itself_and_refuses(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve"]) == 0 and "/v1/completions" in capsys.readouterr().out
+def test_command_refuses(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(tmp_path / "no-such-run")]) == 4
     assert main(["serve", "a=x", "a=y"]) == 2
     folder = str(tmp_path)

@@ -10,6 +10,7 @@ encoder-decoder reads the same text as its encoder, after the start token. Layer
 Legend: S sequences, L layers, H heads, n queries, m keys.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from pretune.core.api import Result, check_arguments
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import Output
 from pretune.inference.text_model import check_outputs, eval_mode, get_tokenizer
+from pretune.models.model import LanguageModel
 from pretune.nn.two_stream import AttentionStack
 
 MAX_TEXTS, MAX_LENGTH = 200, 128
@@ -264,23 +266,63 @@ def view_attention(
         raise UsageError(f"head must be from 1 to {heads}, got {head}")
     if not text.strip():
         raise UsageError("the text is empty; pass a sentence")
-    with eval_mode(language_model):
-        chunk = encode_chunk(language_model, [text], MAX_VIEW_TOKENS)
-        ((_, output),) = run_batches(language_model, chunk)
-        weights = torch.stack([sequences[0].float() for sequences in get_weights(output, name)])
-    check_outputs(weights, "attention weights")
+    view = _view_part(language_model, text, name, MAX_VIEW_TOKENS)
     number = None if layer == "mean" else layer if layer > 0 else depth + 1 + layer
-    rows = weights.mean(0) if number is None else weights[number - 1]  # [H, n, m]
-    tokenizer = get_tokenizer(language_model)
-    target = chunk.source if chunk.target is None or name == "encoder" else chunk.target
-    keys = target if name == "decoder" else chunk.source
+    rows = view.weights.mean(0) if number is None else view.weights[number - 1]  # [H, n, m]
     return AttentionView(
         part=name,
         layer=number,
         head=head,
+        tokens=view.tokens,
+        keys=view.keys,
+        weights=rows.mean(0) if head is None else rows[head - 1],
+        truncated=view.truncated,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllHeadsView:
+    """Attention weights `[L, H, n, m]` of all heads of a part for the tokens of one text."""
+
+    part: str
+    tokens: list[str]  # [n] that attend
+    keys: list[str]  # [m] that are attended to
+    weights: NDArray[np.float32]
+    truncated: bool
+
+
+def view_all_heads(
+    model: ModelSource, text: str, *, part: Part | None = None, max_weights: int = 2**19
+) -> AllHeadsView:
+    """Return who attends to whom in one text, by all heads of a part (by default the first that the model has).
+
+    A text has at most `MAX_VIEW_TOKENS` tokens, and fewer if the weights were more than `max_weights`.
+    """
+    language_model = open_model(model, None)
+    parts = list_parts(language_model)
+    name = part or next(iter(parts))
+    if name not in parts:
+        raise UsageError(f"this model has no attention '{name}' (allowed: {', '.join(parts)})")
+    if not text.strip():
+        raise UsageError("the text is empty; pass a sentence")
+    heads = parts[name].depth * count_heads(parts[name], is_cross=name == "cross")
+    return _view_part(language_model, text, name, max(4, min(MAX_VIEW_TOKENS, math.isqrt(max_weights // heads))))
+
+
+def _view_part(model: LanguageModel, text: str, part: Part, max_tokens: int) -> AllHeadsView:
+    with eval_mode(model):
+        chunk = encode_chunk(model, [text], max_tokens)
+        ((_, output),) = run_batches(model, chunk)
+        weights = torch.stack([sequences[0].float() for sequences in get_weights(output, part)])
+    check_outputs(weights, "attention weights")
+    tokenizer = get_tokenizer(model)
+    target = chunk.source if chunk.target is None or part == "encoder" else chunk.target
+    keys = target if part == "decoder" else chunk.source
+    return AllHeadsView(
+        part=part,
         tokens=format_tokens(tokenizer, target.tokens.tolist()),
         keys=format_tokens(tokenizer, keys.tokens.tolist()),
-        weights=(rows.mean(0) if head is None else rows[head - 1]).cpu().numpy(),
+        weights=weights.cpu().numpy(),
         truncated=chunk.truncated_texts > 0,
     )
 

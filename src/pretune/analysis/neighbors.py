@@ -23,7 +23,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.data.layout import pack_batches, pack_in_order
 from pretune.data.sequences import Sequences
 from pretune.inference.embed import BATCH_TOKENS, encode_texts
-from pretune.inference.pooling import compute_states
+from pretune.inference.pooling import compute_layers, compute_states
 from pretune.inference.text_model import check_outputs, eval_mode, get_language_model, get_tokenizer
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
@@ -60,6 +60,14 @@ class Neighbors:
     static: list[VocabularyNeighbor]
     word_count: int  # occurrences compared
     truncated_lines: int  # lines longer than the model's maximum length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordSimilarity:
+    """Cosines of two words: of their states at the embeddings and every layer, and of their static vectors."""
+
+    layers: list[float]
+    static: float
 
 
 def neighbors(
@@ -112,10 +120,33 @@ def neighbors(
     )
 
 
-def _compute_query(
-    model: LanguageModel, tokenizer: Tokenizer, word: str, sentence: str, layer: int | None
-) -> tuple[Tensor, list[int]]:
-    """Return the normalized state of the word in the sentence `[W]`, and its pieces."""
+def compare_words(model: nn.Module, first: tuple[str, str], second: tuple[str, str]) -> WordSimilarity:
+    """Return the similarity of two words, each with its sentence, at every layer and of their static vectors.
+
+    Words are found in their sentences ignoring case; the first occurrence counts.
+    """
+    language_model, tokenizer = get_language_model(model), get_tokenizer(model)
+    with eval_mode(language_model):
+        vectors, static_vectors = list[Tensor](), list[Tensor]()
+        for word, sentence in (first, second):
+            sequences, positions = _locate_word(language_model, tokenizer, word, sentence)
+            device = language_model.tokens.weight.device
+            index = torch.from_numpy(positions).to(device)
+            layers = compute_layers(language_model, pack_in_order(sequences).to(device))
+            rows = torch.stack([states[index].float().mean(0) for states in layers])
+            check_outputs(rows, "states")
+            vectors.append(rows)
+            pieces = torch.from_numpy(sequences.tokens[positions].astype(np.int64)).to(device)
+            static_vectors.append(language_model.embed_tokens(pieces).float().mean(0))
+        similarities: list[float] = F.cosine_similarity(vectors[0], vectors[1], dim=-1).tolist()
+        static = float(F.cosine_similarity(static_vectors[0], static_vectors[1], dim=0))
+    return WordSimilarity(layers=similarities, static=static)
+
+
+def _locate_word(
+    model: LanguageModel, tokenizer: Tokenizer, word: str, sentence: str
+) -> tuple[Sequences, NDArray[np.int64]]:
+    """Return a sentence as tokens, and the positions of the pieces of its word."""
     span = _find_word(word, sentence)
     if span is None:
         raise UsageError(f"the sentence does not contain the word '{word}'; pass another sentence")
@@ -124,11 +155,17 @@ def _compute_query(
     number = next((i for i, word_span in enumerate(words.spans) if word_span[0] <= span[0] < word_span[1]), None)
     if number is None or not (words.owner == number).any():
         raise UsageError(f"the word '{word}' is beyond the model's maximum length of {model.spec.max_length} tokens")
-    batch = pack_in_order(encoded_texts.sequences)
-    states = compute_states(model, batch.to(model.tokens.weight.device), layer)
+    return encoded_texts.sequences, np.flatnonzero(words.owner == number)
+
+
+def _compute_query(
+    model: LanguageModel, tokenizer: Tokenizer, word: str, sentence: str, layer: int | None
+) -> tuple[Tensor, list[int]]:
+    """Return the normalized state of the word in the sentence `[W]`, and its pieces."""
+    sequences, positions = _locate_word(model, tokenizer, word, sentence)
+    states = compute_states(model, pack_in_order(sequences).to(model.tokens.weight.device), layer)
     check_outputs(states, "states")
-    positions = np.flatnonzero(words.owner == number)
-    pieces = encoded_texts.sequences.tokens[positions].tolist()
+    pieces = sequences.tokens[positions].tolist()
     return F.normalize(states[torch.from_numpy(positions).to(states.device)].float().mean(0), dim=0), pieces
 
 

@@ -56,6 +56,7 @@ def quickstart(
         log.print_result("\n".join([*_format_table(outcome.results["rows"]), "", *outcome.results["story"]]))
     log.info(f"report: {outcome.page}")
     log.info(f"next: {outcome.results['use'][0]}")
+    log.info(f"try the models in a browser: {outcome.results['use'][-1]}")
 
 
 def _format_table(rows: "Sequence[dict[str, Any]]") -> "Iterator[str]":

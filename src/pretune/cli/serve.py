@@ -10,18 +10,11 @@ from pretune.core import log
 from pretune.core.errors import UsageError, import_extra
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-EXPLANATION = """pretune serve MODEL…: models behind an HTTP server, on this machine only unless --host says otherwise
-
-  pretune serve runs/books runs/reviews library    a decoder, a fine-tuned run and an index, by their folders' names
-  pretune serve books=runs/2026-05-01              another name
-
-A model is a run, a Hugging Face directory, hf:OWNER/NAME, an index, or a file of word vectors. Paths:
-
-  /v1/models  /v1/completions  /v1/embeddings      as in OpenAI's API: its clients work
-  /fill /predict /score /search /neighbors /attention /tokenize
-  /health  /metrics  /openapi.json
-
-  curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "Once upon a time"}'"""
+NO_MODEL = (
+    "pretune serve needs a model: a run, a Hugging Face directory, hf:OWNER/NAME, an index or word vectors; make one "
+    "with `pretune quickstart`, then `pretune serve runs/quickstart/pretrain` and open http://127.0.0.1:8000"
+)
+"""Answer to a command without a model."""
 
 
 def serve(
@@ -42,15 +35,15 @@ def serve(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve models by HTTP, in the shape of OpenAI's API.
+    """Serve models by HTTP: a page to try them, and OpenAI's API.
 
+    The page at / writes, fills blanks, classifies, compares words, shows attention, searches, and shows model cards.
     Requests of all clients are batched. SIGTERM and Ctrl-C end the server after its running requests.
 
     Example: pretune serve runs/gpt runs/reviews --port 8000
     """
     if not models:
-        log.print_result(EXPLANATION)
-        return
+        raise UsageError(NO_MODEL)
     sources = parse_sources(models)
     for module in ("fastapi", "uvicorn"):
         import_extra(module, "serve", "`pretune serve` needs")
@@ -84,7 +77,7 @@ def serve(
             return
         for name, names in capabilities.items():
             log.info(f"{name}: {', '.join(names)}")
-        log.print_result(f"serving {', '.join(capabilities)} at {address}", flush=True)
+        log.print_result(f"serving {', '.join(capabilities)} at {address} (open it in a browser)", flush=True)
 
     log.info(f"loading {', '.join(sources)}; {address}/health answers 200 when it is done")
     work(engine, listener, host=host, hosts=allowed_hosts or (), token=secret, on_ready=report_ready)

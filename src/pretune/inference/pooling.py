@@ -90,6 +90,15 @@ def compute_states(model: LanguageModel, batch: Batch, layer: int | None = None)
     return states
 
 
+def compute_layers(model: LanguageModel, batch: Batch) -> tuple[Tensor, ...]:
+    """Return the states `[N, W]` of the embeddings and of every layer, of the encoder if there is one."""
+    if model.prompt is not None:
+        raise UsageError("a model with a tuned prompt cannot embed; use its base model")
+    flags = OutputFlags(hidden=True, backend=model.attention_backend)
+    hidden: tuple[Tensor, ...] = _get_stack(model)(model.embed_tokens(batch.tokens), batch, flags=flags).hidden
+    return hidden
+
+
 def pool(states: Tensor, batch: Batch, pooling: Pooling) -> Tensor:
     """Pool states `[N, W]` to one vector per cell `[C, W]`."""
     if pooling == "static":

@@ -100,6 +100,11 @@ class WordVectors:
         order = np.argsort(-scores, kind="stable")[: count + 1]
         return [(self.words[i], float(scores[i])) for i in order if self.words[i] != word][:count]
 
+    def compare(self, first: str, second: str) -> float:
+        """Return the cosine of the vectors of two words."""
+        left, right = self[first].astype(np.float64), self[second].astype(np.float64)
+        return float(left @ right) / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the text format of word2vec: a line `count width`, then a line per word. Values are exact."""
         for word in self.words:

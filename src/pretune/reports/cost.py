@@ -137,7 +137,12 @@ def render_data(runs: Sequence[RunRecord], results: Sequence[ComparisonResults])
 
 def _render_card(card: Facts) -> Iterator[Markup]:
     yield element("p", "; ".join(facts.describe_splits(card)) + ".")
-    yield table(("source", "licence", "documents", "tokens"), facts.list_sources(card))
+    yield table(facts.SOURCE_HEADER, facts.list_sources(card))
+    yield pairs(build_data_rows(card))
+
+
+def build_data_rows(card: Facts) -> facts.Rows:
+    """Return rows on data: languages, dropped documents, tokenizer, command, fingerprint."""
     languages = [item for item in (card.get("languages") or {}).items() if item[1] >= MIN_LANGUAGE_SHARE][:8]
     rows = [
         ("languages", ", ".join(f"{UNKNOWN.get(name, name)} {share:.1%}" for name, share in languages)),
@@ -146,7 +151,7 @@ def _render_card(card: Facts) -> Iterator[Markup]:
         ("command", str(card.get("command", ""))),
         ("fingerprint", str(card.get("fingerprint", ""))),
     ]
-    yield pairs([(name, value) for name, value in rows if value])
+    return [(name, value) for name, value in rows if value]
 
 
 def _list_dropped(card: Facts) -> list[tuple[str, int]]:

@@ -29,6 +29,7 @@ SPLITS = {
 }
 """Sources of samples, as metrics.jsonl names them."""
 HEADER = ("score", "interval", "better by", "p")
+SOURCE_HEADER = ("source", "licence", "documents", "tokens")
 
 
 def build_pretraining_rows(tree: Facts, summary: Facts) -> Rows:

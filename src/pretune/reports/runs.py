@@ -108,9 +108,15 @@ def format_objective(objective: Facts) -> str:
 
 def render_learning_curves(runs: Sequence[RunRecord]) -> Markup:
     """Draw training and validation loss by step, and validation scores of fine-tuning."""
+    figures = [draw_line_chart(series, x="step", y=name) for name, series in build_learning_curves(runs).items()]
+    return element("div", *figures, kind="charts") if any(figures) else NO_MARKUP
+
+
+def build_learning_curves(runs: Sequence[RunRecord]) -> dict[str, list[Series]]:
+    """Return the lines of each chart by its title; some have no points."""
     pretraining_runs, finetuning_runs = ([run for run in runs if run.is_finetuned is kind] for kind in (False, True))
     metrics = dict.fromkeys(str(run.scores["metric"]) for run in runs if run.scores)
-    charts = {
+    return {
         "pre-training loss": _build_loss_series(pretraining_runs),
         **{
             f"validation {name.replace('_', ' ')}": _build_validation_series(pretraining_runs, name)
@@ -119,8 +125,6 @@ def render_learning_curves(runs: Sequence[RunRecord]) -> Markup:
         "fine-tuning loss": _build_loss_series(finetuning_runs),
         **{f"{metric} on dev": _build_dev_series(runs, metric) for metric in metrics},
     }
-    figures = [draw_line_chart(series, x="step", y=name) for name, series in charts.items()]
-    return element("div", *figures, kind="charts") if any(figures) else NO_MARKUP
 
 
 def _build_loss_series(runs: Sequence[RunRecord]) -> list[Series]:

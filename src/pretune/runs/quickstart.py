@@ -352,6 +352,7 @@ class QuickstartRun:
         model = [shlex.quote(str(self.run_dir / run)) for run in tuned_runs]
         use = [f'echo "a lovely film" | pretune predict {run} --input -' for run in model]
         use += [f"pretune finetune {shlex.quote(self.encoder)} --train YOURS.csv --out runs/yours"]
+        use += [f"pretune serve {' '.join(shlex.quote(str(self.run_dir / run)) for run in runs)}"]
         results: Facts = {
             "title": "Benefit of pre-training", "story": [*self.write_conclusion()],
             "task": "reviews", "metric": "accuracy", "split": "test", "examples": self.plan.test,

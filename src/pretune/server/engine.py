@@ -26,6 +26,7 @@ from torch import nn
 
 from pretune.core.errors import UsageError, suggest
 from pretune.inference.generation_config import GenerationOptions, build_generation_config
+from pretune.server.card import build_card
 from pretune.server.completion import Completion, CompletionPiece, PieceCallback, Prompt, build_job
 from pretune.server.config import RequestTimeoutError, ServerConfig, UnavailableError, UnknownModelError
 from pretune.server.metrics import Metrics
@@ -65,6 +66,7 @@ class Engine:
         self.created = int(time.time())
         self._is_draining = threading.Event()
         self._running: set[Future[Any]] = set()
+        self._card_lock = asyncio.Lock()  # files of one model at a time
 
     def load(self) -> None:
         """Load all models and start their threads."""
@@ -217,6 +219,10 @@ class Engine:
         """Predict texts, pairs of texts or mappings by a fine-tuned run; `task` is one of a multi-task run."""
         return await self._run(model, "predict", inputs, task=task)
 
+    async def explain(self, model: str, item: Any, *, task: str | None = None, label: str | None = None) -> Any:
+        """Return the importance of the tokens of an input for its prediction, or for another label."""
+        return (await self._run(model, "explain", [item], task=task, label=label))[0]
+
     async def score(self, model: str, texts: Sequence[str]) -> list[Any]:
         """Return the log-probability of texts and of their tokens."""
         return await self._run(model, "score", texts)
@@ -233,9 +239,24 @@ class Engine:
         item = (word, sentence, tuple(texts))
         return (await self._run(model, "neighbors", [item], k=self._check_count(k), **options))[0]
 
+    async def compare(self, model: str, first: tuple[str, str], second: tuple[str, str]) -> Any:
+        """Return the similarities of two words, each with its sentence: of every layer, and static."""
+        self._check_texts([*first, *second])
+        return (await self._run(model, "compare", [(first, second)]))[0]
+
     async def attention(self, model: str, text: str, **options: Any) -> Any:
         """Return who attends to whom in a text; `options` are `layer`, `head` and `part` of `pt.view_attention`."""
         return (await self._run(model, "attention", [text], **options))[0]
+
+    async def heads(self, model: str, text: str, *, part: str | None = None) -> Any:
+        """Return who attends to whom in a text by all heads of a part, and the pattern of each head."""
+        return (await self._run(model, "heads", [text], capability="attention", part=part))[0]
+
+    async def card(self, model: str) -> dict[str, Any]:
+        """Return the facts, the model card, the data card, the cost and the training curves of a model."""
+        served_model = self.get_model(model)
+        async with self._card_lock:
+            return await asyncio.to_thread(build_card, served_model)
 
     async def tokenize(self, model: str, texts: Sequence[str]) -> list[Any]:
         """Return the tokens of texts."""
@@ -243,8 +264,10 @@ class Engine:
         self._check_texts(texts)
         return await asyncio.to_thread(lambda: [served_model.tokenize(text) for text in texts])
 
-    async def _run(self, model: str, kind: str, items: Sequence[Any], **options: Any) -> list[Any]:
-        worker = self._get_worker(model, kind)
+    async def _run(
+        self, model: str, kind: str, items: Sequence[Any], *, capability: str | None = None, **options: Any
+    ) -> list[Any]:
+        worker = self._get_worker(model, capability or kind)
         if isinstance(items, str):
             raise UsageError("texts must be a list, got a single text; use [text]")
         self._check_texts(items)

@@ -23,13 +23,15 @@ ANY_ADDRESS = "*address*"
 """Stands for all addresses among the names of a server."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WILDCARDS = ("0.0.0.0", "::", "")
-OPEN_PATHS = ("/health",)
-"""Paths that need no token, and answer while the engine loads or drains."""
-STATUS_PATHS = ("/health", "/metrics", "/", "/openapi.json", "/v1/models")
+OPEN_PATHS = ("/health", "/")
+"""Paths that need no token: the status, and the page, which asks for the token itself."""
+STATUS_PATHS = (*OPEN_PATHS, "/metrics", "/openapi.json", "/v1/models")
 """Paths that answer while the engine loads or drains."""
+PAGE_FILES = "/page/"
+"""Start of the paths of the page's files: they need no token and always answer, as the page itself."""
 PATHS = (
-    "/", "/health", "/metrics", "/openapi.json", "/v1/models", "/v1/completions", "/v1/embeddings", "/fill", "/predict",
-    "/score", "/search", "/neighbors", "/attention", "/tokenize",
+    *STATUS_PATHS, "/v1/completions", "/v1/embeddings", "/fill", "/predict", "/explain", "/score", "/search",
+    "/neighbors", "/compare", "/attention", "/heads", "/card", "/tokenize",
 )  # fmt: skip
 """Paths that metrics name; others are counted together."""
 DISCARDED_BODIES = 16
@@ -109,7 +111,9 @@ class Gate:
         if any(not _is_same_origin(origin, hosts[0]) for origin in origins):
             raise RefusedError(403, "requests of other web pages are refused", "forbidden_origin")
         path = scope["path"]
-        if self.token is not None and path not in OPEN_PATHS:
+        if path in OPEN_PATHS or path.startswith(PAGE_FILES):
+            return
+        if self.token is not None:
             values = [value for name, value in headers if name == b"authorization"]
             expected_value = b"Bearer " + self.token.encode()
             if len(values) != 1 or not hmac.compare_digest(values[0], expected_value):

@@ -94,6 +94,14 @@ class PredictRequest(ModelRequest):
     task: Text | None = Field(None, description="Task of a multi-task run.")
 
 
+class ExplainRequest(ModelRequest):
+    """A text, a pair of texts or an object with the columns of training, and the label to explain."""
+
+    input: Text | Annotated[list[Text], Field(min_length=2, max_length=2)] | dict[Text, Any]
+    task: Text | None = Field(None, description="Task of a multi-task run.")
+    label: Text | None = Field(None, description="Label whose logit is explained; by default the predicted one.")
+
+
 class SearchRequest(ModelRequest):
     """Queries of an index."""
 
@@ -111,6 +119,29 @@ class NeighborsRequest(ModelRequest):
     k: Count = 10
     layer: int | None = Field(None, description="0 (embeddings) to depth, or negative from the end.")
     same_word: bool = False
+
+
+class WordInSentence(BaseModel):
+    """A word and the sentence that it is in."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    word: Annotated[Text, Field(min_length=1, max_length=200)]
+    sentence: Text = ""
+
+
+class CompareRequest(ModelRequest):
+    """Two words, each in a sentence."""
+
+    first: WordInSentence
+    second: WordInSentence
+
+
+class HeadsRequest(ModelRequest):
+    """A text for all heads of a part of the model."""
+
+    text: Text
+    part: Literal["encoder", "decoder", "cross"] | None = None
 
 
 class AttentionRequest(ModelRequest):

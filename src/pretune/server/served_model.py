@@ -7,6 +7,7 @@ model.run("embed", ["a text", "another"])        # one result per item
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +17,11 @@ from torch import nn
 
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.io import load
-from pretune.analysis.attention import view_attention
+from pretune.analysis.attention import analyze_attention, view_all_heads, view_attention
 from pretune.analysis.attention_inputs import list_parts
 from pretune.analysis.held_out import read_held_out
-from pretune.analysis.neighbors import neighbors
+from pretune.analysis.importance import check_explainable, compute_importance
+from pretune.analysis.neighbors import compare_words, neighbors
 from pretune.core.errors import PretuneError, UsageError, suggest
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
@@ -42,10 +44,13 @@ from pretune.training.distributed import resolve_device
 
 NEIGHBOR_TEXTS = 200
 """Texts that are searched for neighbors, if a request has none."""
-CHUNK_SIZES = {"embed": 64, "predict": 64, "fill": 16, "score": 16, "search": 64, "attention": 1, "neighbors": 1}
-"""Items that run as one batch; between batches requests can be cancelled."""
+CHUNK_SIZES = {"embed": 64, "predict": 64, "fill": 16, "score": 16, "search": 64}
+"""Items that run as one batch, others one by one; between batches requests can be cancelled."""
 
-CAPABILITIES = ("complete", "embed", "fill", "predict", "score", "search", "neighbors", "attention", "tokenize")
+CAPABILITIES = (
+    "complete", "embed", "fill", "predict", "explain", "score", "search", "neighbors", "compare", "attention",
+    "tokenize",
+)  # fmt: skip
 
 
 class EmbeddedText(NamedTuple):
@@ -84,9 +89,11 @@ class ServedModel:
             "embed": self._prepare_embedder,
             "fill": self._check_fill,
             "predict": lambda: _require(self.run_, "a fine-tuned run"),
+            "explain": self._check_explain,
             "score": lambda: build_scoring_method(get_predictive_model(self._get_model()), self._get_tokenizer()),
             "search": lambda: _require(self.index, "an index"),
             "neighbors": self._check_neighbors,
+            "compare": self._check_neighbors,
             "attention": lambda: (self._get_tokenizer(), list_parts(self._get_model())),
             "tokenize": self._get_tokenizer,
         }
@@ -137,7 +144,7 @@ class ServedModel:
     def get_chunk_size(self, kind: str) -> int:
         """Return the number of items of a batch; a bidirectional model scores a copy of a text for every token."""
         is_costly = kind == "score" and self.language_model is not None and is_bidirectional(self.language_model)
-        return 1 if is_costly else CHUNK_SIZES[kind]
+        return 1 if is_costly else CHUNK_SIZES.get(kind, 1)
 
     def check_lengths(self, items: Sequence[Any], limit: int) -> None:
         """Raise a UsageError for a text of more tokens than the limit, if the model has no limit of its own."""
@@ -201,14 +208,28 @@ class ServedModel:
             for text, answers in zip(texts, fill(model, list(texts), k=k, pieces=pieces), strict=True)
         ]
 
-    def _predict(self, items: Sequence[Any], *, task: str | None) -> list[dict[str, Any]]:
+    def _select_run(self, task: str | None) -> FinetunedRun:
         assert self.run_ is not None
-        run = self.run_
-        if task is not None:
-            if task not in self._runs:
-                self._runs[task] = run.select_task(task)
-            run = self._runs[task]
-        return run.predict(items)
+        if task is None:
+            return self.run_
+        if task not in self._runs:
+            self._runs[task] = self.run_.select_task(task)
+        return self._runs[task]
+
+    def _predict(self, items: Sequence[Any], *, task: str | None) -> list[dict[str, Any]]:
+        return self._select_run(task).predict(items)
+
+    def _explain(self, items: Sequence[Any], *, task: str | None, label: str | None) -> list[dict[str, Any]]:
+        run = self._select_run(task)
+        predictor = run.load_predictor()
+        return [
+            asdict(
+                compute_importance(
+                    predictor.model, predictor.encoder, run.saved_task.build_example(item, "input"), label=label
+                )
+            )
+            for item in items
+        ]
 
     def _score(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         tokenizer = self._get_tokenizer()
@@ -230,6 +251,38 @@ class ServedModel:
     def _attention(self, texts: Sequence[str], **options: Any) -> list[dict[str, Any]]:
         return [view_attention(self._get_model(), text, **options).to_dict() for text in texts]
 
+    def _heads(self, texts: Sequence[str], *, part: Any) -> list[dict[str, Any]]:
+        """Return the weights of all heads for texts, and the pattern of each head; "" for a text without patterns."""
+        results = []
+        for text in texts:
+            view = view_all_heads(self._get_model(), text, part=part)
+            try:
+                heads = analyze_attention(self._get_model(), [text], length=max(len(view.keys), 4))
+                patterns = heads.classes[view.part].tolist()
+            except PretuneError:  # a text of a single token
+                patterns = [[""] * len(layer) for layer in view.weights]
+            weights = np.round(view.weights.astype(np.float64), 3).tolist()
+            results.append(
+                {
+                    "part": view.part,
+                    "tokens": view.tokens,
+                    "keys": view.keys,
+                    "weights": weights,
+                    "patterns": patterns,
+                    "truncated": view.truncated,
+                }
+            )
+        return results
+
+    def _compare(self, items: Sequence[tuple[tuple[str, str], tuple[str, str]]]) -> list[dict[str, Any]]:
+        """Return the similarities of two words in their sentences; word vectors have no layers."""
+        if self.language_model is None:
+            assert isinstance(self.embedder, WordEmbedder)
+            vectors = self.embedder.vectors
+            pairs = [[self._find_word(word) for word, _ in item] for item in items]
+            return [{"layers": [], "static": vectors.compare(*pair)} for pair in pairs]
+        return [asdict(compare_words(self._get_model(), first, second)) for first, second in items]
+
     def _neighbors(self, items: Sequence[tuple[str, str, tuple[str, ...]]], *, k: int, **options: Any) -> list[Any]:
         """Return the neighbors of words in sentences; for word vectors, of words."""
         if self.language_model is None:
@@ -249,16 +302,22 @@ class ServedModel:
 
     def _find_static_neighbors(self, word: str, k: int) -> dict[str, Any]:
         assert isinstance(self.embedder, WordEmbedder)
-        vectors = self.embedder.vectors
-        name = word if word in vectors else word.lower()
-        if name not in vectors:
-            raise UsageError(f"no vector of '{word[:60]}'{suggest(name, vectors.words[:100_000])}")
+        vectors, name = self.embedder.vectors, self._find_word(word)
         return {
             "pieces": [name],
             "context": [],
             "static": [{"word": other, "score": float(score)} for other, score in vectors.find_nearest(name, k)],
             "words": len(vectors),
         }
+
+    def _find_word(self, word: str) -> str:
+        """Return the spelling of a word among word vectors. Raises a UsageError if there is none."""
+        assert isinstance(self.embedder, WordEmbedder)
+        vectors = self.embedder.vectors
+        name = word if word in vectors else word.lower()
+        if name not in vectors:
+            raise UsageError(f"no vector of '{word[:60]}'{suggest(name, vectors.words[:100_000])}")
+        return name
 
     def _read_corpus(self) -> list[str]:
         """Return held-out texts to search for neighbors."""
@@ -298,6 +357,12 @@ class ServedModel:
             raise UsageError("it has no vocabulary head")
         if tokenizer.special.get("mask") is None and not (model.spec.is_encoder_decoder and tokenizer.sentinels):
             raise UsageError("its tokenizer has neither a mask token nor sentinels")
+
+    def _check_explain(self) -> None:
+        _require(self.run_, "a fine-tuned run")
+        assert self.run_ is not None
+        if not self.run_.saved_task.members:
+            check_explainable(self.run_.load_predictor().encoder)
 
     def _check_neighbors(self) -> None:
         if not isinstance(self.embedder, WordEmbedder):

@@ -248,6 +248,16 @@ def mix_items(parts: Sequence[Items]) -> Items:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedLogits:
+    """The logits whose sum stands for a prediction: of one sequence, at rows (tokens, or 0) and columns."""
+
+    sequence: int
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    name: str  # of the label, the word or the answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingRules:
     """A task, a tokenizer, the model's spec, and the lengths."""
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from pretune.adaptation.heads.base import TaskHead
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.log import format_count
 from pretune.metrics import METRIC_INPUTS, METRICS
 from pretune.metrics.classification import group_values
 from pretune.models.spec import Model
-from pretune.tasks.encoding import EncodingRules, Floats, Items, read_classes
+from pretune.tasks.encoding import EncodingRules, Floats, Items, PredictedLogits, read_classes
 from pretune.tasks.example import Example, Prediction, format_example
 from pretune.tasks.table import COLUMNS, PAIR_COLUMNS, TableFile, find_pair_columns, open_table
 from pretune.tasks.task import Task
@@ -60,6 +60,7 @@ class TaskType:
     pair_gold: ClassVar[Literal["class", "score"] | None] = None  # of pairs that embeddings train on
     has_free_text: ClassVar[bool] = False  # the answer is a text of its own, whose perplexity is reported
     no_answer: ClassVar[str] = ""  # answer in words to a question without an answer
+    is_explainable: ClassVar[bool] = False  # logits stand for a prediction, so that gradients explain it
     errors_view: ClassVar[Literal["classes", "options", "scores", "tags", "sets", "texts"]] = "texts"  # in reports
 
     def __init__(self, task: Task) -> None:
@@ -119,6 +120,23 @@ class TaskType:
     ) -> list[Prediction]:
         """Return the prediction for each example, from the logits of its items."""
         raise NotImplementedError
+
+    def select_logits(
+        self, encoder: "TaskEncoder", example: Example, items: Items, logits: Floats, label: str | None = None
+    ) -> PredictedLogits:
+        """Return the logits that stand for the prediction of one example, or for one of its labels (`label`).
+
+        Only for types with `is_explainable`.
+        """
+        raise NotImplementedError
+
+    def find_label(self, label: str | None, default: int) -> int:
+        """Return the index of a label, by default that of the prediction."""
+        if label is None:
+            return default
+        if label not in self.task.labels:
+            raise UsageError(f"unknown label '{label[:40]}'{suggest(label, self.task.labels)}")
+        return self.task.labels.index(label)
 
     def find_threshold(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> float | None:
         """Return the decision threshold with the best score on held-out examples, if the type has one."""

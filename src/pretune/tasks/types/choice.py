@@ -17,10 +17,10 @@ import numpy as np
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.sequence import Choice, build_group_labels
 from pretune.core.config import spec
-from pretune.core.errors import DataError
+from pretune.core.errors import DataError, UsageError
 from pretune.core.seed import mix
 from pretune.metrics.question_answering import normalise
-from pretune.tasks.encoding import Counts, EncodingRules, Floats, Items, build_items, read_classes
+from pretune.tasks.encoding import Counts, EncodingRules, Floats, Items, PredictedLogits, build_items, read_classes
 from pretune.tasks.example import Example, Prediction, format_example
 from pretune.tasks.table import TableRow, data_error
 from pretune.tasks.task import Task
@@ -49,6 +49,7 @@ class MultipleChoice(TaskType):
     evaluator = "few_shot"
     prompt = "{text} {answer}"
     baselines: ClassVar = {"majority": "frequent_place", "svm": "tfidf", "vectors": "choice_vectors"}
+    is_explainable = True
     errors_view = "options"
 
     def build_head(self) -> TaskHead:
@@ -104,6 +105,15 @@ class MultipleChoice(TaskType):
         """Return the best option of each example."""
         ends = np.cumsum([len(example.choices) for example in examples])[:-1]
         return [choose_best(row) for row in np.split(logits[:, 0], ends)]
+
+    def select_logits(
+        self, encoder: "TaskEncoder", example: Example, items: Items, logits: Floats, label: str | None = None
+    ) -> PredictedLogits:
+        """Return the logit of the best option, or of another one (`label`), in the sequence of this option."""
+        if label is not None and label not in example.choices:
+            raise UsageError(f"'{label[:40]}' is none of the options")
+        option = int(logits[:, 0].argmax()) if label is None else example.choices.index(label)
+        return PredictedLogits(sequence=option, rows=(0,), columns=(0,), name=example.choices[option])
 
     def parse_answer(self, rules: EncodingRules, example: Example, text: str) -> Prediction:
         """Parse a generated answer: a target of the template, or else one of the options."""

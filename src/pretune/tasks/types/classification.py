@@ -22,6 +22,7 @@ from pretune.tasks.encoding import (
     EncodingRules,
     Floats,
     Items,
+    PredictedLogits,
     build_items,
     build_next_token_targets,
     deduplicate,
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 class SequenceType(TaskType):
     """Type with one sequence per example; subclasses read the labels."""
 
+    is_explainable = True
+
     def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
         """Encode one sequence per example."""
         count = len(examples)
@@ -70,6 +73,14 @@ class SequenceType(TaskType):
     def encode_labels(self, rules: EncodingRules, examples: Sequence[Example]) -> Any:
         """Return the label of each example, or a row of labels."""
         raise NotImplementedError
+
+    def select_logits(
+        self, encoder: "TaskEncoder", example: Example, items: Items, logits: Floats, label: str | None = None
+    ) -> PredictedLogits:
+        """Return the largest logit of the sequence, or that of a label; for scores the only one."""
+        column = self.find_label(label, int(logits[0].argmax()))
+        name = self.task.labels[column] if self.task.labels else "score"
+        return PredictedLogits(sequence=0, rows=(0,), columns=(column,), name=name)
 
     @classmethod
     def read_labels(cls, table: TableFile, column: str) -> tuple[str, ...]:

@@ -121,6 +121,7 @@ class DependencyParsing(TokenTagging):
     """A head and a relation for every word: a dependency tree."""
 
     needs_both_sides = True
+    is_explainable = False  # a tree is found from all arcs
     baselines: ClassVar = {"majority": "adjacent_head", "bilstm": "bilstm_parser"}
 
     def build_head(self) -> TaskHead:

@@ -31,6 +31,7 @@ from pretune.tasks.encoding import (
     Floats,
     Items,
     PooledSequences,
+    PredictedLogits,
     TokenPool,
     build_items,
     compute_room,
@@ -60,6 +61,7 @@ class SpanExtraction(TaskType):
 
     default_length = 384
     per_token = True
+    is_explainable = True
     needs_pair = True
     pair_field = "context"
     has_single_text = False
@@ -142,6 +144,26 @@ class SpanExtraction(TaskType):
             best = _select_candidates(passages[passage_ids[number]], starts, spans)
             predictions.append(_build_prediction(best, float(nulls[number])))
         return self.apply_threshold(predictions, 0.0 if self.allows_no_answer else np.inf)
+
+    def select_logits(
+        self, encoder: "TaskEncoder", example: Example, items: Items, logits: Floats, label: str | None = None
+    ) -> PredictedLogits:
+        """Return the start and the end of the best span of all windows."""
+        assert items.alignment is not None
+        offsets, alignment = items.sequences.offsets, items.alignment
+        spans = [
+            (score, window, first, last)
+            for window in range(len(items.examples))
+            for score, first, last in _score_spans(
+                logits[slice(*offsets[window : window + 2])], alignment[slice(*offsets[window : window + 2])]
+            )[:1]
+        ]
+        if not spans:
+            raise UsageError("the passage has no tokens, so there is no answer to explain")
+        _, window, first, last = max(spans)
+        places = alignment[slice(*offsets[window : window + 2])]
+        rows = (int(np.flatnonzero(places == first)[0]), int(np.flatnonzero(places == last)[0]))
+        return PredictedLogits(sequence=window, rows=rows, columns=(0, 1), name="answer")
 
     def apply_threshold(self, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
         """Return the predictions with no answer where `null_score_diff` is above the threshold."""

@@ -32,6 +32,7 @@ from pretune.tasks.encoding import (
     Floats,
     Items,
     PooledSequences,
+    PredictedLogits,
     TokenPool,
     build_items,
     missing_value_error,
@@ -55,6 +56,7 @@ class TokenTagging(TaskType):
     per_token = True
     allows_pair = False
     reads_conll = True
+    is_explainable = True
     baselines: ClassVar = {"majority": "frequent_tag", "svm": "window_tags"}
     errors_view = "tags"
     needs_both_sides: ClassVar[bool] = False  # a left-to-right model stands for a word by its last token, with a note
@@ -155,6 +157,20 @@ class TokenTagging(TaskType):
                 tags[items.alignment[index]] = names[best[index]]
             predictions.append(Prediction(tags=tuple(tags)))
         return predictions
+
+    def select_logits(
+        self, encoder: "TaskEncoder", example: Example, items: Items, logits: Floats, label: str | None = None
+    ) -> PredictedLogits:
+        """Return the best logits of all words with a tag (other than "O"), or with one tag (`label`)."""
+        assert items.alignment is not None
+        best, rows = logits.argmax(axis=1), np.flatnonzero(items.alignment >= 0)
+        names = np.array(self.task.labels)[best[rows]]
+        number = self.find_label(label, -1)
+        tagged_rows = rows[names != OUTSIDE_TAG] if label is None else rows[best[rows] == number]
+        tagged_rows = tagged_rows if len(tagged_rows) else rows
+        columns = best[tagged_rows] if label is None else np.full(len(tagged_rows), number)
+        name = "all tags" if label is None else label
+        return PredictedLogits(sequence=0, rows=tuple(tagged_rows.tolist()), columns=tuple(columns.tolist()), name=name)
 
     def has_answer(self, example: Example) -> bool:
         return bool(example.tags)

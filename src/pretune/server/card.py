@@ -1,0 +1,149 @@
+"""Facts about a served model, as plain data: what its inputs are, its card, data card, cost and training curves.
+
+Files of a run are read by the functions of reports, which show the same facts.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pretune.analysis.attention_inputs import count_heads, list_parts
+from pretune.core import io
+from pretune.core.errors import CheckpointError, PretuneError
+from pretune.core.log import format_number
+from pretune.core.run_dir import RunDir
+from pretune.inference.embed import WordEmbedder
+from pretune.models.cost import flops_per_token
+from pretune.models.model import LanguageModel
+from pretune.reports import facts
+from pretune.reports.charts import average_points
+from pretune.reports.cost import build_data_rows
+from pretune.reports.load import RunRecord, read_run
+from pretune.reports.runs import build_learning_curves, format_size, list_properties
+from pretune.runs.finetune.finetuned_run import FinetunedRun
+from pretune.runs.finetune.saved_task import SavedTask
+
+if TYPE_CHECKING:
+    from pretune.server.served_model import ServedModel
+
+MAX_CARD_BYTES = 2**18
+"""Maximum size of a model card that is shown."""
+MAX_FLOPS_LENGTH = 512
+"""Tokens of the text whose FLOPs are stated, if the model reads as many."""
+
+
+def describe_inputs(model: "ServedModel") -> dict[str, Any]:
+    """Return what a page needs to know for its inputs: shape, layers and heads, tasks, lengths."""
+    network = model.language_model
+    out: dict[str, Any] = {"shape": "vectors" if network is None else network.shape}
+    if network is not None:
+        out |= {"max_length": network.spec.max_length}
+        if model.can("attention"):
+            parts = list_parts(network)
+            out["attention"] = {
+                part: {"layers": stack.depth, "heads": count_heads(stack, is_cross=part == "cross")}
+                for part, stack in parts.items()
+            }
+    if model.run_ is not None:
+        out["tasks"] = [_describe_task(task) for task in _list_tasks(model.run_)]
+    return out
+
+
+def _list_tasks(run: FinetunedRun) -> list[SavedTask]:
+    """Return the task of a run, or each of several with a head of its own."""
+    task = run.saved_task
+    return [task.select(member.name)[1] for member in task.members] or [task]
+
+
+def _describe_task(saved_task: SavedTask) -> dict[str, Any]:
+    task_type = saved_task.build_task().type
+    needs_pair = task_type.needs_pair or saved_task.pair is not None
+    return {
+        "name": saved_task.name,
+        "kind": saved_task.task_kind,
+        "labels": list(saved_task.labels),
+        "has_pair": needs_pair,
+    }
+
+
+def build_card(model: "ServedModel") -> dict[str, Any]:
+    """Return the facts, the model card, the data card, the cost and the training curves of a model.
+
+    What a model does not have is empty. A damaged file is a note; the other parts are still returned.
+    """
+    out: dict[str, Any] = {
+        "facts": [*_list_facts(model)], "card": "", "scores": [], "data": None, "cost": [], "curves": [], "notes": [],
+    }  # fmt: skip
+    if model.path is None or not model.path.is_dir():
+        return out
+    run_dir = RunDir(model.path)
+    try:
+        if run_dir.card.is_file():
+            out["card"] = _strip_metadata(io.read_bounded(run_dir.card, CheckpointError, MAX_CARD_BYTES).decode())
+    except (PretuneError, UnicodeDecodeError) as error:
+        out["notes"].append(f"model card: {error}")
+    if run_dir.settings.is_file():
+        try:
+            out |= _describe_run(read_run(model.path))
+        except PretuneError as error:
+            out["notes"].append(str(error))
+    return out
+
+
+def _strip_metadata(text: str) -> str:
+    """Return a card without the settings for the hub at its top."""
+    _, mark, rest = text.removeprefix("---\n").partition("\n---\n")
+    return rest.strip() if mark and text.startswith("---\n") else text.strip()
+
+
+def _describe_run(run: RunRecord) -> dict[str, Any]:
+    out: dict[str, Any] = {"run": [*list_properties(run)]}
+    if run.scores is not None:
+        out["scores"] = [("", *facts.HEADER), *facts.build_score_rows(run.scores)]
+    if run.cost is not None:
+        out["cost"] = facts.build_cost_rows(run.cost)
+    if run.card is not None:
+        out["data"] = {
+            "splits": [*facts.describe_splits(run.card)],
+            "sources": [facts.SOURCE_HEADER, *facts.list_sources(run.card)],
+            "facts": build_data_rows(run.card),
+        }
+    curves = {name: [line for line in series if line.points] for name, series in build_learning_curves([run]).items()}
+    out["curves"] = [
+        {
+            "name": name,
+            "lines": [
+                {"name": line.name, "points": [*zip(*average_points(line.points), strict=True)]} for line in series
+            ],
+        }
+        for name, series in curves.items()
+        if series
+    ]
+    return out
+
+
+def _list_facts(model: "ServedModel") -> Iterator[tuple[str, str]]:
+    """Yield names and values that every model has."""
+    if model.index is not None:
+        yield "index", f"{len(model.index):,} texts, {model.index.metadata['method']} search"
+    if isinstance(model.embedder, WordEmbedder):
+        vectors = model.embedder.vectors
+        yield "word vectors", f"{len(vectors):,} words of width {vectors.width:,}"
+    network = model.language_model
+    if network is None:
+        return
+    spec = network.spec
+    yield "family", f"{spec.family} ({network.shape})"
+    yield "size", format_size(_get_sizes(network))
+    yield "parameters", f"{sum(weight.numel() for weight in network.parameters()):,}"
+    if spec.max_length is not None:
+        yield "maximum length", f"{spec.max_length:,} tokens"
+    length = min(spec.max_length or MAX_FLOPS_LENGTH, MAX_FLOPS_LENGTH)
+    flops = flops_per_token(spec, length=length, training=False)
+    yield "FLOPs", f"{format_number(flops, billion='G')}FLOP per token of a text of {length} tokens"
+
+
+def _get_sizes(network: LanguageModel) -> Mapping[str, Any]:
+    """Return the sizes of a model as run.json has them."""
+    from pretune.core.config import to_dict
+
+    return to_dict(network.spec)

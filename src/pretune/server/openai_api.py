@@ -1,0 +1,157 @@
+"""Routes in the shape of OpenAI's API: models, completions and embeddings."""
+
+import base64
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from pretune.core.errors import UsageError
+from pretune.server.card import describe_inputs
+from pretune.server.completion import Completion, CompletionPiece
+from pretune.server.engine import Engine
+from pretune.server.errors import describe_error
+from pretune.server.schemas import CompletionRequest, EmbeddingRequest, ModelRequest
+
+FINISH_REASONS = {"end": "stop", "stop": "stop", "length": "length"}
+
+
+def add_openai_routes(app: FastAPI, engine: Engine) -> None:
+    """Add the routes."""
+
+    @app.get("/v1/models")
+    async def list_models() -> Any:
+        """List the models and what they can do."""
+        return JSONResponse({"object": "list", "data": [_describe_model(engine, name) for name in engine.sources]})
+
+    @app.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> Any:
+        """Describe a model."""
+        engine.get_model(name)
+        return JSONResponse(_describe_model(engine, name))
+
+    @app.post("/v1/completions")
+    async def complete(body: Annotated[CompletionRequest, Body()]) -> Any:
+        """Complete prompts; with `stream` as server-sent events."""
+        name, prompts, options = get_name(engine, body), _list_prompts(body.prompt), _build_options(body)
+        stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        reply = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
+        reply |= {"model": name}
+        returns = body.n or 1
+        if not body.stream:
+            completion = await engine.complete(name, prompts, stop=stop, **options)
+            choices = [
+                _build_choice(number * returns + i, text.text if body.echo else text.new, text.finish_reason)
+                for number, texts in enumerate(completion.texts)
+                for i, text in enumerate(texts)
+            ]
+            return JSONResponse({**reply, "choices": choices, "usage": _count_usage(completion)})
+        if body.echo:
+            raise UsageError("echo is not supported with stream; remove one of them")
+        usage: list[Completion] = []
+        pieces = engine.stream(name, prompts, stop=stop, on_end=usage.append, **options)
+        first = await anext(pieces, None)  # errors of the request are raised here, before the response starts
+        wants_usage = body.stream_options is not None and body.stream_options.include_usage
+
+        async def stream_events() -> AsyncIterator[str]:
+            try:
+                if first is not None:
+                    yield _format_event({**reply, "choices": [_build_piece_choice(first, returns)]})
+                async for piece in pieces:
+                    yield _format_event({**reply, "choices": [_build_piece_choice(piece, returns)]})
+                if wants_usage and usage:
+                    yield _format_event({**reply, "choices": [], "usage": _count_usage(usage[0])})
+            except Exception as error:
+                yield _format_event(describe_error(error)[1])
+                return
+            finally:
+                await pieces.aclose()
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(stream_events(), media_type="text/event-stream")
+
+    @app.post("/v1/embeddings")
+    async def embed(body: Annotated[EmbeddingRequest, Body()]) -> Any:
+        """Embed texts; vectors as numbers, or as base64 of 32-bit floats."""
+        name = get_name(engine, body)
+        embeddings = await engine.embed(name, list_inputs(body.input))
+        width = embeddings.vectors.shape[1]
+        if body.dimensions not in (None, width):
+            raise UsageError(f"dimensions must be {width}, the width of model '{name}', got {body.dimensions}")
+        if body.encoding_format == "base64":
+            values: list[Any] = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in embeddings.vectors]
+        else:
+            values = embeddings.vectors.tolist()
+        data = [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)]
+        usage = {"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens}
+        return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
+
+
+def _describe_model(engine: Engine, name: str) -> dict[str, Any]:
+    """Return a model with what it can do, the reasons for what it cannot, and facts about its inputs."""
+    about: dict[str, Any] = {"id": name, "object": "model", "created": engine.created, "owned_by": "pretune"}
+    if name not in engine.workers:
+        return {**about, "capabilities": [], "missing": {}, "inputs": {}}
+    model = engine.workers[name].model
+    return {
+        **about, "capabilities": model.capabilities, "missing": model.reasons, "inputs": describe_inputs(model),
+    }  # fmt: skip
+
+
+def get_name(engine: Engine, body: ModelRequest) -> str:
+    """Return the name of the requested model, by default the only one."""
+    if body.model is not None:
+        return body.model
+    if len(engine.sources) > 1:
+        raise UsageError(f"several models are served: name one in 'model' ({', '.join(engine.sources)})")
+    return next(iter(engine.sources))
+
+
+def list_inputs(texts: str | list[str]) -> list[str]:
+    """Return a list of texts."""
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _list_prompts(prompt: Any) -> list[Any]:
+    """Return a list of prompts, each a text or a list of token ids."""
+    is_single = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+    return [prompt] if is_single else prompt
+
+
+def _build_options(body: CompletionRequest) -> Any:
+    """Return the options of generation; without a seed every request draws its own."""
+    temperature = 1.0 if body.temperature is None else body.temperature
+    options: dict[str, Any] = {
+        "max_new_tokens": body.max_tokens, "min_new_tokens": body.min_tokens, "temperature": temperature,
+        "num": body.n or 1, "repetition_penalty": body.repetition_penalty, "no_repeat_ngram": body.no_repeat_ngram,
+        "seed": secrets.randbits(62) if body.seed is None else body.seed, "top_k": body.top_k, "min_p": body.min_p,
+        "top_p": None if body.top_p == 1 else body.top_p,
+    }  # fmt: skip
+    if temperature == 0:  # as in OpenAI's API, filters have no effect then
+        options |= {"top_k": None, "top_p": None, "min_p": None}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _build_choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
+    return {
+        "index": index, "text": text, "logprobs": None,
+        "finish_reason": None if reason is None else FINISH_REASONS[reason],
+    }  # fmt: skip
+
+
+def _build_piece_choice(piece: CompletionPiece, returns: int) -> dict[str, Any]:
+    return _build_choice(piece.prompt * returns + piece.return_index, piece.text, piece.finish_reason)
+
+
+def _count_usage(completion: Completion) -> dict[str, int]:
+    prompt, new = completion.prompt_tokens, completion.new_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+def _format_event(data: dict[str, Any]) -> str:
+    """Return a server-sent event."""
+    return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"
