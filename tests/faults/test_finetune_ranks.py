@@ -92,6 +92,7 @@ def close(run: Path, other: Path, *, exact: float = 1e-6, judged: float = 1e-6) 
 
 GRADUAL = '--set=method.when={"kind": "epochs", "every": 0.5}'
 PLATEAU = '--set=method.when={"kind": "plateau", "patience": 1}'
+NORM = '{"mode": "mean", "layer": "own", "norm": {"kind": "batch_norm"}}'  # statistics of all ranks
 METHODS: dict[str, tuple[str, ...]] = {
     "full": ("--method=full",),
     "lora": ("--method=lora",),
@@ -101,6 +102,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "lora+gradual": ("--method=lora+gradual",),
     "decay": ("--method=full", "--set=tune.layer_decay=0.5"),
     "adam": ("--method=full", "--lr=0.01"),
+    "batch-norm": ("--method=full", f"--set=tune.pooling={NORM}"),
+    "batch-norm-frozen": ("--method=frozen", f"--set=tune.pooling={NORM}"),
     "probed": ("--set=tune.head=probe", '--set=tune.pooling={"mode": "mean"}'),
     **{
         name: (f"--method={name}",)

@@ -184,7 +184,7 @@ def test_early_stopping_ends_the_run_with_its_best_weights(tmp_path: Path) -> No
         tmp_path,
         evaluation=Evaluation(evaluate=evaluate, every=1, compute_loss=lambda found: -found["score"], at_start=False),
     )
-    trainer.early_stopping = EarlyStopping(parameters=dict(trainer.model.named_parameters()), patience=2)
+    trainer.early_stopping = EarlyStopping(tensors=dict(trainer.model.named_parameters()), patience=2)
     with trainer:
         state = trainer.fit(resume=False)
         assert state.step == 4 and (state.best, state.best_step) == (-0.9, 2)

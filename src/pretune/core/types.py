@@ -120,11 +120,15 @@ class Batch:
         pairs = zip(range(self.cells), offsets[:-1], offsets[1:], strict=True)
         return [(start, end) for cell, start, end in pairs if start < end and owner[start] == cell]
 
-    def find_sequence_cells(self) -> Tensor:
-        """Return the cells `[S]` that are sequences, in order. Synchronises with the device."""
+    def mark_sequences(self) -> Tensor:
+        """Return True for the cells `[C]` that are sequences, False for filler and spare ones."""
         starts, cells = self.offsets[:-1].long(), torch.arange(self.cells, device=self.offsets.device)
         owners = self.sequence[starts.clamp(max=self.sequence.shape[0] - 1)]
-        return ((self.offsets[1:] > self.offsets[:-1]) & (owners == cells)).nonzero().flatten()
+        return (self.offsets[1:] > self.offsets[:-1]) & (owners == cells)
+
+    def find_sequence_cells(self) -> Tensor:
+        """Return the cells `[S]` that are sequences, in order. Synchronises with the device."""
+        return self.mark_sequences().nonzero().flatten()
 
     def split(self, values: Tensor) -> list[Tensor]:
         """Split a flat `[N, …]` tensor into one per sequence, without filler; other shapes raise a UsageError."""

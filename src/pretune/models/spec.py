@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pretune.core.config import NewField, Positive, spec
 from pretune.core.errors import ResourceError, UsageError
 from pretune.nn.attention import MultiHeadAttention
+from pretune.nn.batch_norm import SequenceNorm
 from pretune.nn.bidirectional_stack import BidirectionalRecurrent
 from pretune.nn.block import Block
 from pretune.nn.characters import CharacterCNN, HighwayLayer
@@ -100,7 +101,7 @@ def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
                 continue
             parameter_ids.add(id(parameter))
             with torch.no_grad():
-                if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+                if isinstance(module, nn.LayerNorm | nn.RMSNorm | SequenceNorm):
                     parameter.fill_(1.0 if kind == "weight" else 0.0)
                 elif isinstance(owner, LSTMLayer):
                     bound = 1 / math.sqrt(owner.hidden)
@@ -114,8 +115,8 @@ def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
                 else:
                     std = init.compute_std(owner, name, parameter, depth)
                     parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
-        for buffer in module.buffers(recurse=False):
-            buffer.zero_()
+        for kind, buffer in module.named_buffers(recurse=False):
+            buffer.fill_(1.0 if isinstance(module, SequenceNorm) and kind == "running_var" else 0.0)
     assert all(
         isinstance(
             module,
@@ -123,6 +124,7 @@ def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
             | SpanBoundary
             | nn.LayerNorm
             | nn.RMSNorm
+            | SequenceNorm
             | nn.Linear
             | nn.Embedding
             | nn.Conv1d

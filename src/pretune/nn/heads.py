@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.core.config import NewField, Positive, spec
+from pretune.core.config import Fraction, NewField, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
+from pretune.nn.batch_norm import BatchNorm
 from pretune.nn.layers import ACTIVATIONS, ActivationName, LayerNorm, Norm
 from pretune.nn.sampled_softmax import SampledSoftmax
 
@@ -220,12 +221,18 @@ class PoolingConfig:
     bias: bool = True  # of the classifier
     concat: tuple[PoolingMode, ...] = ()  # further modes, concatenated as in sentence-transformers
     hidden: Annotated[Positive[int] | None, NewField()] = None  # units of the new layer; None: as many as it has inputs
+    norm: Annotated[BatchNorm | None, NewField()] = None  # of the inputs of the new layer and of the classifier
+    input_dropout: Annotated[Fraction | None, NewField()] = None  # before the new layer; None: as before the classifier
 
     def __post_init__(self) -> None:
         if self.concat and (self.layer == "pooler" or isinstance(self.layer, Transform)):
             raise UsageError("a pre-trained layer takes one state; remove 'concat', or set layer to 'own'")
         if self.hidden is not None and self.layer != "own":
             raise UsageError(f"hidden {self.hidden} are units of a new layer; set layer to 'own', or remove 'hidden'")
+        if self.input_dropout is not None and self.layer != "own":
+            raise UsageError("input_dropout is that of a new layer; set layer to 'own', or remove 'input_dropout'")
+        if self.norm is not None and self.layer not in ("own", None):
+            raise UsageError("a pre-trained layer takes states without a norm; remove 'norm', or set layer to 'own'")
 
     @property
     def modes(self) -> tuple[PoolingMode, ...]:

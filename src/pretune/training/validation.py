@@ -158,7 +158,7 @@ class EarlyStopping:
     The group `course` of a checkpoint holds the scores and the state of `hooks`, the group `best` the best weights.
     """
 
-    parameters: Mapping[str, Tensor]  # all that are ever trained
+    tensors: Mapping[str, Tensor]  # all that are ever trained: parameters, and running statistics of norms
     patience: int | None  # evaluations without improvement; None: train to the end, and restore the best weights
     hooks: Sequence[StatefulHook] = ()
     scores: list[tuple[int, float]] = field(default_factory=list)  # (step, score), higher is better
@@ -185,13 +185,13 @@ class EarlyStopping:
     def record(self, step: int, score: float) -> None:
         """Record an evaluation, and copy the weights if they are the best."""
         if score > max((old for _, old in self.scores), default=-math.inf):
-            self.best_weights = {name: unshard(tensor).to("cpu", copy=True) for name, tensor in self.parameters.items()}
+            self.best_weights = {name: unshard(tensor).to("cpu", copy=True) for name, tensor in self.tensors.items()}
         self.scores.append((step, score))
 
     def restore_best_weights(self) -> None:
         """Restore the best weights."""
         for name, tensor in (self.best_weights or {}).items():
-            fill(self.parameters[name], tensor)
+            fill(self.tensors[name], tensor)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return the checkpoint groups."""

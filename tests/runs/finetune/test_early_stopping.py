@@ -14,12 +14,14 @@ from pretune.training.validation import EarlyStopping
 
 RISING = [0.2, 0.9, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
 LATER = [0.2, 0.3, 0.4, 0.9, 0.5, 0.4, 0.3, 0.2]
+NORM = {"mode": "mean", "norm": {"kind": "batch_norm"}}
+"""Pooling with running statistics, which must be those of the best weights, too."""
 
 
 @pytest.mark.parametrize(("patience", "ends"), [(1, 3), (2, 4), (3, 5), (None, None)])
 def test_it_ends_when_nothing_better_comes(patience: int | None, ends: int | None) -> None:
     weight = torch.zeros(1)
-    judging = EarlyStopping(parameters={"w": weight}, patience=patience)
+    judging = EarlyStopping(tensors={"w": weight}, patience=patience)
     over: list[int] = []
     for step, score in enumerate(RISING, start=1):
         weight.fill_(step)
@@ -34,7 +36,7 @@ def test_it_ends_when_nothing_better_comes(patience: int | None, ends: int | Non
 
 def test_of_equal_scores_the_first_is_the_best() -> None:
     weight = torch.zeros(1)
-    judging = EarlyStopping(parameters={"w": weight}, patience=2)
+    judging = EarlyStopping(tensors={"w": weight}, patience=2)
     for step in (1, 2, 3):
         weight.fill_(step)
         judging.record(step, 0.5)
@@ -57,7 +59,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def learnt(base: Path, table: Path, out: Path, **changes: Any) -> tuple[FinetunedRun, dict[str, Any]]:
-    usual = {"train.eval_every": 1, "train.schedule": {"kind": "constant"}, "train.log_every": 50}
+    usual = {"train.eval_every": 1, "train.schedule": {"kind": "constant"}, "train.log_every": 50, "tune.pooling": NORM}
     more = {name.replace("_", ".", 1): value for name, value in changes.items()}
     run = finetune(base, train=table, out=out, steps=8, lr=1e-3, baselines="none", overrides={**usual, **more})
     return run, run.scores["trials"][0]

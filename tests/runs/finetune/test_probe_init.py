@@ -12,6 +12,7 @@ from pretune.adaptation.heads.base import SequenceHead
 from pretune.adaptation.heads.sequence import Classification
 from pretune.core.errors import UsageError
 from pretune.models.hf import checkpoint
+from pretune.nn.batch_norm import BatchNorm
 from pretune.nn.heads import PoolingConfig
 from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.linear_probe import center_dropout, fit_head
@@ -52,8 +53,15 @@ def test_classes_without_examples_keep_their_weights(base: Path, table: Path) ->
     assert torch.equal(after[2:], before[2:]) and not torch.equal(after[:2], before[:2])
 
 
-@pytest.mark.parametrize("reading", [PoolingConfig(mode="mean", layer="own"), PoolingConfig(mode="last", bias=False)])
-def test_a_head_with_a_layer_of_its_own_or_without_a_bias_is_refused(
+@pytest.mark.parametrize(
+    "reading",
+    [
+        PoolingConfig(mode="mean", layer="own"),
+        PoolingConfig(mode="last", bias=False),
+        PoolingConfig(mode="mean", norm=BatchNorm()),
+    ],
+)
+def test_a_head_with_a_layer_of_its_own_or_a_norm_or_without_a_bias_is_refused(
     base: Path, table: Path, reading: PoolingConfig
 ) -> None:
     model, items = opened(base, table, reading=reading)

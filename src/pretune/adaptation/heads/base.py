@@ -63,8 +63,9 @@ class SequenceHead(nn.Module):
     """Classifier over sequences, one row per cell: pooling, dense layer, output layer, with dropout.
 
     Computed in the precision of its own weights, even if the body computes in a lower one: it is cheap, and pooled
-    vectors may differ by little. The dropout before the output layer replaces dropped values by `center`: zero, or the
-    mean input of a head with fitted weights, whose bias is relative to that mean.
+    vectors may differ by little. With `norm`, both layers have one, before their dropout. The dropout before the output
+    layer replaces dropped values by `center`: zero, or the mean input of a head with fitted weights, whose bias is
+    relative to that mean.
     """
 
     def __init__(self, pooling: PoolingConfig, width: int, classes: int, dropout: float) -> None:
@@ -75,7 +76,10 @@ class SequenceHead(nn.Module):
         self.dense = nn.Linear(width, hidden) if isinstance(pooling.layer, str) else None
         self.transform = TransformLayer(pooling.layer, width, width) if isinstance(pooling.layer, Transform) else None
         self.activate = ACTIVATIONS[pooling.activation]
-        self.input_dropout = nn.Dropout(dropout if pooling.layer == "own" else 0.0)
+        input_dropout = dropout if pooling.input_dropout is None else pooling.input_dropout
+        self.input_norm = pooling.norm.build(width=width) if pooling.norm else None
+        self.input_dropout = nn.Dropout(input_dropout if pooling.layer == "own" else 0.0)
+        self.hidden_norm = pooling.norm.build(width=hidden) if pooling.norm and self.dense else None
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(hidden, classes, bias=pooling.bias)
         self.center: Tensor | None = None  # [W]; for training only, never saved
@@ -87,13 +91,16 @@ class SequenceHead(nn.Module):
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
         """Compute logits `[C, K]` from states `[N, W]`."""
         with torch.autocast(states.device.type, enabled=False):
-            return self.classify(self.pool(states, batch))
+            return self.classify(self.pool(states, batch), batch.mark_sequences() if self.input_norm else None)
 
-    def classify(self, vectors: Tensor) -> Tensor:
-        """Compute logits `[C, K]` from pooled states."""
-        x = vectors.to(self.out.weight.dtype)
+    def classify(self, vectors: Tensor, is_sequence: Tensor | None = None) -> Tensor:
+        """Compute logits `[C, K]` from pooled states; `is_sequence` `[C]` tells a norm which of them to use."""
+        x = vectors if self.input_norm is None else self.input_norm(vectors, is_sequence)
+        x = x.to(self.out.weight.dtype)
         if self.dense is not None:
             x = self.activate(self.dense(self.input_dropout(x)))
+        if self.hidden_norm is not None:
+            x = self.hidden_norm(x, is_sequence)
         if self.transform is not None:
             x = self.transform(x)
         x = self.dropout(x) if self.center is None else self.dropout(x - self.center) + self.center

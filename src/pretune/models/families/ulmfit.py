@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from pretune.models.families.shared import Family, PaperDefaults, Size, TuningDefaults
 from pretune.models.spec import Model, Uniform
+from pretune.nn.batch_norm import BatchNorm
 from pretune.nn.heads import Head, PoolingConfig
 from pretune.nn.lstm import LSTM
 from pretune.nn.recurrent_stack import Recurrent
@@ -58,10 +59,12 @@ def build_spec(
 def build_task_spec(spec: Model) -> Model:
     """Return the spec of a task model: the dropout rates of the paper (section 4.1), and backpropagation through time
     for text classification: the state is carried through a whole document, gradients reach its last 1,400 words.
+
+    The rate of 0.4 for the outputs is that of the pooled vector: states of the last layer have no dropout.
     """
     assert isinstance(spec.decoder, Recurrent)
     blocks = [replace(block, weight_dropout=0.5, dropout=0.3) for block in spec.decoder.blocks]
-    blocks[-1] = replace(blocks[-1], dropout=0.4)
+    blocks[-1] = replace(blocks[-1], dropout=0.0)
     decoder = replace(spec.decoder, blocks=tuple(blocks), token_dropout=0.05, input_dropout=0.4, gradient_window=1400)
     return replace(spec, decoder=decoder)
 
@@ -81,8 +84,15 @@ ulmfit = Family(
         schedule={"kind": "slanted"},
         tokenizer=("words", "plain", 60_000),
     ),
-    # NOTE: the paper normalizes the inputs of both layers of the classifier over the batch; this one does not.
-    pooling=PoolingConfig(mode="last", concat=("max", "mean"), layer="own", activation="relu", hidden=50),
+    pooling=PoolingConfig(
+        mode="last",
+        concat=("max", "mean"),
+        layer="own",
+        activation="relu",
+        hidden=50,
+        norm=BatchNorm(),
+        input_dropout=0.4,
+    ),
     tuning=TuningDefaults(
         method="ulmfit",
         settings={

@@ -29,6 +29,7 @@ from pretune.models.hf import checkpoint
 from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model
 from pretune.models.verify import check_weights
+from pretune.nn.batch_norm import get_running_statistics
 from pretune.runs.finetune.config import AdaptationConfig, BaseConfig, FinetuneConfig
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.runs.finetune.task_data import TaskData, find_member_tasks, index_by_member
@@ -67,6 +68,11 @@ class AdaptedModel:
             for group in self.groups
             for name, parameter in zip(group.names, group.parameters, strict=True)
         }
+
+    @property
+    def trained_tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that training changes, by name: these parameters, and the running statistics of norms."""
+        return {**self.trainable_parameters, **get_running_statistics(self.model)}
 
 
 def build_adapted_model(

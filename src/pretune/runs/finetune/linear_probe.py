@@ -88,7 +88,11 @@ def fit_head(model: ModelWithHead, items: Items, *, seed: int, precision: torch.
     features, for `center_dropout`; None if there is only one class.
     """
     head, y = model.head, items.sequences.labels
-    is_linear = isinstance(head, SequenceHead) and not (head.dense or head.transform) and head.out.bias is not None
+    is_linear = (
+        isinstance(head, SequenceHead)
+        and not (head.dense or head.transform or head.input_norm)
+        and head.out.bias is not None
+    )
     if not isinstance(head, SequenceHead) or not is_linear or not isinstance(model.spec, Classification) or y is None:
         raise UsageError(
             f"tune.head 'probe' needs a linear classification head with a bias, got the head "

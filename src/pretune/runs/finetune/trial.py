@@ -204,13 +204,11 @@ class FinetuneTrial:
         }
         if teacher is not None:
             self.fingerprints["teacher"] = teacher.fingerprint
-        trainable_names = frozenset(self.adapted_model.trainable_parameters)
-        trains_everything = trainable_names >= {name for name, _ in self.model.named_parameters()}
-        self.trained_names = (
-            None if trains_everything else trainable_names
-        )  # stored in checkpoints; the rest is the base's
+        trained_names = frozenset(self.adapted_model.trained_tensors)
+        trains_everything = trained_names >= {name for name, _ in self.model.named_parameters()}
+        self.trained_names = None if trains_everything else trained_names  # in checkpoints; the rest is the base's
         if not trains_everything:
-            self.fingerprints["base"] = hash_frozen_weights(self.model, trainable_names)
+            self.fingerprints["base"] = hash_frozen_weights(self.model, trained_names)
 
     def run(self, lock: RunLock | None, *, resume: bool) -> Facts:
         """Train from the start, or from the newest valid checkpoint if there is one; returns the same facts on all
@@ -218,7 +216,7 @@ class FinetuneTrial:
         """
         fit, unfreezing = self.tuning.train, self.adapted_model.unfreezing
         early_stopping = EarlyStopping(
-            parameters=self.adapted_model.trainable_parameters, patience=fit.patience, hooks=unfreezing
+            tensors=self.adapted_model.trained_tensors, patience=fit.patience, hooks=unfreezing
         )
         count_student = FlopsCounter(self.model, lambda: sum(hook.num_unfrozen for hook in unfreezing))
         flops: FlopsCounter | DistillationFlops = count_student
