@@ -193,7 +193,7 @@ class PretrainRun:
             evaluation=self._build_evaluation(),
             early_stopping=None
             if train.patience is None
-            else EarlyStopping(parameters=collect_weights(self.model), patience=train.patience),
+            else EarlyStopping(tensors=collect_weights(self.model), patience=train.patience),
             learning_check=self._build_learning_check(),
             build_sample_hook=self._build_sample_hook,
             find_samples=data_phases.find_samples,

@@ -194,8 +194,8 @@ class Trainer:
         module = ModelWithLoss(self.model, self.objective).train()
         parallel_module = None if self.parallel is None else ranks.wrap(module, self.parallel)
         if self.early_stopping is not None and self.parallel == "fsdp":  # the wrapper has replaced the weights
-            names, weights = self.early_stopping.parameters, collect_weights(self.model)
-            self.early_stopping.parameters = {name: weights[name] for name in names}
+            names, weights = self.early_stopping.tensors, collect_weights(self.model)
+            self.early_stopping.tensors = {name: weights[name] for name in names}
         optimizer = config.optimizer.build(self.groups or build_parameter_groups(self.model))
         if checkpoint is not None:
             self.state = restore_checkpoint(checkpoint, self.model, optimizer, self.tensor_names)
