@@ -77,7 +77,7 @@ class SequenceNorm(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move or convert; half precision is for the weights only."""
         statistics = dict(self._buffers)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in statistics.items():
             new = self._buffers[name]
             if old is not None and new is not None and new.dtype.itemsize < old.dtype.itemsize:
