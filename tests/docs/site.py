@@ -12,7 +12,15 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "mkdocs.yml"
-OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/log.md", "examples/README.md")
+OUTSIDE = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "bench/log.md",
+    "examples/README.md",
+    "examples/ten_million_words/README.md",
+)
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "bash", ".sbatch": "bash"}
 REMOTE_WORKER, WORKER = "https://unpkg.com/iframe-worker/shim", "javascripts/frame_worker.js"
 _LINK = re.compile(r"(\]\(|\b(?:src|srcset|href)=\")([^)\s\"#]+)((?:#[^)\s\"]*)?[)\"])")
