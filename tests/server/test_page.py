@@ -188,9 +188,9 @@ def test_card_of_a_pretraining_run(tmp_path: Path) -> None:
         points = card["curves"][0]["lines"][-1]["points"]
         assert [step for step, _ in points] == [0, 2, 4, 6] and points[0][1] > points[-1][1]
         assert card["data"]["splits"][0].startswith("train: ") and card["data"]["sources"][1][0].endswith("corpus.txt")
-        (run / "metrics.jsonl").write_text("{")
+        (run / "run.json").write_text("{")
         damaged = server.call("/card")[1]["results"]
-        assert damaged["curves"] == [] and "metrics.jsonl" in damaged["notes"][0] and damaged["card"] == card["card"]
+        assert damaged["curves"] == [] and "run.json" in damaged["notes"][0] and damaged["card"] == card["card"]
 
 
 def test_command_without_a_model_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

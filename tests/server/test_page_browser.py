@@ -175,6 +175,8 @@ class TestTabs:
         )
         assert marks == ["Tom PER", "Sue PER", "park LOC"]
         check(browser, "classify-tags")
+        browser.click_text("LOC", "#panel-classify mark button")
+        browser.wait_for("Tokens that mattered for “B-LOC”", "#panel-classify")
         browser.select("answers", "#panel-classify select")
         browser.type("Who met Sue?", "#panel-classify textarea")
         browser.type("Tom met Sue in the big park.", "#panel-classify .field:nth-of-type(2) textarea")

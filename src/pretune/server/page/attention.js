@@ -94,7 +94,7 @@ function showView(out, view) {
   grid.style.setProperty("--columns", String(columns));
   layers.forEach((row, layer) => grid.append(h("span", { class: "layer" }, `Layer ${layer + 1}`), ...cells.slice(layer * columns, (layer + 1) * columns)));
   clear(out,
-    h("p", { class: "note" }, "A row is a layer, a picture a head: each line of it is a token, dark where it attends. The name is the pattern of the head in this text."),
+    h("p", { class: "note" }, "A row is a layer, a picture a head: each line of it is a token, strongest where it attends. The name is the pattern of the head in this text."),
     view.truncated ? h("p", { class: "note" }, `Only the first ${view.tokens.length} tokens are shown.`) : null,
     h("div", { class: "wide" }, grid), detail);
   choose(head[0], 0);

@@ -2,7 +2,7 @@
 
 import { h, s, said, table } from "/page/dom.js";
 
-const WIDTH = 440, HEIGHT = 220, LEFT = 48, RIGHT = 10, TOP = 10, BOTTOM = 28;
+const WIDTH = 340, HEIGHT = 200, LEFT = 56, RIGHT = 10, TOP = 10, BOTTOM = 28;
 const DASHES = ["none", "6 4", "2 3", "9 3 2 3"];
 
 /** Return a figure of a curve: {name, lines: [{name, points: [[step, value], …]}]}. */

@@ -117,16 +117,16 @@ function showTags(words, tags, explain) {
     const tag = tags[index] ?? "O", name = tag.replace(/^[BI]-/, "");
     const last = groups.at(-1);
     if (last && last.name === name && tag !== "O" && !tag.startsWith("B-")) last.words.push(word);
-    else groups.push({ name, words: [word], isTagged: tag !== "O" });
+    else groups.push({ name, tag, words: [word], isTagged: tag !== "O" });
   });
   const names = [...new Set(groups.filter((group) => group.isTagged).map((group) => group.name))];
   return [
     h("p", { class: "reading" }, groups.flatMap((group) => [
       group.isTagged
-        ? h("mark", { class: `tag c${names.indexOf(group.name) % 6}` }, said(group.words.join(" ")), " ", h("small", {}, said(group.name)))
+        ? h("mark", { class: `tag c${names.indexOf(group.name) % 6}` }, said(group.words.join(" ")), " ",
+          h("button", { type: "button", class: "plain", title: "Show the tokens that matter for this tag", onclick: () => explain(group.tag) }, said(group.name)))
         : said(group.words.join(" ")), " "])),
     names.length ? null : h("p", { class: "note" }, "No word is tagged."),
-    names.length ? h("p", {}, h("button", { type: "button", onclick: () => explain() }, "Tokens that mattered for all tags")) : null,
   ];
 }
 

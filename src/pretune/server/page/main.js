@@ -35,7 +35,6 @@ function buildTabs(available) {
       tab.mount(panels.get(tab), available);
     }
     if (focus) buttons.get(tab).focus();
-    buttons.get(tab).scrollIntoView({ block: "nearest", inline: "nearest" });
     history.replaceState(null, "", `#${tab.id}`);
   }
 
