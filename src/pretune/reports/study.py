@@ -304,6 +304,7 @@ def list_costs(results: Facts) -> list[tuple[str, str]]:
     rows = [
         ("steps", f"{cost['steps']:,} of {cost['planned_steps']:,}"),
         ("time, one after the other", format_duration(cost["seconds"])),
+        *([("CPU time", format_duration(cost["cpu_seconds"]))] if cost.get("cpu_seconds") else []),
         ("training FLOPs", f"{format_number(cost['flops'], billion='G')}FLOP"),
         ("energy", f"{cost['kwh']:.3g} kWh"),
         ("CO2e", format_kilograms(cost["co2e_kg"])),

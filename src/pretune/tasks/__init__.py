@@ -79,5 +79,6 @@ TASKS: "Registry[Task]" = Registry(
         "blimp": "pretune.tasks.benchmarks.language_modeling:BLIMP",
         "lambada": "pretune.tasks.benchmarks.language_modeling:LAMBADA",
         "cranfield": "pretune.tasks.benchmarks.embedding:CRANFIELD",
+        "multi30k_lines": "pretune.tasks.benchmarks.embedding:MULTI30K_LINES",
     },
 )

@@ -54,11 +54,11 @@ class StepRunner:
         device = resolve_device(self.device)
         with io.translate_write_errors(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
-        start, meter = time.monotonic(), CostMeter(lambda stats: 0.0, device)
+        start, cpu_start, meter = time.monotonic(), measure_cpu_seconds(), CostMeter(lambda stats: 0.0, device)
         with meter:
             scores, amounts, cost = _ACTIONS[step.action](self, self.resolve(step.arguments), folder, resume)
         measured_cost = compute_cost([meter.compute_totals()], device, CostRates()).to_dict()
-        seconds = {"total_seconds": time.monotonic() - start}
+        seconds = {"total_seconds": time.monotonic() - start, "cpu_seconds": measure_cpu_seconds() - cpu_start}
         return make_record(step, scores, {**seconds, **amounts}, cost or measured_cost)
 
     def resolve(self, value: Any) -> Any:
@@ -103,6 +103,12 @@ class StepRunner:
         record = self.records[best]
         cost = {"device": record["cost"]["device"]}
         return make_record(step, record["scores"], record["amounts"], cost, selected_key=best)
+
+
+def measure_cpu_seconds() -> float:
+    """Return the CPU time of this process and of its finished children, which does not depend on other processes."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _train_tokenizer(runner: StepRunner, arguments: Arguments, folder: Path, resume: bool) -> Outcome:

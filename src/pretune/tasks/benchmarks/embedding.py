@@ -1,4 +1,4 @@
-"""Similarity and retrieval: STS of SemEval 2012 to 2016 (Agirre et al.), and Cranfield (Cleverdon, 1967).
+"""Similarity and retrieval: STS of SemEval 2012 to 2016 (Agirre et al.), Cranfield (Cleverdon, 1967), and Multi30k.
 
 A year of STS has several sets, one per file; `group` is the set. STS-B is a selection from these sets.
 """
@@ -110,3 +110,22 @@ CRANFIELD = Task(
     },
 )
 """Cranfield: which of 1,400 abstracts answer a query? (Cleverdon, 1967)"""
+
+
+def read_numbered_lines(path: Path) -> Iterator[Example]:
+    """Yield every line, whose relevant document is the line with the same number."""
+    for number, text in read_lines(path):
+        yield Example(text=text, answers=(str(number),), id=str(number))
+
+
+MULTI30K_LINES = Task(
+    name="multi30k_lines",
+    kind="retrieval",
+    metrics=("mrr", "recall", "ndcg"),
+    folders=("multi30k",),
+    splits={
+        "test": (SplitFile("test_2016_flickr.de", read_numbered_lines, rows=1000),),
+        "documents": (SplitFile("test_2016_flickr.en", read_numbered_lines, rows=1000),),
+    },
+)
+"""Multi30k: which of 1,000 English captions is the translation of a German one?"""
