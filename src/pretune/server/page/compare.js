@@ -29,13 +29,12 @@ function mount(panel, models) {
     run(async (signal) => {
       clear(out, h("p", { class: "note" }, "Comparing …"));
       const options = { model: model.id, k: NEIGHBORS, ...(layer.value && model.inputs.shape !== "vectors" ? { layer: Number(layer.value) } : {}) };
-      const [similarity, ...neighbors] = await Promise.all([
-        post("/compare", { model: model.id, first, second }, signal),
-        post("/neighbors", { ...options, ...first }, signal),
-        post("/neighbors", { ...options, ...second }, signal),
-      ]);
+      const similarity = await post("/compare", { model: model.id, first, second }, signal);
       updateLayers(similarity.layers.length);
-      clear(out, showSimilarity(similarity), h("div", { class: "columns" }, neighbors.map((result, index) => showNeighbors([first, second][index], result))));
+      const lists = h("div", { class: "columns" }, h("p", { class: "note" }, "Searching for neighbours …"));
+      clear(out, showSimilarity(similarity), lists);
+      const neighbors = await Promise.all([first, second].map((side) => post("/neighbors", { ...options, ...side }, signal)));
+      clear(lists, neighbors.map((result, index) => showNeighbors([first, second][index], result)));
     });
   }
 
