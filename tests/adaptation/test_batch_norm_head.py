@@ -13,8 +13,8 @@ from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.models.families import FAMILIES
 from pretune.models.model import build
-from pretune.nn.batch_norm import BatchNorm, get_running_statistics
-from pretune.nn.heads import PoolingConfig, Transform
+from pretune.nn.batch_norm import BatchNorm
+from pretune.nn.heads import PoolingConfig, Transform, get_running_statistics
 from tests.contracts.tiny import text, tiny
 
 LENGTHS = (6, 3, 8, 2, 5)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from pretune.core.types import Batch
 from pretune.data.layout import batch as pack
-from pretune.nn.batch_norm import BatchNorm, SequenceNorm, get_running_statistics
+from pretune.nn.batch_norm import BatchNorm, SequenceNorm
+from pretune.nn.heads import get_running_statistics
 
 IS_SEQUENCE = torch.tensor([True, True, False, True, False, True])
 

@@ -107,13 +107,3 @@ class _RankSum(torch.autograd.Function):
         total = slope.clone()
         dist.all_reduce(total)
         return total
-
-
-def get_running_statistics(model: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that training changes, by name."""
-    return {
-        f"{path}.{name}" if path else name: buffer
-        for path, module in model.named_modules()
-        if isinstance(module, SequenceNorm)
-        for name, buffer in module.named_buffers(recurse=False)
-    }

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from pretune.core.config import Fraction, NewField, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
-from pretune.nn.batch_norm import BatchNorm
+from pretune.nn.batch_norm import BatchNorm, SequenceNorm
 from pretune.nn.layers import ACTIVATIONS, ActivationName, LayerNorm, Norm
 from pretune.nn.sampled_softmax import SampledSoftmax
 
@@ -268,3 +268,13 @@ def _compute_means(states: Tensor, batch: Batch) -> Tensor:
     sums = states.new_zeros(batch.cells + 1, states.shape[1]).index_add(0, owner, states)
     sizes = (batch.offsets[1:] - batch.offsets[:-1]).clamp(min=1)
     return sums[:-1] / sizes[:, None]
+
+
+def get_running_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that training changes, by name."""
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, module in model.named_modules()
+        if isinstance(module, SequenceNorm)
+        for name, buffer in module.named_buffers(recurse=False)
+    }

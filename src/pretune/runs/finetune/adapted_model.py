@@ -29,7 +29,7 @@ from pretune.models.hf import checkpoint
 from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model
 from pretune.models.verify import check_weights
-from pretune.nn.batch_norm import get_running_statistics
+from pretune.nn.heads import get_running_statistics
 from pretune.runs.finetune.config import AdaptationConfig, BaseConfig, FinetuneConfig
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.runs.finetune.task_data import TaskData, find_member_tasks, index_by_member
