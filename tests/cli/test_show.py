@@ -118,6 +118,12 @@ class TestJson:
         expected = 6 * 12 * 12 * 768**2 + 12 * 12 * 768 * 128 + 6 * (768 * 30522 + 768**2)
         assert found["flops_per_token"]["training"] == pytest.approx(expected)
 
+    def test_several_devices(self, capsys: Capture) -> None:
+        arguments = ("llama2-70b", "--devices", "8xh100,64xh100", "--tokens", "1T")
+        clusters = facts(capsys, *arguments)["clusters"]
+        assert clusters["8xh100"] == {"fits": False}
+        assert clusters["64xh100"]["activation_checkpointing"] and clusters["64xh100"]["memory"] < 80e9
+
     def test_settings(self, capsys: Capture) -> None:
         found = facts(capsys, "bert", "--set", "depth=6", "--set", "model.vocab=8e3", "--set", "encoder.share=2")
         assert found["name"] == "bert-base depth=6 model.vocab=8e3 encoder.share=2"
@@ -245,6 +251,8 @@ class TestUsage:
             (["bert", "--length", "513"], "512"),
             (["bert", "--targets", "1.5"], "1.5"),
             (["bert", "--targets", "nan"], "nan"),
+            (["bert", "--devices", "many"], "64xh100"),
+            (["bert", "--devices", "8xt4"], "known: h200, h100, a100"),
             (["./nowhere"], "./nowhere"),
             ([""], "''"),
             (["bert", "gpt2"], "gpt2"),

@@ -13,7 +13,7 @@ from pretune.core.errors import UsageError, explain_missing
 from pretune.core.log import format_count, parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pretune.models.devices import Device
     from pretune.models.generator_discriminator import Pair
@@ -40,6 +40,9 @@ def show(
     targets: Annotated[
         float | None, option("--targets SHARE", "Share of positions with a target (default: encoders 0.15, others 1).")
     ] = None,
+    devices: Annotated[
+        str | None, option("--devices NxDEVICE", "Sharded training on several GPUs: 64xh100, or 8xh100,64xh100.")
+    ] = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
@@ -59,6 +62,7 @@ def show(
         tokens=parse_count(tokens, "--tokens"),
         length=None if length is None else parse_count(length, "--length"),
         targets=targets,
+        clusters=[] if devices is None else devices.split(","),
     )
     if as_json:
         log.print_json(facts)
@@ -78,9 +82,15 @@ def show(
 
 
 def collect(
-    label: str, spec: "Model", *, tokens: int, length: int | None = None, targets: float | None = None
+    label: str,
+    spec: "Model",
+    *,
+    tokens: int,
+    length: int | None = None,
+    targets: float | None = None,
+    clusters: "Sequence[str]" = (),
 ) -> dict[str, Any]:
-    """Return all facts, JSON-ready."""
+    """Return all facts, JSON-ready; `clusters` are numbers of devices with their names, such as "64xh100"."""
     from pretune.core.config import to_dict
     from pretune.models.cost import CO2_KG_PER_KWH, estimate_memory, estimate_target_share, flops_per_token
     from pretune.models.devices import DEVICES, DOLLARS_PER_KWH
@@ -106,6 +116,7 @@ def collect(
         "flops_per_token": flops | _compute_pair_flops(spec, length),
         "memory": {name: {**asdict(usage), "total": usage.total} for name, usage in memory.items()},
         "devices": {name: _estimate_device(device, spec, tokens, length, targets) for name, device in DEVICES.items()},
+        **({"clusters": _estimate_clusters(spec, clusters, tokens, length, targets)} if clusters else {}),
         "assumptions": {
             "tokens": tokens,
             "length": length,
@@ -217,6 +228,24 @@ def _estimate_device(device: "Device", spec: "Model", tokens: int, length: int, 
     }
 
 
+def _estimate_clusters(
+    spec: "Model", clusters: "Sequence[str]", tokens: int, length: int, targets: float
+) -> dict[str, Any]:
+    """Return the estimate of sharded training for each cluster; None for one that is too small."""
+    from pretune.models.cluster import estimate_sharded, parse_cluster
+
+    estimates: dict[str, Any] = {}
+    for text in clusters:
+        count, device = parse_cluster(text)
+        estimate = estimate_sharded(spec, count, device, tokens=tokens, length=length, targets=targets)
+        name = f"{count}x{device.name}"
+        estimates[name] = {"fits": False} if estimate is None else {"fits": True, **asdict(estimate)}
+        if estimate is not None:
+            estimates[name] |= {"memory": estimate.memory.total, "memory_parts": asdict(estimate.memory)}
+            estimates[name] |= {"step_seconds": estimate.step_seconds}
+    return estimates
+
+
 # Rendering.
 
 
@@ -246,6 +275,32 @@ def _build_sections(spec: "Model", facts: dict[str, Any]) -> list[Section]:
         Section(title=flops_title, rows=flops_rows, align_right=True),
         Section(title="Memory in bf16, estimated", header=("", *facts["memory"]), rows=memory, align_right=True),
         Section(title=devices_title, header=names, rows=devices, align_right=True),
+        *_list_clusters(facts),
+    ]
+
+
+def _list_clusters(facts: dict[str, Any]) -> list[Section]:
+    """Return the sections on sharded training: speed and cost, and the memory of each device."""
+    clusters = facts.get("clusters", {})
+    if not clusters:
+        return []
+    speeds, memory = [], []
+    for name, estimate in clusters.items():
+        if not estimate["fits"]:
+            speeds.append((name, "does not fit", "", "", "", "", ""))
+            continue
+        batch = f"{estimate['device_tokens']:,}{' *' if estimate['activation_checkpointing'] else ''}"
+        throughput = _format_amount(estimate["tokens_per_second"])
+        step = [f"{estimate[f'{part}_seconds']:.3g} s" for part in ("compute", "transfer")]
+        price = _format_dollars(estimate["dollars"])
+        speeds.append((name, batch, *step, throughput, _format_time(estimate["seconds"]), price))
+        memory.append((name, *map(_format_size, (*estimate["memory_parts"].values(), estimate["memory"]))))
+    title = f"FSDP2 on {_format_amount(facts['assumptions']['tokens'])} tokens (* activation checkpointing)"
+    header = ("", "batch/GPU", "compute", "transfer", "tokens/s", "time", "price")
+    parts = ("", "sharded", "gathered", "bf16 copy", "activations", "total")
+    return [
+        Section(title=title, header=header, rows=speeds, align_right=True),
+        Section(title="Memory of one GPU", header=parts, rows=memory, align_right=True),
     ]
 
 

@@ -154,6 +154,26 @@ def estimate_memory(
     )
 
 
+def estimate_recomputed_bytes(spec: Model, *, tokens: int, length: int, precision: Precision) -> int:
+    """Return the activation bytes that activation checkpointing saves: those of all blocks but one.
+
+    The input of every block stays. 0 for recurrent layers, which are not recomputed.
+    """
+    source, target = _split_lengths(spec, length, None)
+    share, item = tokens / (source + target), _PRECISION_BYTES[precision]
+    total, largest = 0.0, 0.0
+    for stack, side in ((spec.encoder, source * share), (spec.decoder, target * share)):
+        if stack is None or isinstance(stack, Recurrent):
+            continue
+        is_rotary = stack.position is not None and stack.position.mechanism == "rotation"
+        for block, times in _iterate_blocks(stack):
+            has_rotation = is_rotary or block.attention.rotary is not None
+            size = side * _count_block_bytes(block, spec.width, item, is_rotary=has_rotation)
+            total += times * (size - side * item * spec.width)
+            largest = max(largest, size)
+    return max(round(total - largest), 0)
+
+
 def estimate_cost(spec: Model, tokens: float, device: Device, length: int, targets: float) -> CostEstimate:
     """Return time, energy, CO2e and price of training on `tokens` tokens.
 

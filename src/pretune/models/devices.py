@@ -62,6 +62,21 @@ def _make_owned(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Bandwidth of one device in bytes per second and direction, from datasheets: inside a node, and between nodes."""
+
+    inside: float
+    between: float
+
+
+LINKS: Mapping[str, Link] = {
+    "h200": Link(inside=450e9, between=50e9),  # NVLink 4; one 400 Gb/s adapter for each GPU
+    "h100": Link(inside=450e9, between=50e9),
+    "a100": Link(inside=300e9, between=25e9),  # NVLink 3; 200 Gb/s
+}
+"""Links of the devices that are built into nodes of eight."""
+
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
