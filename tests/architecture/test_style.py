@@ -90,9 +90,12 @@ def families() -> Registry[object]:
 
 
 def test_no_family_is_known_outside_its_file() -> None:
-    """But for ULMFiT, which is the name of a way to fine-tune as well (`METHOD_PRESETS`)."""
+    """But for ULMFiT, which is the name of a way to fine-tune as well (`METHOD_PRESETS`), and for the words of GGUF.
+
+    That format names the architecture and the tokenizers that it knows after models; the export compares structures.
+    """
     names = [name for name in families().list_names() if name not in METHOD_PRESETS]
-    others = [file for file in files() if FAMILIES not in file.parents]
+    others = [file for file in files() if FAMILIES not in file.parents and file.name != "gguf.py"]
     assert violations_of(lambda file: uses(file.read_text(), names), others) == []
 
 

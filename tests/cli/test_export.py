@@ -182,7 +182,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "found"),
         [
-            (["--to", "gguf", "--out", "x"], "'--to'"),
+            (["--to", "coreml", "--out", "x"], "'--to'"),
             (["--out", "x"], "'--to'"),
             (["--to", "hf"], "'--out'"),
             (["--to", "hf", "--out", "x", "--dtype", "int8"], "'--dtype'"),

@@ -210,6 +210,6 @@ def test_refused_options(capsys: Capture, tmp_path: Path, monkeypatch: pytest.Mo
         return err
 
     assert "float16" in refuse("onnx", "--dtype", "float16")
-    assert "ONNX only" in refuse("hf", "--quantize", "int8")
+    assert "ONNX and GGUF only" in refuse("hf", "--quantize", "int8")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert "pip install 'pretune[onnx]'" in refuse("onnx")

@@ -14,6 +14,7 @@ class ExportFormat(StrEnum):
 
     HF = "hf"
     ONNX = "onnx"
+    GGUF = "gguf"
 
 
 class OnnxQuantization(StrEnum):
@@ -27,20 +28,21 @@ def export(
         list[Path],
         argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME. Of several runs, the mean weights."),
     ],
-    to: Annotated[ExportFormat, option("--to", "Format: a Hugging Face directory, or ONNX files.")],
+    to: Annotated[ExportFormat, option("--to", "Format: a Hugging Face directory, ONNX files, or a GGUF file.")],
     out: Annotated[Path, option("--out DIR", "Output directory.")],
     dtype: Annotated[Dtype | None, option("--dtype", "Data type of the weights (default: unchanged).")] = None,
     quantize: Annotated[
-        OnnxQuantization | None, option("--quantize", "With --to onnx, also write files with int8 weights.")
+        OnnxQuantization | None, option("--quantize", "8-bit weights: more files with --to onnx, Q8_0 with --to gguf.")
     ] = None,
     base: Base = None,
     overwrite: Annotated[bool, option("--overwrite", "Write into a non-empty directory.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export a model as a Hugging Face directory, or to ONNX.
+    """Export a model as a Hugging Face directory, to ONNX or GGUF.
 
     Several fine-tuned runs of one task and base model are averaged into one model ("model soup"). ONNX files are
-    checked against the model; they need the extra: pip install 'pretune[onnx]'.
+    checked against the model; they need the extra: pip install 'pretune[onnx]'. GGUF is
+    the format of llama.cpp, for decoders in the shape of Llama.
 
     Example: pretune export runs/books --to hf --out share/books --dtype bfloat16
     """
@@ -62,13 +64,15 @@ def export(
         facts |= {"files": list(result.files), "difference": result.difference}
         if result.quantized_difference is not None:
             facts["quantized_difference"] = result.quantized_difference
+    elif to is ExportFormat.GGUF:
+        facts["files"] = list(result.files)
     if as_json:
         log.print_json(facts)
     else:
         log.print_result(f"{out}: {result.architecture}, {result.parameters:,} parameters in {result.dtype}")
     if to is ExportFormat.HF:
         hint("verify", out, silent=as_json)
-    elif not as_json:
+    elif to is ExportFormat.ONNX and not as_json:
         log.print_result(f"{', '.join(result.files)}: largest difference from the model {result.difference:.1e}")
         if result.quantized_difference is not None:
             log.print_result(f"int8: largest difference from the model {result.quantized_difference:.1e}")

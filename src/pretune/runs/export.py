@@ -1,4 +1,4 @@
-"""Export of models as Hugging Face directories or ONNX files: `pt.export`, `pretune export`."""
+"""Export of models as Hugging Face directories, ONNX or GGUF files: `pt.export`, `pretune export`."""
 
 import os
 from collections.abc import Sequence
@@ -61,13 +61,13 @@ def export(
     model: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     out: str | os.PathLike[str],
-    to: Literal["hf", "onnx"] = "hf",
+    to: Literal["hf", "onnx", "gguf"] = "hf",
     dtype: ExportDtype | None = None,
     quantize: Literal["int8"] | None = None,
     base: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
 ) -> ExportedModel:
-    """Export a model as a Hugging Face directory that transformers reads, or as ONNX files.
+    """Export a model as a Hugging Face directory that transformers reads, as ONNX files, or as a GGUF file.
 
     Args:
         model: A run, a Hugging Face directory, or hf:OWNER/NAME. An adapter is merged into its base model. Of several
@@ -76,23 +76,23 @@ def export(
         out: Output directory.
         to: Format; "hf" is a Hugging Face directory, "onnx" one with `onnx/model.onnx` instead of weights, which
             onnxruntime, optimum and sentence-transformers run (extra `onnx`). Its outputs are checked against the
-            model's.
+            model's. "gguf" is a directory with `model.gguf`, which llama.cpp reads; for decoders in the shape of Llama.
         dtype: Data type of the weights; None: unchanged, and float32 in ONNX.
-        quantize: "int8": with `to="onnx"`, also write files with 8-bit weights.
+        quantize: "int8": with `to="onnx"`, also write files with 8-bit weights; with `to="gguf"`, write Q8_0.
         base: Directory of an adapter's base model, if it was moved.
         overwrite: Write into a non-empty directory.
 
     Raises:
-        UsageError: no Hugging Face class supports the model, it has no form in ONNX, its weights overflow in `dtype`,
-            or the weights of several runs cannot be averaged.
+        UsageError: no Hugging Face class supports the model, it has no form in ONNX or GGUF, its weights
+            overflow in `dtype`, or the weights of several runs cannot be averaged.
         CheckpointError: the model is damaged, or the outputs of its ONNX files differ from its own.
     """
-    if to not in ("hf", "onnx"):
-        raise UsageError(f"unknown export format {format_value(to)} (allowed: hf, onnx)")
+    if to not in ("hf", "onnx", "gguf"):
+        raise UsageError(f"unknown export format {format_value(to)} (allowed: hf, onnx, gguf)")
     if to == "onnx" and dtype not in (None, "float32"):
         raise UsageError(f"ONNX files are in float32, got dtype {format_value(dtype)}; use quantize='int8', or hf")
     if to == "hf" and quantize is not None:
-        raise UsageError("int8 files exist in ONNX only; set the format to onnx, or omit quantize")
+        raise UsageError("int8 weights exist in ONNX and GGUF only; set the format to onnx or gguf, or omit quantize")
     paths = [model] if isinstance(model, str | os.PathLike) else [*model]
     if not paths:
         raise UsageError("no model; pass at least one run or directory")
@@ -109,6 +109,8 @@ def export(
     spec = loaded_model.model.spec if isinstance(loaded_model, ModelWithHead) else loaded_model.spec
     if to == "onnx":
         return _export_onnx(loaded_model, target, omitted_parts, quantize, overwrite=overwrite)
+    if to == "gguf":
+        return _export_gguf(loaded_model, target, torch_dtype, quantize, overwrite=overwrite)
     hf_config = checkpoint.describe_checkpoint(spec)[0]
     if hf_config["model_type"] == checkpoint.NATIVE_TYPE:
         raise UsageError(f"{directory}: no Hugging Face class supports this model: {_explain_unsupported(spec)}")
@@ -161,6 +163,26 @@ def _export_onnx(
     return ExportedModel(
         target, class_name, count, "float32", omitted_parts, files.names, files.difference, files.quantized_difference
     )
+
+
+def _export_gguf(
+    model: LanguageModel | ModelWithHead,
+    target: Path,
+    dtype: torch.dtype,
+    quantize: Literal["int8"] | None,
+    *,
+    overwrite: bool,
+) -> ExportedModel:
+    """Write a GGUF file of a model without task head."""
+    from pretune.runs.gguf import TENSOR_TYPES, write_gguf
+
+    if isinstance(model, ModelWithHead):
+        raise UsageError("GGUF files hold language models, and this one has a task head; export it to hf or onnx")
+    name = str(dtype).removeprefix("torch.")
+    kind = "q8_0" if quantize else name if name in TENSOR_TYPES else "float32"
+    file = write_gguf(model, target, kind=kind, overwrite=overwrite)
+    class_name, count = _describe_class(model)
+    return ExportedModel(target, class_name, count, kind, files=(file,))
 
 
 def _load_model(
