@@ -60,27 +60,28 @@ clean: ## Remove build outputs and caches, but neither .venv nor runs
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -prune -exec rm -rf {} +
 
-# NOTE: torch is installed first and with the constraints; otherwise pip may choose a build that requires CUDA.
+# NOTE: torch is installed first and with the constraints; otherwise pip may choose a build that requires CUDA. So is
+# setuptools, which then builds the package without an environment of its own.
 $(VENV)/.torch: constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; set PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install $(COMPILE) -c constraints.txt torch
+	$(PIP) install $(COMPILE) -c constraints.txt torch setuptools
 	@touch $@
 
 $(VENV)/.user: $(VENV)/.torch pyproject.toml
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install --no-build-isolation -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.start: $(VENV)/.user
-	$(PIP) install -c constraints.txt -e '.[quickstart,serve]'
+	$(PIP) install --no-build-isolation -c constraints.txt -e '.[quickstart,serve]'
 	@touch $@
 
 $(VENV)/.site: $(VENV)/.torch pyproject.toml
-	$(PIP) install -c constraints.txt -e '.[docs]'
+	$(PIP) install --no-build-isolation -c constraints.txt -e '.[docs]'
 	@touch $@
 
 # While pip installs the rest on one core, the other compiles torch, which all processes of the tests import.
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@$(BIN)/python -m compileall -q $(VENV)/lib/python3*/site-packages/torch $(VENV)/lib/python3*/site-packages/sympy & \
-	$(PIP) install --no-compile -c constraints.txt -e '.[dev,peers]' && wait
+	$(PIP) install --no-build-isolation --no-compile -c constraints.txt -e '.[dev,peers]' && wait
 	@touch $@

@@ -45,7 +45,8 @@ SLOW_CASES = {
     "tests/contracts/test_objectives.py": (
         "bpe characters words masked-words masked-static-40 next_sentence-words sentence_order-spans "
         "replaced_token-words multitask_masked-spread mixture-documents mixture-nested supervised-prefix "
-        "distill-layers span_masked-ngram denoising-five mixture-encoder masked_next-falling mixture-hybrid"
+        "distill-layers span_masked-ngram denoising-five mixture-encoder masked_next-falling mixture-hybrid "
+        "span_corruption-prefix mixture-tasks"
     ),
     "tests/inference/test_decode.py": (
         "t5v1.1-base mt5-base t5-table-enc-dec-half t5-table-enc-dec t5-table-enc-dec-shared olmo-1b mbart-large "

@@ -65,6 +65,7 @@ def test_all_verbs_are_offered() -> None:
     assert bash("pretune ") == VERBS.list_names()
 
 
+@pytest.mark.slow
 def test_zsh_and_fish() -> None:
     (line,) = asked(_PRETUNE_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="pretune finetune m --method qlo")
     assert line == """_arguments '*: :(("qlora"))'"""

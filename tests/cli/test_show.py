@@ -173,7 +173,7 @@ class TestPage:
         devices = [line.split() for line in lines if line.split()[:1] and line.split()[0] in DEVICES]
         assert len(devices) == len(DEVICES) and not any("kWh" in words for words in devices)
 
-    @pytest.mark.parametrize("tokens", keep_quick(["1", "1B", "1e18"], "1e18"))
+    @pytest.mark.parametrize("tokens", keep_quick(["1", "1B", "1e18"]))
     def test_no_line_is_longer_than_80(self, capsys: Capture, tokens: str) -> None:
         for name in catalog.list_names():
             lines = page(capsys, name, "--tokens", tokens).splitlines()

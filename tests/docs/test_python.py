@@ -25,7 +25,7 @@ from tests.runs import tasked
 from tests.runs.small import VOCAB
 
 ELSEWHERE = {"data", "extending"}
-LONG = {"finetune", "embeddings", "models"}
+LONG = {"finetune", "embeddings", "models", "export"}
 """Pages that run in `make test-slow` only."""
 TASKS = {"evaluation", "finetune", "tasks", "embeddings"}
 """Pages that read published tasks."""

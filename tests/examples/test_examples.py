@@ -114,6 +114,7 @@ def test_language(run: Runner, texts: Path) -> None:
     assert pt.load("out/model").spec.vocab == 300
 
 
+@pytest.mark.slow
 def test_electra(run: Runner, texts: Path) -> None:
     said = run("electra_on_one_gpu", texts, "--steps", 2, "--vocab", 120, "--sentence", "the cat", "--out", "out")
     assert "discriminator" in said.splitlines()[0]

@@ -78,6 +78,7 @@ def micro(run: Path) -> int:
 
 
 @pytest.mark.parametrize("objective", keep_quick(OBJECTIVES.list_names(), "masked"))
+@pytest.mark.slow
 def test_what_is_learnt(runs: Nursery, datas: dict[tuple[str, str], Path], tmp_path: Path, objective: str) -> None:
     name = OTHERS.get(objective) or MODELS[OBJECTIVES.get(objective)().shapes[0]]
     data = datas[TOKENIZERS[name]]

@@ -55,7 +55,14 @@ class TestKilled:
             pytest.param(
                 ("--method=gradual", '--set=method.when={"kind": "epochs", "every": 0.5}'), marks=pytest.mark.slow
             ),
-            ("--method=gradual", '--set=method.when={"kind": "plateau", "patience": 1}', "--set=train.eval_every=2"),
+            pytest.param(
+                (
+                    "--method=gradual",
+                    '--set=method.when={"kind": "plateau", "patience": 1}',
+                    "--set=train.eval_every=2",
+                ),
+                marks=pytest.mark.slow,
+            ),
         ],
         ids=["full", "lora", "epochs", "plateau"],
     )

@@ -36,6 +36,7 @@ from tests.contracts.tiny import model_of
 from tests.faults.mutations import mutate, restructure, scramble
 from tests.inference.readers import TEXTS, encoder
 from tests.reports import report_files
+from tests.selection import keep_quick
 
 KEYS = ["kind", "step", "labels", "parts", "file", "path", "score", "name", "r", "lora_alpha", "peft_type", "run"]
 SEED = 18
@@ -231,7 +232,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "x"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", keep_quick(NAMES, "index", "yaml", "adapters"))
 def test_a_few(name: str, campaigns: dict[str, Campaign], folder: Path) -> None:
     campaign = campaigns[name]
     for source in campaign.sources:  # unchanged, each is read

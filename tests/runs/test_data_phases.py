@@ -44,6 +44,7 @@ def judged(data: Path, device: str = "cpu", **wishes: Any) -> int:
     return held[1]
 
 
+@pytest.mark.slow
 def test_short_runs_are_judged_by_less(data: Path) -> None:
     """Eleven evaluations read three tenths of what the run reads; one batch is read in any case."""
     assert [judged(data, steps=steps) for steps in (1, 30, 100, 400)] == [1, 1, 2, 10]

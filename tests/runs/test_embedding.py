@@ -38,8 +38,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("train", "settings"),
     [
         ("pairs.tsv", {}),
-        ("triplets.jsonl", {"loss": "triplet"}),
-        ("triplets.jsonl", {}),
+        pytest.param("triplets.jsonl", {"loss": "triplet"}, marks=pytest.mark.slow),
+        pytest.param("triplets.jsonl", {}, marks=pytest.mark.slow),
         ("scores.csv", {"normalise": True}),
     ],
 )

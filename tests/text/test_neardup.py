@@ -97,6 +97,7 @@ def test_bands_fit_and_miss_little(threshold: float) -> None:
     assert 1 - (1 - threshold**rows) ** count >= 0.98
 
 
+@pytest.mark.slow
 def test_memory_is_as_stated() -> None:
     rng = random.Random(2)
     near = NearDuplicates(0.8)

@@ -11,6 +11,7 @@ from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.trial import FinetuneTrial
 
 
+@pytest.mark.slow
 def test_a_trial_is_gone_when_the_next_begins(
     base: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
