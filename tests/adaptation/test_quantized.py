@@ -47,6 +47,10 @@ def test_zero_rows_stay_zero() -> None:
     assert (Linear8bit(layer).compute_weight()[3] == 0).all()
 
 
+GATED = ("t5v1.1-base", "mt5-base")
+"""Tiny T5 models with gated layers and random weights have an error of 0.436 with 4 bits."""
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 @pytest.mark.parametrize("name", keep_quick(CASES, "bert-base", "llama3-8b", "t5-base", "made-recurrent"))
@@ -58,7 +62,7 @@ def test_every_family(name: str, kind: Quantization, tmp_path: Path) -> None:
     assert not any(parameter.requires_grad for parameter in small.parameters())
     expected, actual = torch.cat(read(original, SENTENCES, row=11)), torch.cat(read(small, SENTENCES, row=11))
     error = (actual - expected).norm() / expected.norm()
-    assert 0 < error < (0.05 if kind == "int8" else 0.5)
+    assert 0 < error < {"int8": 0.05, "nf4": 0.5 if name in GATED else 0.4}[kind]
 
 
 def test_an_adapter_is_merged_first(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_fuzzed(directories: list[Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(20))
 def test_fuzzed_at_length(seed: int, directories: list[Path], tmp_path: Path) -> None:
     ends = fuzz(directories, tmp_path / "m", 5000, seed=1000 + seed)
     assert set(ends) <= {"read", "CheckpointError", "ResourceError"} and ends["CheckpointError"] > 2500
