@@ -24,6 +24,11 @@ def keep_quick(values: Iterable[Any], *quick: Any) -> list[Any]:
     ]
 
 
+def is_thorough() -> bool:
+    """Return whether the tests run with hypothesis' profile "thorough", as in `make test-slow`."""
+    return os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+
+
 def scale_examples(number: int) -> int:
     """Return the number of examples of a property test: all with the profile "thorough", else a third."""
-    return number if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else max(10, number // 3)
+    return number if is_thorough() else max(10, number // 3)

@@ -33,7 +33,7 @@ from tests.contracts.objective_cases import (
     setting,
     together,
 )
-from tests.selection import scale_examples
+from tests.selection import keep_quick, scale_examples
 from tests.text.tokenizers import trained
 
 EVERY = [(name, shape) for name, objective in CASES.items() for shape in objective.shapes]
@@ -314,7 +314,19 @@ def test_accumulation_changes_nothing(name: str, shape: ModelShape) -> None:
         torch.testing.assert_close(found[1][key], gradient, rtol=1e-4, atol=1e-5, msg=key)
 
 
-@trained_shapes
+QUICK_LEARNED = [
+    ("causal", "decoder"),
+    ("bidirectional", "two-way"),
+    ("next_sentence", "encoder"),
+    ("replaced_token", "generator-discriminator"),
+    ("span_corruption", "encoder-decoder"),
+    ("permuted", "two-stream"),
+    ("distill", "encoder"),
+]
+"""One objective of each shape of model and kind of loss."""
+
+
+@pytest.mark.parametrize(("name", "shape"), keep_quick(TRAINED, *QUICK_LEARNED))
 def test_one_batch_is_learned_by_heart(name: str, shape: ModelShape) -> None:
     """In a few steps the loss falls below half, and so does each of its terms that started above nothing."""
     made = setting(name, shape)

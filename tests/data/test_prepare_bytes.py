@@ -72,7 +72,7 @@ class TestSameBytes:
         merged = merge(sliced([train], 4, tmp_path, **options), out=tmp_path / "merged")
         assert tree(merged.path) == tree(whole.path)
 
-    @pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.xz"])
+    @pytest.mark.parametrize("name", keep_quick(["a.txt.gz", "a.txt.xz"], "a.txt.gz"))
     def test_compressed_text_is_read_here(self, tokenizer: Path, tmp_path: Path, name: str) -> None:
         import gzip
         import lzma

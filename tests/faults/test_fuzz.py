@@ -232,7 +232,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "x"
 
 
-@pytest.mark.parametrize("name", keep_quick(NAMES, "index", "yaml", "adapters"))
+@pytest.mark.parametrize("name", keep_quick(NAMES, "index", "yaml"))
 def test_a_few(name: str, campaigns: dict[str, Campaign], folder: Path) -> None:
     campaign = campaigns[name]
     for source in campaign.sources:  # unchanged, each is read

@@ -179,7 +179,9 @@ class TestWays:
         ("method", "moved", "still"),
         [
             ("mix+lora", "encoder.0.attention.q.a", "encoder.0.attention.q.weight"),
-            ("mix+last", "encoder.1.attention.q.weight", "encoder.0.attention.q.weight"),
+            pytest.param(
+                "mix+last", "encoder.1.attention.q.weight", "encoder.0.attention.q.weight", marks=pytest.mark.slow
+            ),
             pytest.param("mix+full", "encoder.0.attention.q.weight", None, marks=pytest.mark.slow),
         ],
     )

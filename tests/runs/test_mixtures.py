@@ -48,12 +48,12 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("objective", "shape"),
     [
-        (Mixture().keep_document_parts(), "encoder-decoder"),
+        pytest.param(Mixture().keep_document_parts(), "encoder-decoder", marks=pytest.mark.slow),
         (Mixture().keep_document_parts(), "decoder"),
         pytest.param(Mixture(), "encoder-decoder", marks=pytest.mark.slow),
         (T5, "encoder-decoder"),
         pytest.param(PrefixLM(), "encoder-decoder", marks=pytest.mark.slow),
-        (SpanCorruption(), "encoder-decoder"),
+        pytest.param(SpanCorruption(), "encoder-decoder", marks=pytest.mark.slow),
     ],
     ids=["ul2", "ul2-decoder", "ul2-and-pairs", "t5", "prefix", "spans"],
 )

@@ -195,7 +195,8 @@ def _load_yaml(file: Path, data: bytes) -> Any:
     """Return the content of a YAML document; a key that occurs twice would drop the first value, and is an error."""
     import yaml
 
-    class UniqueKeyLoader(yaml.SafeLoader):
+    # NOTE: `_check_size` has read the document with the slower parser, whose limits can be set.
+    class UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             keys: set[str] = set()
             for key, _ in node.value:
