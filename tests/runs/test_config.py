@@ -83,7 +83,7 @@ class TestPaths:
             ({"data.maxlength": "1"}, "data: unknown path 'maxlength'; did you mean 'max_length'?"),
             ({"train.lr": "fast"}, "'fast'"),
             ({"train.lr": "-1"}, "got -1.0"),
-            ({"train.precision": "fp8"}, "train.precision: 'fp8' is not allowed"),
+            ({"train.precision": "fp4"}, "train.precision: 'fp4' is not allowed"),
             ({"train.max_checkpoints": "1"}, "train.max_checkpoints must be >= 2, got 1"),
             ({"train.schedule": "cosin"}, "did you mean 'cosine'?"),
             ({"train.lr": "1e-3", "train.optimizer.lr": "2e-3"}, "1e-3 and 2e-3; keep one"),

@@ -293,17 +293,9 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries `[N, H, D]`, keys and values `[M, K, D]`."""
-        if (
-            source is None
-            and x.shape[0] >= FUSE_MIN_TOKENS
-            and all(_can_fuse(part) for part in (self.q, self.k, self.v))
-        ):
+        if source is None and x.shape[0] >= FUSE_MIN_TOKENS and _can_fuse(self.q, self.k, self.v):
             q, k, v = _fuse_projections(x, self.q, self.k, self.v)
-        elif (
-            source is not None
-            and source.shape[0] >= FUSE_MIN_TOKENS
-            and all(_can_fuse(part) for part in (self.k, self.v))
-        ):
+        elif source is not None and source.shape[0] >= FUSE_MIN_TOKENS and _can_fuse(self.k, self.v):
             q = self.q(x)
             k, v = _fuse_projections(source, self.k, self.v)
         else:
@@ -334,13 +326,21 @@ class MultiHeadAttention(nn.Module):
         return x.reshape(x.shape[0], heads, self.head)
 
 
-def _can_fuse(layer: nn.Module) -> bool:
-    """Return True for a linear layer, or for a layer whose output is `finish(x, product)` of a linear product.
+def _can_fuse(*layers: nn.Module) -> bool:
+    """Return True for linear layers, and for layers whose output is `finish(x, product)` of a linear product.
 
-    The latter has `weight` and `bias`, such as a low-rank or scaled projection.
+    The latter have `weight` and `bias`, such as a low-rank or scaled projection. Layers that compute their products
+    otherwise (`multiply`) are fused with each other only.
     """
-    kind = type(layer) is nn.Linear or (hasattr(layer, "finish") and hasattr(layer, "weight"))
-    return kind and not layer._forward_hooks and not layer._forward_pre_hooks
+    if len({hasattr(layer, "multiply") for layer in layers}) > 1:
+        return False
+    has_product = hasattr(layers[0], "multiply")
+    return all(
+        (has_product or type(layer) is nn.Linear or (hasattr(layer, "finish") and hasattr(layer, "weight")))
+        and not layer._forward_hooks
+        and not layer._forward_pre_hooks
+        for layer in layers
+    )
 
 
 def _fuse_projections(x: Tensor, *layers: nn.Linear) -> list[Tensor]:
@@ -352,7 +352,8 @@ def _fuse_projections(x: Tensor, *layers: nn.Linear) -> list[Tensor]:
         bias = torch.cat(
             [part.weight.new_zeros(part.out_features) if bias_part is None else bias_part for part, bias_part in pairs]
         )
-    product = F.linear(x, _stack_weights([part.weight for part in layers]), bias)
+    multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = getattr(layers[0], "multiply", F.linear)
+    product = multiply(x, _stack_weights([part.weight for part in layers]), bias)
     outputs = torch.split(product, [part.out_features for part in layers], dim=-1)
     return [_finish_projection(part, x, y) for part, y in zip(layers, outputs, strict=True)]
 

@@ -27,7 +27,7 @@ from pretune.models.spec import Model
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import Objective
 from pretune.runs.training_data import DataConfig
-from pretune.training.config import Precision, TrainConfig
+from pretune.training.config import ResidualPrecision, TrainConfig
 from pretune.training.distributed import Parallel
 from pretune.training.optim import Optim
 
@@ -133,7 +133,7 @@ class PretrainTrainConfig(TrainConfig):
     budget: Positive[float] | None = None
     init_from: str | None = None  # directory of the initial weights (`--from`)
     batch_tokens: Positive[int] = 65_536  # per optimizer step, over all ranks and micro-batches
-    residual_precision: Precision = "auto"  # of the residual stream; auto: as `precision`
+    residual_precision: ResidualPrecision = "auto"  # of the residual stream; auto: as `precision`
     layer_decay: Annotated[LayerDecay | None, NewField()] = None  # learning rate relative to the layer above; None: 1
     parallel: Parallel = "ddp"
     eval_tokens: NonNegative[int] | None = None  # validation tokens; None: at most 500,000, on a CPU 50,000

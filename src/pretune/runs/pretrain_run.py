@@ -105,6 +105,7 @@ class PretrainRun:
     ) -> None:
         self.settings, self.run_dir, self.ranks, self.shutdown = settings, run_dir, ranks, shutdown
         self.started_at, self.resume, self.state = started_at, resume, state or TrainState()
+        settings.train.check_device(ranks.device)
         ranks.check_parallel(settings.train.parallel)
         self._start_workers(settings.train)
         self.spec = catalog.convert_to_shape(settings.model, settings.objective.shapes)
@@ -230,7 +231,7 @@ class PretrainRun:
             "world": self.ranks.world,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
-            "precision": "fp32" if self.settings.train.resolve_precision(self.ranks.device) is None else "bf16",
+            "precision": self.settings.train.name_precision(self.ranks.device),
         }
         if "teacher" in self.fingerprints:
             environment["teacher"] = self.fingerprints["teacher"]

@@ -12,7 +12,8 @@ from pretune.training.cost import CostRates
 from pretune.training.optim import AdamW, Optim
 from pretune.training.schedules import LinearSchedule, Schedule
 
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "fp8"]
+ResidualPrecision = Literal["auto", "fp32", "bf16"]
 
 
 @spec(has_kind=False)
@@ -42,20 +43,31 @@ class TrainConfig:
     cost_rates: CostRates = CostRates()
 
     def resolve_precision(self, device: torch.device) -> torch.dtype | None:
-        """Return the autocast dtype on a device; None: fp32."""
-        is_half = self.precision == "bf16" or (
+        """Return the autocast dtype on a device; None: fp32. In fp8 it is that of all other products."""
+        is_half = self.precision in ("bf16", "fp8") or (
             self.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
         )
         return torch.bfloat16 if is_half else None
 
+    def name_precision(self, device: torch.device) -> str:
+        """Return the name of the precision on a device: fp32, bf16 or fp8."""
+        return self.precision if self.precision == "fp8" else "bf16" if self.resolve_precision(device) else "fp32"
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise `ResourceError` if a device lacks the precision."""
+        if self.precision == "fp8":
+            from pretune.nn.fp8 import check_device
+
+            check_device(device)
+
     @property
-    def residual_precision(self) -> Precision:
+    def residual_precision(self) -> ResidualPrecision:
         """Precision of the residual stream; auto: as `precision`."""
         return "fp32"
 
 
 def configure_model(model: Any, config: TrainConfig, device: torch.device) -> None:
-    """Apply the settings to a model: attention backend, activation checkpointing, determinism, residual dtype."""
+    """Apply the settings to a model: attention backend, activation checkpointing, determinism, residual dtype, fp8."""
     model.attention_backend = config.attention_backend
     if device.type == "cuda" and config.deterministic:  # some kernels are slower, and some attention kernels have none
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -68,3 +80,7 @@ def configure_model(model: Any, config: TrainConfig, device: torch.device) -> No
             part.activation_checkpointing = config.activation_checkpointing
         if hasattr(part, "residual_dtype"):
             part.residual_dtype = residual_dtype
+    if config.precision == "fp8":
+        from pretune.nn.fp8 import convert_linears
+
+        convert_linears(model)

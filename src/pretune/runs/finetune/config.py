@@ -150,6 +150,10 @@ class FinetuneConfig(RunConfig):
         if isinstance(self.method, Full | Frozen | Gradual):
             return
         name = config.get_kind(self.method)
+        if self.train.precision == "fp8":
+            raise UsageError(
+                f"train.precision=fp8 with '{name}': layers with adapters have no products in fp8; use bf16"
+            )
         if self.base.weights == "random":
             raise UsageError(
                 f"'{name}' with random weights: an adapter needs a saved base model; use --method from-scratch"

@@ -187,6 +187,7 @@ def run_finetune(
         task_data = open_task(tuning.task)
         check_sizes(task_data, tuning.task, plan.train_examples)
         with init_distributed(resolve_device(device)) as ranks:
+            tuning.train.check_device(ranks.device)
             if tuning.train.batch < ranks.world:
                 raise UsageError(
                     f"train.batch {tuning.train.batch} is smaller than the number of ranks, {ranks.world}; "
