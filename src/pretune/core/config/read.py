@@ -204,8 +204,8 @@ def _load_yaml(file: Path, data: bytes) -> Any:
                     place = f"{file}:{key.start_mark.line + 1}"
                     raise UsageError(f"{place}: '{_to_printable(key.value)}' is set twice; keep one")
                 keys.add(key.value if isinstance(key, yaml.ScalarNode) else "")
-            found: dict[Any, Any] = super().construct_mapping(node, deep)
-            return found
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            return mapping
 
     loader = UniqueKeyLoader(data)
     try:
