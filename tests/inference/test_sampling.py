@@ -12,6 +12,7 @@ from pretune.inference.decoding_state import draw_uniforms
 from pretune.inference.generation_config import (
     BeamSearch,
     GenerationConfig,
+    GenerationTokens,
     GreedySearch,
     Sampling,
     build_generation_config,
@@ -68,6 +69,19 @@ def test_penalties() -> None:
     assert left(sampling.ban_repeated_ngrams(LOGITS, history, known, 1)) == [2, 3, 5]
     assert left(sampling.ban_repeated_ngrams(LOGITS, history, torch.tensor([5]), 3)) == [0, 2, 3, 4, 5]  # 0 4 by 1
     assert left(sampling.ban_repeated_ngrams(LOGITS, history, torch.tensor([1]), 3)) == [*range(6)]
+
+
+def test_presence_and_frequency_count_new_tokens_only() -> None:
+    history, known = torch.tensor([[0, 4, 1, 4, 4], [0, 4, 1, 0, 0]]), torch.tensor([5, 3])
+    counts = sampling.count_new_tokens(LOGITS.expand(2, -1), history, known, torch.tensor([[3], [1]]))
+    assert counts.tolist() == [[0, 1, 0, 0, 2, 0], [0, 1, 0, 0, 0, 0]]
+    config = GenerationConfig(presence_penalty=0.5, frequency_penalty=1.0, logit_bias=((2, 3.0),))
+    bias = sampling.LogitBias.from_config(config, torch.device("cpu"))
+    result = sampling.adjust_logits(LOGITS, history[:1], known[:1], torch.tensor(3), config, GenerationTokens(), bias)
+    assert result[0].tolist() == [2.0, -0.5, 3.5, 0.0, -3.5, -3.0]
+    for options in ({"presence_penalty": float("nan")}, {"logit_bias": {-1: 1.0}}, {"logit_bias": {1: float("inf")}}):
+        with pytest.raises(UsageError):
+            build_generation_config(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,11 @@ def test_other_paths(server: Address) -> None:
         ("/v1/completions", {**GREEDY, "prompt": []}, 400),
         ("/v1/completions", {**GREEDY, "prompt": "a", "max_tokens": 10**6}, 400),
         ("/v1/completions", {**GREEDY, "prompt": "a", "temperature": 1, "n": 10**6}, 400),
-        ("/v1/completions", {**GREEDY, "prompt": "a", "logprobs": 3}, 422),
+        ("/v1/completions", {**GREEDY, "prompt": "a", "logprobs": 21}, 400),
+        ("/v1/completions", {**GREEDY, "prompt": "a", "logit_bias": {"9999": 1}}, 400),
+        ("/v1/completions", {**GREEDY, "prompt": "a", "logit_bias": {"the": 1}}, 422),
+        ("/v1/completions", {**GREEDY, "prompt": "a", "logit_bias": {"5": 101}}, 422),
+        ("/v1/completions", {**GREEDY, "prompt": "a", "presence_penalty": 2.1}, 422),
         ("/v1/completions", {**GREEDY, "prompt": "a", "beam": 3}, 422),
         ("/v1/completions", {"prompt": "a"}, 400),  # several models, none named
         ("/v1/embeddings", {"model": "bert", "input": ["a"] * 257}, 400),

@@ -17,7 +17,7 @@ from pretune.inference.generation_config import GenerationTokens, build_generati
 from pretune.inference.index import build
 from pretune.inference.prompts import encode_prompts
 from pretune.models.model import LanguageModel
-from pretune.server.completion import build_job
+from pretune.server.completion import CompletionOptions, build_job
 from pretune.server.config import (
     CapabilityError,
     ModelError,
@@ -95,7 +95,7 @@ def test_pieces_are_whole_characters() -> None:
         ["Once"],
         build_generation_config(max_new_tokens=30),
         ServerConfig(),
-        on_piece=lambda piece: pieces.append(piece.text),
+        CompletionOptions(on_piece=lambda piece: pieces.append(piece.text)),
     )
     (row,) = job.rows
     tokens = tokenizer.encode(" naïve – 日本", add_special_tokens=False)

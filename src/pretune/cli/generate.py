@@ -63,6 +63,12 @@ def generate(
     no_repeat_ngram: Annotated[
         int, option("--no-repeat-ngram N", "Never repeat an n-gram of this size; 0: allow.")
     ] = 0,
+    presence_penalty: Annotated[
+        float, option("--presence-penalty X", "Subtract X from the logits of tokens already generated.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, option("--frequency-penalty X", "Subtract X from the logits of a token for each time it was generated.")
+    ] = 0.0,
     stop: Annotated[
         list[str] | None, option("--stop TEXT", "Stop before this text; \\n is a newline. Repeatable.")
     ] = None,
@@ -101,6 +107,7 @@ def generate(
         "min_p": min_p, "seed": seed, "beams": beams, "length_penalty": length_penalty,
         "early_stopping": None if early is None else {"true": True, "false": False, "never": "never"}[early],
         "repetition_penalty": repetition_penalty, "no_repeat_ngram": no_repeat_ngram,
+        "presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty,
     }  # fmt: skip
     set_options: GenerationOptions = {name: value for name, value in options.items() if value is not None}  # type: ignore[assignment]
     generation_config = build_generation_config(**set_options)

@@ -77,6 +77,7 @@ def generate_tokens(
     """
     language_model = get_predictive_model(model)
     check_can_generate(language_model)
+    decoding.check_vocabulary(language_model.spec.vocab)
     generation_tokens = generation_tokens or GenerationTokens.from_model(language_model)
     if prefix and language_model.spec.is_encoder_decoder:
         raise UsageError("prefix=True needs a decoder, got an encoder-decoder")

@@ -45,6 +45,7 @@ class DecodingState:
         self.is_finite = torch.ones((), dtype=torch.bool, device=device)  # all logits so far were finite
         self.uniform_draws = torch.zeros(rows, decoding.max_new_tokens, dtype=torch.float64, device=device)
         self.prompt_lengths = np.zeros(rows, dtype=np.int64)
+        self.bias = LogitBias.from_config(decoding, device)
 
     def load(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], seed: int) -> None:
         """Start with prompts, `returns` rows each; `requests` are their numbers, which the random draws depend on."""
@@ -65,7 +66,13 @@ class DecodingState:
         """Choose the next token of each row; returns None, since rows continue themselves."""
         self.is_finite.logical_and_(torch.isfinite(logits).all())
         logits = adjust_logits(
-            logits.float(), self.history, self.history_lengths, self.count, self.decoding, self.generation_tokens
+            logits.float(),
+            self.history,
+            self.history_lengths,
+            self.count,
+            self.decoding,
+            self.generation_tokens,
+            self.bias,
         )
         token = self._pick(logits)
         self.history.scatter_(1, self.history_lengths[:, None], token[:, None])
@@ -120,6 +127,27 @@ def sample_next(logits: Tensor, search: Sampling, uniform_draws: Tensor) -> Tens
     return draw(logits, uniform_draws)
 
 
+class LogitBias(NamedTuple):
+    """Token ids `[n]` and the numbers `[n]` that are added to their logits."""
+
+    tokens: Tensor
+    values: Tensor
+
+    @classmethod
+    def from_config(cls, decoding: GenerationConfig, device: torch.device) -> "LogitBias | None":
+        """Return the bias of a config, None if it has none."""
+        if not decoding.logit_bias:
+            return None
+        tokens, values = zip(*decoding.logit_bias, strict=True)
+        return cls(torch.tensor(tokens, device=device), torch.tensor(values, dtype=torch.float32, device=device))
+
+    def add(self, logits: Tensor) -> Tensor:
+        """Return logits `[B, V]` with the bias."""
+        logits = logits.clone()
+        logits[:, self.tokens] += self.values.to(logits.dtype)
+        return logits
+
+
 def adjust_logits(
     logits: Tensor,
     history: Tensor,
@@ -127,8 +155,9 @@ def adjust_logits(
     count: Tensor,
     decoding: GenerationConfig,
     generation_tokens: GenerationTokens,
+    bias: LogitBias | None = None,
 ) -> Tensor:
-    """Apply repetition penalties, the minimum length and forced tokens to logits `[B, V]`.
+    """Apply penalties, the bias, the minimum length and forced tokens to logits `[B, V]`, in this order.
 
     `count` is the number of new tokens of all rows, or of each `[B, 1]`.
     """
@@ -136,6 +165,11 @@ def adjust_logits(
         logits = apply_repetition_penalty(logits, history, history_lengths, decoding.repetition_penalty)
     if decoding.no_repeat_ngram:
         logits = ban_repeated_ngrams(logits, history, history_lengths, decoding.no_repeat_ngram)
+    if decoding.presence_penalty or decoding.frequency_penalty:
+        occurrences = count_new_tokens(logits, history, history_lengths, count)
+        logits = logits - occurrences * decoding.frequency_penalty - (occurrences > 0) * decoding.presence_penalty
+    if bias is not None:
+        logits = bias.add(logits)
     if decoding.min_new_tokens and generation_tokens.eos:
         without_eos = logits.clone()
         for end in generation_tokens.eos:
@@ -194,6 +228,13 @@ def apply_repetition_penalty(logits: Tensor, history: Tensor, history_lengths: T
         logits, history, torch.arange(history.shape[1], device=history.device) < history_lengths[:, None]
     )
     return torch.where(is_repeated, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def count_new_tokens(logits: Tensor, history: Tensor, history_lengths: Tensor, count: Tensor) -> Tensor:
+    """Return the occurrences `[B, V]` of each token among the last `count` tokens of the history (`[]` or `[B, 1]`)."""
+    columns, lengths = torch.arange(history.shape[1], device=history.device), history_lengths[:, None]
+    is_new = (columns >= lengths - count) & (columns < lengths)
+    return torch.zeros_like(logits).scatter_add(1, history.where(is_new, 0), is_new.to(logits.dtype))
 
 
 def ban_repeated_ngrams(logits: Tensor, history: Tensor, history_lengths: Tensor, size: int) -> Tensor:

@@ -21,6 +21,7 @@ from pretune.core.errors import UsageError
 from pretune.inference.decoding_state import (
     DecodingState,
     GeneratedTokens,
+    LogitBias,
     adjust_logits,
     fill_history,
     find_eos,
@@ -48,6 +49,7 @@ class BeamSearchState:
         search = decoding.search
         assert isinstance(search, BeamSearch)
         self.decoding, self.generation_tokens, self.search = decoding, generation_tokens, search
+        self.bias = LogitBias.from_config(decoding, device)
         prompt_count, beams, max_new_tokens = prompts, search.beams, decoding.max_new_tokens
 
         def allocate(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
@@ -91,6 +93,7 @@ class BeamSearchState:
             self.count,
             self.decoding,
             self.generation_tokens,
+            self.bias,
         )
         vocab = logprobs.shape[-1]
         total = (logprobs.view(prompts, size, vocab) + self.scores[:, :, None]).flatten(1)

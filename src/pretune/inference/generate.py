@@ -149,7 +149,7 @@ def generate(
 
     `options`: max_new_tokens (64, or `choose_max_new_tokens`), min_new_tokens, temperature (1; 0 is greedy), top_k,
     top_p, min_p, seed, beams, length_penalty, early_stopping, num (texts per prompt, consecutive in the list),
-    repetition_penalty, no_repeat_ngram.
+    repetition_penalty, no_repeat_ngram, presence_penalty, frequency_penalty, logit_bias (by token id).
     A text ends before the first of the `stop` strings. `start` is the token that the decoder starts with, if it has to
     be chosen (the language of mBART). Prompts that are too long raise an error, or are truncated with `truncate`.
     With `prefix` attention is bidirectional within the prompt, as in training of a prefix language model.

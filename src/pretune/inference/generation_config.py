@@ -6,6 +6,7 @@ build_generation_config(temperature=0.8, top_p=0.95)           # from the flat o
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
@@ -62,7 +63,9 @@ class GenerationConfig:
     """Number of tokens, search, and penalties of repetition.
 
     `repetition_penalty` divides positive logits of tokens that already occur, and multiplies negative ones (Keskar et
-    al., 2019); `no_repeat_ngram` forbids repeated n-grams. Both include the prompt.
+    al., 2019); `no_repeat_ngram` forbids repeated n-grams. Both include the prompt. `presence_penalty` is subtracted
+    from the logits of new tokens that already occur, `frequency_penalty` once for every occurrence, as in OpenAI's API;
+    the prompt does not count. `logit_bias` is added to the logits of tokens.
     """
 
     max_new_tokens: Positive[int] = 64
@@ -71,8 +74,17 @@ class GenerationConfig:
     returns: int = 1  # texts for each prompt
     repetition_penalty: Positive[float] = 1.0
     no_repeat_ngram: NonNegative[int] = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids and what is added, ordered by id
 
     def __post_init__(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise UsageError(f"{name} must be finite, got {getattr(self, name)}")
+        for token, value in self.logit_bias:
+            if token < 0 or not math.isfinite(value):
+                raise UsageError(f"logit_bias must give finite numbers for token ids >= 0, got {value} for {token}")
         if self.returns < 1:
             raise UsageError(f"num must be >= 1, got {self.returns}")
         if self.min_new_tokens > self.max_new_tokens:
@@ -81,6 +93,18 @@ class GenerationConfig:
             raise UsageError(f"greedy search returns 1 text, got num={self.returns}; use sampling or beams")
         if isinstance(self.search, BeamSearch) and self.returns > self.search.beams:
             raise UsageError(f"num must be <= beams ({self.search.beams}), got {self.returns}")
+
+    @property
+    def needs_history(self) -> bool:
+        """True if the choice of a token depends on the tokens before it, besides the model's logits."""
+        penalties = self.no_repeat_ngram, self.presence_penalty, self.frequency_penalty
+        return self.repetition_penalty != 1 or any(penalties)
+
+    def check_vocabulary(self, vocab: int) -> None:
+        """Raise a UsageError for a bias of tokens that are not in the vocabulary."""
+        last_token = max((token for token, _ in self.logit_bias), default=-1)
+        if last_token >= vocab:
+            raise UsageError(f"logit_bias: token ids must be from 0 to {vocab - 1}, got {last_token}")
 
     @property
     def rows_per_prompt(self) -> int:
@@ -104,6 +128,9 @@ class GenerationOptions(TypedDict, total=False):
     num: int
     repetition_penalty: float
     no_repeat_ngram: int
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
 
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -138,6 +165,9 @@ def build_generation_config(**options: Unpack[GenerationOptions]) -> GenerationC
         search = Sampling(**{name: values[name] for name in SAMPLING_OPTIONS if name in values})  # type: ignore[arg-type]
     names = {"max_new_tokens": "max_new_tokens", "num": "returns"}
     names |= {name: name for name in ("min_new_tokens", "repetition_penalty", "no_repeat_ngram")}
+    names |= {name: name for name in ("presence_penalty", "frequency_penalty", "logit_bias")}
+    if "logit_bias" in values:
+        values["logit_bias"] = tuple(sorted((int(token), float(bias)) for token, bias in options["logit_bias"].items()))
     return GenerationConfig(search=search, **{field: values[name] for name, field in names.items() if name in values})  # type: ignore[arg-type]
 
 

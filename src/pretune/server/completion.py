@@ -12,6 +12,14 @@ from pretune.inference.prompts import encode_prompts, get_length_limits
 from pretune.models.model import LanguageModel
 from pretune.server.config import ServerConfig
 from pretune.server.continuous import DecodingRow
+from pretune.server.logprobs import (
+    CONTEXT_TOKENS,
+    SpelledLogprob,
+    TokenLogprob,
+    find_start,
+    spell_logprob,
+    spell_prompt,
+)
 from pretune.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -25,19 +33,28 @@ class CompletionPiece(NamedTuple):
     return_index: int
     text: str
     finish_reason: Literal["end", "length", "stop"] | None = None
+    logprobs: Sequence[SpelledLogprob] = ()  # of the tokens that start in this piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOptions:
+    """Options of a request besides the settings of generation."""
+
+    stop: Sequence[str] = ()
+    logprobs: int | None = None  # most probable tokens at every position; None: no log-probabilities
+    echo: bool = False  # pieces and log-probabilities include the prompt
+    returns: int | None = None  # texts that are returned, those of the highest mean log-probability; None: all
+    on_piece: "PieceCallback | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """Generated texts by prompt, and the number of tokens."""
+    """Generated texts by prompt, the log-probabilities of their tokens if requested, and the number of tokens."""
 
     texts: list[list[GeneratedText]]
     prompt_tokens: int
-
-    @property
-    def new_tokens(self) -> int:
-        """Number of generated tokens."""
-        return sum(text.tokens for texts in self.texts for text in texts)
+    new_tokens: int  # also of texts that are not returned
+    logprobs: list[list[list[SpelledLogprob]]] | None = None
 
 
 PieceCallback = Callable[[CompletionPiece], None]
@@ -47,38 +64,35 @@ PieceCallback = Callable[[CompletionPiece], None]
 class CompletionJob:
     """Request for completions: a row for each prompt and return, and the future of the result."""
 
+    tokenizer: Tokenizer
     prompts: list[str]  # texts before the completions; empty for an encoder-decoder
+    prompt_ids: list[list[int]]  # of the model's first part: decoder or encoder
     rows: list[DecodingRow]
     continuations: list[Continuation]  # of the prompts
     stops: StopStrings
-    prompt_tokens: int
-    on_piece: PieceCallback | None = None
+    options: CompletionOptions
+    prompt_logprobs: list[list[SpelledLogprob]] | None = None  # for `echo`
     future: "Future[Completion]" = field(default_factory=Future)
-    streamers: list[TextStreamer] = field(init=False)
+    states: dict[DecodingRow, "_TextState"] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.streamers = [TextStreamer(self._build_callback(row), self.stops) for row in self.rows]
-
-    def _build_callback(self, row: DecodingRow) -> Callable[[str], None]:
-        return lambda text: self._send(CompletionPiece(row.number, row.return_index, text))
-
-    def _send(self, piece: CompletionPiece) -> None:
-        if self.on_piece is not None:
-            self.on_piece(piece)
+        self.states = {row: _TextState(self, row) for row in self.rows}
 
     def update(self, row: DecodingRow) -> None:
         """Send the new text of a row, and end it at a stop string."""
-        if self.on_piece is None and not self.stops.texts:
+        has_logprobs = self.options.logprobs is not None
+        if self.options.on_piece is None and not self.stops.texts and not has_logprobs:
             return
         text = self.continuations[row.number](row.tokens)
-        streamer = self.streamers[self.rows.index(row)]
+        state = self.states[row]
+        if has_logprobs:
+            state.spell(text)
         if self.stops.truncate(text)[1]:
             row.finish_reason = "stop"
         if row.is_finished:
-            streamer.finish(self.stops.truncate(text)[0])
-            self._send(CompletionPiece(row.number, row.return_index, "", row.finish_reason))
+            state.finish(self.stops.truncate(text)[0])
         else:
-            streamer.update(text)
+            state.streamer.update(text)
 
     @property
     def is_finished(self) -> bool:
@@ -86,13 +100,110 @@ class CompletionJob:
         return all(row.is_finished for row in self.rows)
 
     def build_result(self) -> Completion:
-        """Return the texts, as `generate` does."""
+        """Return the texts, as `generate` does; of more texts than requested, the most probable ones."""
         texts: list[list[GeneratedText]] = [[] for _ in self.prompts]
-        for row in self.rows:
+        logprobs: list[list[list[SpelledLogprob]]] = [[] for _ in self.prompts]
+        for row in self._select_rows():
             new, is_stopped = self.stops.truncate(self.continuations[row.number](row.tokens))
             reason = "stop" if is_stopped else row.finish_reason or "length"
             texts[row.number].append(GeneratedText(self.prompts[row.number] + new, new, reason, len(row.tokens)))
-        return Completion(texts=texts, prompt_tokens=self.prompt_tokens)
+            logprobs[row.number].append([*self._get_prompt_logprobs(row), *self.states[row].logprobs])
+        return self._build_completion(texts, logprobs)
+
+    def spell_prompts(
+        self, prompts: Sequence[Prompt], entries: Sequence[Sequence[TokenLogprob]]
+    ) -> list[list[SpelledLogprob]]:
+        """Return the log-probabilities of prompts with the texts and positions of their tokens."""
+        return [
+            spell_prompt(
+                self.tokenizer,
+                prompt if isinstance(prompt, str) else None,
+                ids,
+                prompt_entries,
+                has_top=bool(self.options.logprobs),
+            )
+            for prompt, ids, prompt_entries in zip(prompts, self.prompt_ids, entries, strict=True)
+        ]
+
+    def build_prompts(self) -> Completion:
+        """Return the prompts as completions without new tokens, once for each return."""
+        texts = [[GeneratedText(prompt, "", "length", 0)] * (self.options.returns or 1) for prompt in self.prompts]
+        entries = self.prompt_logprobs or [[] for _ in texts]
+        return self._build_completion(texts, [[part] * len(row) for part, row in zip(entries, texts, strict=True)])
+
+    def _build_completion(
+        self, texts: list[list[GeneratedText]], logprobs: list[list[list[SpelledLogprob]]]
+    ) -> Completion:
+        return Completion(
+            texts=texts,
+            prompt_tokens=sum(map(len, self.prompt_ids)),
+            new_tokens=sum(len(row.tokens) for row in self.rows),
+            logprobs=None if self.options.logprobs is None else logprobs,
+        )
+
+    def _select_rows(self) -> Sequence[DecodingRow]:
+        """Return the rows whose texts are returned: by prompt all, or those of the highest mean log-probability."""
+        if self.options.returns is None:
+            return self.rows
+        rows = sorted(self.rows, key=lambda row: (row.number, -row.mean_logprob))
+        count = len(self.rows) // max(len(self.prompts), 1)
+        return [row for i, row in enumerate(rows) if i % count < self.options.returns]
+
+    def _get_prompt_logprobs(self, row: DecodingRow) -> Sequence[SpelledLogprob]:
+        return () if self.prompt_logprobs is None else self.prompt_logprobs[row.number]
+
+
+class _TextState:
+    """Text of a row: the part that was sent, and its tokens with texts, positions and log-probabilities."""
+
+    def __init__(self, job: CompletionJob, row: DecodingRow) -> None:
+        self.job, self.row = job, row
+        self.streamer = TextStreamer(self._send, job.stops)
+        self.logprobs: list[SpelledLogprob] = []
+        self._start = len(job.prompts[row.number])  # characters before the new text, as counted by OpenAI's API
+        self._text = ""  # new text so far
+        self._sent_tokens = 0
+        self._is_started = False
+
+    def spell(self, text: str) -> None:
+        """Add the new token, if there is one; `text` is the new text so far."""
+        job, row, count = self.job, self.row, len(self.logprobs)
+        if len(row.tokens) == count:
+            return
+        context = (
+            job.continuations[row.number].prompt[-CONTEXT_TOKENS:] + row.tokens[max(count - CONTEXT_TOKENS, 0) : -1]
+        )
+        start = self._start + find_start(self._text, text)
+        has_top = bool(job.options.logprobs)
+        self.logprobs.append(spell_logprob(job.tokenizer, context, row.logprobs[count], start, has_top=has_top))
+        while count and self.logprobs[count - 1].start > start:  # a part of the same character
+            count -= 1
+            self.logprobs[count] = self.logprobs[count]._replace(start=start)
+        self._text = text
+
+    def finish(self, text: str) -> None:
+        """Send the rest of the final text, which ends before a stop string, and the reason of its end."""
+        end = self._start + len(text)
+        if self.row.finish_reason == "stop":
+            self.logprobs = [entry for entry in self.logprobs if entry.start < end]
+        self.streamer.finish(text)
+        self._send("", is_last=True)
+
+    def _send(self, text: str, *, is_last: bool = False) -> None:
+        """Send a piece with the tokens that start in it; the first one includes the prompt, if it is echoed."""
+        job, row = self.job, self.row
+        if job.options.on_piece is None:
+            return
+        end = self._start + self.streamer.position + len(text)
+        entries = self.logprobs[self._sent_tokens :]
+        entries = entries if is_last else [entry for entry in entries if entry.start < end]
+        self._sent_tokens += len(entries)
+        if job.options.echo and not self._is_started:
+            text = job.prompts[row.number] + text
+            entries = [*job._get_prompt_logprobs(row), *entries]
+        self._is_started = True
+        reason = row.finish_reason if is_last else None
+        job.options.on_piece(CompletionPiece(row.number, row.return_index, text, reason, entries))
 
 
 def build_job(
@@ -102,18 +213,25 @@ def build_job(
     prompts: Sequence[Prompt],
     config: GenerationConfig,
     limits: ServerConfig,
+    options: CompletionOptions,
     *,
-    stop: Sequence[str] = (),
-    on_piece: PieceCallback | None = None,
+    has_new: bool = True,
 ) -> CompletionJob:
-    """Encode prompts and check every limit. Raises a UsageError that names the limit."""
+    """Encode prompts and check every limit. Raises a UsageError that names the limit.
+
+    Without `has_new` the prompts are read only.
+    """
     if isinstance(config.search, BeamSearch):
         raise UsageError("beam search is not served; use `pretune generate --beams`")
     if config.max_new_tokens > limits.max_new_tokens:
         raise UsageError(f"max_tokens must be <= {limits.max_new_tokens}, got {config.max_new_tokens}")
     if not prompts or len(prompts) * config.returns > limits.max_texts:
         raise UsageError(f"prompts x samples must be from 1 to {limits.max_texts}, got {len(prompts) * config.returns}")
-    ids = [_encode(model, tokenizer, generation_tokens, prompt, config, limits) for prompt in prompts]
+    if options.logprobs is not None and not 0 <= options.logprobs <= limits.max_logprobs:
+        raise UsageError(f"logprobs must be from 0 to {limits.max_logprobs}, got {options.logprobs}")
+    config.check_vocabulary(model.spec.vocab)
+    new_tokens = config.max_new_tokens if has_new else 0
+    ids = [_encode(model, tokenizer, generation_tokens, prompt, new_tokens, limits) for prompt in prompts]
     is_encoder_decoder = model.spec.is_encoder_decoder
     start = [] if generation_tokens.start is None else [generation_tokens.start]
     rows = [
@@ -123,18 +241,21 @@ def build_job(
             tokens if is_encoder_decoder else None,
             number,
             return_index,
+            # NOTE: the best of several texts are chosen by log-probability.
+            logprob_count=0 if options.logprobs is None and options.returns is not None else options.logprobs,
         )
-        for number, tokens in enumerate(ids)
+        for number, tokens in enumerate(ids if has_new else [])
         for return_index in range(config.returns)
     ]
     texts = [prompt if isinstance(prompt, str) else tokenizer.decode(list(prompt), special=False) for prompt in prompts]
     return CompletionJob(
+        tokenizer=tokenizer,
         prompts=[""] * len(prompts) if is_encoder_decoder else texts,
+        prompt_ids=ids,
         rows=rows,
         continuations=[Continuation(tokenizer, () if is_encoder_decoder else tokens) for tokens in ids],
-        stops=StopStrings(stop),
-        prompt_tokens=sum(map(len, ids)),
-        on_piece=on_piece,
+        stops=StopStrings(options.stop),
+        options=options,
     )
 
 
@@ -143,16 +264,16 @@ def _encode(
     tokenizer: Tokenizer,
     generation_tokens: GenerationTokens,
     prompt: Prompt,
-    config: GenerationConfig,
+    new_tokens: int,
     limits: ServerConfig,
 ) -> list[int]:
     """Return the ids of a prompt with its special tokens, and check its length."""
     if isinstance(prompt, str):
         if len(prompt) > limits.max_characters:
             raise UsageError(f"a prompt must have <= {limits.max_characters} characters, got {len(prompt)}")
-        new = min(config.max_new_tokens, _get_limit(model, limits) - 1)
+        new = min(new_tokens, _get_limit(model, limits) - 1)
         tokens, excess = encode_prompts(
-            model, tokenizer, [prompt], generation_tokens, max_new_tokens=max(new, 1), truncate=True
+            model, tokenizer, [prompt], generation_tokens, max_new_tokens=new, truncate=True
         )
         size, tokens_of_prompt = len(tokens[0]) + excess, tokens[0]
     else:
@@ -163,12 +284,12 @@ def _encode(
     if model.spec.is_encoder_decoder:
         total, limit = size, limits.max_length if source_limit is None else source_limit
         new_limit = _get_limit(model, limits)
-        if config.max_new_tokens > new_limit:
-            raise UsageError(f"max_tokens must be <= {new_limit}, the model's limit, got {config.max_new_tokens}")
+        if new_tokens > new_limit:
+            raise UsageError(f"max_tokens must be <= {new_limit}, the model's limit, got {new_tokens}")
     else:
-        total, limit = size + config.max_new_tokens, _get_limit(model, limits)
+        total, limit = size + new_tokens, _get_limit(model, limits)
     if total > limit:
-        extra = "" if model.spec.is_encoder_decoder else f" and {config.max_new_tokens} new ones were requested"
+        extra = "" if model.spec.is_encoder_decoder else f" and {new_tokens} new ones were requested"
         remedy = "shorten it" if model.spec.is_encoder_decoder else "shorten it, or lower max_tokens"
         raise UsageError(f"the prompt has {size} tokens{extra}; the limit of the model is {limit}; {remedy}")
     return tokens_of_prompt

@@ -12,6 +12,7 @@ class ServerConfig:
     max_texts: Positive[int] = 256  # texts of a request; texts x samples of a completion
     max_characters: Positive[int] = 2**16  # of a text
     max_new_tokens: Positive[int] = 1024  # of a completion
+    max_logprobs: Positive[int] = 20  # most probable tokens at every position of a completion
     max_length: Positive[int] = 2048  # tokens of a text, or of a prompt and its completion, if the model has no limit
     max_queue: Positive[int] = 256  # requests that wait for a model
     max_rows: Positive[int] = 32  # texts that a model generates at once
@@ -40,6 +41,14 @@ class RequestTimeoutError(PretuneError):
 
 class UnknownModelError(UsageError):
     """No model of this name is served."""
+
+
+class RequestFieldError(UsageError):
+    """A field of a request is not supported, or not together with others."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
 
 
 class CapabilityError(UsageError):

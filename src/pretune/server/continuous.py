@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from pretune.core import log
-from pretune.inference.decoding_state import adjust_logits, draw_uniforms, sample_next
+from pretune.inference.decoding_state import LogitBias, adjust_logits, draw_uniforms, sample_next
 from pretune.inference.generation_config import GenerationConfig, GenerationTokens, Sampling
 from pretune.inference.prompts import count_prompt_slots, get_length_limits, prefill
 from pretune.inference.text_model import make_non_finite_error
 from pretune.models.model import LanguageModel
 from pretune.nn.cache import KVCache, LayerCache, RecurrentState
+from pretune.server.logprobs import TokenLogprob, list_logprobs
 
 MIN_COLUMNS = 64
 """Smallest number of cached tokens per row."""
@@ -49,7 +50,9 @@ class DecodingRow:
     source: list[int] | None = None  # tokens of the encoder
     number: int = 0
     return_index: int = 0
+    logprob_count: int | None = None  # most probable tokens of every step; None: no log-probabilities
     tokens: list[int] = field(default_factory=list)  # new ones, without the end token
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the new tokens, and of the end token
     finish_reason: Literal["end", "length", "stop"] | None = None
     error: Exception | None = None
     is_isolated: bool = False  # runs without other rows, after a step of a batch has failed
@@ -65,6 +68,11 @@ class DecodingRow:
     def is_finished(self) -> bool:
         """True if no token follows."""
         return self.finish_reason is not None or self.error is not None
+
+    @property
+    def mean_logprob(self) -> float:
+        """Mean log-probability of the tokens, the end token included."""
+        return sum(entry.logprob or 0.0 for entry in self.logprobs) / max(len(self.logprobs), 1)
 
     def append(self, token: int, eos: tuple[int, ...]) -> None:
         """Append the next token, or end the text."""
@@ -271,13 +279,24 @@ class ContinuousDecoder:
             index = torch.tensor(members, device=self.device)
             group_tokens = self._pick(logits if is_everything else logits[index], config, [rows[i] for i in members])
             chosen_tokens[index] = group_tokens
+        self._add_logprobs(logits, chosen_tokens, rows)
         for row, token in zip(rows, chosen_tokens.where(is_finite, NON_FINITE).tolist(), strict=True):
             row.append(token, self.generation_tokens.eos)
+
+    def _add_logprobs(self, logits: Tensor, tokens: Tensor, rows: Sequence[DecodingRow]) -> None:
+        """Append the log-probabilities of chosen tokens to the rows that want them."""
+        counts = {i: row.logprob_count for i, row in enumerate(rows) if row.logprob_count is not None}
+        if not counts:
+            return
+        index = torch.tensor([*counts], device=self.device)
+        entries = list_logprobs(logits[index], tokens[index], max(counts.values()))
+        for (i, count), entry in zip(counts.items(), entries, strict=True):
+            rows[i].logprobs.append(entry._replace(top=entry.top[:count]))
 
     def _pick(self, logits: Tensor, config: GenerationConfig, rows: Sequence[DecodingRow]) -> Tensor:
         """Return the next token `[n]` of rows with the same settings."""
         history = lengths = torch.zeros(len(rows), 0, dtype=torch.long)
-        if config.repetition_penalty != 1 or config.no_repeat_ngram:
+        if config.needs_history:
             contexts = [[*row.prompt, *row.tokens] for row in rows]
             block = np.zeros((len(rows), max(map(len, contexts))), dtype=np.int64)
             for line, context in zip(block, contexts, strict=True):
@@ -285,7 +304,13 @@ class ContinuousDecoder:
             history, lengths = torch.from_numpy(block), torch.tensor([len(context) for context in contexts])
         counts = torch.tensor([[len(row.tokens)] for row in rows], device=self.device)
         logits = adjust_logits(
-            logits, history.to(self.device), lengths.to(self.device), counts, config, self.generation_tokens
+            logits,
+            history.to(self.device),
+            lengths.to(self.device),
+            counts,
+            config,
+            self.generation_tokens,
+            LogitBias.from_config(config, self.device),
         )
         if not isinstance(config.search, Sampling):
             return logits.argmax(-1)

@@ -12,10 +12,11 @@ Each model has a thread and a bounded queue (`worker.py`). A request that is can
 """
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
@@ -27,7 +28,14 @@ from torch import nn
 from pretune.core.errors import UsageError, suggest
 from pretune.inference.generation_config import GenerationOptions, build_generation_config
 from pretune.server.card import build_card
-from pretune.server.completion import Completion, CompletionPiece, PieceCallback, Prompt, build_job
+from pretune.server.completion import (
+    Completion,
+    CompletionOptions,
+    CompletionPiece,
+    PieceCallback,
+    Prompt,
+    build_job,
+)
 from pretune.server.config import RequestTimeoutError, ServerConfig, UnavailableError, UnknownModelError
 from pretune.server.metrics import Metrics
 from pretune.server.served_model import ServedModel, list_texts
@@ -65,7 +73,7 @@ class Engine:
         self.workers: dict[str, ModelWorker] = {}
         self.created = int(time.time())
         self._is_draining = threading.Event()
-        self._running: set[Future[Any]] = set()
+        self._running: set[object] = set()
         self._card_lock = asyncio.Lock()  # files of one model at a time
 
     def load(self) -> None:
@@ -93,7 +101,7 @@ class Engine:
 
     @property
     def running_requests(self) -> int:
-        """Number of requests that have not ended."""
+        """Number of requests, and of their parts, that have not ended."""
         return len(self._running)
 
     def stop_accepting(self) -> None:
@@ -136,31 +144,63 @@ class Engine:
         prompts: Sequence[Prompt],
         *,
         stop: Sequence[str] = (),
+        logprobs: int | None = None,
+        echo: bool = False,
+        best_of: int | None = None,
         on_piece: PieceCallback | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Completion:
-        """Complete prompts, texts or lists of token ids; `options` are those of `pretune.generate`, without beams.
+        """Complete prompts, texts or lists of token ids.
 
-        `on_piece` is called with pieces of the texts, from the thread of the model.
+        Args:
+            model: Name of the model.
+            prompts: Texts, or lists of token ids.
+            stop: Texts before which a completion ends.
+            logprobs: Return the log-probability of every token, and of this number of most probable ones.
+            echo: Pieces and log-probabilities include the prompt; `max_new_tokens` may then be 0.
+            best_of: Generate this number of texts for each prompt, and return the `num` of them that have the highest
+                mean log-probability of a token.
+            on_piece: Called with pieces of the texts, from the thread of the model.
+            options: Those of `pretune.generate`, without beams.
         """
         worker = self._get_worker(model, "complete")
         worker.check_queue()
-        served_model = worker.model
+        served_model, deadline = worker.model, time.monotonic() + self.config.request_seconds
         options.setdefault("max_new_tokens", served_model.default_new_tokens)
-        config = build_generation_config(**options)
-        assert served_model.decoder is not None and served_model.tokenizer is not None
-        job = await asyncio.to_thread(
-            build_job,
-            served_model.decoder,
-            served_model.tokenizer,
-            served_model.generation_tokens,
-            [prompts] if isinstance(prompts, str) else list(prompts),
-            config,
-            self.config,
+        has_new, returns = options["max_new_tokens"] > 0 or not echo, options.get("num", 1)
+        if not has_new:
+            options["max_new_tokens"] = 1  # which is not generated
+        if best_of is not None:
+            if best_of < returns:
+                raise UsageError(f"best_of must be >= n, got {best_of} for {returns}")
+            options["num"] = best_of
+        wants = CompletionOptions(
             stop=stop,
+            logprobs=logprobs,
+            echo=echo,
+            returns=returns if best_of is not None or not has_new else None,
             on_piece=on_piece,
         )
-        completion: Completion = await self._wait(worker, job)
+        decoder, tokenizer = served_model.decoder, served_model.tokenizer
+        assert decoder is not None and tokenizer is not None
+        prompt_list: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        job = await asyncio.to_thread(
+            build_job,
+            decoder,
+            tokenizer,
+            served_model.generation_tokens,
+            prompt_list,
+            build_generation_config(**options),
+            self.config,
+            wants,
+            has_new=has_new,
+        )
+        with self._track(job):
+            if echo and logprobs is not None and not decoder.spec.is_encoder_decoder:
+                scoring = BatchJob("logprobs", job.prompt_ids, (("count", logprobs),))
+                entries = await self._wait(worker, scoring, deadline)
+                job.prompt_logprobs = await asyncio.to_thread(job.spell_prompts, prompt_list, entries)
+            completion: Completion = await self._wait(worker, job, deadline) if has_new else job.build_prompts()
         return completion
 
     async def stream(
@@ -169,6 +209,8 @@ class Engine:
         prompts: Prompt | Sequence[Prompt],
         *,
         stop: Sequence[str] = (),
+        logprobs: int | None = None,
+        echo: bool = False,
         on_end: Callable[[Completion], None] | None = None,
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[CompletionPiece, None]:
@@ -177,6 +219,8 @@ class Engine:
         A piece ends at a character, and never holds a stop string or the start of one. `on_end` is called with the
         result after the last piece.
         """
+        if options.get("max_new_tokens") == 0:
+            raise UsageError("a stream needs new tokens, got max_tokens 0")
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[CompletionPiece | None]()
 
         def on_piece(piece: CompletionPiece) -> None:
@@ -184,7 +228,9 @@ class Engine:
 
         is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         prompt_list: Any = [prompts] if is_single else prompts
-        task = asyncio.create_task(self.complete(model, prompt_list, stop=stop, on_piece=on_piece, **options))
+        task = asyncio.create_task(
+            self.complete(model, prompt_list, stop=stop, logprobs=logprobs, echo=echo, on_piece=on_piece, **options)
+        )
         # NOTE: the end of the task comes by the same loop as the pieces, hence after the last of them.
         task.add_done_callback(lambda _: loop.call_soon(pieces.put_nowait, None))
         try:
@@ -275,18 +321,27 @@ class Engine:
         result: list[Any] = await self._wait(worker, BatchJob(kind, list(items), tuple(sorted(options.items()))))
         return result
 
-    async def _wait(self, worker: ModelWorker, job: Job) -> Any:
-        """Submit a request and wait for its result, at most `request_seconds`."""
+    async def _wait(self, worker: ModelWorker, job: Job, deadline: float | None = None) -> Any:
+        """Submit a request and wait for its result, until a time of `monotonic` or at most `request_seconds`."""
         future: Future[Any] = job.future
-        self._running.add(future)
+        seconds = self.config.request_seconds if deadline is None else max(deadline - time.monotonic(), 0.0)
+        with self._track(future):
+            try:
+                worker.submit(job)
+                return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
+            except TimeoutError:
+                raise RequestTimeoutError(f"the request took longer than {self.config.request_seconds:g} s") from None
+            finally:
+                future.cancel()
+
+    @contextlib.contextmanager
+    def _track(self, request: object) -> Iterator[None]:
+        """Count a request as running."""
+        self._running.add(request)
         try:
-            worker.submit(job)
-            return await asyncio.wait_for(asyncio.wrap_future(future), self.config.request_seconds)
-        except TimeoutError:
-            raise RequestTimeoutError(f"the request took longer than {self.config.request_seconds:g} s") from None
+            yield
         finally:
-            future.cancel()
-            self._running.discard(future)
+            self._running.discard(request)
 
     def _check_texts(self, items: Sequence[Any]) -> None:
         """Raise a UsageError for too many or too long texts."""

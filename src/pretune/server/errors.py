@@ -6,6 +6,7 @@ from pretune.core.errors import DataError, PretuneError, UsageError
 from pretune.server.config import (
     CapabilityError,
     QueueFullError,
+    RequestFieldError,
     RequestTimeoutError,
     UnavailableError,
     UnknownModelError,
@@ -46,7 +47,9 @@ def describe_error(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return the status and the body of an error; details of unexpected ones stay on the server."""
     for kind, status, code in STATUSES:
         if isinstance(error, kind):
-            return status, build_error(status, str(error), code)
+            return status, build_error(
+                status, str(error), code, error.field if isinstance(error, RequestFieldError) else None
+            )
     if isinstance(error, PretuneError):
         return 500, build_error(500, str(error), "model_error")
     return 500, build_error(500, f"internal error: {type(error).__name__}", "internal_error")

@@ -4,7 +4,7 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI
@@ -13,8 +13,10 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pretune.core.errors import UsageError
 from pretune.server.card import describe_inputs
 from pretune.server.completion import Completion, CompletionPiece
+from pretune.server.config import RequestFieldError
 from pretune.server.engine import Engine
 from pretune.server.errors import describe_error
+from pretune.server.logprobs import SpelledLogprob, format_logprobs
 from pretune.server.schemas import CompletionRequest, EmbeddingRequest, ModelRequest
 
 FINISH_REASONS = {"end": "stop", "stop": "stop", "length": "length"}
@@ -37,32 +39,36 @@ def add_openai_routes(app: FastAPI, engine: Engine) -> None:
     @app.post("/v1/completions")
     async def complete(body: Annotated[CompletionRequest, Body()]) -> Any:
         """Complete prompts; with `stream` as server-sent events."""
+        _check_fields(body)
         name, prompts, options = get_name(engine, body), _list_prompts(body.prompt), _build_options(body)
-        stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
         reply = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
         reply |= {"model": name}
         returns = body.n or 1
         if not body.stream:
-            completion = await engine.complete(name, prompts, stop=stop, **options)
+            completion = await engine.complete(name, prompts, best_of=body.best_of, **options)
             choices = [
-                _build_choice(number * returns + i, text.text if body.echo else text.new, text.finish_reason)
+                _build_choice(
+                    number * returns + i,
+                    text.text if body.echo else text.new,
+                    text.finish_reason,
+                    None if completion.logprobs is None else completion.logprobs[number][i],
+                )
                 for number, texts in enumerate(completion.texts)
                 for i, text in enumerate(texts)
             ]
             return JSONResponse({**reply, "choices": choices, "usage": _count_usage(completion)})
-        if body.echo:
-            raise UsageError("echo is not supported with stream; remove one of them")
         usage: list[Completion] = []
-        pieces = engine.stream(name, prompts, stop=stop, on_end=usage.append, **options)
+        pieces = engine.stream(name, prompts, on_end=usage.append, **options)
         first = await anext(pieces, None)  # errors of the request are raised here, before the response starts
         wants_usage = body.stream_options is not None and body.stream_options.include_usage
+        has_logprobs = body.logprobs is not None
 
         async def stream_events() -> AsyncIterator[str]:
             try:
                 if first is not None:
-                    yield _format_event({**reply, "choices": [_build_piece_choice(first, returns)]})
+                    yield _format_event({**reply, "choices": [_build_piece_choice(first, returns, has_logprobs)]})
                 async for piece in pieces:
-                    yield _format_event({**reply, "choices": [_build_piece_choice(piece, returns)]})
+                    yield _format_event({**reply, "choices": [_build_piece_choice(piece, returns, has_logprobs)]})
                 if wants_usage and usage:
                     yield _format_event({**reply, "choices": [], "usage": _count_usage(usage[0])})
             except Exception as error:
@@ -122,29 +128,51 @@ def _list_prompts(prompt: Any) -> list[Any]:
     return [prompt] if is_single else prompt
 
 
+def _check_fields(body: CompletionRequest) -> None:
+    """Raise a RequestFieldError for what is not supported, or not together."""
+    texts = max(body.n or 1, body.best_of or 1)
+    if body.suffix:
+        raise RequestFieldError("suffix", "not supported; fill masks with /fill")
+    if body.max_tokens == 0 and (body.stream or not body.echo):
+        raise RequestFieldError("max_tokens", "0 needs echo, and no stream")
+    if body.best_of is not None and body.best_of < (body.n or 1):
+        raise RequestFieldError("best_of", f"must be >= n ({body.n}), got {body.best_of}")
+    if body.best_of is not None and body.best_of > 1 and body.stream:
+        raise RequestFieldError("best_of", "not supported with stream; the best text is known at the end only")
+    if body.temperature == 0 and texts > 1:
+        name = "n" if (body.n or 1) > 1 else "best_of"
+        raise RequestFieldError(name, f"must be 1 with temperature 0, where all texts are equal, got {texts}")
+
+
 def _build_options(body: CompletionRequest) -> Any:
-    """Return the options of generation; without a seed every request draws its own."""
+    """Return the options of a completion; without a seed every request draws its own."""
     temperature = 1.0 if body.temperature is None else body.temperature
     options: dict[str, Any] = {
         "max_new_tokens": body.max_tokens, "min_new_tokens": body.min_tokens, "temperature": temperature,
         "num": body.n or 1, "repetition_penalty": body.repetition_penalty, "no_repeat_ngram": body.no_repeat_ngram,
-        "seed": secrets.randbits(62) if body.seed is None else body.seed, "top_k": body.top_k, "min_p": body.min_p,
-        "top_p": None if body.top_p == 1 else body.top_p,
+        "seed": secrets.randbits(62) if body.seed is None else body.seed % 2**63, "top_k": body.top_k,
+        "min_p": body.min_p, "top_p": None if body.top_p == 1 else body.top_p, "logit_bias": body.logit_bias,
+        "presence_penalty": body.presence_penalty, "frequency_penalty": body.frequency_penalty,
+        "logprobs": body.logprobs, "echo": bool(body.echo),
+        "stop": [body.stop] if isinstance(body.stop, str) else body.stop,
     }  # fmt: skip
     if temperature == 0:  # as in OpenAI's API, filters have no effect then
         options |= {"top_k": None, "top_p": None, "min_p": None}
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _build_choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
+def _build_choice(
+    index: int, text: str, reason: str | None, logprobs: Sequence[SpelledLogprob] | None
+) -> dict[str, Any]:
     return {
-        "index": index, "text": text, "logprobs": None,
+        "index": index, "text": text, "logprobs": None if logprobs is None else format_logprobs(logprobs),
         "finish_reason": None if reason is None else FINISH_REASONS[reason],
     }  # fmt: skip
 
 
-def _build_piece_choice(piece: CompletionPiece, returns: int) -> dict[str, Any]:
-    return _build_choice(piece.prompt * returns + piece.return_index, piece.text, piece.finish_reason)
+def _build_piece_choice(piece: CompletionPiece, returns: int, has_logprobs: bool) -> dict[str, Any]:
+    index = piece.prompt * returns + piece.return_index
+    return _build_choice(index, piece.text, piece.finish_reason, piece.logprobs if has_logprobs else None)
 
 
 def _count_usage(completion: Completion) -> dict[str, int]:

@@ -19,6 +19,8 @@ TokenId = Annotated[int, Field(ge=0, le=2**32)]
 StopText = Annotated[Text, Field(min_length=1, max_length=256)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Penalty = Annotated[Finite, Field(ge=-2, le=2)]
+Bias = Annotated[Finite, Field(ge=-100, le=100)]
 
 
 class ModelRequest(BaseModel):
@@ -41,28 +43,27 @@ class CompletionRequest(ModelRequest):
     """Completions, in the shape of OpenAI's API; with `top_k`, `min_p`, penalties of repetition and `min_tokens`."""
 
     prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
-    max_tokens: Count | None = 16
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(16, description="0 needs `echo`.")
     min_tokens: Annotated[int, Field(ge=0)] = 0
     temperature: Annotated[Finite, Field(ge=0, le=100)] | None = 1.0
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
     top_k: Count | None = None
     min_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
     n: Count | None = 1
+    best_of: Count | None = Field(None, description="Texts to generate, of which the `n` most probable are returned.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     echo: bool | None = False
+    logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="Most probable tokens at every position.")
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=1024)] | None = None
     repetition_penalty: Annotated[Finite, Field(gt=0)] = 1.0
     no_repeat_ngram: Annotated[int, Field(ge=0)] = 0
     user: Text | None = None
-    # Fields of OpenAI that are accepted at their neutral values only.
-    best_of: Literal[1] | None = None
-    logprobs: None = None
-    suffix: Literal[""] | None = None
-    presence_penalty: Literal[0] | None = None
-    frequency_penalty: Literal[0] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    suffix: Text | None = Field(None, description="Not supported.")
 
 
 class EmbeddingRequest(ModelRequest):

@@ -39,12 +39,13 @@ from pretune.models.model import LanguageModel
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.server.config import CapabilityError
 from pretune.server.continuous import ContinuousDecoder
+from pretune.server.logprobs import TokenLogprob, compute_prompt_logprobs
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.distributed import resolve_device
 
 NEIGHBOR_TEXTS = 200
 """Texts that are searched for neighbors, if a request has none."""
-CHUNK_SIZES = {"embed": 64, "predict": 64, "fill": 16, "score": 16, "search": 64}
+CHUNK_SIZES = {"embed": 64, "predict": 64, "fill": 16, "score": 16, "search": 64, "logprobs": 4}
 """Items that run as one batch, others one by one; between batches requests can be cancelled."""
 
 CAPABILITIES = (
@@ -242,6 +243,10 @@ class ServedModel:
             }
             for number, (total, count) in enumerate(zip(result.sums, result.counts, strict=True))
         ]
+
+    def _logprobs(self, prompts: Sequence[Sequence[int]], *, count: int) -> list[list[TokenLogprob]]:
+        assert self.decoder is not None
+        return compute_prompt_logprobs(self.decoder, prompts, count)
 
     def _search(self, queries: Sequence[str], *, k: int, words: bool) -> list[list[dict[str, Any]]]:
         assert self.index is not None
