@@ -78,6 +78,28 @@ def test_checkpoints(run: Run, tmp_path: Path) -> None:
     assert all(value > 0 for value in read(tmp_path / "out.json").values())
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16
+def test_fp8(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pretune.nn.fp8.check_device", lambda device: None)
+    out = ("--device", "cpu", "--out", tmp_path / "out.json")
+    run("fp8", "layers", "--steps", 1, *out)
+    (layer,) = read(tmp_path / "out.json")["result"].values()
+    assert all(0.01 < error < 0.1 for error in layer["fp8"]["errors"].values())
+    assert all(error < 0.005 for error in layer["bf16"]["errors"].values())
+    run("fp8", "speed", "--only", "gpt2-small", "--steps", 1, "--rounds", 1, "--kernels", *out)
+    (row,) = read(tmp_path / "out.json")["result"].values()
+    assert row["fp8 / bf16"] > 0 and row["fp8"]["kernels"] != row["bf16"]["kernels"]
+    settings = {"model.width": 32, "model.depth": 1, "model.heads": 2, "data.max_length": 32}
+    options = ("--set", json.dumps(settings), "--eval-tokens", 64, "--batch-tokens", 64, "--work", tmp_path / "runs")
+    for precision, seed in (("bf16", 0), ("bf16", 1), ("fp8", 0)):
+        words = ("--precision", precision, "--seed", seed, "--steps", 2, "--model", "bert-tiny")
+        run("fp8", "curve", *words, "--data", home / "data", *options, *out)
+    run("fp8", "compare", "--work", tmp_path / "runs", *out)
+    gaps = read(tmp_path / "out.json")["result"]["distance from bf16-0"]
+    assert {*gaps} == {"bf16-1", "fp8-0"} and gaps["fp8-0"]["largest"] < gaps["bf16-1"]["largest"]
+
+
 def test_activations(run: Run) -> None:
     result = json.loads(run("activations", "--elements", 999, "--repeats", 2))
     assert all(row["ratio"] > 0 for row in result.values()) and {*result} == {"gelu", "dropout"}

@@ -96,12 +96,16 @@ class Fp8Linear(nn.Linear):
         return self.multiply(x, self.weight, self.bias)
 
     def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x Wᵀ + b, in fp8 if the layer is trained and the number of tokens allows it."""
+        """Return x Wᵀ + b, in fp8 if the layer is trained and the number of tokens allows it.
+
+        The result is in bf16 under autocast, else in the dtype of x.
+        """
         tokens = x.numel() // x.shape[-1]
         if not self.training or tokens == 0 or tokens % MULTIPLE:
             return F.linear(x, weight, bias)
         rows = x.reshape(tokens, -1).to(torch.bfloat16)
         product: Tensor = _Fp8Product.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
+        product = product if torch.is_autocast_enabled(x.device.type) else product.to(x.dtype)
         return product.view(*x.shape[:-1], -1)
 
 
