@@ -22,6 +22,7 @@ FILES = dict(re.findall(rf"^A new file `([^`]+)`{BLOCK}", PAGE, re.DOTALL | re.M
 LINES = dict(re.findall(rf"^In the table of `([^`]+)`{BLOCK}", PAGE, re.DOTALL | re.MULTILINE))
 COMMANDS = [shlex.split(line) for line in re.findall(r"^pytest .*$", PAGE, re.MULTILINE)]
 CASES = re.findall(r"in `(PERFECT|WRONG)`[^`]*(?:`[^`]+`)?:\n\n```python\n(.*?)```", PAGE, re.DOTALL)
+SPLITS = re.findall(r'SplitFile\("(\w+)\.jsonl", _read, rows=(\d+)\)', PAGE)
 NAMES = ("starcoder", "stretch_masked", "rescale", "tickets", "balanced")
 QUICK = [command for command in COMMANDS if "tests/contracts/test_methods_with_heads.py" not in command]
 """Without what takes long: every head, and every kind of model on a task."""
@@ -31,6 +32,7 @@ def test_the_page_has_an_example_of_everything() -> None:
     assert [Path(file).stem for file in FILES] == [*NAMES] and len(LINES) == len(NAMES) and len(CASES) == 2
     assert not any((ROOT / file).exists() for file in FILES)  # they are examples, and new
     assert all(any(name in word for command in COMMANDS for word in command) for name in NAMES)
+    assert [split for split, _ in SPLITS] == ["train", "test"]
 
 
 def extended(folder: Path) -> Path:
@@ -56,7 +58,7 @@ def letters(folder: Path) -> Path:
     row = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
     home = folder / "data" / "tickets"
     home.mkdir(parents=True)
-    for split, count in re.findall(r'path="(\w+)\.jsonl", reader=_read, rows=(\d+)', PAGE):
+    for split, count in SPLITS:
         rows = [row, {"letter": "The lamp has not come yet.", "about": "delivery"}] * (int(count) // 2)
         (home / f"{split}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows), encoding="utf-8")
     return folder / "data"
