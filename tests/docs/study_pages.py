@@ -74,7 +74,8 @@ def render_scale(scale: str, results: Facts) -> Iterator[str]:
         for row, values in cells
     ]
     yield from format_rows(("", *(measure["name"] for measure in measures)), rows)
-    yield from ("", f"Mean over {len(results['seeds'])} seeds, with half of the 95 % interval.", "")
+    seeds = ", ".join(map(str, results["seeds"]))
+    yield from ("", f"Mean over the seeds {seeds}, with half of the 95 % interval.", "")
     claims = [
         (claim["text"], claim["measure"], f"**{format_outcome(claim['outcome'])}**", format_difference(claim))
         for claim in results["claims"]

@@ -148,7 +148,8 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
         seconds = sum(step.estimate.seconds for step in plan.steps.values() if step.action == action)
         yield f"  {count:>4}  {STEP_NOUNS[action]}, {format_duration(seconds)}"
     cost = f"{format_number(total.flops, billion='G')}FLOP, {format_duration(total.seconds)}"
-    yield f"all: {format_count(len(plan.steps), 'steps')}, {cost} on {plan.device}"
+    place = f"on {plan.device}" if plan.device != "cpu" else f"of one core, {format_duration(total.seconds / 2)} of two"
+    yield f"all: {format_count(len(plan.steps), 'steps')}, {cost} {place}"
     times = [f"{name} {format_duration(total.flops / entry.rate)}" for name, entry in DEVICES.items()]
     yield f"arithmetic alone: {', '.join(times)}"
     yield "learning rates: " + ("tuned per cell on dev" if plan.is_tuned else "not tuned; defaults of the papers")

@@ -15,6 +15,8 @@ OUTCOME_COLOURS = {"holds": 2, "does not hold": 4, "undecided": 7, "not measured
 OUTCOME_LABELS = {"undecided": "undecided at this budget"}
 MAX_P = 0.05
 """Differences with a p-value below this are marked."""
+BUSY_FACTOR = 1.1
+"""Wall-clock time of one-core steps relative to their CPU time, from which the machine had other work."""
 UNITS = {"flops": "FLOP", "kwh": " kWh", "dollars": " $"}
 
 
@@ -303,8 +305,7 @@ def list_costs(results: Facts) -> list[tuple[str, str]]:
     cost = results["cost"]
     rows = [
         ("steps", f"{cost['steps']:,} of {cost['planned_steps']:,}"),
-        ("time, one after the other", format_duration(cost["seconds"])),
-        *([("CPU time", format_duration(cost["cpu_seconds"]))] if cost.get("cpu_seconds") else []),
+        *_list_times(cost),
         ("training FLOPs", f"{format_number(cost['flops'], billion='G')}FLOP"),
         ("energy", f"{cost['kwh']:.3g} kWh"),
         ("CO2e", format_kilograms(cost["co2e_kg"])),
@@ -314,6 +315,21 @@ def list_costs(results: Facts) -> list[tuple[str, str]]:
     if cost["jobs"] > 1:
         rows.append(("side by side", f"up to {cost['jobs']} steps; they share energy and price of the device"))
     return rows
+
+
+def _list_times(cost: Facts) -> Iterator[tuple[str, str]]:
+    """Yield CPU time and wall-clock time of all steps; other work of the machine lengthens only the latter."""
+    cpu_seconds, estimate = cost.get("cpu_seconds") or 0.0, cost.get("estimated_seconds")
+    on_cpu = cost["devices"] == ["cpu"]
+    plan_text = f" (planned: {format_duration(estimate)})" if estimate else ""
+    if cpu_seconds:
+        yield "CPU time of all steps", f"{format_duration(cpu_seconds)}{plan_text if on_cpu else ''}"
+    is_shared = on_cpu and cost["seconds"] > BUSY_FACTOR * cpu_seconds > 0
+    busy = "; the machine had other work" if is_shared else ""
+    yield (
+        "wall-clock time, one after the other",
+        f"{format_duration(cost['seconds'])}{busy}{'' if on_cpu else plan_text}",
+    )
 
 
 def format_other_devices(results: Facts) -> str:

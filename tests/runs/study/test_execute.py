@@ -208,6 +208,21 @@ def test_all_measures_and_kinds_of_rows(tmp_path: Path) -> None:
     assert table["model"]["mean"] == pytest.approx((table["model"]["table"] + table["model"]["f1"]) / 2)
 
 
+def test_a_baseline_reads_a_built_in_task(tmp_path: Path) -> None:
+    folder = tmp_path / "tasks" / "sst2"
+    folder.mkdir(parents=True)
+    for split, count in (("train", 40), ("dev", 10), ("test-labeled", 10)):
+        lines = [f"a {('dull', 'fine')[i % 2]} film {i}\t{i % 2}" for i in range(count)]
+        (folder / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *lines]))
+    rows, measures = {"majority": {"baseline": "majority"}}, {"SST-2": {"kind": "finetuned", "task": "sst2"}}
+    path = tmp_path / "task.yaml"
+    path.write_text(yaml.safe_dump(make_tree(tmp_path, rows=rows, measures=measures, claims=[], seeds=1)))
+    result = pt.compare(str(path), out=tmp_path / "out", data=tmp_path)
+    assert result.table == {"majority": {"SST-2": 0.5}}
+    cost = result.results["cost"]
+    assert cost["estimated_seconds"] == build_plan(str(path), data=tmp_path).sum_estimates().seconds > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_kills_at_random_points_change_nothing(tmp_path: Path, seed: int) -> None:

@@ -9,7 +9,9 @@ import yaml
 
 from pretune.cli import main
 from pretune.core.errors import UsageError
+from pretune.models.catalog import resolve
 from pretune.runs.study import list_study_files
+from pretune.runs.study.estimates import Estimator
 from pretune.runs.study.plan import Plan
 from pretune.runs.study.planner import plan_study
 from pretune.runs.study.read import load_study, read_study
@@ -229,6 +231,21 @@ def test_released_weights_cost_their_fine_tuning(tmp_path: Path) -> None:
     costs = {cell.row: plan.steps[cell.readings["table"].step].estimate for cell in plan.cells}
     assert costs["large"].parameters > 3 * costs["small"].parameters > 3e8
     assert costs["large"].flops > 3 * costs["small"].flops > 0
+
+
+def test_a_probe_costs_the_features_of_its_examples(tmp_path: Path) -> None:
+    """And narrow models are slower than their FLOPs: their time is that of products of their width, on one core."""
+    probe = {
+        "finetune": {"method": "frozen", "tune.head": "probe", "tune.pooling": {"kind": "pooling", "mode": "mean"}}
+    }
+    rows = {"few": {**probe, "finetune.train_examples": 10}, "many": {**probe, "finetune.train_examples": 90}}
+    plan = plan_study(read_study(make_tree(tmp_path, rows=rows, seeds=1, claims=[]), "probes"))
+    few, many = (plan.steps[cell.readings["table"].step].estimate.seconds for cell in plan.cells)
+    assert many > few
+    estimator = Estimator("cpu")
+    narrow, wide = (resolve("bert", {"width": width, "depth": 2, "heads": 2}) for width in (32, 256))
+    assert estimator.find_rate(wide) > estimator.find_rate(narrow) > 1e6
+    assert Estimator("cuda").find_rate(wide) == Estimator("cuda").device.rate
 
 
 @pytest.mark.slow

@@ -212,7 +212,7 @@ def _evaluate(runner: StepRunner, arguments: Arguments, folder: Path, resume: bo
     return result.scores, {}, None
 
 
-_TASK_FIELDS = {"train", "dev", "test", "type", "text", "pair", "label"}
+_TASK_FIELDS = {"task", "train", "dev", "test", "type", "text", "pair", "label"}
 _ACTIONS: Mapping[str, Callable[[StepRunner, Arguments, Path, bool], Outcome]] = {
     "tokenizer": _train_tokenizer,
     "data": _prepare,

@@ -16,7 +16,7 @@ from pretune.models.generator_discriminator import Pair
 from pretune.models.spec import Model
 from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import build_paper_config, estimate_steps
-from pretune.runs.estimate import compute_training_flops, detect_device
+from pretune.runs.estimate import compute_training_flops, detect_device, measure_flops
 from pretune.runs.finetune.config import FinetuneConfig, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS, build_finetune_config, read_base_spec
 from pretune.runs.study.locations import HUB_PREFIX
@@ -39,6 +39,8 @@ MAX_EVALUATIONS = 10
 """Evaluations of a fine-tuning run, as far as its settings do not state fewer."""
 VALIDATION_SHARE = 0.1
 """Cost of the validations of a run, relative to its training."""
+CPU_UTILISATION, CPU_WIDTHS = 0.65, (32, 512)
+"""Share of the speed of square matrix products of a model's width that one core reaches, and the measured widths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,13 @@ class Estimator:
         if self.device_type == "cuda" and not torch.cuda.is_available():
             return DEVICES["h200"]
         return detect_device(self.device_type)
+
+    def find_rate(self, spec: Model) -> float:
+        """Return the FLOP/s of a model: on a CPU those of one core, on which narrow models are slower."""
+        if self.device_type != "cpu":
+            return self.device.rate
+        low, high = CPU_WIDTHS
+        return CPU_UTILISATION * measure_core(min(max(spec.width, low), high))
 
     def resolve_model(
         self,
@@ -118,9 +127,10 @@ class Estimator:
         steps = estimate_steps(train_config, model.data_tokens) or 0
         tokens = steps * train_config.batch_tokens if train_config.tokens is None else train_config.tokens
         flops = tokens * model.flops_per_token
-        seconds = flops * (1 + VALIDATION_SHARE) / self.device.rate + steps * STEP_SECONDS[self.device_type]
+        rate = self.find_rate(model.spec)
+        seconds = flops * (1 + VALIDATION_SHARE) / rate + steps * STEP_SECONDS[self.device_type]
         if train_config.budget is not None:
-            seconds, tokens = train_config.budget, round(train_config.budget * self.device.rate / model.flops_per_token)
+            seconds, tokens = train_config.budget, round(train_config.budget * rate / model.flops_per_token)
             flops = tokens * model.flops_per_token
         length = model.config.data.max_length
         memory = estimate_memory(
@@ -161,10 +171,13 @@ class Estimator:
         train_tokens = steps * tuning.train.batch * length
         evaluations = min(-(-steps // tuning.train.eval_every) if tuning.train.eval_every else steps, MAX_EVALUATIONS)
         eval_examples = evaluations * min(task.dev, tuning.train.eval_examples or 2000) + task.dev + task.test
+        if tuning.tune.head == "probe":
+            eval_examples += examples  # whose features a linear model is fitted on
         eval_tokens = eval_examples * length
         share = 1 / 3 if method == "frozen" else 2 / 3 if is_efficient else 1.0
         flops = train_tokens * per_token * share
-        seconds = (flops + eval_tokens * per_token / 3) / self.device.rate + steps * STEP_SECONDS[self.device_type]
+        rate = self.find_rate(spec)
+        seconds = (flops + eval_tokens * per_token / 3) / rate + steps * STEP_SECONDS[self.device_type]
         memory = estimate_memory(
             spec,
             tokens=max(round(tuning.train.batch * length), 1),
@@ -187,7 +200,7 @@ class Estimator:
             return StepEstimate(seconds=START_SECONDS["cpu"])
         tokens = sequences * length
         flops = tokens * flops_per_token(spec, length=length, targets=0.0, training=True)
-        seconds = flops / self.device.rate + START_SECONDS["cpu"]
+        seconds = flops / self.find_rate(spec) + START_SECONDS["cpu"]
         return StepEstimate(flops=flops, seconds=seconds, parameters=spec.params().total, tokens=tokens)
 
     def estimate_evaluation(self, spec: Model | None, examples: int, length: float) -> StepEstimate:
@@ -196,8 +209,21 @@ class Estimator:
             return StepEstimate(seconds=START_SECONDS["cpu"])
         flops = examples * length * flops_per_token(spec, length=max(round(length), 1), targets=1.0, training=False)
         return StepEstimate(
-            flops=flops, seconds=flops / self.device.rate + START_SECONDS["cpu"], parameters=spec.params().total
+            flops=flops, seconds=flops / self.find_rate(spec) + START_SECONDS["cpu"], parameters=spec.params().total
         )
+
+
+@functools.cache
+def measure_core(width: int) -> float:
+    """Return the FLOP/s of one core for products of matrices of this width."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return measure_flops(torch.device("cpu"), torch.float32, width)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def find_default_tokenizer(model: str) -> dict[str, Any]:

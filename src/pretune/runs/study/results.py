@@ -143,6 +143,7 @@ def sum_costs(plan: Plan, records: Mapping[str, StepRecord]) -> Facts:
             total[name] += float(cost[name]) * share.get(name, 1 / cost.get("jobs", 1))
     amounts: list[Facts] = [{**records[key]["amounts"]} for key in plan.steps if key in records]
     total["cpu_seconds"] = sum(float(entry.get("cpu_seconds") or 0.0) for entry in amounts)
+    total["estimated_seconds"] = plan.sum_estimates().seconds
     total["steps"] = len(costs)
     total["planned_steps"] = len(plan.steps)
     total["jobs"] = max((cost.get("jobs", 1) for cost in costs), default=1)
