@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.analysis.neighbors import WORD_PATTERN, neighbors
+from pretune.analysis.neighbors import WORD_PATTERN, compute_token_vectors, compute_word_states, neighbors
 from pretune.cli import main
 from pretune.core.errors import DataError, UsageError
 from pretune.inference.text_model import get_tokenizer
@@ -53,6 +53,21 @@ def test_in_context(make: Any, layer: int | None) -> None:
         assert one.score == pytest.approx(expected[one.line, one.start], abs=1e-5)
         assert CORPUS[one.line - 1][one.start : one.start + len(one.word)] == one.word
     assert [one.score for one in found.context] == sorted((one.score for one in found.context), reverse=True)
+
+
+@pytest.mark.parametrize("same_word", [False, True])
+def test_states_of_a_corpus_are_computed_once(same_word: bool) -> None:
+    model = encoder()
+    states, vectors = compute_word_states(model, CORPUS, layer=1), compute_token_vectors(model)
+    found = neighbors(model, "plays", SENTENCE, states, layer=1, same_word=same_word, token_vectors=vectors)
+    expected = neighbors(model, "plays", SENTENCE, CORPUS, layer=1, same_word=same_word)
+    assert (found.pieces, found.word_count, found.static) == (expected.pieces, expected.word_count, expected.static)
+    assert [one[:4] for one in found.context] == [one[:4] for one in expected.context]
+    assert [one.score for one in found.context] == pytest.approx([one.score for one in expected.context], abs=1e-6)
+    with pytest.raises(UsageError, match="layer 1"):
+        neighbors(model, "plays", SENTENCE, states)
+    with pytest.raises(DataError):
+        neighbors(model, "plays", SENTENCE, compute_word_states(model, ["", " "]))
 
 
 def test_only_the_word_itself() -> None:

@@ -12,12 +12,13 @@ import torch
 
 import pretune as pt
 from pretune.analysis.importance import compute_importance
-from pretune.analysis.neighbors import compare_words
+from pretune.analysis.neighbors import compare_words, compute_word_states
 from pretune.cli import main
 from pretune.core.errors import UsageError
 from pretune.data.layout import pack_in_order
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.server.app import MEDIA_TYPES, PAGE_DIR
+from pretune.server.neighbor_cache import NeighborCache
 from tests.conftest import ROOT
 from tests.inference.speakers import bert, gpt, t5
 from tests.server.models import Address, run_server
@@ -150,6 +151,30 @@ def test_compare(server: Address) -> None:
     for model, status in (("bert", 400), ("words", 400), ("reviews", 400)):
         assert server.call("/compare", {"model": model, **bad})[0] == status
     assert server.call("/compare", {"model": "bert", "first": {"word": "a" * 201}, "second": {"word": "a"}})[0] == 422
+
+
+def test_neighbors_of_the_same_texts_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts and layers that fit are kept, the latest ones; results are those without a cache."""
+    computed = list[Any]()
+
+    def compute(model: Any, texts: Any, *, layer: Any) -> Any:
+        computed.append((texts, layer))
+        return compute_word_states(model, texts, layer=layer)
+
+    monkeypatch.setattr("pretune.server.neighbor_cache.compute_word_states", compute)
+    texts, others = ("An old house stood.", "A bird and a house!"), ("They went home.",)
+    size = compute_word_states(bert(), texts).nbytes
+    cache, question = NeighborCache(bert(), size), ("house", "The house.")
+    expected = pt.neighbors(bert(), *question, texts, k=3)
+    for same_word in (True, False, False, True):
+        found = cache.find(*question, texts, k=3, same_word=same_word)
+    assert computed == [(texts, None)] and {one.word for one in found.context} == {"house"}
+    assert [one[:4] for one in cache.find(*question, texts, k=3).context] == [one[:4] for one in expected.context]
+    cache.find(*question, others, k=3)  # no room for both
+    cache.find(*question, texts, k=3)
+    cache.find(*question, texts * 2, k=3)  # too large: is not kept, and the others stay
+    cache.find(*question, texts, k=3)
+    assert computed == [(texts, None), (others, None), (texts, None), (texts * 2, None)]
 
 
 @pytest.mark.parametrize(("name", "part"), [("gpt", None), ("t5", "cross")])

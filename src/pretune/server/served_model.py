@@ -5,6 +5,7 @@ model.capabilities                               # ['embed', 'predict', …]
 model.run("embed", ["a text", "another"])        # one result per item
 """
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from pretune.analysis.attention import analyze_attention, view_all_heads, view_a
 from pretune.analysis.attention_inputs import list_parts
 from pretune.analysis.held_out import read_held_out
 from pretune.analysis.importance import check_explainable, compute_importance
-from pretune.analysis.neighbors import compare_words, neighbors
+from pretune.analysis.neighbors import compare_words
 from pretune.core.errors import PretuneError, UsageError, suggest
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
@@ -40,6 +41,7 @@ from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.server.config import CapabilityError
 from pretune.server.continuous import ContinuousDecoder
 from pretune.server.logprobs import TokenLogprob, compute_prompt_logprobs
+from pretune.server.neighbor_cache import NeighborCache
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.distributed import resolve_device
 
@@ -294,7 +296,7 @@ class ServedModel:
             return [self._find_static_neighbors(word, k) for word, _, _ in items]
         results = []
         for word, sentence, texts in items:
-            result = neighbors(self._get_model(), word, sentence, texts or self._read_corpus(), k=k, **options)
+            result = self._neighbor_cache.find(word, sentence, texts or self._read_corpus(), k=k, **options)
             results.append(
                 {
                     "pieces": list(result.pieces),
@@ -330,6 +332,10 @@ class ServedModel:
             model = self._get_model()
             self._corpus = read_held_out(self.path or model, model, NEIGHBOR_TEXTS, sentences=True).texts
         return self._corpus
+
+    @functools.cached_property
+    def _neighbor_cache(self) -> NeighborCache:
+        return NeighborCache(self._get_model())
 
     def _get_model(self) -> LanguageModel:
         if self.language_model is None:
