@@ -100,6 +100,16 @@ def test_fp8(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPat
     assert {*gaps} == {"bf16-1", "fp8-0"} and gaps["fp8-0"]["largest"] < gaps["bf16-1"]["largest"]
 
 
+@pytest.mark.slow
+def test_lora(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    run("lora", "--device", "cpu", "--rounds", 1, "--out", tmp_path / "out.json")
+    result = read(tmp_path / "out.json")
+    assert len(result["rows"]) == 7 and "error" not in result["rows"]["pretune QLoRA, own kernels"]
+    assert {row.get("trained", 32_768) for row in result["rows"].values()} == {32_768}
+    assert {*result["ratios"]} >= {"peft LoRA, padded", "peft LoRA, packed"}
+
+
 def test_activations(run: Run) -> None:
     result = json.loads(run("activations", "--elements", 999, "--repeats", 2))
     assert all(row["ratio"] > 0 for row in result.values()) and {*result} == {"gelu", "dropout"}
