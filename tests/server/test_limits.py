@@ -115,6 +115,48 @@ def test_client_that_does_not_read_costs_nothing(server: Address) -> None:
     assert call(server, {**ASK, "model": "gpt", "max_tokens": 1})[0] == 200
 
 
+def test_client_that_reads_nothing_is_dropped() -> None:
+    """A response and a stream that nobody reads end after `write_seconds`; neither rows nor buffers are left."""
+    texts = {"texts": ["a b c d e f g h i j k l m n o p"] * 250}
+    stream = {"prompt": ["a"] * 8, "max_tokens": 40, "min_tokens": 40, "stream": True, "logprobs": 20}
+    with run_server({"gpt": gpt()}, write_seconds=0.3) as server:
+        connections = server.server.server_state.connections
+        for path, body in (("/tokenize", texts), ("/v1/completions", stream)):
+            with server.connect() as deaf:
+                deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+                wait_for(lambda: len(connections) == 1)
+                (protocol,) = connections
+                protocol.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
+                data = json.dumps(body).encode()
+                lines = (f"Content-Length: {len(data)}", "Content-Type: application/json")
+                deaf.sendall(head(server, *lines, path=path) + data)
+                wait_for(lambda transport=protocol.transport: transport.get_write_buffer_size() > 2**16)  # type: ignore[misc]
+                start = time.monotonic()
+                wait_for(lambda: not connections and not server.engine.running_requests)
+                assert 0.1 < time.monotonic() - start < 3
+                assert protocol.transport.get_write_buffer_size() == 0
+                assert server.engine.workers["gpt"].running_rows == 0
+        assert server.call("/v1/completions", SHORT)[0] == 200
+
+
+def test_connections_are_bounded() -> None:
+    """One too many gets 503 and its reason, also while it sends a body; a free place is taken again."""
+    with run_server({"gpt": gpt()}, max_connections=2) as server:
+        connections = server.server.server_state.connections
+        with server.connect(), server.connect():
+            wait_for(lambda: len(connections) == 2)
+            status, reply, _ = server.call("/v1/completions", {**SHORT, "stop": ["x" * 200] * 16})
+            assert status == 503 and reply["error"]["message"] == "too many connections"
+            with server.connect() as sender:
+                sender.sendall(head(server, "Content-Length: 300000"))
+                for _ in range(100):
+                    sender.sendall(b"a" * 3000)
+                assert read_reply(sender)[0] == 503
+            assert len(connections) == 2
+        wait_for(lambda: not connections)
+        assert server.call("/v1/completions", SHORT)[0] == 200
+
+
 def test_full_queue_is_429_and_draining_is_503() -> None:
     """After SIGTERM the running requests get their answers, new ones an error, and the server ends."""
     with run_server({"slow": slow_gpt(0.02)}, max_rows=1, max_queue=2, request_seconds=5) as server:

@@ -24,21 +24,59 @@ from pretune.server.limits import Gate, build_hosts
 KEEP_ALIVE_SECONDS = 5
 MAX_HEADER_BYTES = 2**15
 POLL_SECONDS = 0.05
+REFUSAL_SECONDS = 1.0
+"""Time for a client without a connection to read the reason."""
 
 
-def build_protocol(read_seconds: float, max_connections: int) -> type[H11Protocol]:
-    """Return the protocol of connections, with limits of their number and of the time until the first request."""
+def build_protocol(read_seconds: float, write_seconds: float, max_connections: int) -> type[H11Protocol]:
+    """Return the protocol of connections, with limits of their number, and of the time to send and to read.
+
+    Args:
+        read_seconds: Time until the first request.
+        write_seconds: Time until a client has read the end of a response.
+        max_connections: Number of connections; one more gets an error.
+    """
+    refused_connections = set[H11Protocol]()
 
     class LimitedProtocol(H11Protocol):
         """HTTP/1.1 by h11. A connection without a request is closed, and so is one too many."""
+
+        response_count = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self.app_state = {**self.app_state, "abort": transport.abort}
             if len(self.connections) > max_connections:
-                self.send_error(503, "too many connections")
+                self.refuse()
             else:
                 self.loop.call_later(read_seconds, self.close_if_silent)
+
+        def refuse(self) -> None:
+            """Send an error, and ignore what the client sends: a connection closed at once could hide the error."""
+            self.connections.discard(self)
+            if len(refused_connections) >= max_connections:
+                self.transport.abort()
+                return
+            refused_connections.add(self)
+            self.write_error(503, "too many connections")
+            self.transport.write_eof()
+            self.loop.call_later(REFUSAL_SECONDS, self.transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Forget the connection."""
+            refused_connections.discard(self)
+            super().connection_lost(exc)
+
+        def on_response_complete(self) -> None:
+            """Handle the next request; end the connection if the client has not read the response in time."""
+            super().on_response_complete()
+            self.response_count += 1
+            self.loop.call_later(write_seconds, self.abort_if_unread, self.response_count)
+
+        def abort_if_unread(self, response_count: int) -> None:
+            """End the connection if a part of its last response still waits for the client."""
+            if response_count == self.response_count and self.transport.get_write_buffer_size():
+                self.transport.abort()
 
         def close_if_silent(self) -> None:
             """Close the connection if no request has come."""
@@ -53,6 +91,8 @@ def build_protocol(read_seconds: float, max_connections: int) -> type[H11Protoco
 
         def data_received(self, data: bytes) -> None:
             """Handle data, but keep the timer of a connection that has not completed the headers of a request."""
+            if self in refused_connections:
+                return
             timer, cycle = self.timeout_keep_alive_task, self.cycle
             self.timeout_keep_alive_task = None
             super().data_received(data)
@@ -67,13 +107,17 @@ def build_protocol(read_seconds: float, max_connections: int) -> type[H11Protoco
 
         def send_error(self, status: int, message: str) -> None:
             """Send an error as JSON, and close the connection."""
+            self.write_error(status, message)
+            self.transport.close()
+
+        def write_error(self, status: int, message: str) -> None:
+            """Send an error as JSON."""
             data = json.dumps(build_error(status, message), allow_nan=False).encode()
             headers = [("content-type", "application/json"), ("content-length", str(len(data)))]
             event = h11.Response(status_code=status, headers=[*headers, ("connection", "close")])
             with contextlib.suppress(h11.LocalProtocolError):
                 for part in (event, h11.Data(data=data), h11.EndOfMessage()):
                     self.transport.write(self.conn.send(part) or b"")
-            self.transport.close()
 
     return LimitedProtocol
 
@@ -115,7 +159,7 @@ def build_server(engine: Engine, *, host: str, hosts: Sequence[str] = (), token:
     limits = engine.config
     config = uvicorn.Config(
         Gate(build_app(engine), engine, hosts=build_hosts(host, hosts), token=token),
-        http=build_protocol(limits.read_seconds, limits.max_connections),
+        http=build_protocol(limits.read_seconds, limits.write_seconds, limits.max_connections),
         ws="none",
         lifespan="off",
         loop="asyncio",
