@@ -92,11 +92,23 @@ def families() -> Registry[object]:
 def test_no_family_is_known_outside_its_file() -> None:
     """But for ULMFiT, which is the name of a way to fine-tune as well (`METHOD_PRESETS`), and for the words of GGUF.
 
-    That format names the architecture and the tokenizers that it knows after models; the export compares structures.
+    That format names the architecture and the tokenizers that it knows after models: constants of the file that writes
+    it, and nothing else there.
     """
     names = [name for name in families().list_names() if name not in METHOD_PRESETS]
-    others = [file for file in files() if FAMILIES not in file.parents and file.name != "gguf.py"]
-    assert violations_of(lambda file: uses(file.read_text(), names), others) == []
+    others = [file for file in files() if FAMILIES not in file.parents]
+
+    def read(file: Path) -> str:
+        return without_texts(file.read_text()) if file.name == "gguf.py" else file.read_text()
+
+    assert violations_of(lambda file: uses(read(file), names), others) == []
+
+
+def without_texts(source: str) -> str:
+    """A module without its constants that are texts."""
+    tree = parse(source)
+    body = [node for node in tree.body if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant))]
+    return ast.unparse(ast.Module(body, []))
 
 
 @pytest.mark.parametrize(

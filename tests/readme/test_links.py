@@ -9,14 +9,19 @@ from tests.readme.page import broken, links
 
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+INNER_PAGES = [
+    *sorted(ROOT.glob("docs/*/*.md")),
+    *sorted(ROOT.glob("examples/**/*.md")),
+    *sorted(ROOT.glob("bench/*.md")),
+]
 LARGEST = 300_000
 """Bytes of a picture."""
 
 
 @pytest.mark.parametrize(
     "page",
-    [*sorted(ROOT.glob("*.md")), *PAGES, *sorted(ROOT.glob("examples/*.md")), *sorted(ROOT.glob("bench/*.md"))],
-    ids=lambda page: page.name,
+    [*sorted(ROOT.glob("*.md")), *PAGES, *INNER_PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken(page) == []

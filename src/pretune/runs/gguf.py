@@ -47,11 +47,18 @@ NAMES = {
     "feedforward.up": "ffn_up",
     "feedforward.down": "ffn_down",
 }
-LLAMA3_PATTERN = (
+# Words of the format, which names an architecture and ways to split text after models.
+ARCHITECTURE = "llama"
+ARCHITECTURE_TITLE = "Llama"
+TOKENIZER_KIND = "gpt2"
+BYTE_LEVEL_SPLITTER = "gpt-2"
+PATTERN_SPLITTER = "llama-bpe"
+SPLITTER_TITLES = "GPT-2 or Llama 3"
+SPLITTER_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""The pattern by which Llama 3 splits text, which llama.cpp knows as `llama-bpe`."""
+"""The pattern of Llama 3, which llama.cpp knows as `PATTERN_SPLITTER`."""
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _ENCODERS: dict[type, tuple[int, Callable[[Any], bytes]]] = {
     bool: (_BOOL, lambda value: struct.pack("<?", value)),
@@ -93,7 +100,7 @@ def write_gguf(model: LanguageModel, directory: Path, *, kind: str = "float32", 
 
 def check_architecture(spec: Model) -> None:
     """Raise `UsageError` unless the spec is that of Llama in any size."""
-    stack, refusal = spec.decoder, "GGUF files hold decoders in the shape of Llama"
+    stack, refusal = spec.decoder, f"GGUF files hold decoders in the shape of {ARCHITECTURE_TITLE}"
     if not isinstance(stack, Stack) or spec.encoder is not None or spec.head is None:
         raise UsageError(f"{refusal}, with a vocabulary head; this is a '{spec.family}'")
     block, position = stack.blocks[0], stack.position
@@ -101,7 +108,7 @@ def check_architecture(spec: Model) -> None:
     if not isinstance(position, Rotary) or not isinstance(norm, RMSNorm):
         raise UsageError(f"{refusal}: rotary positions and RMSNorm; this is a '{spec.family}'")
     window = attention.window
-    llama = Model(
+    expected_spec = Model(
         family=spec.family,
         vocab=spec.vocab,
         width=spec.width,
@@ -129,7 +136,7 @@ def check_architecture(spec: Model) -> None:
         context=spec.context,
     )
     ignored_fields = {"dropout", "out_dropout", "init", "special", "sampling"}
-    differences = [path for path in config.diff(llama, spec) if not {*path.split(".")} & ignored_fields]
+    differences = [path for path in config.diff(expected_spec, spec) if not {*path.split(".")} & ignored_fields]
     if differences:
         raise UsageError(f"{refusal}; this '{spec.family}' differs in {differences[0]}; export it to hf or onnx")
 
@@ -141,28 +148,31 @@ def describe_model(spec: Model, kind: str) -> dict[str, Any]:
     block, position = stack.blocks[0], stack.position
     heads, kv_heads, head_width = block.attention.resolve_shape(width=spec.width)
     scaling = position.scaling
-    return {
-        "general.architecture": "llama",
-        "general.name": spec.family,
-        "general.file_type": FILE_TYPES[kind],
-        "general.quantization_version": 2,
-        "llama.vocab_size": spec.vocab,
-        "llama.context_length": spec.context or 2048,
-        "llama.embedding_length": spec.width,
-        "llama.block_count": stack.depth,
-        "llama.feed_forward_length": block.feedforward.hidden,
-        "llama.attention.head_count": heads,
-        "llama.attention.head_count_kv": kv_heads,
-        "llama.attention.key_length": head_width,
-        "llama.attention.value_length": head_width,
-        "llama.attention.layer_norm_rms_epsilon": float(stack.norm.eps),
-        "llama.rope.dimension_count": head_width,
-        "llama.rope.freq_base": float(position.theta),
-    } | (
-        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": float(scaling.factor)}
-        if isinstance(scaling, LinearScaling)
-        else {}
-    )
+    general: dict[str, Any] = {
+        "architecture": ARCHITECTURE,
+        "name": spec.family,
+        "file_type": FILE_TYPES[kind],
+        "quantization_version": 2,
+    }
+    sizes: dict[str, Any] = {
+        "vocab_size": spec.vocab,
+        "context_length": spec.context or 2048,
+        "embedding_length": spec.width,
+        "block_count": stack.depth,
+        "feed_forward_length": block.feedforward.hidden,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": head_width,
+        "attention.value_length": head_width,
+        "attention.layer_norm_rms_epsilon": float(stack.norm.eps),
+        "rope.dimension_count": head_width,
+        "rope.freq_base": float(position.theta),
+    }
+    if isinstance(scaling, LinearScaling):
+        sizes |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling.factor)}
+    return {f"general.{name}": value for name, value in general.items()} | {
+        f"{ARCHITECTURE}.{name}": value for name, value in sizes.items()
+    }
 
 
 def describe_tokenizer(model: LanguageModel) -> dict[str, Any]:
@@ -198,7 +208,7 @@ def describe_tokenizer(model: LanguageModel) -> dict[str, Any]:
     special = tokenizer.special
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
     return {
-        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.model": TOKENIZER_KIND,
         "tokenizer.ggml.pre": splitter,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": kinds,
@@ -275,12 +285,12 @@ def _find_splitter(content: dict[str, Any]) -> str:
     is_plain = content["normalizer"] is None and not content["model"].get("byte_fallback")
     if kind == "BPE" and byte_level is not None and is_plain and not byte_level["add_prefix_space"]:
         if len(steps) == 1 and byte_level["use_regex"]:
-            return "gpt-2"
+            return BYTE_LEVEL_SPLITTER
         patterns = [step.get("pattern", {}).get("Regex") for step in steps[:-1]]
-        if patterns == [LLAMA3_PATTERN] and not byte_level["use_regex"]:
-            return "llama-bpe"
+        if patterns == [SPLITTER_PATTERN] and not byte_level["use_regex"]:
+            return PATTERN_SPLITTER
     raise UsageError(
-        f"GGUF files hold byte-level BPE that splits text as GPT-2 or Llama 3 does; this tokenizer is {kind} with "
+        f"GGUF files hold byte-level BPE that splits text as {SPLITTER_TITLES} does; this tokenizer is {kind} with "
         f"{' and '.join(str(step.get('type')) for step in steps)}; export it to hf or onnx"
     )
 
