@@ -73,20 +73,27 @@ def render_scale(scale: str, results: Facts) -> Iterator[str]:
         (row, *("" if cell is None else format_value(cell, m) for cell, m in zip(values, measures, strict=True)))
         for row, values in cells
     ]
-    yield from format_rows(("", *(measure["name"] for measure in measures)), rows)
+    heads = (f"{measure['name']} {'↓' if measure['better'] == 'lower' else '↑'}" for measure in measures)
+    yield from format_rows(("", *heads), rows)
     seeds = ", ".join(map(str, results["seeds"]))
-    yield from ("", f"Mean over the seeds {seeds}, with half of the 95 % interval.", "")
+    yield from ("", f"Mean over the seeds {seeds}, ± half of the 95 % interval; ↑: higher is better, ↓: lower.", "")
     claims = [
-        (claim["text"], claim["measure"], f"**{format_outcome(claim['outcome'])}**", format_difference(claim))
+        (claim["text"], describe_measures(claim), f"**{format_outcome(claim['outcome'])}**", format_difference(claim))
         for claim in results["claims"]
         if claim["outcome"] != "not measured"
     ]
-    yield from format_rows(("claim", "measure", "verdict", "difference"), claims)
+    yield from format_rows(("claim", "measure", "verdict", "difference ± standard error, +: as claimed"), claims)
     yield from ("", results["rule"], format_tuning(results), "")
     if results["missing"]:
         yield from (f"{len(results['missing'])} cells are not finished.", "")
     yield from format_rows(("cost", ""), list_costs(results))
     yield from ("", "```sh", format_command(results), "```", "")
+
+
+def describe_measures(claim: Facts) -> str:
+    """Return the measure of a claim; of one about two measures, both."""
+    names = dict.fromkeys((claim["measure"], claim["against"]))
+    return " against ".join(names)
 
 
 def format_rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:

@@ -12,6 +12,8 @@ from pretune.runs.study.compare import build_plan
 from pretune.runs.study.read import load_study
 
 SCALES = ("class", "gpu", "full")
+MAX_CLASS_SECONDS = 2 * 600
+"""Ten minutes of two cores."""
 QUICK_PLANS = {("bert-size", "full"), ("pooling", "class")}
 CLASS_STUDIES = ("bert-objectives", "electra-vs-mlm", "bart-noise", "bert-size", "pooling", "adaptation")
 PLANS = [
@@ -38,6 +40,9 @@ def test_scales_can_be_planned(name: str, scale: str) -> None:
             assert {*(members or (claim.measure,))} <= cell.readings.keys()
     if plan.budget and "seconds" not in plan.budget:
         assert plan.sum_estimates().flops > 0
+    if scale == "class":
+        assert plan.sum_estimates().seconds < MAX_CLASS_SECONDS
+        assert min(plan.seeds) >= 10, "lower seeds were used in the design of the studies"
 
 
 @pytest.mark.parametrize("name", list_study_files())
