@@ -136,15 +136,16 @@ def judge_claim(plan: Plan, claim: Claim, values: Values) -> Facts:
 def sum_costs(plan: Plan, records: Mapping[str, StepRecord]) -> Facts:
     """Return the cost of all steps of the study; steps side by side share the energy and the price of the device."""
     total: Facts = dict.fromkeys(COST_NAMES, 0.0)
-    costs: list[Facts] = [{**records[key]["cost"]} for key in plan.steps if key in records]
+    keys = [key for key, step in plan.steps.items() if key in records and step.action != "choose"]
+    costs: list[Facts] = [{**records[key]["cost"]} for key in keys]
     for cost in costs:
         share = {"seconds": 1.0, "flops": 1.0}
         for name in COST_NAMES:
             total[name] += float(cost[name]) * share.get(name, 1 / cost.get("jobs", 1))
-    amounts: list[Facts] = [{**records[key]["amounts"]} for key in plan.steps if key in records]
-    total["cpu_seconds"] = sum(float(entry.get("cpu_seconds") or 0.0) for entry in amounts)
+    for name, amount in (("cpu_seconds", "cpu_seconds"), ("wall_seconds", "total_seconds")):
+        total[name] = sum(float(records[key]["amounts"].get(amount) or 0.0) for key in keys)
     total["estimated_seconds"] = plan.sum_estimates().seconds
-    total["steps"] = len(costs)
+    total["steps"] = sum(key in records for key in plan.steps)
     total["planned_steps"] = len(plan.steps)
     total["jobs"] = max((cost.get("jobs", 1) for cost in costs), default=1)
     total["devices"] = sorted({cost["device"] for cost in costs if cost["device"]})
