@@ -1,7 +1,7 @@
 """The built-in studies: every scale can be planned, and class scales run from corpus to verdicts."""
 
-import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,11 +66,11 @@ def test_missing_sets_are_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASS_STUDIES)
-def test_class_scales_run(name: str, tmp_path: Path) -> None:
+def test_class_scales_run(name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: Any) -> None:
     """With one seed, so that no claim is decided; the rest is as in front of a class."""
     if build_plan(name, seeds=1).missing:
-        assert "PRETUNE_DATA" not in os.environ, "a set of a study is not in $PRETUNE_DATA"
-        pytest.skip("a set of this study is not installed; set $PRETUNE_DATA")
+        monkeypatch.setenv("PRETUNE_DATA", str(request.getfixturevalue("shared_data")))  # skips where it is not
+        assert not build_plan(name, seeds=1).missing, "a set of a study is not in $PRETUNE_DATA"
     result = pt.compare(name, out=tmp_path / "out", seeds=1)
     assert not result.results["missing"] and not result.results["failures"]
     outcomes = {*result.verdicts.values()}
