@@ -11,9 +11,10 @@ labels. Stages:
     classifiers   rows of ROWS, three seeds each
 
 A row adds parts to `full`, which trains all weights at a constant learning rate. Dropout, pooling, batch and Adam are
-those of the family. Each row selects its learning rate on dev with seed 0, among the same rates; weights are those of
-the best dev score. Scores are error rates on test in percent: mean, each seed, difference to `full` paired over seeds,
-and a paired bootstrap over examples.
+those of the family. Unfreezing takes an epoch for each part, and with the slanted schedule every stage has a triangle
+of its own, as in the paper's code. Each row selects its learning rate on dev with seed 0, among the same rates; weights
+are those of the best dev score. Scores are error rates on test in percent: mean, each seed, difference to `full` paired
+over seeds, and a paired bootstrap over examples.
 
 Several runs share the device (`--jobs`), so times are not comparable. Runs that have finished in DIR are not repeated,
 one that fails does not stop the others, and none starts after `--seconds`.
@@ -40,6 +41,8 @@ SETTINGS: Facts = {"train.optimizer.betas": [0.7, 0.99], "train.batch": 64}
 """Settings of the family's classifier that all rows share."""
 CONSTANT: Facts = {"train.schedule": {"kind": "constant", "warmup": 0}}
 SLANTED: Facts = {"train.schedule": {"kind": "slanted"}}
+PARTS = 5
+"""Embedding, three layers and head: the parts that are unfrozen one by one."""
 DISCRIMINATIVE: Facts = {"tune.layer_decay": 1 / 2.6}
 ROWS: dict[str, tuple[str, str, Facts]] = {
     "from-scratch": ("start", "from-scratch", CONSTANT),
@@ -159,6 +162,9 @@ def finetune(work: str, name: str, row: str, rate: float, seed: int, **options: 
     log.set_quiet(True)
     root, (base, method, settings) = Path(work), ROWS[row]
     overrides: Facts = {**SETTINGS, **settings, "train.seed": seed, "data.max_length": options["max_length"]}
+    if method == "gradual" and settings.get("train.schedule") == SLANTED["train.schedule"]:
+        restarts = [epoch / options["epochs"] for epoch in range(1, PARTS) if epoch < options["epochs"]]
+        overrides["train.schedule"] = SLANTED["train.schedule"] | {"restarts": restarts}
     overrides |= {"train.max_checkpoints": 0, "train.eval_examples": 1_000_000}
     files = {split: root / f"{split}.csv" for split in ("train", "dev", "test")}
     arguments: Facts = {**files, "text": "text", "label": "label", "type": "classification", "baselines": "none"}

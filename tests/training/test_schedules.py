@@ -147,6 +147,8 @@ def test_a_warm_up_is_a_share_or_a_number_of_steps() -> None:
         (lambda: InverseSquareRoot(cooldown=2), "cooldown .*2"),
         (lambda: SlantedTriangular(cut=0.0), r"cut .*0\.0"),
         (lambda: SlantedTriangular(ratio=0.5), r"ratio .*0\.5"),
+        (lambda: SlantedTriangular(restarts=(0.5, 0.25)), r"restarts .*0\.25"),
+        (lambda: SlantedTriangular(restarts=(1.0,)), r"restarts .*1\.0"),
         (lambda: LinearSchedule(warmup=100).compute_factor(0, 100), r"\b100\b.*\b100\b"),
         (lambda: LinearSchedule().compute_factor(0, 0), r"got 0"),
         (lambda: SlantedTriangular().compute_factor(0, 0), r"got 0"),
@@ -208,3 +210,13 @@ def test_schedules_are_those_of_transformers(warmup: int) -> None:
     for ours, theirs in pairs:
         for step in range(TOTAL + 1):
             assert ours.compute_factor(step, TOTAL) == pytest.approx(theirs(step), abs=1e-7), (ours, step)
+
+
+def test_a_restart_begins_another_triangle() -> None:
+    """Of the length of its stage; the last ends with the run."""
+    whole, staged = SlantedTriangular(), SlantedTriangular(restarts=(0.25, 0.5))
+    for step in range(100):
+        assert staged.compute_factor(step, 400) == pytest.approx(whole.compute_factor(step, 100))
+        assert staged.compute_factor(100 + step, 400) == pytest.approx(whole.compute_factor(step, 100))
+    for step in range(201):
+        assert staged.compute_factor(200 + step, 400) == pytest.approx(whole.compute_factor(step, 200))

@@ -10,6 +10,7 @@ with a time budget: `compute_factor_at` then multiplies a warmup by steps with a
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pretune.core.config import Constraint, Fraction, Ge, Gt, Lt, NonNegative, spec
@@ -131,10 +132,19 @@ class Stable:
 
 @spec(kind="slanted")
 class SlantedTriangular:
-    """Slanted triangular schedule (Howard and Ruder, 2018): a short rise from 1 / `ratio`, a long decay back to it."""
+    """Slanted triangular schedule (Howard and Ruder, 2018): a short rise from 1 / `ratio`, a long decay back to it.
 
-    cut: Annotated[float, Gt(0), Lt(1)] = 0.1  # fraction of the run that rises
+    Their code has a triangle for every stage of gradual unfreezing: `restarts` are the fractions of the run at which a
+    new one begins.
+    """
+
+    cut: Annotated[float, Gt(0), Lt(1)] = 0.1  # fraction of a triangle that rises
     ratio: Annotated[float, Ge(1)] = 32.0
+    restarts: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(low < high for low, high in pairwise((0.0, *self.restarts, 1.0))):
+            raise UsageError(f"restarts must be increasing fractions between 0 and 1, got {self.restarts}")
 
     @property
     def floor(self) -> float:
@@ -146,7 +156,9 @@ class SlantedTriangular:
         return self.compute_factor_at(step / total, step)
 
     def compute_factor_at(self, progress: float, step: int) -> float:
-        x = min(progress, 1.0)
+        start = max((0.0, *(low for low in self.restarts if low <= progress)))
+        end = min((high for high in self.restarts if high > progress), default=1.0)
+        x = min((progress - start) / (end - start), 1.0)
         height = x / self.cut if x < self.cut else (1 - x) / (1 - self.cut)
         return (1 + height * (self.ratio - 1)) / self.ratio
 
