@@ -83,6 +83,12 @@ def test_dry_run_touches_nothing_and_can_be_run(
     assert weights[0] == weights[1]
 
 
+def test_dry_run_with_a_time_budget_estimates_tokens(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(data, "--budget=5m", "--objective=masked", "--dry-run")) == 0
+    out = capsys.readouterr().out
+    assert "one device in 5:00" in out and "FLOP per token" in out and "tokens" in out.rpartition("5:00")[2]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

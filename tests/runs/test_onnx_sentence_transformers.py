@@ -17,7 +17,7 @@ from tests.contracts.tiny import rough
 
 pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
 PACKAGES = "optimum optimum-onnx transformers==4.57.3 huggingface-hub<1.0 tokenizers<0.23 sentence-transformers<6"
-MORE = "requests urllib3 idna certifi charset-normalizer datasets==4.4.1"
+MORE = "requests urllib3 idna certifi charset-normalizer datasets==4.4.1 httpx httpcore h11 anyio sniffio"
 TEXTS = ["the cat sat on the mat", "a dog", "the dog lay on a sofa in the house"]
 SCRIPT = """
 import json, sys

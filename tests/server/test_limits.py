@@ -223,7 +223,7 @@ def test_sigterm_drains(tmp_path: Any) -> None:
     try:
         line = process.stdout.readline()
         assert line.startswith("serving tiny at http://127.0.0.1:"), process.stderr.read() if process.stderr else ""
-        port = int(line.rpartition(":")[2])
+        port = int(line.rpartition(":")[2].split()[0])
         with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
             data = json.dumps({"prompt": "a", "max_tokens": 40, "stream": True}).encode()
             lines = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"

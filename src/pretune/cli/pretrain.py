@@ -142,12 +142,11 @@ def _show(config: "PretrainConfig", as_json: bool, device: str) -> None:
 def _format_forecast(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":
     from pretune.core.log import format_duration, format_number
 
-    flops_per_token, flops = (f"{format_number(cost[name], billion='G')}FLOP" for name in ("flops_per_token", "flops"))
     yield cost["rate"]
-    yield f"{cost['parameters']:,} parameters, {flops_per_token} per token"
+    yield f"{cost['parameters']:,} parameters, {format_number(cost['flops_per_token'], billion='G')}FLOP per token"
     if budget is None:
         steps, tokens = format_count(cost["steps"], "steps"), format_count(cost["tokens"], "tokens")
-        yield f"{steps}, {tokens}, {flops}; estimate for one device:"
+        yield f"{steps}, {tokens}, {format_number(cost['flops'], billion='G')}FLOP; estimate for one device:"
         yield from format_costs(cost["devices"], "time", lambda device: format_duration(device["seconds"]))
     else:
         yield f"estimate for one device in {format_duration(budget)}:"

@@ -161,6 +161,10 @@ BAD = {
         {"claims": [{"text": "x", "measure": "los", "better": "low", "worse": "high"}]},
         "did you mean 'loss'",
     ),
+    "two claims with the same words": (
+        {"claims": [{"text": "x", "measure": "loss", "better": row, "worse": "high"} for row in ("low", "high")]},
+        "two claims named 'x (loss)'",
+    ),
     "two budgets": ({"budget": {"tokens": 10, "flops": 1e9}}, "one of tokens, flops and seconds"),
     "no rows": ({"rows": {}}, "expected names with settings"),
     "a scale that does not exist": ({"scales": {"huge": {}}}, "huge"),

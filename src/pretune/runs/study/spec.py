@@ -282,6 +282,7 @@ class Study:
                 check_name(f"measure '{measure.name}'", measure.quantity.measure, measures)
             for name in measure.quantity.measures if isinstance(measure.quantity, AverageScore) else ():
                 check_name(f"measure '{measure.name}'", name, measures)
+        check_unique("claim", [f"{claim.text} ({claim.measure})" for claim in self.claims])
         for claim in self.claims:
             place = f"claim '{claim.text[:40]}'"
             check_name(place, claim.better, rows)
