@@ -38,10 +38,11 @@ def test_pages_of_studies_are_current() -> None:
 def test_a_page_has_question_tables_verdicts_and_command() -> None:
     study = to_dict(load_study("pooling"))
     cell = {"mean": 0.5, "low": 0.4, "high": 0.6}
-    claim = {**study["claims"][0], "outcome": "holds", "difference": 0.1, "error": 0.01}
+    claim = {**study["claims"][0], "against": "STS12", "outcome": "holds", "difference": 0.1, "error": 0.01}
     results = {
         "study": study, "source": "pooling", "scale": "gpu", "scale_about": "Small.", "seeds": [0, 1, 2], "missing": [],
-        "rows": ["CLS", "mean"], "measures": [{"name": "STSb", "amount": None}], "rule": "A rule.", "is_tuned": False,
+        "rows": ["CLS", "mean"], "measures": [{"name": "STSb", "amount": None, "better": "higher"}],
+        "rule": "A rule.", "is_tuned": False,
         "table": {"CLS": {}, "mean": {"STSb": cell}}, "claims": [claim, {**claim, "outcome": "not measured"}],
         "cost": {
             "steps": 1, "planned_steps": 1, "seconds": 1.0, "flops": 1e9, "kwh": 0.1, "co2e_kg": 0.1, "dollars": 0.1,
@@ -53,7 +54,9 @@ def test_a_page_has_question_tables_verdicts_and_command() -> None:
         study["question"],
         "| CLS | 20.16 |",
         "| mean | 0.5 ± 0.1 |",
-        "**holds** | +0.1 ± 0.01",
+        "| STSb against STS12 | **holds** | +0.1 ± 0.01",
+        "STSb ↑",
+        "the seeds 0, 1, 2",
         "--scale gpu",
     ):
         assert text in page
