@@ -123,7 +123,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     },
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    "plateau": {"train__eval_every": 2}, "adam": {"train__optimizer": "adam_w"}, "mix": {"tune__scalar_mix__dropout": 0},
+    "plateau": {"train__eval_every": 2}, "adam": {"train__optimizer": "adam_w"},
+    "mix": {"tune__scalar_mix__dropout": 0},
 }  # fmt: skip
 QUICK = ("lora",)
 
