@@ -20,21 +20,25 @@ from tests.faults.deaths import die, ended, forked, watched
 
 POINTS: dict[str, tuple[Any, str, bool]] = {
     "while hashing": (items, "sha256", True),
-    "after hashing": (run, "places", False),
+    "after hashing": (run, "list_parts", False),
     "before the first document": (StageWriter, "add", False),
     "while reading": (StageWriter, "add", True),
     "after reading": (StageWriter, "close", True),
-    "before deciding": (run, "_settle", False),
-    "after deciding": (dedup_split, "decide", True),
+    "before deciding": (run, "write_splits", False),
+    "after deciding": (dedup_split, "assign_splits", True),
     "between shards": (ShardWriter, "close", True),
     "before the card": (run, "write_card", False),
-    "before the manifests": (run, "_seal", False),
+    "before the manifests": (run, "_write_manifests", False),
     "before publishing": (files, "_sync_tree", False),
-    "after publishing": (run, "_checked", False),
+    "after publishing": (run, "_check_size", False),
 }
 """The life of a `prepare`: the owner of a function, its name, and whether the kill comes after it or before it."""
 
 QUICK = {("while reading", 2), ("before publishing", 0)}
+
+
+def test_every_point_exists() -> None:
+    assert [name for owner, name, _ in POINTS.values() if not callable(getattr(owner, name, None))] == []
 
 
 @pytest.fixture(scope="module")
