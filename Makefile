@@ -28,7 +28,7 @@ quickstart: $(VENV)/.start ## Install for use, then measure in minutes the gain 
 test: $(VENV)/.dev ## Run the tests (a few minutes)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
-test-slow: $(VENV)/.dev ## Run the slow tests as well (more than 75 minutes of one core of a Neoverse-N1)
+test-slow: $(VENV)/.dev ## Run the slow tests as well (up to two hours on two cores of a Neoverse-N1)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/pytest -n $(JOBS) --dist worksteal -m "not gpu"
 
 check: $(VENV)/.dev ## Format, lint, types and the architecture tests
