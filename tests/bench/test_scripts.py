@@ -245,7 +245,33 @@ def test_ranks(run: Run) -> None:
 def test_embed(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
     run("embed", "--device", "cpu", "--texts", 8, "--rounds", 1, "--out", tmp_path / "out.json")
-    assert read(tmp_path / "out.json")
+    assert read(tmp_path / "out.json")["same"]
+
+
+def test_sentences_to_embed_are_distinct_and_real(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRETUNE_DATA", str(home))
+    corpus = load("common").read_corpus("wikipedia-en/valid")
+    texts = load("embed").read_sentences("wikipedia-en/valid", 900)
+    assert len({*texts}) == 900 and all(text in corpus for text in texts[:300])
+    assert sum(text in corpus for text in texts[-200:]) < 10
+    assert {*" ".join(texts).split()} <= {*corpus.split()}
+    mean, last = (sum(len(text.split()) for text in part) / len(part) for part in (texts[:300], texts[-200:]))
+    assert last == pytest.approx(mean, rel=0.2)
+
+
+@pytest.mark.slow
+def test_decoder(run: Run, tmp_path: Path) -> None:
+    out = ("--device", "cpu", "--out", tmp_path / "out.json")
+    run("decoder", "speed", "--batches", "1,2", "--prompt", 8, "--new", 3, "--rounds", 1, *out)
+    result = read(tmp_path / "out.json")
+    names = {"pretune bf16", "pretune int8", "pretune nf4", "transformers bf16"}
+    assert {*result["rows"]["1"]} == {*result["rows"]["2"]} == names
+    assert not any("error" in row for rows in result["rows"].values() for row in rows.values())
+    (tmp_path / "text.txt").write_text("\n\n".join(load("common").make_sentences(400, 12)))
+    run("decoder", "perplexity", "--text", tmp_path / "text.txt", *out)
+    rows = read(tmp_path / "out.json")["rows"]
+    assert 0 < abs(rows["int8"]["change"]) < abs(rows["nf4"]["change"]) < 0.1
+    assert rows["nf4"]["megabytes"] < rows["int8"]["megabytes"] < rows["unquantized"]["megabytes"]
 
 
 @pytest.mark.slow
