@@ -5,11 +5,12 @@
 The models have random weights. The encoder classifies rows of 128 tokens, one at a time and 16 at once, and 16 rows of
 16 to 128 tokens, padded for onnxruntime and ragged for pretune. The decoder reads prompts of 64 tokens and generates 32
 tokens greedily, for 1 and for 8 prompts. Both sides use the same number of threads; rounds alternate, and the median
-of wall-clock time counts: measure on a quiet machine. Prints JSON: milliseconds of each, and the ratios of pretune's
-time to those of onnxruntime in float32 and int8 (above 1: onnxruntime is faster), with the differences of the outputs
-and the sizes of the files.
+of wall-clock time counts: measure on a quiet machine; it takes less than 5 minutes on 2 cores. Prints a Markdown table
+and writes JSON: milliseconds of each, and the ratios of pretune's time to those of onnxruntime in float32 and int8
+(above 1: onnxruntime is faster), with the differences of the outputs and the sizes of the files.
 """
 
+import os
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -45,7 +46,7 @@ def compare(sides: dict[str, Side], rounds: int) -> dict[str, float]:
     measurements = {
         name: lambda side=side: common.time_call(side, clock=common.wall_clock)[0] for name, side in sides.items()
     }
-    values = common.alternate(measurements, rounds, warmup=2)
+    values = common.alternate(measurements, rounds, warmup=1)
     seconds = {name: statistics.median(value) for name, value in values.items()}
     result = {f"{name} ms": round(1000 * value, 2) for name, value in seconds.items()}
     return result | {f"pretune / {n}": round(seconds["pretune"] / v, 2) for n, v in seconds.items() if n != "pretune"}
@@ -120,8 +121,8 @@ def main() -> None:
     parser = common.build_parser(__doc__)
     parser.add_argument("--encoder", default="bert-base")
     parser.add_argument("--decoder", default="gpt2-small")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: all cores")
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     result: dict[str, Any] = {"device": common.describe_device("cpu"), "threads": options.threads}
@@ -140,7 +141,31 @@ def main() -> None:
                 "difference of int8": files.quantized_difference,
                 **{f"{label} MB": round(path.stat().st_size / 1e6, 1) for label, path in paths.items()},
             }
-    common.print_result(result, options.out)
+    print(format_markdown(result), flush=True)
+    common.write_result(result, options.out)
+
+
+def format_markdown(result: dict[str, Any]) -> str:
+    """Return a table of milliseconds and ratios, and a line about the outputs and files of each model."""
+    sides = ("pretune", *SUFFIXES)
+    lines = [
+        f"| model | work | {' | '.join(sides)} | ratio | ratio of int8 |",
+        "|---|---" + "|---" * len(sides) + "|---|---|",
+    ]
+    notes = []
+    for name, rows in result.items():
+        if not isinstance(rows, dict):
+            continue
+        for work, row in rows.items():
+            if isinstance(row, dict):
+                times = [f"{row[f'{side} ms']:,.1f} ms" for side in sides]
+                ratios = [f"{row[f'pretune / {side}']}" for side in SUFFIXES]
+                lines.append(f"| {name} | {work} | {' | '.join((*times, *ratios))} |")
+        sizes = ", ".join(f"{label} {rows[f'{label} MB']} MB" for label in SUFFIXES)
+        notes.append(
+            f"{name}: logits differ by {rows['difference']:.1e}, int8 {rows['difference of int8']:.1e}; {sizes}"
+        )
+    return "\n".join([f"{result['threads']} threads", "", *lines, "", *notes, ""])
 
 
 SUFFIXES = {"onnxruntime": "", "onnxruntime int8": "_quantized"}

@@ -1,29 +1,20 @@
-"""Throughput of the server under many clients, compared with one model call per request.
+"""Throughput of the engine of the server under many clients, compared with one model call per request.
 
     PYTHONPATH=src python bench/serving.py [--clients 32] [--requests 4] [--size small] [--out result.json]
-    PYTHONPATH=src python bench/serving.py --http [--device cpu] [--clients 16]
 
-In process: asynchronous clients of `Engine`, beside a loop of one `generate` or `embed` call per request, in the same
-precision and on the same requests. With `--http` on a CPU: `pretune serve`, beside `transformers` and
-sentence-transformers behind plain FastAPI routes (one call per request, one at a time), each in its own process with
-the same number of threads. Decoder: GPT-2's shape with random weights; encoder: MiniLM if installed, else random
-weights of its shape. Prompts have 4 to 64 words and ask for 16 to 64 tokens, greedy; texts to embed have 4 to 80 words,
-one per request. Every client sends its next request after the answer to the last. The best of `--rounds` counts;
-before timing, the generated texts of all sides must be equal for most prompts, and the vectors within 1e-3.
+In process, over HTTP see `serving_http.py`: asynchronous clients of `Engine`, beside a loop of one `generate` or
+`embed` call per request, in the same precision and on the same requests. Decoder: GPT-2's shape with random weights;
+encoder: MiniLM if installed, else random weights of its shape. Prompts have 4 to 64 words and ask for 16 to 64 tokens,
+greedy; texts to embed have 4 to 80 words, one per request. Every client sends its next request after the answer to the
+last. The best of `--rounds` counts; the generated texts of both sides and their vectors are compared.
 Prints JSON: tokens or texts per second, latency, and the ratios.
 """
 
 import argparse
 import asyncio
-import json
-import os
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +33,13 @@ from pretune.server.engine import Engine
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {},
+    "distil": {"depth": 6},
     "mini": {"width": 256, "depth": 4, "heads": 4, "positions": 512},
     "tiny": {"width": 32, "depth": 2, "heads": 2, "positions": 512},
 }
 ENCODERS: dict[str, dict[str, Any]] = {
     "small": {"width": 384, "depth": 6, "heads": 12, "hidden": 1536},
+    "distil": {"width": 384, "depth": 6, "heads": 12, "hidden": 1536},
     "mini": {"width": 384, "depth": 6, "heads": 12, "hidden": 1536},
     "tiny": {"width": 32, "depth": 2, "heads": 2, "hidden": 64},
 }
@@ -62,18 +55,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="timed rounds; the best counts")
     parser.add_argument("--size", choices=(*SIZES,), default=None, help="default: small on a GPU, else mini")
     parser.add_argument("--dtype", default=None, help="float32 or bfloat16; default: bfloat16 on a GPU, else float32")
-    parser.add_argument("--http", action="store_true", help="over HTTP, beside transformers and sentence-transformers")
-    parser.add_argument("--peer", nargs=3, metavar=("KIND", "DIR", "PORT"), help="run a peer (used by --http)")
     options = parser.parse_args()
-    if options.peer:
-        serve_peer(*options.peer)
-        return
     gpu = options.device == "cuda"
     options.size = options.size or ("small" if gpu else "mini")
     options.dtype = options.dtype or ("bfloat16" if gpu else "float32")
     with tempfile.TemporaryDirectory() as folder:
         decoder, encoder = build_models(Path(folder), options.size)
-        work = run_http if options.http else run_in_process
         result = {
             "device": common.describe_device(options.device),
             "torch": torch.__version__,
@@ -81,7 +68,7 @@ def main() -> None:
             "dtype": options.dtype,
             "clients": options.clients,
             "requests": options.clients * options.requests,
-            **work(decoder, encoder, options),
+            **run_in_process(decoder, encoder, options),
         }
     common.print_result(result, options.out)
 
@@ -223,141 +210,22 @@ def time_loop(call: Callable[[int], Any], options: argparse.Namespace, units: in
 
 
 def summarize(best: Round, units: int) -> dict[str, float]:
-    quantiles = np.quantile(best.latencies, (0.5, 0.95))
     return {
         "per_second": round(units / best.seconds, 1),
         "seconds": round(best.seconds, 3),
-        "latency_p50": round(float(quantiles[0]), 4),
-        "latency_p95": round(float(quantiles[1]), 4),
+        **compute_latencies(best.latencies),
     }
+
+
+def compute_latencies(seconds: Sequence[float]) -> dict[str, float]:
+    """Return quantiles of latencies."""
+    quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+    return {f"latency_{name}": round(float(np.quantile(seconds, share)), 4) for name, share in quantiles.items()}
 
 
 def compare(ours: dict[str, float], peers: dict[str, dict[str, float]]) -> dict[str, Any]:
     ratios = {f"over {name}": round(ours["per_second"] / peer["per_second"], 2) for name, peer in peers.items()}
     return {"pretune": ours, **peers, "ratio": ratios}
-
-
-def run_http(decoder: Path, encoder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    prompts, texts = make_requests(options.clients * options.requests)
-    result: dict[str, Any] = {}
-    outputs: dict[str, dict[str, list[Any]]] = {}
-    rows: dict[str, dict[str, dict[str, float]]] = {"completions": {}, "embeddings": {}}
-    script = [sys.executable, str(Path(__file__).resolve()), "--peer"]
-    ours = [sys.executable, "-m", "pretune", "serve", "--device", "cpu", "--set", f"max_rows={options.clients}"]
-    servers = {
-        "pretune": ("both", [*ours, f"gpt={decoder}", f"bert={encoder}", "--port"]),
-        "transformers": ("completions", [*script, "transformers", str(decoder)]),
-        "sentence-transformers": ("embeddings", [*script, "sentence-transformers", str(encoder)]),
-    }
-    for name, (kinds, command) in servers.items():
-        with run_server(command) as port:
-
-            async def complete(number: int, port: int = port) -> Any:
-                prompt, new = prompts[number]
-                body = {"model": "gpt", "prompt": prompt, "max_tokens": new, "temperature": 0}
-                return (await post(port, "/v1/completions", body))["choices"][0]["text"]
-
-            async def embed(number: int, port: int = port) -> Any:
-                body = {"model": "bert", "input": texts[number]}
-                return (await post(port, "/v1/embeddings", body))["data"][0]["embedding"]
-
-            for kind, call, units in (
-                ("completions", complete, sum(new for _, new in prompts)),
-                ("embeddings", embed, len(texts)),
-            ):
-                if kinds in (kind, "both"):
-                    asyncio.run(run_clients(call, argparse.Namespace(**{**vars(options), "requests": 1}), 1))
-                    best = asyncio.run(run_clients(call, options))
-                    outputs.setdefault(name, {})[kind] = best.results
-                    rows[kind][name] = summarize(best, units)
-    mine = {"texts": outputs["pretune"]["completions"], "vectors": outputs["pretune"]["embeddings"]}
-    theirs = outputs["transformers"]["completions"], outputs["sentence-transformers"]["embeddings"]
-    result["checked"] = check(mine, *theirs)
-    for kind, row in rows.items():
-        result[kind] = compare(row.pop("pretune"), row)
-    return result
-
-
-@contextmanager
-def run_server(command: list[str]) -> Iterator[int]:
-    """Run a server on a free port until the block ends."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    process = subprocess.Popen([*command, str(port)], stdout=subprocess.DEVNULL, env={**os.environ})
-    try:
-        for _ in range(1200):
-            if process.poll() is not None:
-                raise SystemExit(f"{command[2:5]} ended with code {process.returncode}")
-            try:
-                if asyncio.run(post(port, "/health", None)).get("status") == "ready":
-                    break
-            except (OSError, ValueError):
-                pass
-            time.sleep(0.1)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-async def post(port: int, path: str, body: Any) -> Any:
-    """Send a request on its own connection, and return the JSON of the answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    data = b"" if body is None else json.dumps(body).encode()
-    method, length = ("GET", "") if body is None else ("POST", f"Content-Length: {len(data)}\r\n")
-    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{length}Connection: close"
-    writer.write(f"{head}\r\n\r\n".encode() + data)
-    answer = await reader.read()
-    writer.close()
-    return json.loads(answer.partition(b"\r\n\r\n")[2])
-
-
-def serve_peer(kind: str, folder: str, port: str) -> None:
-    """Serve a peer: one model call for every request, one at a time."""
-    import threading
-
-    import uvicorn
-    from fastapi import Body, FastAPI
-
-    app, lock = FastAPI(), threading.Lock()
-    if kind == "transformers":
-        import transformers
-
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        prefix = pt.load(folder).spec.special.start
-
-        @app.post("/v1/completions")
-        def complete(body: dict[str, Any] = Body()) -> Any:  # noqa: B008 (FastAPI's way)
-            ids = tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
-            inputs = torch.tensor([[*([] if prefix is None else [prefix]), *ids]])
-            with lock, torch.inference_mode():
-                out = model.generate(
-                    inputs,
-                    attention_mask=torch.ones_like(inputs),
-                    max_new_tokens=body["max_tokens"],
-                    do_sample=False,
-                    pad_token_id=0,
-                )
-            text = tokenizer.decode(out[0, inputs.shape[1] :], skip_special_tokens=True)
-            return {"choices": [{"text": text}]}
-
-    else:
-        import sentence_transformers
-
-        encoder = sentence_transformers.SentenceTransformer(folder, device="cpu")
-
-        @app.post("/v1/embeddings")
-        def embed(body: dict[str, Any] = Body()) -> Any:  # noqa: B008 (FastAPI's way)
-            with lock:
-                vector = encoder.encode([body["input"]], show_progress_bar=False)[0]
-            return {"data": [{"embedding": vector.tolist()}]}
-
-    @app.get("/health")
-    def health() -> Any:
-        return {"status": "ready"}
-
-    uvicorn.run(app, port=int(port), log_level="warning")
 
 
 if __name__ == "__main__":

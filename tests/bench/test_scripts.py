@@ -165,6 +165,22 @@ def test_serving(run: Run) -> None:
     assert result["checked"]["share of equal texts"] == 1 and result["completions"]["pretune"]["per_second"] > 0
 
 
+@pytest.mark.slow
+def test_serving_http(tmp_path: Path) -> None:
+    """Both parts at their smallest, as processes: honest clients get right answers, the others errors."""
+    command = [sys.executable, str(BENCH / "serving_http.py"), "--size", "tiny", "--clients", "2", "--requests", "1"]
+    command += ["--rounds", "1", "--threads", "1", "--load-clients", "16", "--load-seconds", "3"]
+    done = subprocess.run([*command, "--out", str(tmp_path / "out.json")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = read(tmp_path / "out.json")
+    assert all(result["throughput"][kind]["ratio"] > 0 for kind in ("completions", "embeddings", "classification"))
+    outcomes = result["load"]["outcomes"]
+    assert all(set(outcomes[role]) <= {"200", "429"} for role in ("completions", "streams", "embeddings"))
+    assert set(outcomes["oversized bodies"]) == {"413"} and set(outcomes["slow senders"]) == {"408"}
+    assert set(outcomes["hostile bodies"]) <= {"400", "403", "404", "422"} and result["load"]["health_after"] == 200
+    assert "| completions | pretune |" in done.stdout and "| deaf clients | closed" in done.stdout
+
+
 def test_fill(run: Run, tmp_path: Path, home: Path) -> None:
     words = ("--objective", "prefix", "--length", 64, "--tokens", 1024, "--out", tmp_path / "out.json")
     run("fill", home / "data", *words)
