@@ -104,12 +104,12 @@ def format_rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]
 
 
 def describe_states() -> list[tuple[str, ...]]:
-    """Return a row per study: what was run, with its page, and the planned cost of the scales gpu and full."""
+    """Return a row per study: what was run, with its page, and the planned cost of every scale."""
     plans, results = json.loads(PLANS.read_text(encoding="utf-8")), read_results()
     rows = []
     for name in list_study_files():
         page = f"[{', '.join(results[name])}](studies/{name}.md)" if name in results else "planned"
-        costs = [_format_plan(plans[name][scale]) if name in plans else "" for scale in ("gpu", "full")]
+        costs = [_format_plan(plans[name][scale]) if name in plans else "" for scale in SCALES]
         rows.append((f"`{name}`", page, *costs))
     return rows
 
@@ -122,13 +122,13 @@ def _format_plan(plan: Facts) -> str:
 
 
 def write_plans() -> None:
-    """Write the planned cost of every study on an H200, steps one after the other."""
+    """Write the planned cost of every study, steps one after the other: on an H200, of the class scale on one core."""
     from pretune.runs.study.compare import build_plan
 
     plans: dict[str, Any] = {}
     for name in list_study_files():
-        for scale in ("gpu", "full"):
-            plan = build_plan(name, scale=scale, device=None)
+        for scale in SCALES:
+            plan = build_plan(name, scale=scale, device="cpu" if scale == "class" else None)
             estimate = asdict(plan.sum_estimates())
             plans.setdefault(name, {})[scale] = {
                 "cells": len(plan.cells), "steps": len(plan.steps), "device": plan.device,
