@@ -144,7 +144,9 @@ def describe_studies() -> str:
 
 def describe_study_states() -> str:
     """Studies with results, and the planned cost of all."""
-    return format_table(("study", "results", "class, one CPU core", "gpu, one H200", "full, one H200"), describe_states())
+    return format_table(
+        ("study", "results", "class, one CPU core", "gpu, one H200", "full, one H200"), describe_states()
+    )
 
 
 def describe_tasks() -> str:
