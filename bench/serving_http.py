@@ -38,6 +38,8 @@ import torch
 import pretune as pt
 
 LABELS = ("good", "bad")
+LONGEST = {"data.max_length": 256}
+"""Longer than every text: nothing is truncated on either side."""
 UNITS = {"completions": "tokens", "embeddings": "texts", "classification": "texts"}
 
 
@@ -96,7 +98,7 @@ def build_classifier(folder: Path, encoder: Path) -> tuple[Path, Path]:
         writer = csv.writer(file)
         writer.writerow(("text", "label"))
         writer.writerows((text, LABELS[i % 2]) for i, text in enumerate(common.make_sentences(64, 12)))
-    run = pt.finetune(body, out=folder / "run", train=table, steps=1, baselines="none", epochs=None, device="cpu")
+    run = pt.finetune(body, out=folder / "run", train=table, steps=1, baselines="none", device="cpu", overrides=LONGEST)
     pt.export(run.path, out=folder / "classifier")
     return run.path, folder / "classifier"
 
