@@ -3,7 +3,8 @@
     cp runs/pooling/study.json docs/studies/pooling-gpu.json && make docs
     PRETUNE_DATA=DIR python -m tests.docs.study_pages        # plans.json anew: planned cost of every study
 
-A study without results has no page; docs/studies.md lists it as planned, with its cost.
+A study without results has no page; docs/studies.md lists it as planned, with its cost. comments.json has what we make
+of a result, by study and scale: why a claim does not hold, say.
 """
 
 import json
@@ -25,7 +26,7 @@ from pretune.reports.study import (
 from pretune.runs.study import list_study_files
 
 FOLDER = Path(__file__).parents[2] / "docs" / "studies"
-PLANS = FOLDER / "plans.json"
+PLANS, COMMENTS = FOLDER / "plans.json", FOLDER / "comments.json"
 SCALES = ("class", "gpu", "full")
 Facts = Mapping[str, Any]
 
@@ -57,12 +58,13 @@ def render_page(by_scale: Mapping[str, Facts]) -> str:
         lines += ["", f"{paper['table']['caption']}.", ""]
     if paper["note"]:
         lines += [paper["note"], ""]
+    comments = json.loads(COMMENTS.read_text(encoding="utf-8")).get(study["name"], {})
     for scale, results in by_scale.items():
-        lines += [*render_scale(scale, results)]
+        lines += [*render_scale(scale, results, comments.get(scale))]
     return "\n".join(lines)
 
 
-def render_scale(scale: str, results: Facts) -> Iterator[str]:
+def render_scale(scale: str, results: Facts, comment: str | None = None) -> Iterator[str]:
     """Yield the lines of one scale."""
     measures = results["measures"]
     yield from (f"## Scale {scale}", "")
@@ -84,6 +86,8 @@ def render_scale(scale: str, results: Facts) -> Iterator[str]:
     ]
     yield from format_rows(("claim", "measure", "verdict", "difference ± standard error, +: as claimed"), claims)
     yield from ("", results["rule"], format_tuning(results), "")
+    if comment:
+        yield from (comment, "")
     if results["missing"]:
         yield from (f"{len(results['missing'])} cells are not finished.", "")
     yield from format_rows(("cost", ""), list_costs(results))
