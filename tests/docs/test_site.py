@@ -1,12 +1,10 @@
 """The site of the documentation: complete, strict, and without anything from the network."""
 
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,30 +67,15 @@ def test_links_are_right_on_the_site() -> None:
         assert sorted(targets - there - studies) == [], source
 
 
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """A folder with mkdocs, or None where it is installed."""
-    if importlib.util.find_spec("material") is not None:
-        return None
-    folder = tmp_path_factory.mktemp("packages")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder)]
-    if subprocess.run([*install, *project["optional-dependencies"]["docs"]], capture_output=True).returncode:
-        pytest.skip("mkdocs-material cannot be installed here")
-    return folder
-
-
-def build(packages: Path | None, config: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    path = {} if packages is None else {"PYTHONPATH": str(packages)}
+def build(config: Path, out: Path) -> subprocess.CompletedProcess[str]:
     # NOTE: with --quiet, mkdocs also ignores warnings where it is strict.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(out)]
-    return subprocess.run(command, env=os.environ | path, capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.mark.slow
-def test_site(packages: Path | None, tmp_path: Path) -> None:
-    """The whole site and its search. Slow: mkdocs is in the extra `docs` only; `make test` checks the links above."""
-    result = build(packages, site.CONFIG, tmp_path / "site")
+def test_site(tmp_path: Path) -> None:
+    """The whole site, with strict links and nothing from the network, and its search."""
+    result = build(site.CONFIG, tmp_path / "site")
     assert result.returncode == 0, result.stderr[-3000:]
     pages = sorted((tmp_path / "site").rglob("*.html"))
     assert len(pages) > 40
@@ -111,7 +94,7 @@ def test_site(packages: Path | None, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("link", ["[gone](gone.md)", "[gone](data.md#gone)", "[gone](../src/gone.py)"])
-def test_a_broken_link_is_an_error(packages: Path | None, link: str, tmp_path: Path) -> None:
+def test_a_broken_link_is_an_error(link: str, tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "data.md").write_text(f"# Data\n\n{link}\n")
@@ -120,5 +103,5 @@ def test_a_broken_link_is_an_error(packages: Path | None, link: str, tmp_path: P
         "docs_dir: docs", f"docs_dir: {docs}"
     )
     (tmp_path / "mkdocs.yml").write_text(text)
-    result = build(packages, tmp_path / "mkdocs.yml", tmp_path / "site")
+    result = build(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert result.returncode != 0 and "gone" in result.stderr
