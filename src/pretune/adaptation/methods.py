@@ -19,7 +19,7 @@ from pretune.adaptation import METHODS as METHODS
 from pretune.adaptation import io
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.freeze import Frozen, Full, Gradual, freeze
-from pretune.adaptation.peft.base import PeftMethod
+from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
 from pretune.adaptation.peft.io import (
     ADAPTER_FILE,
     HEAD_FILE,
@@ -44,6 +44,20 @@ def apply_method(model: ModelWithHead, method: AnyMethod, *, seed: int = 0) -> t
         return freeze(model, method)
     method.apply(model.model, seed=seed)
     return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def round_frozen_weights(model: LanguageModel, method: AnyMethod, precision: torch.dtype | None) -> None:
+    """Store the frozen linear layers of a PEFT method's blocks in the precision of autocast, in place.
+
+    Autocast rounds them before every product, so no result changes; but in fp32 they take twice the memory, and a
+    rounded copy of each is kept for the backward pass. An adapter is saved without its base model, so nothing is lost.
+    """
+    if precision is None or not isinstance(method, PeftMethod) or model.spec.is_recurrent:
+        return  # NOTE: the weights of a recurrent layer are sums of base and adapter in fp32
+    for _, _, _, layer in find_linears(model, TARGETS):
+        weight = layer._parameters.get("weight")
+        if weight is not None and not weight.requires_grad and weight.is_floating_point():
+            weight.data = weight.data.to(precision)
 
 
 def build_hooks(model: ModelWithHead, method: AnyMethod, *, epoch: float) -> list[Hook]:

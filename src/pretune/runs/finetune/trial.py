@@ -18,6 +18,7 @@ from torch import nn
 
 from pretune.adaptation.adapted import FlopsCounter
 from pretune.adaptation.distillation import LayerStageHook, TaskTeacher
+from pretune.adaptation.methods import round_frozen_weights
 from pretune.adaptation.peft.base import sample_weight
 from pretune.adaptation.teacher import PROJECTIONS, DistillationFlops, detach_teacher
 from pretune.core import config, io, log
@@ -209,6 +210,8 @@ class FinetuneTrial:
         self.trained_names = None if trains_everything else trained_names  # in checkpoints; the rest is the base's
         if not trains_everything:
             self.fingerprints["base"] = hash_frozen_weights(self.model, trained_names)
+        if forgetting is None:  # which compares the weights with the base's
+            round_frozen_weights(self.model.model, tuning.method, self.precision)
 
     def run(self, lock: RunLock | None, *, resume: bool) -> Facts:
         """Train from the start, or from the newest valid checkpoint if there is one; returns the same facts on all

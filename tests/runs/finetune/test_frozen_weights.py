@@ -1,0 +1,49 @@
+"""Frozen weights of PEFT methods, which are stored in the precision of autocast."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import pretune as pt
+from pretune.adaptation.freeze import Full
+from pretune.adaptation.methods import round_frozen_weights
+from pretune.models.model import LanguageModel
+from pretune.runs.finetune import trial
+from tests.runs import tasked
+from tests.selection import keep_quick
+
+METHODS = keep_quick(["lora", "qlora", "adapter", "ia3", "bitfit", "prefix", "prompt"], "lora")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_trained_weights_are_those_of_a_base_in_fp32(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: autocast rounds the weights before every product anyway."""
+    base, table = tasked.make_base(tmp_path), tasked.classes(tmp_path / "own.csv", 40)
+    stored: list[set[torch.dtype]] = []
+
+    def tune(name: str) -> Path:
+        overrides = {"train.precision": "bf16", "train.batch": 8, "train.workers": 0}
+        arguments = {"method": method, "steps": 3, "baselines": "none", "device": "cpu", "overrides": overrides}
+        return pt.finetune(base, train=table, out=tmp_path / name, **arguments).path  # type: ignore[no-any-return]
+
+    def observe(model: LanguageModel, *arguments: object) -> None:
+        round_frozen_weights(model, *arguments)  # type: ignore[arg-type]
+        stored.append({weight.dtype for name, weight in model.named_parameters() if name.endswith("up.weight")})
+
+    monkeypatch.setattr(trial, "round_frozen_weights", observe)
+    rounded = tune("rounded")
+    monkeypatch.setattr(trial, "round_frozen_weights", lambda *arguments: None)
+    plain = tune("plain")
+    assert all(dtypes <= {torch.bfloat16} for dtypes in stored) and any(stored) == (method != "qlora")
+    for file in ("adapter_model.safetensors", "head.safetensors", "predictions.jsonl"):
+        assert (rounded / file).read_bytes() == (plain / file).read_bytes(), file
+
+
+def test_weights_that_are_saved_or_compared_stay_in_fp32() -> None:
+    model = pt.build("bert-tiny", vocab=50, width=16, depth=1, heads=2)
+    for method, precision in ((pt.LoRA(), None), (Full(), torch.bfloat16)):
+        round_frozen_weights(model, method, precision)
+        assert {weight.dtype for weight in model.parameters()} == {torch.float32}
