@@ -166,6 +166,7 @@ def finetune(work: str, name: str, row: str, rate: float, seed: int, **options: 
         restarts = [epoch / options["epochs"] for epoch in range(1, PARTS) if epoch < options["epochs"]]
         overrides["train.schedule"] = SLANTED["train.schedule"] | {"restarts": restarts}
     overrides |= {"train.max_checkpoints": 0, "train.eval_examples": 1_000_000}
+    overrides["tune.dropout_factor"] = options["dropout_factor"]
     files = {split: root / f"{split}.csv" for split in ("train", "dev", "test")}
     arguments: Facts = {**files, "text": "text", "label": "label", "type": "classification", "baselines": "none"}
     arguments |= {"method": method, "lr": rate, "epochs": options["epochs"], "device": options["device"]}
@@ -180,6 +181,7 @@ def finetune(work: str, name: str, row: str, rate: float, seed: int, **options: 
         "seed": seed,
         "dev": trial["scores"]["dev"]["accuracy"],
         "correct": [int(row["label"] == row["gold"]) for row in predictions if row["split"] == "test"],
+        "course": trial["course"],
         "steps": trial["steps"],
         "flops": trial["summary"]["cost"]["flops"],
         "seconds": round(trial["summary"]["seconds"], 1),
@@ -220,6 +222,7 @@ def run_stages(args: argparse.Namespace, jobs: Jobs) -> dict[str, float]:
     language_model: Facts = {"length": args.block, "batch_tokens": args.batch_tokens, "device": args.device}
     language_model["model"] = json.loads(args.model)
     classifier: Facts = {"max_length": args.max_length, "epochs": args.epochs, "device": args.device}
+    classifier["dropout_factor"] = args.dropout_factor
     rates = [float(rate) for rate in args.rates.split(",")]
     rows = args.rows.split(",") if args.rows else list(ROWS)
     selected: dict[str, float] = {}
@@ -365,6 +368,7 @@ def main() -> None:
     parser.add_argument("--review-epochs", type=float, default=3.0)
     parser.add_argument("--max-length", type=int, default=400, help="of a review, in words")
     parser.add_argument("--epochs", type=float, default=5.0, help="of a classifier")
+    parser.add_argument("--dropout-factor", type=float, default=1.0, help="on the paper's dropout rates of the LSTM")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     jobs = Jobs(args.work, args.jobs, args.seconds, get_priority)

@@ -1,7 +1,7 @@
 """Initial model of a fine-tuning run (a base, a task head, and a method), and the encoders of its examples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -80,7 +80,7 @@ def build_adapted_model(
 ) -> AdaptedModel:
     """Build the model of a run on its device, with its teacher; `steps_per_epoch` is for hooks that follow epochs."""
     seed = tuning.train.seed
-    body = apply_task_spec(load_base_model(tuning.base, seed=seed))
+    body = apply_task_spec(load_base_model(tuning.base, seed=seed), tuning.tune.dropout_factor)
     right = load_backward_model(tuning)
     tune = tuning.tune
     if should_add_tokens(tuning, body, task):
@@ -193,15 +193,34 @@ def load_base_model(base: BaseConfig, *, seed: int) -> LanguageModel:
     return model.train()
 
 
-def apply_task_spec(model: LanguageModel) -> LanguageModel:
-    """Return a model with the dropout rates that its family fine-tunes with, and the same weights."""
+def apply_task_spec(model: LanguageModel, dropout_factor: float = 1.0) -> LanguageModel:
+    """Return a model with the dropout rates that its family fine-tunes with, times a factor, and the same weights."""
     family = FAMILIES.get(model.spec.family) if model.spec.family in FAMILIES else None
-    if family is None or family.tuning is None or family.tuning.build_spec is None:
+    spec = model.spec
+    if family is not None and family.tuning is not None and family.tuning.build_spec is not None:
+        spec = family.tuning.build_spec(spec)
+    if dropout_factor != 1:
+        spec = scale_dropout(spec, dropout_factor)
+    if spec == model.spec:
         return model
-    task_model = build_empty(family.tuning.build_spec(model.spec))
+    task_model = build_empty(spec)
     task_model.load_state_dict(model.state_dict(), assign=True)
     task_model.assets = model.assets
     return task_model.train(model.training)
+
+
+def scale_dropout(value: Any, factor: float) -> Any:
+    """Return a spec with all dropout rates in it times a factor."""
+    if isinstance(value, tuple):
+        return tuple(scale_dropout(part, factor) for part in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    parts = {part.name: getattr(value, part.name) for part in fields(value) if part.init}
+    changes = {
+        name: part * factor if name.endswith("dropout") and isinstance(part, float) else scale_dropout(part, factor)
+        for name, part in parts.items()
+    }
+    return replace(value, **{name: part for name, part in changes.items() if part != parts[name]})
 
 
 def build_task_head(

@@ -83,6 +83,7 @@ class AdaptationConfig:
     trainable_layers: Full | FirstFrozen | LastOnly | Gradual = Full()  # of those that the method trains
     layer_decay: Annotated[float, Gt(0), Le(1)] | None = None  # learning rate relative to the layer above; None: 1
     dropout: Fraction | None = None  # of the head; None: its default
+    dropout_factor: Annotated[float, Ge(0), NewField()] = 1.0  # on all dropout rates of the body
     pooling: PoolingConfig | None = None  # of the head; None: that of the directory, else of the paper
     head: Literal["random", "probe"] = "random"  # initialization: random, or a linear probe (LP-FT)
     scalar_mix: Mixing | None = None  # a BiLSTM over a mix of all frozen layers, as head (ELMo)
