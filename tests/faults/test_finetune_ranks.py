@@ -328,6 +328,19 @@ def test_a_refusal_ends_all_ranks(runs: Nursery, base: Path, table: Path, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+def test_a_language_model_first(runs: Nursery, tmp_path: Path) -> None:
+    """`tune.lm_epochs`: both stages train with all ranks."""
+    base = tasked.make_base(tmp_path, "gpt2-small", "bpe", "endoftext", dropout=0)
+    table, settings = tasked.classes(tmp_path / "own.csv", 200), {"tune__lm_epochs": 2, "tune__lm_lr": 0.01}
+    runs.run(command(base, tmp_path / "alone", f"--train={table}", **settings))
+    both = command(base, tmp_path / "both", f"--train={table}", **settings)
+    ended(runs.ranks(both), 0, 0)
+    stages = [tmp_path / name / "language_model" / "run" for name in ("alone", "both")]
+    losses = [[line["held_out"]["loss"] for line in metrics(stage) if "held_out" in line] for stage in stages]
+    assert len(losses[0]) > 1 and losses[1] == pytest.approx(losses[0], rel=1e-4)
+    close(tmp_path / "both", tmp_path / "alone", exact=1e-4, judged=1e-4)
+
+
 @pytest.mark.slow
 def test_under_torchrun(base: Path, table: Path, alone: Path, tmp_path: Path) -> None:
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pretune"]

@@ -6,6 +6,7 @@ Invalid options are rejected before any computation starts. A run is a function 
 interrupted run continues with `resume=True` and gives the same result.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from pretune.runs.training_data import DataConfig
 from pretune.runs.verify import check_model
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.checkpoints import CheckpointManager, read_state
-from pretune.training.distributed import init_distributed, resolve_device
+from pretune.training.distributed import Ranks, init_distributed, resolve_device
 from pretune.training.loop import GracefulShutdown
 from pretune.training.records import ResumeFile
 from pretune.training.step import TrainState
@@ -117,11 +118,12 @@ def run_pretrain(
     overrides: Mapping[str, Any] | None = None,
     device: str | None = None,
     started_at: float | None = None,
+    ranks: Ranks | None = None,
     **options: Any,
 ) -> PretrainedRun:
     """Run `pretrain` with a budget that counts from `started_at`, a time of `time.monotonic`, by default now.
 
-    Other arguments are those of `build_pretrain_config`.
+    `ranks` are those of a run that this one is a part of. Other arguments are those of `build_pretrain_config`.
     """
     started_at = time.monotonic() if started_at is None else started_at
     run_dir = RunDir(Path(out))
@@ -142,8 +144,10 @@ def run_pretrain(
             settings = build_pretrain_config(model, **options)
             run_dir.check_free()  # checked again under the lock; here nothing is computed yet
             state = load_clock_history(settings, options.get("config"), budget=options.get("budget"))
-        with init_distributed(resolve_device(device)) as ranks:
-            return PretrainRun(settings, run_dir, ranks, stop, started_at=started_at, resume=resume, state=state).run()
+        with init_distributed(resolve_device(device)) if ranks is None else contextlib.nullcontext(ranks) as group:
+            if ranks is not None:
+                ranks.wait()  # until all have found the directory free
+            return PretrainRun(settings, run_dir, group, stop, started_at=started_at, resume=resume, state=state).run()
 
 
 def load_resumed_config(run_dir: RunDir, model: str | None, **options: Any) -> PretrainConfig:

@@ -60,6 +60,10 @@ class Ranks:
         dist.all_reduce(result, op=dist.ReduceOp.MAX)
         return int(result)
 
+    def wait(self) -> None:
+        """Wait until all ranks are here."""
+        self.max(0)
+
     def seed(self, number: int) -> None:
         """Seed the generators of dropout.
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.core.errors import UsageError
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
 from pretune.runs.finetune import language_model
@@ -17,7 +16,6 @@ from pretune.runs.finetune.entry import build_plan, run_finetune
 from pretune.runs.finetune.estimate import estimate_finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.task_data import open_task
-from pretune.training.distributed import Ranks
 from tests.runs import tasked
 
 QUICK: dict[str, Any] = {"train.workers": 0, "train.batch": 16, "tune.lm_epochs": 2}
@@ -90,10 +88,3 @@ def test_the_paper_decides_unless_a_method_is_chosen(base: Path, tmp_path: Path)
     assert (chosen.tune.lm_epochs, chosen.train.lr) == (0, 1e-3)
     full = build_finetune_config(base, train=table, method="full")
     assert full.tune.lm_epochs == 0 and full.to_dict()["method"]["kind"] == "full"
-
-
-def test_several_ranks_are_refused(base: Path, tmp_path: Path) -> None:
-    tuning = build_finetune_config(base, train=tasked.classes(tmp_path / "classes.csv"))
-    ranks = Ranks(torch.device("cpu"), world=2)
-    with pytest.raises(UsageError, match=r"tune\.lm_epochs needs a single rank"):
-        language_model.continue_pretraining(tuning, None, None, ranks)

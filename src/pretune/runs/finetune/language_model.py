@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io, log
-from pretune.core.errors import UsageError
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
@@ -29,7 +28,7 @@ from pretune.runs.finetune.task_data import TaskData
 from pretune.runs.prepare import prepare
 from pretune.runs.pretrain import run_pretrain
 from pretune.text.tokenizer import Tokenizer
-from pretune.training.distributed import Ranks
+from pretune.training.distributed import Ranks, run_on_rank_zero
 
 FOLDER = "language_model"
 LAYER_DECAY = 1 / 2.6
@@ -42,17 +41,16 @@ def continue_pretraining(tuning: FinetuneConfig, task_data: TaskData, run_dir: R
     """Return the config of the trials, with the base pre-trained on the task's texts for `tune.lm_epochs`."""
     if tuning.base.weights == "random":
         return tuning
-    if ranks.world > 1:
-        raise UsageError("tune.lm_epochs needs a single rank; pre-train on the texts first: `pretune pretrain --from`")
     folder = run_dir.path / FOLDER
     run = RunDir(folder / "run")
-    if not run.is_finished:
-        is_started = run.settings.exists()
+    is_finished, is_started = ranks.broadcast_object((run.is_finished, run.settings.exists()))
+    if not is_finished:
         if not is_started:
-            _prepare_texts(tuning, list_texts(task_data), folder)
+            run_on_rank_zero(ranks, lambda: _prepare_texts(tuning, list_texts(task_data), folder))
         log.info(f"language model on the task's texts: {tuning.tune.lm_epochs:g} epochs")
         options: dict[str, Any] = {} if is_started else _list_options(tuning, folder)
-        run_pretrain(out=run.path, resume=is_started, device=ranks.device.type, **options)
+        run_pretrain(out=run.path, resume=is_started, device=ranks.device.type, ranks=ranks, **options)
+        ranks.wait()  # until the model is saved
     base = replace(tuning.base, path=str(run.path), tokenizer=None, positions=None, extra_layers=0)
     return replace(tuning, base=base)
 
