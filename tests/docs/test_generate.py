@@ -1,5 +1,6 @@
 """Regenerating the tables of README.md and docs/ changes nothing."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from pretune.core.config import to_dict
 from pretune.runs.study.read import load_study
 from tests.docs.generate import BLOCK, BLOCKS, VERB_PAGES, VERBS, list_pages, rewrite
-from tests.docs.study_pages import FOLDER, render_page, render_pages
+from tests.docs.study_pages import COMMENTS, FOLDER, read_results, render_page, render_pages
 
 
 @pytest.mark.parametrize("page", list_pages(), ids=lambda page: page.name)
@@ -33,6 +34,13 @@ def test_pages_of_studies_are_current() -> None:
     assert {path.stem for path in FOLDER.glob("*.md")} == {path.stem for path in pages}
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, "run `make docs`"
+
+
+def test_comments_are_about_results() -> None:
+    comments, results = json.loads(COMMENTS.read_text(encoding="utf-8")), read_results()
+    assert {(name, scale) for name, texts in comments.items() for scale in texts} <= {
+        (name, scale) for name, scales in results.items() for scale in scales
+    }
 
 
 def test_a_page_has_question_tables_verdicts_and_command() -> None:

@@ -1,7 +1,7 @@
 """Initial model of a fine-tuning run (a base, a task head, and a method), and the encoders of its examples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from pretune.adaptation.peft.io import ADAPTER_FILE
 from pretune.adaptation.scalar_mix import ScalarMixHead
 from pretune.adaptation.surgery import add_blocks, add_task_tokens, replace_vocabulary, resize_positions
 from pretune.core import config
+from pretune.core.config.specs import get_fields, is_spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
@@ -213,9 +214,9 @@ def scale_dropout(value: Any, factor: float) -> Any:
     """Return a spec with all dropout rates in it times a factor."""
     if isinstance(value, tuple):
         return tuple(scale_dropout(part, factor) for part in value)
-    if not is_dataclass(value) or isinstance(value, type):
+    if not is_spec(value):
         return value
-    parts = {part.name: getattr(value, part.name) for part in fields(value) if part.init}
+    parts = {name: getattr(value, name) for name in get_fields(type(value))}
     changes = {
         name: part * factor if name.endswith("dropout") and isinstance(part, float) else scale_dropout(part, factor)
         for name, part in parts.items()
