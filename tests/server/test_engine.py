@@ -187,17 +187,20 @@ def engine_of_limits() -> Any:
 
 
 def slow_gpt(seconds: float = 0.0, bad: int | None = None) -> LanguageModel:
-    """A decoder whose steps wait, and fail for a batch with a token."""
+    """A decoder whose steps wait, and which fails for a batch with a token, in a step as in the prefill of a retry."""
     model = copy.deepcopy(gpt())
     step = model.step
 
     def slow_step(tokens: torch.Tensor, cache: Any) -> torch.Tensor:
         time.sleep(seconds)
-        if bad is not None and bad in tokens.tolist():
-            raise RuntimeError("kernel failure")
         return step(tokens, cache)
 
+    def fail(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        if bad is not None and bad in inputs[0].tolist():
+            raise RuntimeError("kernel failure")
+
     model.step = slow_step  # type: ignore[method-assign]
+    model.tokens.register_forward_pre_hook(fail)
     return model
 
 
@@ -233,7 +236,13 @@ def test_model_error_fails_its_request_only() -> None:
     config, tokens = build_generation_config(**options), GenerationTokens.from_model(model)
     ids = encode_prompts(model, model.tokenizer, PROMPTS, tokens, max_new_tokens=8, truncate=False).ids
     inputs = [texts[0].tokens[:-1] for texts in generate_tokens(model, ids, config)]  # the last token is no input
-    poison = next(token for token in inputs[0][1:] if sum(token in row for row in inputs) < len(inputs))
+    prompts = {0, *(int(token) for prompt in ids for token in prompt)}  # 0 fills rows
+    poison = next(
+        token
+        for row in inputs
+        for token in row
+        if token not in prompts and sum(token in other for other in inputs) < len(inputs)
+    )
 
     async def work(engine: Engine) -> Any:
         calls = [engine.complete("gpt", [prompt], **options) for prompt in PROMPTS]
