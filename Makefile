@@ -80,8 +80,9 @@ $(VENV)/.site: $(VENV)/.torch pyproject.toml
 	$(PIP) install --no-build-isolation -c constraints.txt -e '.[docs]'
 	@touch $@
 
-# While pip installs the rest on one core, the other compiles torch, which all processes of the tests import.
+# While pip installs the rest on one core, the other compiles torch, which all processes of the tests import. Peers that
+# come as source (seqeval) need an environment to be built in; only pip's cache hides that.
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@$(BIN)/python -m compileall -q $(VENV)/lib/python3*/site-packages/torch $(VENV)/lib/python3*/site-packages/sympy & \
-	$(PIP) install --no-build-isolation --no-compile -c constraints.txt -e '.[dev,peers]' && wait
+	$(PIP) install --no-compile -c constraints.txt -e '.[dev,peers]' && wait
 	@touch $@
