@@ -32,7 +32,8 @@ from pretune.tasks.example import Example
 FOLDER = Path(__file__).parent
 MAX_EPOCHS = 10
 """Ten passes over at most 10M words are at most 100M words seen."""
-SCORINGS = {"causal": False, "both sides": True}
+SCORINGS = {"causal": (False,), "both sides": (True,), "sum": (False, True)}
+"""Whether a token is predicted from both sides; the last adds the scores of both ways."""
 
 
 class Stopwatch:
@@ -84,8 +85,8 @@ def read_blimp(tasks: Path, limit: int | None = None) -> dict[str, list[Example]
 def evaluate_blimp(model: Any, pairs: list[Example], scoring: str) -> dict[str, Any]:
     """Return accuracy (mean over sets), number of sets and ties, and accuracy by phenomenon."""
     precision = "bfloat16" if next(model.parameters()).is_cuda else "float32"
-    config = ScoringConfig(bidirectional=SCORINGS[scoring] and model.shape == "decoder", precision=precision)
-    result = evaluate_minimal_pairs(model, pairs, config)
+    configs = [ScoringConfig(bidirectional=both_sides, precision=precision) for both_sides in SCORINGS[scoring]]
+    result = evaluate_minimal_pairs(model, pairs, *configs)
     return {
         "accuracy": 100 * result.scores["accuracy"],
         "sets": result.counts["sets"],

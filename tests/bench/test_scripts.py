@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -179,6 +180,55 @@ def test_serving_http(tmp_path: Path) -> None:
     assert set(outcomes["oversized bodies"]) == {"413"} and set(outcomes["slow senders"]) == {"408"}
     assert set(outcomes["hostile bodies"]) <= {"400", "403", "404", "422"} and result["load"]["health_after"] == 200
     assert "| completions | pretune |" in done.stdout and "| deaf clients | closed" in done.stdout
+
+
+@pytest.mark.slow
+def test_ten_million_words(tmp_path: Path, home: Path) -> None:
+    small = {"model.width": 16, "model.depth": 1, "model.heads": 2, "data.max_length": 32, "train.batch_tokens": 512}
+    changes = {f"settings.{name}": value for name, value in small.items()} | {"epochs": 1, "tokenizer.vocab": 300}
+    variants = {"both": changes, "causal": changes | {"settings.objective": {"kind": "causal"}, "scorings": ["causal"]}}
+    (tmp_path / "variants.json").write_text(json.dumps(variants))
+    for phenomenon in ("island_effects", "binding"):  # the second is in the untouched half
+        row = {"sentence_good": "the sea is blue", "sentence_bad": "the sea are blue", "UID": phenomenon}
+        path = tmp_path / f"tasks/blimp/{phenomenon}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**row, "pairID": "0", "linguistics_term": phenomenon}) + "\n")
+    options = (
+        f"--work {tmp_path / 'work'} --tasks {tmp_path / 'tasks'} --file {tmp_path / 'variants.json'} --device cpu"
+    )
+    text = home / "corpora/wikipedia-en/valid.txt.xz"
+    for variants in ("both", "both,causal"):  # the second call repeats nothing
+        command = [
+            sys.executable,
+            BENCH / "ten_million_words.py",
+            "--text",
+            text,
+            "--variants",
+            variants,
+            *options.split(),
+        ]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["variants"]
+    assert [*found["both"]["blimp"]] == ["causal", "both sides", "sum"] and [*found["causal"]["blimp"]] == ["causal"]
+    assert found["both"]["blimp"]["sum"]["sets"] == 1
+    assert len({*(tmp_path / "work/models").iterdir()}) == 2
+
+
+def test_pack(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data/tasks/rte").mkdir(parents=True)
+    (tmp_path / "data/tasks/rte/dev.tsv").write_text("a\tb\n")
+    shutil.copytree(home / "corpora", tmp_path / "data/corpora")
+    monkeypatch.chdir(tmp_path)
+    facts = json.loads(run("pack", "studies", "--out", "out", "--shards", 1, data=tmp_path / "data"))
+    files = {str(path.relative_to("out")) for path in Path("out").rglob("*") if path.is_file()}
+    corpora = {
+        f"corpora/{name}.txt.xz" for name in ("wikipedia-en/train-00", "wikipedia-en/valid", "books-en/train-00")
+    }
+    assert files == corpora | {"tasks/rte/dev.tsv"} and facts["files"] == 4
+    facts = json.loads(run("pack", "embeddings", "--out", "packages", data=tmp_path / "data"))
+    weights = next(Path("packages").rglob("*.safetensors"))
+    assert 40e6 < weights.stat().st_size < 50e6 and facts["bytes"] < 64e6
 
 
 def test_fill(run: Run, tmp_path: Path, home: Path) -> None:

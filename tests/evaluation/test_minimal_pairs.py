@@ -18,6 +18,7 @@ from pretune.evaluation.minimal_pairs import (
     read_pair_folder,
     read_pairs,
 )
+from pretune.inference.scoring import ScoringConfig
 from pretune.runs.evaluate import evaluate
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
@@ -40,6 +41,19 @@ def test_the_likelier_sentence_is_told_as_the_slow_way_tells_it(family: str) -> 
     turned = [Example(text=pair.pair or "", pair=pair.text) for pair in PAIRS]
     assert evaluate_minimal_pairs(model, turned).scores["accuracy"] == pytest.approx(1 - np.mean(better))
     assert found.counts == {"pairs": 5, "ties": 0}
+
+
+def test_scores_of_several_ways_are_added() -> None:
+    model = scorer("bert")
+    ways = ScoringConfig(rest=True), ScoringConfig(rest=False)
+
+    def slow(text: str) -> float:
+        return sum(masked(model, text)) + sum(masked(model, text, rest=False))
+
+    better = [slow(pair.text) > slow(pair.pair or "") for pair in PAIRS]
+    assert evaluate_minimal_pairs(model, PAIRS, *ways).scores["accuracy"] == pytest.approx(np.mean(better))
+    tied = Example(text=SENTENCES[0], pair=SENTENCES[0])
+    assert evaluate_minimal_pairs(model, [tied], *ways).counts["ties"] == 1
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "t5", "bart", "xlnet"])

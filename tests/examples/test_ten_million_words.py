@@ -79,7 +79,7 @@ def test_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = json.loads((out / "results.json").read_text())
     assert results["words"]["unique"] == 1980 and results["words"]["seen"] <= 2000
     assert results["blimp"]["sets"] == 2 and results["blimp"]["development"]["pairs"] == 2
-    assert set(results["blimp"]["development_by_scoring"]) == {"causal", "both sides"}
+    assert set(results["blimp"]["development_by_scoring"]) == {"causal", "both sides", "sum"}
     mean = sum(results["blimp"][half]["accuracy"] for half in ("development", "untouched")) / 2
     assert results["blimp"]["accuracy"] == pytest.approx(mean)
     page = (out / "page.md").read_text()

@@ -34,26 +34,32 @@ from pretune.tasks.table import Jsonl, TableRow, open_table, read_lines
 def evaluate_minimal_pairs(
     model: nn.Module,
     examples: Sequence[Example],
-    scoring: ScoringConfig = DEFAULT_SCORING,
-    *,
+    *scorings: ScoringConfig,
     name: str = "minimal_pairs",
     on_progress: ProgressCallback | None = None,
 ) -> EvaluationResult:
     """Evaluate the share of pairs whose acceptable sentence (`text`) is likelier than the other (`pair`).
 
-    If pairs have sets (`group`), the headline is the mean over the sets, as published for BLiMP; the groups are
-    phenomena if the examples have them, else sets.
+    With several scorings, the score of a sentence is the sum of theirs. If pairs have sets (`group`), the headline is
+    the mean over the sets, as published for BLiMP; the groups are phenomena if the examples have them, else sets.
     """
     sentences, pair_indices = _tokenize_unique(model, examples)
-    logprobs = compute_token_logprobs(model, sentences, scoring, on_progress)
-    sums = logprobs.sums[pair_indices]  # [pairs, 2]
+    results = [
+        compute_token_logprobs(model, sentences, scoring, on_progress) for scoring in scorings or (DEFAULT_SCORING,)
+    ]
+    sums = np.sum([logprobs.sums for logprobs in results], axis=0)[pair_indices]  # [pairs, 2]
     correct, is_tie = sums[:, 0] > sums[:, 1], sums[:, 0] == sums[:, 1]
     sets = average_by_group(correct, [example.group for example in examples])
     phenomena = average_by_group(correct, [example.facts.get("linguistics_term") for example in examples])
     scores = {"accuracy": float(correct.mean())}
     if sets:
         scores = {"accuracy": float(np.mean(list(sets.values()))), "pair_accuracy": scores["accuracy"]}
-    counts = {"pairs": len(examples), "ties": int(is_tie.sum()), "sets": len(sets), "cut": logprobs.truncated_passages}
+    counts = {
+        "pairs": len(examples),
+        "ties": int(is_tie.sum()),
+        "sets": len(sets),
+        "cut": results[0].truncated_passages,
+    }
     return EvaluationResult(task=name, scores=scores, groups=phenomena or sets, counts=_drop_zero_counts(counts))
 
 

