@@ -17,6 +17,7 @@ from pretune.core.log import format_duration, format_number
 from pretune.reports.study import (
     format_command,
     format_difference,
+    format_marks,
     format_outcome,
     format_tuning,
     format_value,
@@ -78,7 +79,8 @@ def render_scale(scale: str, results: Facts, comment: str | None = None) -> Iter
     heads = (f"{measure['name']} {'↓' if measure['better'] == 'lower' else '↑'}" for measure in measures)
     yield from format_rows(("", *heads), rows)
     seeds = ", ".join(map(str, results["seeds"]))
-    yield from ("", f"Mean over the seeds {seeds}, ± half of the 95 % interval; ↑: higher is better, ↓: lower.", "")
+    about = f"Mean over the seeds {seeds}, ± half of the 95 % interval; ↑: higher is better, ↓: lower."
+    yield from ("", f"{about} {format_marks(results)}".strip(), "")
     claims = [
         (claim["text"], describe_measures(claim), f"**{format_outcome(claim['outcome'])}**", format_difference(claim))
         for claim in results["claims"]

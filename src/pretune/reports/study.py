@@ -13,6 +13,8 @@ from pretune.reports.charts import Series, draw_interval_chart, draw_line_chart
 Facts = Mapping[str, Any]
 OUTCOME_COLOURS = {"holds": 2, "does not hold": 4, "undecided": 7, "not measured": 7}
 OUTCOME_LABELS = {"undecided": "undecided at this budget"}
+BASELINE_MARK = " °"
+"""Mark of scores that are not better than the simplest baseline."""
 MAX_P = 0.05
 """Differences with a p-value below this are marked."""
 BUSY_FACTOR = 1.1
@@ -114,7 +116,9 @@ def _render_tables(results: Facts) -> Markup:
     about = (
         f"Mean over {seeds} with half of the 95 % interval; below it the paired difference to '{results['reference']}'"
     )
-    ours.append(note(f"{about} with its p-value (paired t-test), bold below {MAX_P:g}."))
+    ours.append(
+        note(f"{about} with its p-value (paired t-test), bold below {MAX_P:g}. {format_marks(results)}".strip())
+    )
     paper = results["study"]["paper"]
     theirs: list[Markup] = []
     if paper["table"] is not None:
@@ -182,7 +186,18 @@ def format_value(cell: Facts, measure: Facts) -> str:
     if not is_score(measure):
         return format_amount(cell["mean"], measure["amount"])
     half = "" if cell["low"] is None else f" ± {(cell['high'] - cell['low']) / 2:.2g}"
-    return f"{cell['mean']:.4g}{half}"
+    return f"{cell['mean']:.4g}{half}{'' if cell.get('is_above_baseline', True) else BASELINE_MARK}"
+
+
+def format_marks(results: Facts) -> str:
+    """Return a sentence on the marked cells; empty without any."""
+    cells = [cell for row in results["table"].values() for cell in row.values()]
+    if all(cell.get("is_above_baseline", True) for cell in cells):
+        return ""
+    return (
+        f"{BASELINE_MARK.strip()}: not better than the simplest baseline (for classes, the majority class) by more "
+        "than 2 standard errors; such a model has learned nothing that counts here."
+    )
 
 
 def format_amount(value: float, amount: str) -> str:
@@ -374,6 +389,8 @@ def render_study_text(results: Facts) -> str:
         for row in results["rows"]
     ]
     lines += ["## Table", "", *_format_table(("", *(measure["name"] for measure in measures)), rows), ""]
+    if mark_note := format_marks(results):
+        lines += [mark_note, ""]
     if (paper_table := study["paper"]["table"]) is not None:
         rows = list_paper_rows(paper_table)
         lines += [f"The paper: {paper_table['caption']}", "", *_format_table(("", *paper_table["columns"]), rows), ""]

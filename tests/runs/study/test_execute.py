@@ -17,6 +17,7 @@ import yaml
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import StoppedError, UsageError
+from pretune.reports.study import render_study_text
 from pretune.runs.samples import SampleHook
 from pretune.runs.study import actions
 from pretune.runs.study.compare import build_plan
@@ -206,6 +207,33 @@ def test_all_measures_and_kinds_of_rows(tmp_path: Path) -> None:
     assert table["more"]["FLOPs"] > table["model"]["FLOPs"]
     assert table["student"]["FLOPs"] > table["model"]["FLOPs"]
     assert table["model"]["mean"] == pytest.approx((table["model"]["table"] + table["model"]["f1"]) / 2)
+
+
+def test_rows_that_learn_nothing_are_marked(tmp_path: Path) -> None:
+    """A step without a learning rate cannot learn; many steps learn the word that tells the label."""
+    rows = {
+        "nothing": {"finetune.train.lr": 1e-12},
+        "too little": {"finetune.train.lr": 1e-11},
+        "much": {"finetune.train.lr": 1e-2, "finetune.steps": 60},
+    }
+    claims = [
+        {"text": f"Nothing is better than {worse}", "measure": "table", "better": "nothing", "worse": worse}
+        for worse in ("too little", "much")
+    ]
+    tree = make_tree(tmp_path, rows=rows, claims=claims, seeds=3, reference="nothing")
+    path = tmp_path / "marks.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    results = pt.compare(str(path), out=tmp_path / "out").results
+    cells = {row: results["table"][row]["table"] for row in rows}
+    assert [cells[row]["is_above_baseline"] for row in rows] == [False, False, True]
+    assert all(cell["baseline"] == 0.5 for cell in cells.values())
+    assert "is_above_baseline" not in results["table"]["much"]["loss"]
+    neither, one = (claim["reason"] for claim in results["claims"])
+    assert "neither" in neither and "neither" not in one
+    for name in ("study.md", "study.html"):
+        assert "°" in (tmp_path / "out" / name).read_text(encoding="utf-8")
+    learned = {**results, "table": {"much": results["table"]["much"]}, "rows": ["much"], "claims": []}
+    assert "°" not in render_study_text(learned)
 
 
 def test_a_baseline_reads_a_built_in_task(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ Arguments = dict[str, Any]
 Outcome = tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any] | None]
 """Scores, amounts, and the cost that the run measured itself."""
 VECTORS_FILE = "vectors.txt"
+SIMPLEST_BASELINE, BASELINE_PREFIX = "majority", "baseline."
+"""Baseline whose scores stand beside those of a fine-tuning, as amounts: the majority class, or what stands for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +154,9 @@ def _train_vectors(runner: StepRunner, arguments: Arguments, folder: Path, resum
 
 
 def _finetune(runner: StepRunner, arguments: Arguments, folder: Path, resume: bool) -> Outcome:
+    baseline_scores, _ = _score_baseline(
+        runner, arguments, SIMPLEST_BASELINE, int(arguments["overrides"]["train.seed"])
+    )
     if resume:
         run = finetune(out=folder, resume=True, device=runner.device)
     else:
@@ -170,6 +175,7 @@ def _finetune(runner: StepRunner, arguments: Arguments, folder: Path, resume: bo
     amounts = {name: model_facts.get(name) for name in ("parameters", "trained", "steps", "memory")}
     if amounts["parameters"]:
         amounts["trained_share"] = (amounts["trained"] or 0) / amounts["parameters"]
+    amounts |= {f"{BASELINE_PREFIX}{name}": value for name, value in baseline_scores.items()}
     cost = io.read_json(RunDir(folder).cost, CheckpointError)
     return {**result["scores"], "dev": result["dev"]}, amounts, cost
 
@@ -184,23 +190,38 @@ def _train_embeddings(runner: StepRunner, arguments: Arguments, folder: Path, re
 
 
 def _run_baseline(runner: StepRunner, arguments: Arguments, folder: Path, resume: bool) -> Outcome:
+    name = arguments["baseline"]
+    scores, reasons = _score_baseline(runner, arguments, name, arguments["seed"], arguments.get("vectors"))
+    if not scores:
+        raise UsageError(f"baseline '{name}': {'; '.join(reasons)}")
+    return scores, {}, None
+
+
+def _score_baseline(
+    runner: StepRunner, arguments: Arguments, name: str, seed: int, vectors: str | None = None
+) -> tuple[Mapping[str, float], list[str]]:
+    """Return the scores of a simple baseline on the examples of a fine-tuning; else the reasons why there are none."""
     fields: Arguments = {
         "name" if name == "task" else name: arguments[name] for name in _TASK_FIELDS & arguments.keys()
     }
-    for name in ("train", "dev", "test"):
-        if name in fields:
-            fields[name] = runner.locate(fields[name])
-    fields |= {path.removeprefix("task."): parse_scalar(value) for path, value in arguments["overrides"].items()}
+    for split in ("train", "dev", "test"):
+        if split in fields:
+            fields[split] = runner.locate(fields[split])
+    overrides: Mapping[str, Any] = arguments["overrides"]
+    fields |= {
+        path.removeprefix("task."): parse_scalar(value) if isinstance(value, str) else value
+        for path, value in overrides.items()
+        if path.startswith("task.")
+    }
     task_config = from_dict(TaskConfig, {**fields, "data": runner.data}, "finetune.task")
     task = open_task(task_config)
+    if task.members:
+        return {}, ["not for several tasks at once"]
     train = task.select_train(arguments.get("train_examples"), task_config.split_seed)
-    name, vectors = arguments["baseline"], arguments.get("vectors")
-    rows, reasons = run_baselines(
-        task.task, train, task.eval_examples, (name,), seed=arguments["seed"], vectors=vectors
-    )
+    rows, reasons = run_baselines(task.task, train, task.eval_examples, (name,), seed=seed, vectors=vectors)
     if not rows:
-        raise UsageError(f"baseline '{name}': {'; '.join(dict.fromkeys(reasons.values()))}")
-    return compute_scores(task, task.eval_examples, rows[0].predictions), {}, None
+        return {}, [*dict.fromkeys(reasons.values())]
+    return compute_scores(task, task.eval_examples, rows[0].predictions), []
 
 
 def _evaluate(runner: StepRunner, arguments: Arguments, folder: Path, resume: bool) -> Outcome:

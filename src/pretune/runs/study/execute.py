@@ -308,7 +308,8 @@ def run_worker(
                     connection.send(RemoteError(kind, str(stop)))
                 return
             except Exception as error:
-                connection.send(RemoteError.from_exception(error, memory_message=MEMORY_MESSAGE))
+                with contextlib.suppress(BrokenPipeError):  # the parent was killed, and this error may be its end
+                    connection.send(RemoteError.from_exception(error, memory_message=MEMORY_MESSAGE))
 
 
 def _receive_keys(connection: Connection) -> Iterator[tuple[str, Mapping[str, StepRecord]]]:

@@ -9,11 +9,12 @@ from pretune.core.config import to_dict
 from pretune.core.errors import UsageError, suggest
 from pretune.metrics.significance import compute_interval
 from pretune.models.devices import DEVICES
+from pretune.runs.study.actions import BASELINE_PREFIX
 from pretune.runs.study.execute import StepFailure
 from pretune.runs.study.plan import FORMAT, Plan, Reading
 from pretune.runs.study.spec import AverageScore, Claim, CostValue, Measure
 from pretune.runs.study.study_dir import COST_NAMES, StepRecord
-from pretune.runs.study.verdict import RULE, compare_paired, decide
+from pretune.runs.study.verdict import RULE, compare_paired, decide, is_better
 
 Facts = dict[str, Any]
 Values = dict[tuple[str, str], dict[int, float]]
@@ -22,7 +23,7 @@ Values = dict[tuple[str, str], dict[int, float]]
 
 def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mapping[str, StepFailure]) -> Facts:
     """Return the results of the finished steps; numbers of other steps are missing."""
-    values = collect_values(plan, records)
+    values, baselines = collect_values(plan, records), collect_baselines(plan, records)
     check_scores(plan, records, values)
     study = plan.study
     return {
@@ -38,13 +39,16 @@ def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mappi
         "measures": [_describe_measure(measure) for measure in plan.measures],
         "table": {
             row.name: {
-                measure.name: summarize(values[row.name, measure.name], values.get((plan.reference, measure.name), {}))
+                measure.name: {
+                    **summarize(values[row.name, measure.name], values.get((plan.reference, measure.name), {})),
+                    **compare_with_baseline(row.name, measure, values, baselines),
+                }
                 for measure in plan.measures
                 if values.get((row.name, measure.name))
             }
             for row in plan.rows
         },
-        "claims": [judge_claim(plan, claim, values) for claim in study.claims],
+        "claims": [judge_claim(plan, claim, values, baselines) for claim in study.claims],
         "rule": RULE,
         "is_tuned": plan.is_tuned,
         "rates": to_dict(plan.scale.rates or study.rates),
@@ -71,6 +75,29 @@ def collect_values(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
                         mean = sum(member[seed] for member in members) / len(members)
                         values.setdefault((row.name, measure.name), {})[seed] = mean
     return values
+
+
+def collect_baselines(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
+    """Return the scores of the simplest baseline on the examples of the fine-tuned scores, as far as they are there."""
+    baselines: Values = {}
+    for cell in plan.cells:
+        for name, reading in cell.readings.items():
+            if reading.amount is None and reading.step in records:
+                record = records[reading.step]
+                score = reading.score or next(iter(record["scores"]), "")
+                value = record["amounts"].get(f"{BASELINE_PREFIX}{score}")
+                if value is not None:
+                    baselines.setdefault((cell.row, name), {})[cell.seed] = float(value)
+    return baselines
+
+
+def compare_with_baseline(row: str, measure: Measure, values: Values, baselines: Values) -> Facts:
+    """Return the mean score of the simplest baseline, and whether a row is better; nothing without a baseline."""
+    scores, baseline = values.get((row, measure.name), {}), baselines.get((row, measure.name), {})
+    if not scores.keys() & baseline.keys():
+        return {}
+    is_above = is_better(scores, baseline, lower=measure.is_lower_better)
+    return {"baseline": sum(baseline.values()) / len(baseline), "is_above_baseline": is_above}
 
 
 def read_value(reading: Reading, records: Mapping[str, StepRecord]) -> float | None:
@@ -113,7 +140,7 @@ def summarize(values: Mapping[int, float], reference: Mapping[int, float]) -> Fa
     }
 
 
-def judge_claim(plan: Plan, claim: Claim, values: Values) -> Facts:
+def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values) -> Facts:
     """Return a claim with its verdict; one about rows or measures of another scale is not measured."""
     names = {row.name for row in plan.rows}
     measures = {measure.name: measure for measure in plan.measures}
@@ -130,7 +157,12 @@ def judge_claim(plan: Plan, claim: Claim, values: Values) -> Facts:
         lower=measures[claim.measure].is_lower_better,
         margin=claim.margin,
     )
-    return {**facts, **asdict(verdict)}
+    sides = (claim.better, measures[claim.measure]), (claim.worse, measures[facts["against"]])
+    comparisons = [compare_with_baseline(row, measure, values, baselines) for row, measure in sides]
+    reason = verdict.reason
+    if all(side.get("is_above_baseline") is False for side in comparisons):
+        reason += "; neither is better than the simplest baseline"
+    return {**facts, **asdict(verdict), "reason": reason}
 
 
 def sum_costs(plan: Plan, records: Mapping[str, StepRecord]) -> Facts:

@@ -71,6 +71,18 @@ def decide(better: Mapping[int, float], worse: Mapping[int, float], *, lower: bo
     return Verdict(outcome=outcome, difference=difference, error=error, seeds=count, reason=reason)  # type: ignore[arg-type]
 
 
+def is_better(values: Mapping[int, float], baseline: Mapping[int, float], *, lower: bool) -> bool:
+    """Return whether a row is better than a baseline by more than the rule's standard errors; of one seed, at all.
+
+    >>> is_better({0: 0.52, 1: 0.49, 2: 0.5}, {0: 0.5, 1: 0.5, 2: 0.5}, lower=False)
+    False
+    """
+    sign = -1.0 if lower else 1.0
+    seeds = sorted(values.keys() & baseline.keys())
+    mean, error = compute_standard_error([sign * (values[seed] - baseline[seed]) for seed in seeds])
+    return mean > FACTOR * (error or 0.0)
+
+
 def compute_standard_error(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and its standard error; None for a single value."""
     mean = math.fsum(values) / len(values)
