@@ -84,6 +84,31 @@ def test_many_batches_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(p.data_ptr(), p.stride()) for p in model.parameters()] == previous
 
 
+def test_batches_grow_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the default batch has 1,024 tokens per thread, up to a limit; vectors are the same."""
+    model, threads = encoder(), torch.get_num_threads()
+    texts = [" ".join(TEXTS[i % 8].split()[: 1 + i % 5]) + f" {i}" for i in range(600)]
+    sizes: list[int] = []
+
+    def pack(sequences: Sequences, *, tokens: int, device: str) -> Any:
+        sizes.append(tokens)
+        return pack_batches(sequences, tokens=tokens, device=device)
+
+    monkeypatch.setattr(embed_module, "pack_batches", pack)
+    try:
+        vectors = []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            vectors.append(pt.embed(model, texts, device="cpu"))
+        torch.set_num_threads(64)
+        assert embed_module.get_batch_tokens("cpu") == embed_module.MAX_CPU_BATCH_TOKENS
+        assert embed_module.get_batch_tokens("cuda") == embed_module.BATCH_TOKENS["cuda"]
+    finally:
+        torch.set_num_threads(threads)
+    assert sizes == [1024, 2048]
+    np.testing.assert_allclose(*vectors, **EXACT)
+
+
 def test_too_long_is_counted() -> None:
     model = encoder()
     ask = build_embedder(model)

@@ -40,7 +40,9 @@ ProgressCallback = Callable[[int, int], None]
 """Called with the number of finished texts and the total."""
 
 BATCH_TOKENS = {"cpu": 1024, "cuda": 32768}
-"""Tokens per batch: enough to keep the device busy, small enough for its caches."""
+"""Tokens per batch, of each thread of a CPU: enough to keep the device busy, small enough for its caches."""
+MAX_CPU_BATCH_TOKENS = 16384
+"""Maximum tokens per batch on a CPU, which bounds the memory with many threads."""
 MAX_PENDING_BATCHES = 16
 """Batches whose vectors stay on a GPU until they are copied together."""
 
@@ -154,7 +156,7 @@ class Embedder:
         if self.is_static:
             return [(indices, np.arange(len(indices)), encoded_texts.sequences)]
         device = self.encoder.model.tokens.weight.device.type
-        tokens = self.batch_tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cuda"])
+        tokens = self.batch_tokens or get_batch_tokens(device)
         batches = pack_batches(encoded_texts.sequences, tokens=tokens, device=device)
         return [(indices[part.indices], part.cells, part.batch) for part in batches]
 
@@ -260,6 +262,15 @@ def build_embedder(
         )
     target_device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return Embedder(build_encoder(checkpoint.load(Path(model), device=target_device), **options), batch_tokens)
+
+
+def get_batch_tokens(device: str) -> int:
+    """Return the default number of tokens per batch for a type of device.
+
+    On a CPU all threads share a batch and wait for each other after every operation, so the batch grows with them.
+    """
+    tokens = BATCH_TOKENS.get(device, BATCH_TOKENS["cuda"])
+    return min(tokens * torch.get_num_threads(), MAX_CPU_BATCH_TOKENS) if device == "cpu" else tokens
 
 
 def _fetch(pending: list[tuple[Ints, Tensor]], output: Floats) -> None:
