@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python bench/embed.py [MODEL] [--device cpu|cuda] [--texts N] [--rounds N] [--out FILE]
     PYTHONPATH=src python bench/embed.py MODEL --corpus wikipedia-en/train-00 --texts 1000000 --dtype float16 --rounds 1
+    PYTHONPATH=src python bench/embed.py MODEL --single 3,6,12,40
 
 MODEL is a directory that sentence-transformers can load; by default a model of the size of MiniLM-L6 (width 384, 6
 layers) with random weights and a tokenizer trained here. The texts are distinct spans of this repository's docs and
@@ -12,6 +13,9 @@ tokenization in the time. Rounds alternate and the best round of each side count
 all threads on a CPU. sentence-transformers runs with its default batch size of 32 and with 256; `--peer-batch best`
 selects the fastest of 64, 256 and 1,024 on up to 20,000 texts. Prints JSON: texts per second, the ratio to each, and
 the largest difference between the vectors.
+
+`--single` measures queries instead: one text of so many words for each call, the sides alternated call by call; the
+median counts.
 """
 
 import argparse
@@ -19,6 +23,7 @@ import itertools
 import os
 import random
 import shutil
+import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -155,6 +160,36 @@ def compare(folder: Path, texts: list[str], options: argparse.Namespace) -> dict
     }
 
 
+def compare_single(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Alternate calls with a single text and return the median milliseconds by number of words."""
+    from sentence_transformers import SentenceTransformer
+
+    theirs, ours = (
+        SentenceTransformer(str(folder), device=options.device),
+        build_embedder(folder, device=options.device),
+    )
+    clock = common.wall_clock if options.device == "cuda" else common.cpu_clock
+    words = read_words()
+    rows: dict[str, dict[str, float]] = {}
+    for count in options.single:
+        texts = [" ".join(words[start : start + count]) for start in range(0, 60 * count, count)]
+        sides: dict[str, Callable[[str], Any]] = {
+            "pretune": lambda text: ours([text]).vectors,
+            PEER: lambda text: theirs.encode([text], show_progress_bar=False),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for text in texts[:10] + texts:  # the first calls are slower
+            for name, side in sides.items():
+                seconds[name].append(
+                    common.time_call(lambda side=side, text=text: side(text), clock=clock, device=options.device)[0]
+                )
+        medians = {name: 1000 * statistics.median(values[10:]) for name, values in seconds.items()}
+        ratio = round(medians[PEER] / medians["pretune"], 2)
+        rows[str(count)] = {name: round(value, 2) for name, value in medians.items()} | {"ratio": ratio}
+    device = common.describe_device(options.device)
+    return {"device": device, "threads": torch.get_num_threads(), "milliseconds by words": rows}
+
+
 def main() -> None:
     parser = common.build_parser(__doc__)
     parser.add_argument("model", nargs="?", type=Path)
@@ -163,13 +198,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--corpus", help="sentences of a shared corpus, for example wikipedia-en/train-00")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of both sides")
+    parser.add_argument("--single", type=lambda text: [*map(int, text.split(","))], help="words of single texts")
     parser.add_argument("--peer-batch", default="32,256", help="comma-separated batch sizes of the peer, or best")
     options = parser.parse_args()
     count = options.texts or COUNTS[options.device]
     with tempfile.TemporaryDirectory() as folder:
         model = widen_weights(options.model or save_random_model(Path(folder)), Path(folder) / "wide")
-        texts = make_texts(count) if options.corpus is None else read_sentences(options.corpus, count)
-        result = compare(model, texts, options)
+        if options.single:
+            result = compare_single(model, options)
+        else:
+            texts = make_texts(count) if options.corpus is None else read_sentences(options.corpus, count)
+            result = compare(model, texts, options)
     common.print_result(result, options.out)
 
 

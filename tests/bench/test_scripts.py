@@ -312,6 +312,8 @@ def test_embed(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
     run("embed", "--device", "cpu", "--texts", 8, "--rounds", 1, "--out", tmp_path / "out.json")
     assert read(tmp_path / "out.json")["same"]
+    run("embed", "--device", "cpu", "--single", "3", "--out", tmp_path / "single.json")
+    assert read(tmp_path / "single.json")["milliseconds by words"]["3"]["ratio"] > 0
 
 
 def test_sentences_to_embed_are_distinct_and_real(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

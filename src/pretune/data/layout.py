@@ -309,7 +309,7 @@ def fill_rows(lengths: Ints, *, tokens: int, row: int, step: int = 1) -> Iterato
     """Yield (indices, row of each, row length) of batches of about `tokens` tokens, for all lengths above 0.
 
     A row holds as many of the longest sequences as fit into `row` tokens, at least one; its length is a multiple of
-    `step`.
+    `step`, and no more than the fullest row of the batch needs.
     """
     order = np.argsort(lengths, kind="stable")
     order = order[lengths[order] > 0]
@@ -321,7 +321,7 @@ def fill_rows(lengths: Ints, *, tokens: int, row: int, step: int = 1) -> Iterato
     }
     while lengths_left:
         row_length = -(-lengths_left[-1] * max(1, row // lengths_left[-1]) // step) * step
-        indices, rows = list[int](), list[int]()
+        indices, rows, filled_length = list[int](), list[int](), 0
         for number in range(max(1, tokens // row_length)):
             free_tokens = row_length
             while index := bisect_right(lengths_left, free_tokens):
@@ -334,6 +334,7 @@ def fill_rows(lengths: Ints, *, tokens: int, row: int, step: int = 1) -> Iterato
                 del ids[-count:]
                 if not ids:
                     del lengths_left[index - 1]
+            filled_length = max(filled_length, row_length - free_tokens)
             if not lengths_left:
                 break
-        yield np.array(indices), np.array(rows), row_length
+        yield np.array(indices), np.array(rows), -(-filled_length // step) * step

@@ -131,6 +131,10 @@ class Embedder:
     ) -> Iterator[tuple[Ints, Tensor]]:
         """Yield (indices, vectors) by batch, while the next chunk is tokenized."""
         parts = split_into_chunks([self.encoder.config.prompt + text for text in texts])
+        if len(parts) == 1:  # a thread would only delay a query
+            for ids, cells, batch in self._prepare_batches(texts, parts[0], result):
+                yield ids, self._forward(cells, batch, device)
+            return
         with ThreadPoolExecutor(1, thread_name_prefix="texts") as pool:
             futures: list[Future[list[Any]]] = []
             for number in range(len(parts) + 1):
@@ -261,7 +265,8 @@ def build_embedder(
             build_encoder(language_model if device is None else language_model.to(device), **options), batch_tokens
         )
     target_device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Embedder(build_encoder(checkpoint.load(Path(model), device=target_device), **options), batch_tokens)
+    encoder = build_encoder(checkpoint.load(Path(model), device=target_device), **options)
+    return Embedder(encoder.eval(), batch_tokens)
 
 
 def get_batch_tokens(device: str) -> int:
@@ -293,8 +298,10 @@ def column_major_weights(model: nn.Module, characters: int) -> Iterator[None]:
     The product with the transposed weight, as in a linear layer, then reads memory in order: 10 % faster on some
     processors. The weights take twice the memory meanwhile.
     """
-    layers = [module for module in model.modules() if type(module) is nn.Linear and _is_eligible(module.weight)]
-    original_data = [(module.weight, module.weight.data) for module in layers] if characters >= MIN_CHARACTERS else []
+    original_data = list[tuple[Tensor, Tensor]]()
+    if characters >= MIN_CHARACTERS:
+        layers = [module for module in model.modules() if type(module) is nn.Linear and _is_eligible(module.weight)]
+        original_data = [(module.weight, module.weight.data) for module in layers]
     try:
         for weight, data in original_data:
             weight.data = data.t().contiguous().t()

@@ -56,14 +56,15 @@ def get_tokenizer(model: nn.Module) -> Tokenizer:
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Set evaluation mode and disable gradients inside the block."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
+    training_modules = [module for module in model.modules() if module.training]
+    if training_modules:
+        model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, is_training in training.items():
-            module.training = is_training
+        for module in training_modules:
+            module.training = True
 
 
 def count_unknown(tokenizer: Tokenizer, ids: NDArray[Any], *, as_targets: bool = False) -> int:
