@@ -47,7 +47,11 @@ def test_the_best_span_of_all_hits(reader: Path) -> None:
     assert run is not None
     (found,) = extract_answers(run, ["what is old?"], [HITS])
     alone = [extract_answers(run, ["what is old?"], [[hit]])[0] for hit in HITS]
-    assert found == max(alone, key=lambda one: one.score or 0.0)
+    best = max(alone, key=lambda one: one.score or 0.0)
+    assert found._replace(score=None) == best._replace(score=None)
+    assert found.score == pytest.approx(
+        best.score, abs=1e-6
+    )  # rows of one text are shorter, so sums are rounded otherwise
     assert found.hit in HITS and found.span is not None and found.hit is not None
     assert found.hit.text[slice(*found.span)] == found.text
     said = run.predict([{"question": "what is old?", "context": hit.text} for hit in HITS])
