@@ -164,10 +164,8 @@ def compare_single(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Alternate calls with a single text and return the median milliseconds by number of words."""
     from sentence_transformers import SentenceTransformer
 
-    theirs, ours = (
-        SentenceTransformer(str(folder), device=options.device),
-        build_embedder(folder, device=options.device),
-    )
+    theirs = SentenceTransformer(str(folder), device=options.device)
+    ours = build_embedder(folder, device=options.device)
     clock = common.wall_clock if options.device == "cuda" else common.cpu_clock
     words = read_words()
     rows: dict[str, dict[str, float]] = {}

@@ -202,7 +202,7 @@ def _score_baseline(
 ) -> tuple[Mapping[str, float], list[str]]:
     """Return the scores of a simple baseline on the examples of a fine-tuning; else the reasons why there are none."""
     fields: Arguments = {
-        "name" if name == "task" else name: arguments[name] for name in _TASK_FIELDS & arguments.keys()
+        "name" if field == "task" else field: arguments[field] for field in _TASK_FIELDS & arguments.keys()
     }
     for split in ("train", "dev", "test"):
         if split in fields:
