@@ -9,7 +9,7 @@
     embeddings         the encoder of the extra quickstart in half precision, and a data directory of bench/embed.py
     quickstart         packages of the extra quickstart (reviews, and the encoder in half precision); for PYTHONPATH
 
-Everything is compressed. What a folder has already is written anew.
+Everything is compressed. The folder must be new or empty.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def pack_ten_million_words(args: argparse.Namespace) -> None:
 
 
 def pack_studies(args: argparse.Namespace) -> None:
-    """Pack as many shards of Wikipedia as asked for, half as many of the books, and all tasks."""
+    """Pack as many shards of Wikipedia as asked for, half as many of the books, and tasks."""
     corpora, tasks = common.find_data("corpora"), common.find_data("tasks")
     names = [f"wikipedia-en/train-{shard:02}.txt.xz" for shard in range(args.shards)]
     names += [f"books-en/train-{shard:02}.txt.xz" for shard in range((args.shards + 1) // 2)]
@@ -164,8 +164,9 @@ def main() -> None:
     parser.add_argument("--tasks", default="", help="studies: comma-separated; default: all")
     parser.add_argument("--cuda", default="130", help="lora: CUDA version of the library")
     args = parser.parse_args()
-    shutil.rmtree(args.out, ignore_errors=True)
-    args.out.mkdir(parents=True)
+    if args.out.exists() and any(args.out.iterdir()):
+        raise SystemExit(f"{args.out}: not empty")
+    args.out.mkdir(parents=True, exist_ok=True)
     PARTS[args.part](args)
     sizes = [path.stat().st_size for path in args.out.rglob("*") if path.is_file()]
     print(json.dumps({"files": len(sizes), "bytes": sum(sizes)}))

@@ -1,6 +1,6 @@
 """Recipes for ten million words, side by side: validation loss, and BLiMP's development half.
 
-    PYTHONPATH=src python bench/ten_million_words.py --text TEXT --tasks DIR --work DIR [--variants wide,small-vocab]
+    PYTHONPATH=src python bench/ten_million_words.py --text TEXT --tasks DIR --work DIR [--variants 8k,8k-d15]
 
 TEXT is what `examples/ten_million_words/corpus.py` writes (.xz is read, too), the first DIR the folder of BLiMP. A
 variant is `recipe.json` of that example with a few changes (`VARIANTS`, or a JSON file of the same form with `--file`).
@@ -13,6 +13,7 @@ import copy
 import hashlib
 import json
 import lzma
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def prepare(work: str, name: str, *, text: str, tokenizer: Facts) -> Facts:
     sys.path.insert(0, str(EXAMPLE))
     import run as example
 
+    shutil.rmtree(Path(work) / name, ignore_errors=True)  # of an interrupted call
     data = example.prepare(Path(text), {"tokenizer": tokenizer}, Path(work) / name)
     return {"tokens": data.tokens}
 
@@ -75,6 +77,7 @@ def train(work: str, name: str, *, data: str, recipe: Facts, tasks: str, limit: 
 
     log.set_quiet(True)
     out = Path(work) / "models" / name
+    shutil.rmtree(out, ignore_errors=True)  # of an interrupted call
     run = example.pretrain(Path(work) / data, recipe, out, seed=options["seed"], device=options["device"])
     model = pt.load(run).to(options["device"]).eval()
     pairs = example.read_blimp(Path(tasks), limit)["development"]
@@ -131,6 +134,8 @@ def run_variants(args: argparse.Namespace) -> Facts:
     known = VARIANTS if args.file is None else json.loads(args.file.read_text())
     base = json.loads((EXAMPLE / "recipe.json").read_text())
     names = args.variants.split(",") if args.variants else list(known)
+    if unknown_names := [name for name in names if name not in known]:
+        raise SystemExit(f"unknown variants: {', '.join(unknown_names)} (allowed: {', '.join(known)})")
     recipes = {name: change(base, known[name]) for name in names}
     jobs = Jobs(args.work, args.jobs, args.seconds, lambda name: (not name.startswith("data-"), name not in names))
     waiting = {name: get_data_name(recipe["tokenizer"]) for name, recipe in recipes.items()}

@@ -183,7 +183,7 @@ def test_serving_http(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ten_million_words(tmp_path: Path, home: Path) -> None:
+def test_ten_million_words(run: Run, tmp_path: Path, home: Path) -> None:
     small = {"model.width": 16, "model.depth": 1, "model.heads": 2, "data.max_length": 32, "train.batch_tokens": 512}
     changes = {f"settings.{name}": value for name, value in small.items()} | {"epochs": 1, "tokenizer.vocab": 300}
     variants = {"both": changes, "causal": changes | {"settings.objective": {"kind": "causal"}, "scorings": ["causal"]}}
@@ -213,6 +213,8 @@ def test_ten_million_words(tmp_path: Path, home: Path) -> None:
     assert [*found["both"]["blimp"]] == ["causal", "both sides", "sum"] and [*found["causal"]["blimp"]] == ["causal"]
     assert found["both"]["blimp"]["sum"]["sets"] == 1
     assert len({*(tmp_path / "work/models").iterdir()}) == 2
+    with pytest.raises(SystemExit, match="unknown variants: wide"):
+        run("ten_million_words", "--text", text, "--variants", "both,wide", *options.split())
 
 
 def test_pack(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +231,9 @@ def test_pack(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPa
     facts = json.loads(run("pack", "embeddings", "--out", "packages", data=tmp_path / "data"))
     weights = next(Path("packages").rglob("*.safetensors"))
     assert 40e6 < weights.stat().st_size < 50e6 and facts["bytes"] < 64e6
+    with pytest.raises(SystemExit, match="not empty"):
+        run("pack", "studies", "--out", "packages", data=tmp_path / "data")
+    assert weights.exists()
 
 
 def test_fill(run: Run, tmp_path: Path, home: Path) -> None:
