@@ -1,4 +1,4 @@
-"""The kernels of tiles, compiled for a GPU that need not be here: what the interpreter takes, the compiler may not."""
+"""Triton's kernels, compiled for a GPU that need not be here: what the interpreter takes, the compiler may not."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ KERNELS = (
     "compute_bias_gradients",
 )
 DISTANCE_KERNELS = ("forward", "compute_key_gradients", "compute_query_gradients", "compute_distance_gradients")
-FP32 = {"NORM", "DELTA", "DB", "DPK", "DPQ"}
+FP32 = {"NORM", "DELTA", "DB", "DPK", "DPQ", "COARSE", "VALUES", "STEPS"}
 INT32 = {"Q_SEQUENCE", "K_SEQUENCE", "SEQUENCE", "SPAN", "SEED"}
 NUMBERS = {"scale", "factor", "inverse"}
 FIXED: dict[str, Any] = {
@@ -54,12 +54,31 @@ def test_a_hopper_has_code_for_distances(name: str) -> None:
     assert build(getattr(distance_kernels, name), FIXED, **BACKWARD_OPTIONS).metadata.shared < 227 * 1024
 
 
-def build(kernel: Any, fixed: dict[str, Any], **options: int) -> Any:
-    """Return a kernel compiled for Hopper."""
+@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_hopper_has_code_for_quantized_products(bits: int, rows: int) -> None:
+    """Within its shared memory."""
+    from pretune.nn import quantized_kernels
+    from pretune.nn import quantized_products as products
+
+    tiles = (products.ONE_ROW, products.SEVERAL_ROWS)
+    if bits == 4:
+        tiles = (products.NF4_ONE_ROW, products.NF4_SEVERAL_ROWS)
+    fixed = {**products._choose_tile(*tiles, rows, 2048), "DOUBLE": True, "BLOCK": 64}
+    options = {name: fixed.pop(name) for name in ("num_warps", "num_stages") if name in fixed}
+    kernel = quantized_kernels.int8_kernel if bits == 8 else quantized_kernels.nf4_kernel
+    types = {"CODES": "*i8", "SCALES": "*fp32"} if bits == 8 else {"CODES": "*u8", "SCALES": "*u8"}
+    types |= {"N": "i32", "K": "i32"}
+    assert build(kernel, fixed, types, **options).metadata.shared < 227 * 1024
+
+
+def build(kernel: Any, fixed: dict[str, Any], types: dict[str, str] | None = None, **options: int) -> Any:
+    """Return a kernel compiled for Hopper; `types` are those of arguments whose names do not tell."""
     from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found, import-untyped, unused-ignore]
     from triton.compiler import ASTSource  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-    signature = {one: "constexpr" if one in fixed else kind(one) for one in kernel.arg_names}
+    types = types or {}
+    signature = {one: "constexpr" if one in fixed else types.get(one, kind(one)) for one in kernel.arg_names}
     given = {one: value for one, value in fixed.items() if one in signature}
     source = ASTSource(fn=kernel, signature=signature, constexprs=given)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options or None)

@@ -18,6 +18,7 @@ from pretune.adaptation.peft.base import TARGETS, find_linears
 from pretune.adaptation.peft.qlora import Linear4bit
 from pretune.core.errors import UsageError, suggest
 from pretune.models.model import LanguageModel
+from pretune.nn.quantized_products import is_supported, multiply_int8
 
 Quantization = Literal["int8", "nf4"]
 QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
@@ -54,6 +55,9 @@ class Linear8bit(nn.Module):
             if device == "cpu" and dtype == torch.float32 and x.numel() <= FEW_ROWS * self.in_features:
                 flat = x.reshape(-1, self.in_features)
                 y = torch._weight_int8pack_mm(flat, self.codes, scales).view(*x.shape[:-1], self.out_features)
+            elif is_supported(x, self.in_features):
+                y = multiply_int8(x.reshape(-1, self.in_features), self.codes, scales)
+                y = y.view(*x.shape[:-1], self.out_features)
             else:
                 y = F.linear(x, self.codes.to(dtype)) * scales.to(dtype)
         return y if self.bias is None else y + self.bias.to(dtype)

@@ -40,6 +40,7 @@ from pretune.core.config import Ge, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
+from pretune.nn.quantized_products import is_supported, multiply_nf4
 
 NF4_VALUES = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -229,8 +230,27 @@ class Weight4bit(nn.Module):
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
+        if is_supported(x, self.shape[1], self.block):
+            return self._multiply_few_rows(x, bias)
         out: Tensor = _Linear4bitFunction.apply(x, bias, (self.shape, self.block, self.group), *self._get_buffers())  # type: ignore[no-untyped-call]
         return out
+
+    def _multiply_few_rows(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute W x + bias by a kernel that dequantizes in registers."""
+        scales, coarse = self.scales, self.coarse
+        y: Tensor = multiply_nf4(
+            x.reshape(-1, self.shape[1]),
+            self.codes,
+            scales.view(torch.float32) if coarse is None else scales,
+            None if coarse is None else coarse.view(torch.float32),
+            self.values.view(torch.float32),
+            self.steps.view(torch.float32),
+            self.shape[0],
+            self.block,
+            self.group or 1,
+        )
+        y = y.view(*x.shape[:-1], self.shape[0])
+        return y if bias is None else y + bias
 
     def _get_buffers(self) -> "QuantBuffers":
         return self.codes, self.scales, self.coarse, self.values, self.steps

@@ -1,0 +1,69 @@
+"""Products with quantized weights beside torch: on a GPU as they are, elsewhere by Triton's interpreter if there."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.nn.interpreted import CUDA, DEVICE, MARKS, able, elsewhere, passes  # isort: split
+
+from pretune.adaptation.peft.qlora import Linear4bit, build_scale_table, build_value_table, dequantize, quantize
+from pretune.adaptation.quantized import Linear8bit
+from pretune.nn.quantized_products import MAX_ROWS, is_supported, multiply_int8, multiply_nf4
+
+pytestmark = MARKS
+SHAPES = [(1, 40, 64), (1, 9, 192), (1, 17, 2112), (2, 33, 128), (16, 64, 320), (40, 24, 1088), (MAX_ROWS, 5, 64)]
+"""Rows, outputs and inputs."""
+BLOCKS = [(64, 256), (64, None), (32, 16), (16, 4)]
+"""Weights that share a scale, and scales that share one."""
+
+
+@elsewhere
+def test_by_the_interpreter() -> None:
+    passes(__file__, len(SHAPES) * (1 + len(BLOCKS)))
+
+
+def make_operands(rows: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(rows)
+    return torch.randn(rows, inputs).half().to(DEVICE), (0.05 * torch.randn(outputs, inputs)).to(DEVICE)
+
+
+def check(actual: Tensor, x: Tensor, weight: Tensor) -> None:
+    expected = x.double() @ weight.double().T
+    assert actual.dtype == x.dtype and actual.shape == expected.shape
+    assert (actual.double() - expected).norm() < 1e-3 * expected.norm()
+
+
+@able
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), SHAPES)
+def test_int8(rows: int, outputs: int, inputs: int) -> None:
+    x, weight = make_operands(rows, outputs, inputs)
+    scales = weight.abs().amax(1) / 127
+    codes = torch.round(weight / scales[:, None]).to(torch.int8)
+    check(multiply_int8(x, codes, scales), x, codes * scales[:, None])
+
+
+@able
+@pytest.mark.parametrize(("block", "group"), BLOCKS)
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), SHAPES)
+def test_nf4(rows: int, outputs: int, inputs: int, block: int, group: int | None) -> None:
+    x, weight = make_operands(rows, outputs, inputs)
+    small, values, steps = (
+        quantize(weight, block=block, group=group),
+        build_value_table(DEVICE),
+        build_scale_table(DEVICE),
+    )
+    scales = small.scales.view(torch.float32) if small.coarse is None else small.scales
+    coarse = None if small.coarse is None else small.coarse.view(torch.float32)
+    y = multiply_nf4(x, small.codes, scales, coarse, values, steps, outputs, block, group or 1)
+    check(y, x, dequantize(small, torch.float32, values, steps))
+
+
+@pytest.mark.skipif(not CUDA, reason="needs CUDA")
+@pytest.mark.parametrize("kind", [Linear8bit, Linear4bit])
+def test_layers_use_them_for_few_rows(kind: type[nn.Module]) -> None:
+    layer = kind(nn.Linear(128, 96, device="cuda"))
+    x = torch.randn(MAX_ROWS + 1, 128, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        many, few = layer.bfloat16()(x), layer(x[None, :5])
+    assert is_supported(x[:5], 128, 64) and not is_supported(x, 128, 64)
+    torch.testing.assert_close(few[0], many[:5], rtol=0.02, atol=0.02)
