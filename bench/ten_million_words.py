@@ -1,10 +1,10 @@
 """Recipes for ten million words, side by side: validation loss, and BLiMP's development half.
 
-    PYTHONPATH=src python bench/ten_million_words.py --text TEXT --tasks DIR --work DIR [--variants 8k,8k-d15]
+    PYTHONPATH=src python bench/ten_million_words.py --data DIR --work DIR [--variants recipe,reviews] [--epochs 3]
 
-TEXT is what `examples/ten_million_words/corpus.py` writes (.xz is read, too), the first DIR the folder of BLiMP. A
-variant is `recipe.json` of that example with a few changes (`VARIANTS`, or a JSON file of the same form with `--file`).
-The untouched half of BLiMP is not scored. Several variants share the device (`--jobs`), so times are not comparable.
+The first DIR has corpora/ and tasks/ (`bench/pack.py ten-million-words`). A variant is `recipe.json` of the example
+with a few changes (`VARIANTS`, or a JSON file of the same form with `--file`). The untouched half of BLiMP is not
+scored. Several variants share the device (`--jobs`), so times are not comparable.
 Variants that have finished in the working directory are not repeated, and none starts after `--seconds`.
 """
 
@@ -12,7 +12,6 @@ import argparse
 import copy
 import hashlib
 import json
-import lzma
 import shutil
 import sys
 from pathlib import Path
@@ -24,19 +23,27 @@ from job_pool import Jobs
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "ten_million_words"
 Facts = dict[str, Any]
 DROPOUT = "settings.model.decoder.blocks.0.dropout"
-SENTENCES: Facts = {"settings.data.samples": "sentences", "settings.data.max_length": 128}
+DOCUMENTS: Facts = {"settings.data.samples": "documents", "settings.data.max_length": 256}
+SNLI, MNLI = (f"tasks/{name}/train_subset.jsonl.gz:premise,hypothesis" for name in ("snli", "mnli"))
+SHORT_TEXTS = {
+    SNLI: 0.38, MNLI: 0.29, "tasks/qqp/train_subset.tsv.gz:question1,question2": 0.49,
+    "tasks/samsum/validation.jsonl.gz:context": 0.08, "tasks/samsum/test.jsonl.gz:context": 0.08,
+    "corpora/tinystories": 0.36,
+}  # fmt: skip
+"""Captions, questions, dialogues and stories, with as many million words as there are."""
+REVIEWS = "corpora/reviews/train.csv.xz:text"
 VARIANTS: dict[str, Facts] = {
     "recipe": {},
-    "d15": {DROPOUT: 0.15},
-    "8k": {"tokenizer.vocab": 8192},
-    "8k-d15": {"tokenizer.vocab": 8192, DROPOUT: 0.15},
-    "8k-d20": {"tokenizer.vocab": 8192, DROPOUT: 0.2},
-    "sentences": SENTENCES,
-    "sentences-d15": SENTENCES | {DROPOUT: 0.15},
-    "sentences-d20": SENTENCES | {DROPOUT: 0.2},
-    "sentences-8k": SENTENCES | {"tokenizer.vocab": 8192},
-    "sentences-8k-d20": SENTENCES | {"tokenizer.vocab": 8192, DROPOUT: 0.2},
+    "documents": DOCUMENTS,
+    "16k": {"tokenizer.vocab": 16384},
+    "4k": {"tokenizer.vocab": 4096},
+    "d20": {DROPOUT: 0.2},
+    "decay-0.3": {"settings.train.optimizer": {"kind": "muon", "lr": 0.003, "weight_decay": 0.3}},
+    "decay-1": {"settings.train.optimizer": {"kind": "muon", "lr": 0.003, "weight_decay": 1.0}},
     "causal": {"settings.objective": {"kind": "causal"}, "scorings": ["causal"]},
+    "reviews": {"texts": {"corpora/books-en": 4.6, REVIEWS: 3, "corpora/wikipedia-en": 2, "corpora/tinystories": 0.4}},
+    "short": {"texts": {**SHORT_TEXTS, "corpora/books-en": 5, "corpora/wikipedia-en": 2.3, "corpora/wikinews-en": 1}},
+    "short-reviews": {"texts": {**SHORT_TEXTS, "corpora/books-en": 4, REVIEWS: 3, "corpora/wikipedia-en": 1.3}},
 }
 """Changes of the recipe; a dotted name is a place in it, and a setting's own name may have dots."""
 
@@ -57,14 +64,16 @@ def change(recipe: Facts, changes: Facts) -> Facts:
     return recipe
 
 
-def prepare(work: str, name: str, *, text: str, tokenizer: Facts) -> Facts:
-    """Train a tokenizer and tokenize the text; return the number of tokens."""
+def prepare(work: str, name: str, *, folder: str, recipe: Facts) -> Facts:
+    """Select the text, train a tokenizer and tokenize; return the words of each source and the number of tokens."""
     sys.path.insert(0, str(EXAMPLE))
     import run as example
 
     shutil.rmtree(Path(work) / name, ignore_errors=True)  # of an interrupted call
-    data = example.prepare(Path(text), {"tokenizer": tokenizer}, Path(work) / name)
-    return {"tokens": data.tokens}
+    text = Path(work) / f"{name}.txt"
+    words = example.write_text(Path(folder), recipe, text)
+    data = example.prepare(text, recipe, Path(work) / name)
+    return {"words": words, "tokens": data.tokens}
 
 
 def train(work: str, name: str, *, data: str, recipe: Facts, tasks: str, limit: int | None, **options: Any) -> Facts:
@@ -91,9 +100,10 @@ def train(work: str, name: str, *, data: str, recipe: Facts, tasks: str, limit: 
     }
 
 
-def get_data_name(tokenizer: Facts) -> str:
-    """Return the name of the data of a tokenizer, which variants share."""
-    return "data-" + hashlib.sha256(json.dumps(tokenizer, sort_keys=True).encode()).hexdigest()[:8]
+def get_data_name(recipe: Facts) -> str:
+    """Return the name of the data of a recipe, which variants with the same texts and tokenizer share."""
+    facts = {name: recipe[name] for name in ("texts", "tokenizer")}
+    return "data-" + hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def describe(jobs: Jobs, name: str) -> str:
@@ -102,7 +112,7 @@ def describe(jobs: Jobs, name: str) -> str:
         return jobs.errors[name]
     facts = jobs.results[name]
     if "blimp" not in facts:
-        return f"{facts['tokens']:,} tokens"
+        return f"{sum(facts['words'].values()):,} words, {facts['tokens']:,} tokens"
     scores = ", ".join(f"{scoring} {facts['blimp'][scoring]['accuracy']:.2f}" for scoring in facts["blimp"])
     losses = facts["validation"]
     return f"validation loss {losses[-1]:.3f} (best {min(losses):.3f}), BLiMP {scores}, {facts['seconds']} s"
@@ -112,11 +122,11 @@ def main() -> None:
     """Run the variants and print their scores."""
     parser = common.build_parser(__doc__)
     common.add_device_option(parser)
-    parser.add_argument("--text", type=Path, required=True, help="at most ten million words")
-    parser.add_argument("--tasks", type=Path, required=True, help="folder with BLiMP")
+    parser.add_argument("--data", type=Path, required=True, help="folder with corpora/ and tasks/")
     parser.add_argument("--work", type=Path, required=True, help="directory of the runs")
     parser.add_argument("--variants", default="", help="comma-separated; default: all")
     parser.add_argument("--file", type=Path, help="JSON with other variants")
+    parser.add_argument("--epochs", type=int, help="fewer than those of the recipe, to compare texts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="pairs of each set; default: all")
     parser.add_argument("--jobs", type=int, default=1, help="variants at a time")
@@ -128,20 +138,19 @@ def main() -> None:
 def run_variants(args: argparse.Namespace) -> Facts:
     """Run all variants, each as soon as its data is there, and return what is known of them."""
     args.work.mkdir(parents=True, exist_ok=True)
-    text = args.work / "text.txt"
-    content = args.text.read_bytes()
-    text.write_bytes(lzma.decompress(content) if args.text.suffix == ".xz" else content)
     known = VARIANTS if args.file is None else json.loads(args.file.read_text())
     base = json.loads((EXAMPLE / "recipe.json").read_text())
     names = args.variants.split(",") if args.variants else list(known)
     if unknown_names := [name for name in names if name not in known]:
         raise SystemExit(f"unknown variants: {', '.join(unknown_names)} (allowed: {', '.join(known)})")
+    if args.epochs:
+        base["epochs"] = args.epochs
     recipes = {name: change(base, known[name]) for name in names}
     jobs = Jobs(args.work, args.jobs, args.seconds, lambda name: (not name.startswith("data-"), name not in names))
-    waiting = {name: get_data_name(recipe["tokenizer"]) for name, recipe in recipes.items()}
-    for data, tokenizer in {waiting[name]: recipe["tokenizer"] for name, recipe in recipes.items()}.items():
-        jobs.add(data, prepare, text=str(text), tokenizer=tokenizer)
-    options = {"tasks": str(args.tasks), "limit": args.limit, "seed": args.seed, "device": args.device}
+    waiting = {name: get_data_name(recipe) for name, recipe in recipes.items()}
+    for data, recipe in {waiting[name]: recipe for name, recipe in recipes.items()}.items():
+        jobs.add(data, prepare, folder=str(args.data), recipe=recipe)
+    options = {"tasks": str(args.data / "tasks"), "limit": args.limit, "seed": args.seed, "device": args.device}
     for ended in jobs.run():
         print(f"{jobs.seconds:6.0f} s  {ended}: {describe(jobs, ended)}", file=sys.stderr, flush=True)
         for name in [name for name, data in waiting.items() if data == ended and ended in jobs.results]:
@@ -149,6 +158,7 @@ def run_variants(args: argparse.Namespace) -> Facts:
         result = {
             "device": common.describe_device(args.device),
             "seconds": round(jobs.seconds),
+            "data": {name: facts for name, facts in jobs.results.items() if name.startswith("data-")},
             "variants": {name: jobs.results[name] for name in names if name in jobs.results},
             "errors": jobs.errors,
         }

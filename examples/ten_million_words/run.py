@@ -1,7 +1,8 @@
 """Ten million words: raw text to a tokenizer, a language model, its BLiMP scores, and fine-tuned tasks, in one command.
 
-    python examples/ten_million_words/run.py --text books=5 --text wikipedia=3 --tasks data/tasks --out runs/ten
+    python examples/ten_million_words/run.py --data DIR --out runs/ten
 
+DIR has the texts of the recipe below `corpora/` and the tasks below `tasks/`; other texts: `--text FILE=SHARE`.
 The limits are those of BabyLM's strict-small track: at most 10M words of text, tokenizer and validation text included,
 and at most 100M words seen in training. Words are counted here. `recipe.json` has the settings; `--recipe FILE`
 replaces them. BLiMP's phenomena are in two halves (`blimp_halves.json`): recipes are chosen by the first and the
@@ -48,6 +49,13 @@ class Stopwatch:
         now = time.monotonic()
         self.seconds[stage], self.stage_time = round(now - self.stage_time, 2), now
         print(f"{stage}: {self.seconds[stage]} s", flush=True)
+
+
+def write_text(
+    data: Path, recipe: dict[str, Any], out: Path, *, words: int = MAX_WORDS, seed: int = 0
+) -> dict[str, int]:
+    """Select the text of a recipe; returns the words of each source."""
+    return write_corpus(recipe["texts"], out, folder=data, words=words, seed=seed)
 
 
 def prepare(text: Path, recipe: dict[str, Any], out: Path) -> Any:
@@ -130,10 +138,11 @@ def finetune(run: Any, task: str, tasks: Path, out: Path, recipe: dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(), help="folder with the texts of the recipe, and tasks/")
     parser.add_argument(
-        "--text", action="append", required=True, help="file or folder of text, with its share: DIR=0.5"
+        "--text", action="append", help="file or folder of text instead of the recipe's, with its share: FILE=0.5"
     )
-    parser.add_argument("--tasks", type=Path, required=True, help="folder with BLiMP and the fine-tuning tasks")
+    parser.add_argument("--tasks", type=Path, help="BLiMP and the fine-tuning tasks (default: DATA/tasks)")
     parser.add_argument("--recipe", type=Path, default=FOLDER / "recipe.json")
     parser.add_argument("--words", type=int, default=MAX_WORDS, help="words of text, at most 10M")
     parser.add_argument("--limit", type=int, help="pairs of each set of BLiMP (default: all 1,000)")
@@ -144,21 +153,23 @@ def main() -> None:
     options = parser.parse_args()
     recipe, out, watch = json.loads(options.recipe.read_text()), options.out, Stopwatch()
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    tasks, texts = options.tasks or options.data / "tasks", options.data
+    if options.text:
+        recipe["texts"], texts = dict(map(parse_source, options.text)), Path()
 
-    sources = dict(map(parse_source, options.text))
-    counts = write_corpus(sources, out / "text.txt", words=options.words, seed=options.seed)
+    counts = write_text(texts, recipe, out / "text.txt", words=options.words, seed=options.seed)
     watch.finish("text")
     data = prepare(out / "text.txt", recipe, out / "data")
     watch.finish("tokenizer and data")
     run = pretrain(data, recipe, out / "model", seed=options.seed, device=device)
     watch.finish("pre-training")
     model = pt.load(run).to(device).eval()
-    blimp = evaluate_all_blimp(model, read_blimp(options.tasks, options.limit), recipe["scorings"])
+    blimp = evaluate_all_blimp(model, read_blimp(tasks, options.limit), recipe["scorings"])
     del model
     watch.finish("BLiMP")
     tuned = {}
     for task in [] if options.finetune == "none" else options.finetune.split(","):
-        tuned[task] = finetune(run, task, options.tasks, out / task, recipe, device)
+        tuned[task] = finetune(run, task, tasks, out / task, recipe, device)
         watch.finish(task)
 
     words, epochs = sum(counts.values()), max(run.summary["epochs"].values())

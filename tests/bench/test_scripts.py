@@ -185,28 +185,23 @@ def test_serving_http(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ten_million_words(run: Run, tmp_path: Path, home: Path) -> None:
     small = {"model.width": 16, "model.depth": 1, "model.heads": 2, "data.max_length": 32, "train.batch_tokens": 512}
-    changes = {f"settings.{name}": value for name, value in small.items()} | {"epochs": 1, "tokenizer.vocab": 300}
+    changes = {f"settings.{name}": value for name, value in small.items()} | {
+        "epochs": 1,
+        "tokenizer.vocab": 300,
+        "texts": {"corpora/wikipedia-en/valid.txt.xz": 1},
+    }
     variants = {"both": changes, "causal": changes | {"settings.objective": {"kind": "causal"}, "scorings": ["causal"]}}
     (tmp_path / "variants.json").write_text(json.dumps(variants))
     for phenomenon in ("island_effects", "binding"):  # the second is in the untouched half
         row = {"sentence_good": "the sea is blue", "sentence_bad": "the sea are blue", "UID": phenomenon}
-        path = tmp_path / f"tasks/blimp/{phenomenon}.jsonl"
+        path = tmp_path / f"data/tasks/blimp/{phenomenon}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**row, "pairID": "0", "linguistics_term": phenomenon}) + "\n")
-    options = (
-        f"--work {tmp_path / 'work'} --tasks {tmp_path / 'tasks'} --file {tmp_path / 'variants.json'} --device cpu"
-    )
-    text = home / "corpora/wikipedia-en/valid.txt.xz"
+    shutil.copytree(home / "corpora", tmp_path / "data/corpora")
+    paths = {"--work": "work", "--data": "data", "--file": "variants.json"}
+    options = [part for name, path in paths.items() for part in (name, str(tmp_path / path))] + ["--device", "cpu"]
     for variants in ("both", "both,causal"):  # the second call repeats nothing
-        command = [
-            sys.executable,
-            BENCH / "ten_million_words.py",
-            "--text",
-            text,
-            "--variants",
-            variants,
-            *options.split(),
-        ]
+        command = [sys.executable, BENCH / "ten_million_words.py", "--variants", variants, *options]
         done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["variants"]
@@ -214,7 +209,7 @@ def test_ten_million_words(run: Run, tmp_path: Path, home: Path) -> None:
     assert found["both"]["blimp"]["sum"]["sets"] == 1
     assert len({*(tmp_path / "work/models").iterdir()}) == 2
     with pytest.raises(SystemExit, match="unknown variants: wide"):
-        run("ten_million_words", "--text", text, "--variants", "both,wide", *options.split())
+        run("ten_million_words", "--variants", "both,wide", *options)
 
 
 def test_pack(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,16 +32,31 @@ def write_texts(path: Path, documents: int, words: int) -> Path:
 
 
 def test_a_corpus_has_whole_documents_within_its_shares(tmp_path: Path) -> None:
-    from corpus import count_words, read_documents, write_corpus
+    from corpus import count_words, read_texts, write_corpus
 
-    sources = {write_texts(tmp_path / "a", 30, 100): 3.0, write_texts(tmp_path / "b", 2, 90): 1.0}
+    sources = {str(write_texts(tmp_path / "a", 30, 100)): 3.0, str(write_texts(tmp_path / "b", 2, 90)): 1.0}
     counts = write_corpus(sources, tmp_path / "out.txt", words=2050)
     assert [*counts.values()] == [1500, 180]  # 15 of room for 1,537, and all there is
     assert count_words((tmp_path / "out.txt").read_text()) == 1680
-    documents = [count_words(text) for text in read_documents([tmp_path / "out.txt"])]
+    documents = [count_words(text) for text in read_texts("out.txt", tmp_path)]
     assert sorted(documents) == [90, 90, *[100] * 15]
     with pytest.raises(SystemExit, match="limit of 10,000,000"):
         write_corpus(sources, tmp_path / "more.txt", words=10_000_001)
+
+
+def test_tables_are_read_by_fields_without_repetition(tmp_path: Path) -> None:
+    from corpus import write_corpus
+
+    rows = [{"premise": "a dog runs", "hypothesis": f"dog {number}\n\nruns"} for number in range(3)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "text.txt").write_text("a dog runs\n\nit sleeps")
+    sources = {"pairs.jsonl:premise,hypothesis": 1.0, "text.txt": 1.0}
+    counts = write_corpus(sources, tmp_path / "out.txt", folder=tmp_path, words=100)
+    assert [*counts.values()] == [3 + 3 * 3, 5]
+    texts = {"a dog runs", "it sleeps", *(f"dog {number}\nruns" for number in range(3))}
+    assert {*(tmp_path / "out.txt").read_text().strip().split("\n\n")} == texts
+    with pytest.raises(SystemExit, match="nothing: no text"):
+        write_corpus({"nothing": 1.0}, tmp_path / "out.txt", folder=tmp_path)
 
 
 def test_halves_of_blimp_cover_every_phenomenon_once() -> None:
