@@ -158,7 +158,7 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
 def format_results(results: "Mapping[str, Any]") -> "Iterator[str]":
     """Yield the table of a study, and its verdicts."""
     from pretune.core.log import align_columns
-    from pretune.reports.study import format_difference, format_outcome, format_tuning, format_value
+    from pretune.reports.study_text import format_difference, format_outcome, format_tuning, format_value
 
     measures = results["measures"]
     rows = [("", *(measure["name"] for measure in measures))]

@@ -1,25 +1,32 @@
-"""Page and text of a study, from the content of its study.json: claims, table, the paper's table, plots and cost."""
+"""Page of a study (study.html), from the content of its study.json: claims, tables, plots and cost."""
 
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from string import Template
-from typing import Any
 
-from pretune.core.log import format_count, format_duration, format_kilograms, format_number
+from pretune.core.log import format_count, format_duration, format_kilograms
 from pretune.reports import NO_MARKUP, Markup, code, element, escape, join, note, notes, pairs, table
 from pretune.reports.charts import Series, draw_interval_chart, draw_line_chart
+from pretune.reports.study_text import (
+    Facts,
+    find_best,
+    format_command,
+    format_difference,
+    format_marks,
+    format_other_devices,
+    format_outcome,
+    format_p,
+    format_tuning,
+    format_value,
+    is_score,
+    list_costs,
+    list_paper_rows,
+    list_settings,
+)
 
-Facts = Mapping[str, Any]
 OUTCOME_COLOURS = {"holds": 2, "does not hold": 4, "undecided": 7, "not measured": 7}
-OUTCOME_LABELS = {"undecided": "undecided at this budget"}
-BASELINE_MARK = " °"
-"""Mark of scores that are not better than the simplest baseline."""
 MAX_P = 0.05
 """Differences with a p-value below this are marked."""
-BUSY_FACTOR = 1.1
-"""Wall-clock time of one-core steps relative to their CPU time, from which the machine had other work."""
-UNITS = {"flops": "FLOP", "kwh": " kWh", "dollars": " $"}
 
 
 def render_study_page(results: Facts) -> str:
@@ -67,15 +74,6 @@ def _count_claims(outcome: str) -> str:
     return labels.get(outcome, f"claims {format_outcome(outcome)}")
 
 
-def format_outcome(outcome: str) -> str:
-    """Return a verdict as the page states it.
-
-    >>> format_outcome("undecided")
-    'undecided at this budget'
-    """
-    return OUTCOME_LABELS.get(outcome, outcome)
-
-
 def _render_claims(results: Facts) -> Markup:
     rows = []
     for claim in results["claims"]:
@@ -88,26 +86,6 @@ def _render_claims(results: Facts) -> Markup:
         return NO_MARKUP
     head = ("claim", "verdict", "measure", "difference ± standard error", "")
     return join([table(head, rows), note(results["rule"]), note(format_tuning(results))])
-
-
-def format_difference(claim: Facts) -> str:
-    """Return the mean paired difference of a claim with its standard error."""
-    if claim.get("difference") is None:
-        return ""
-    error = "" if claim.get("error") is None else f" ± {claim['error']:.2g}"
-    margin = f" (margin {claim['margin']:+g})" if claim["margin"] else ""
-    return f"{claim['difference']:+.3g}{error}{margin}"
-
-
-def format_tuning(results: Facts) -> str:
-    """Return a sentence on the learning rates."""
-    if results["is_tuned"]:
-        rates = results["rates"]
-        tries = [f"{len(rates[name])} of {name}" for name in ("pretrain", "finetune") if rates[name]]
-        return f"Learning rates are tuned per cell on dev with the first seed; tries per cell: {', '.join(tries)}."
-    return (
-        "Learning rates are not tuned: every cell uses the one of its settings, or the default of its model and method."
-    )
 
 
 def _render_tables(results: Facts) -> Markup:
@@ -155,73 +133,6 @@ def _render_cell(results: Facts, row: str, measure: Facts, is_best: bool) -> Mar
     difference = f"{test['difference']:+.3g}{p_value}"
     is_significant = test["p"] is not None and test["p"] < MAX_P
     return join([text, element("small", element("b", difference) if is_significant else difference)])
-
-
-def list_paper_rows(paper_table: Facts) -> list[tuple[str, ...]]:
-    """Return the rows of the paper's table as text."""
-    return [
-        (row["name"], *("" if value is None else f"{value:g}" for value in row["values"]))
-        for row in paper_table["rows"]
-    ]
-
-
-def is_score(measure: Facts) -> bool:
-    """Return whether a measure is a score, not a cost."""
-    return measure["amount"] is None
-
-
-def find_best(results: Facts) -> dict[str, str]:
-    """Return the row with the best mean of every score."""
-    best: dict[str, str] = {}
-    for measure in filter(is_score, results["measures"]):
-        name, sign = measure["name"], -1 if measure["better"] == "lower" else 1
-        means = {row: sign * cells[name]["mean"] for row, cells in results["table"].items() if name in cells}
-        if len(means) > 1:
-            best[name] = max(means, key=lambda row: means[row])
-    return best
-
-
-def format_value(cell: Facts, measure: Facts) -> str:
-    """Return the mean of a cell, of a score with half of its interval."""
-    if not is_score(measure):
-        return format_amount(cell["mean"], measure["amount"])
-    half = "" if cell["low"] is None else f" ± {(cell['high'] - cell['low']) / 2:.2g}"
-    return f"{cell['mean']:.4g}{half}{'' if cell.get('is_above_baseline', True) else BASELINE_MARK}"
-
-
-def format_marks(results: Facts) -> str:
-    """Return a sentence on the marked cells; empty without any."""
-    cells = [cell for row in results["table"].values() for cell in row.values()]
-    if all(cell.get("is_above_baseline", True) for cell in cells):
-        return ""
-    return (
-        f"{BASELINE_MARK.strip()}: not better than the simplest baseline (for classes, the majority class) by more "
-        "than 2 standard errors; such a model has learned nothing that counts here."
-    )
-
-
-def format_amount(value: float, amount: str) -> str:
-    """Return an amount of a cost with its unit."""
-    if amount == "seconds":
-        return format_duration(value)
-    if amount == "co2e_kg":
-        return format_kilograms(value)
-    if amount == "trained_share":
-        return f"{value:.2%}"
-    if amount == "memory":
-        return f"{value / 2**30:.2f} GiB"
-    if amount in ("kwh", "dollars"):
-        return f"{value:.3g}{UNITS[amount]}"
-    return f"{format_number(value, billion='G')}{UNITS.get(amount, '')}"
-
-
-def format_p(p: float) -> str:
-    """Return a p-value with two digits.
-
-    >>> format_p(0.0312), format_p(0.00001)
-    ('0.031', '< 0.001')
-    """
-    return "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
 def _render_plots(results: Facts) -> Markup:
@@ -290,73 +201,6 @@ def _draw_intervals(results: Facts) -> Iterator[Markup]:
         yield element("figure", element("p", f"{measure['name']} ({direction})", kind="above"), table((), rows))
 
 
-def list_settings(results: Facts) -> list[tuple[str, str]]:
-    """Return the setting of a study as names and values."""
-    budget = ", ".join(format_budget(name, value) for name, value in results["budget"].items())
-    study = results["study"]
-    rows = [
-        ("study", f"{study['name']}, scale {results['scale']}"),
-        ("matched budget", budget or "none"),
-        ("seeds", ", ".join(map(str, results["seeds"]))),
-        ("learning rates", format_tuning(results)),
-        ("scale", results["scale_about"]),
-    ]
-    common = {setting["path"]: setting["value"] for setting in study["settings"]}
-    scale = next((entry["scale"] for entry in study["scales"] if entry["name"] == results["scale"]), None)
-    if scale is not None:
-        common |= {setting["path"]: setting["value"] for setting in scale["settings"]}
-    rows += [*common.items()]
-    return [(name, value) for name, value in rows if value]
-
-
-def format_budget(name: str, value: float) -> str:
-    """Return one limit of a budget."""
-    if name == "seconds":
-        return f"{format_duration(value)} of wall-clock time"
-    if name == "flops":
-        return f"{format_number(value, billion='G')}FLOP (generator and teacher included)"
-    return f"{format_number(value)} {name}"
-
-
-def list_costs(results: Facts) -> list[tuple[str, str]]:
-    """Return the cost of the whole study as names and values."""
-    cost = results["cost"]
-    rows = [
-        ("steps", f"{cost['steps']:,} of {cost['planned_steps']:,}"),
-        *_list_times(cost),
-        ("training FLOPs", f"{format_number(cost['flops'], billion='G')}FLOP"),
-        ("energy", f"{cost['kwh']:.3g} kWh"),
-        ("CO2e", format_kilograms(cost["co2e_kg"])),
-        ("price", f"{cost['dollars']:.2f} $"),
-        ("device", ", ".join(cost["devices"])),
-    ]
-    if cost["jobs"] > 1:
-        rows.append(("side by side", f"up to {cost['jobs']} steps; they share energy and price of the device"))
-    return rows
-
-
-def _list_times(cost: Facts) -> Iterator[tuple[str, str]]:
-    """Yield CPU time and wall-clock time of all steps; other work of the machine lengthens only the latter."""
-    cpu_seconds, estimate = cost.get("cpu_seconds") or 0.0, cost.get("estimated_seconds")
-    on_cpu = cost["devices"] == ["cpu"]
-    plan_text = f" (planned: {format_duration(estimate)})" if estimate else ""
-    if cpu_seconds:
-        yield "CPU time of all steps", f"{format_duration(cpu_seconds)}{plan_text if on_cpu else ''}"
-    wall_seconds = cost.get("wall_seconds") or cost["seconds"]
-    is_shared = on_cpu and wall_seconds > BUSY_FACTOR * cpu_seconds > 0
-    busy = "; the machine had other work" if is_shared else ""
-    yield (
-        "wall-clock time, one after the other",
-        f"{format_duration(wall_seconds)}{busy}{'' if on_cpu else plan_text}",
-    )
-
-
-def format_other_devices(results: Facts) -> str:
-    """Return the time of the arithmetic alone on known devices."""
-    times = [f"{name} {format_duration(value)}" for name, value in results["cost"]["arithmetic_seconds"].items()]
-    return f"Arithmetic alone on other devices: {', '.join(times)}."
-
-
 def _render_failures(results: Facts) -> Markup:
     rows = [(failure["label"], failure["action"], failure["message"]) for failure in results["failures"]]
     parts = [table(("step", "action", "error"), rows)] if rows else []
@@ -364,52 +208,3 @@ def _render_failures(results: Facts) -> Markup:
         names = [f"{entry['row']}, seed {entry['seed']}" for entry in results["missing"]]
         parts.append(notes(f"Cells without all their numbers: {'; '.join(names)}."))
     return join(parts)
-
-
-def format_command(results: Facts) -> str:
-    """Return the command that repeats the study."""
-    source, seeds = shlex.quote(results["source"]), len(results["seeds"])
-    out = f"runs/{results['study']['name']}"
-    return f"pretune compare {source} --scale {results['scale']} --seeds {seeds} --out {out}"
-
-
-def render_study_text(results: Facts) -> str:
-    """Render study.md."""
-    study, measures = results["study"], results["measures"]
-    lines = [f"# {study['title']}", "", study["question"], "", f"Source: {study['paper']['citation']}", ""]
-    if results["claims"]:
-        claim_rows = [
-            (claim["text"], f"**{format_outcome(claim['outcome'])}**", claim["measure"], format_difference(claim))
-            for claim in results["claims"]
-        ]
-        lines += ["## Claims", "", *_format_table(("claim", "verdict", "measure", "difference"), claim_rows)]
-        lines += ["", results["rule"], format_tuning(results), ""]
-    rows = [
-        (row, *(_format_cell(results["table"][row].get(measure["name"]), measure) for measure in measures))
-        for row in results["rows"]
-    ]
-    lines += ["## Table", "", *_format_table(("", *(measure["name"] for measure in measures)), rows), ""]
-    if mark_note := format_marks(results):
-        lines += [mark_note, ""]
-    if (paper_table := study["paper"]["table"]) is not None:
-        rows = list_paper_rows(paper_table)
-        lines += [f"The paper: {paper_table['caption']}", "", *_format_table(("", *paper_table["columns"]), rows), ""]
-    if study["paper"]["note"]:
-        lines += [study["paper"]["note"], ""]
-    lines += ["## Setting", "", *_format_table(("", ""), list_settings(results)), ""]
-    lines += ["## Cost", "", *_format_table(("", ""), list_costs(results)), "", format_other_devices(results), ""]
-    if results["failures"]:
-        failure_rows = [(failure["label"], failure["message"]) for failure in results["failures"]]
-        lines += ["## Not finished", "", *_format_table(("step", "error"), failure_rows), ""]
-    lines += ["```sh", format_command(results), "```", ""]
-    return "\n".join(lines)
-
-
-def _format_cell(cell: Facts | None, measure: Facts) -> str:
-    return "" if cell is None else format_value(cell, measure)
-
-
-def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table in Markdown."""
-    lines = [[*head], ["---"] * len(head), *rows]
-    return [f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines]

@@ -17,7 +17,7 @@ import yaml
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import StoppedError, UsageError
-from pretune.reports.study import render_study_text
+from pretune.reports.study_text import render_study_text
 from pretune.runs.samples import SampleHook
 from pretune.runs.study import actions
 from pretune.runs.study.compare import build_plan
