@@ -25,7 +25,7 @@ import random
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,8 @@ def make_texts(count: int) -> list[str]:
     return list(texts)
 
 
-def save_random_model(folder: Path) -> Path:
+def save_random_model(folder: Path, words: Sequence[str]) -> Path:
     """Save a model with random weights of the size of MiniLM-L6, and return its directory."""
-    words = read_words()[:100_000]
     (folder / "text.txt").write_text("\n".join(" ".join(words[i : i + 50]) for i in range(0, len(words), 50)))
     tokenizer = pt.train_tokenizer("wordpiece", [folder / "text.txt"], vocab=8192)
     model = pt.build("bert", seed=0, width=384, depth=6, heads=12, hidden=1536, vocab=tokenizer.vocab, positions=512)
@@ -201,7 +200,9 @@ def main() -> None:
     options = parser.parse_args()
     count = options.texts or COUNTS[options.device]
     with tempfile.TemporaryDirectory() as folder:
-        model = widen_weights(options.model or save_random_model(Path(folder)), Path(folder) / "wide")
+        model = widen_weights(
+            options.model or save_random_model(Path(folder), read_words()[:100_000]), Path(folder) / "wide"
+        )
         if options.single:
             result = compare_single(model, options)
         else:

@@ -13,11 +13,16 @@ so no data is needed.
     encoding               a megabyte of text to ids, word starts and character starts; ids only by `tokenizers`
     training encoder       BERT-tiny on sentences; transformers tuned (grouped by length, fused AdamW)
     training decoder       a GPT-2 of the same size on documents of 20 to 128 tokens; transformers tuned
+    embedding              300 sentences of mixed length with a model of the size of MiniLM-L6; sentence-transformers
+    embedding, one text    12 words in each call
 """
 
+import itertools
 import json
+import math
 import os
 import platform
+import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -119,6 +124,40 @@ def build_training(family: str, objective_name: str) -> Pair:
     return partial(work.run_steps, ours, len(batches)), partial(work.run_steps, theirs, peer_steps)
 
 
+def build_embedding(*, single: bool) -> Pair:
+    """Build our embedder and that of sentence-transformers, with the same random weights; a call embeds all texts."""
+    import embed
+    from sentence_transformers import SentenceTransformer
+
+    import pretune as pt
+
+    lengths = [min(max(round(18 * math.exp(0.8 * draw)), 3), 220) for draw in _draw_normal(300)]
+    words = " ".join(common.make_sentences(sum(lengths) // 10, 12)).split()
+    starts = [0, *itertools.accumulate(lengths)]
+    texts = [" ".join(words[start:end]) for start, end in itertools.pairwise(starts)]
+    if single:
+        texts = [" ".join(words[12 * number : 12 * number + 12]) for number in range(10)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = embed.save_random_model(Path(name), words)
+        ours = embed.build_embedder(pt.load(folder, device="cpu"))
+        theirs = SentenceTransformer(str(folder), device="cpu")
+    calls = [[text] for text in texts] if single else [texts]
+
+    def run_ours() -> int:
+        return sum(len(ours(call).vectors) for call in calls)
+
+    def run_peer() -> int:
+        return sum(len(theirs.encode(call, show_progress_bar=False)) for call in calls)
+
+    return run_ours, run_peer
+
+
+def _draw_normal(count: int) -> list[float]:
+    """Return numbers of a normal distribution, always the same."""
+    draw = random.Random(0)
+    return [draw.gauss(0, 1) for _ in range(count)]
+
+
 class _CachedBatches:
     """A stream that repeats the same batches."""
 
@@ -136,6 +175,8 @@ ROWS: Mapping[str, Callable[[], Pair]] = {
     "encoding": build_encoding,
     "training encoder": lambda: build_training("bert", "masked"),
     "training decoder": lambda: build_training("gpt2", "causal"),
+    "embedding": lambda: build_embedding(single=False),
+    "embedding, one text": lambda: build_embedding(single=True),
 }
 
 

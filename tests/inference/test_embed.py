@@ -13,7 +13,7 @@ from pretune.data.layout import pack_batches
 from pretune.data.sequences import Sequences
 from pretune.inference import embed as embed_module
 from pretune.inference import sentence_modules
-from pretune.inference.embed import build_embedder, encode_texts, split_into_chunks
+from pretune.inference.embed import BATCH_TOKENS, build_embedder, encode_texts, split_into_chunks
 from pretune.inference.pooling import POOLINGS, Embedding, TextEncoder
 from pretune.inference.text_model import get_tokenizer
 from tests.contracts.tiny import CASES, model_of
@@ -84,29 +84,21 @@ def test_many_batches_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(p.data_ptr(), p.stride()) for p in model.parameters()] == previous
 
 
-def test_batches_grow_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU the default batch has 1,024 tokens per thread, up to a limit; vectors are the same."""
+def test_vectors_do_not_depend_on_threads() -> None:
+    """On a CPU several threads compute batches at the same time."""
     model, threads = encoder(), torch.get_num_threads()
     texts = [" ".join(TEXTS[i % 8].split()[: 1 + i % 5]) + f" {i}" for i in range(600)]
-    sizes: list[int] = []
-
-    def pack(sequences: Sequences, *, tokens: int, device: str) -> Any:
-        sizes.append(tokens)
-        return pack_batches(sequences, tokens=tokens, device=device)
-
-    monkeypatch.setattr(embed_module, "pack_batches", pack)
     try:
         vectors = []
-        for count in (1, 2):
+        for count in (1, 2, 5):
             torch.set_num_threads(count)
             vectors.append(pt.embed(model, texts, device="cpu"))
-        torch.set_num_threads(64)
-        assert embed_module.get_batch_tokens("cpu") == embed_module.MAX_CPU_BATCH_TOKENS
-        assert embed_module.get_batch_tokens("cuda") == embed_module.BATCH_TOKENS["cuda"]
+            assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(threads)
-    assert sizes == [1024, 2048]
-    np.testing.assert_allclose(*vectors, **EXACT)
+    assert len(texts) * 4 > 2 * BATCH_TOKENS["cpu"]  # several batches
+    np.testing.assert_allclose(vectors[0], vectors[1], **EXACT)
+    np.testing.assert_allclose(vectors[0], vectors[2], **EXACT)
 
 
 def test_too_long_is_counted() -> None:

@@ -30,6 +30,7 @@ from pretune.data.sequences import Ints, Sequences, spread
 from pretune.inference.pooling import TextEncoder
 from pretune.inference.sentence_modules import build_encoder, read_prompts
 from pretune.inference.text_model import check_outputs, eval_mode, get_language_model, get_tokenizer
+from pretune.inference.threads import CPU_BATCH_TOKENS, map_in_threads
 from pretune.inference.word_vectors import WordVectors, is_word_vectors
 from pretune.models.hf import checkpoint
 from pretune.text.template import TokenTemplate
@@ -39,10 +40,8 @@ Floats = NDArray[np.float32]
 ProgressCallback = Callable[[int, int], None]
 """Called with the number of finished texts and the total."""
 
-BATCH_TOKENS = {"cpu": 1024, "cuda": 32768}
-"""Tokens per batch, of each thread of a CPU: enough to keep the device busy, small enough for its caches."""
-MAX_CPU_BATCH_TOKENS = 16384
-"""Maximum tokens per batch on a CPU, which bounds the memory with many threads."""
+BATCH_TOKENS = {"cpu": CPU_BATCH_TOKENS, "cuda": 32768}
+"""Tokens per batch."""
 MAX_PENDING_BATCHES = 16
 """Batches whose vectors stay on a GPU until they are copied together."""
 
@@ -132,8 +131,7 @@ class Embedder:
         """Yield (indices, vectors) by batch, while the next chunk is tokenized."""
         parts = split_into_chunks([self.encoder.config.prompt + text for text in texts])
         if len(parts) == 1:  # a thread would only delay a query
-            for ids, cells, batch in self._prepare_batches(texts, parts[0], result):
-                yield ids, self._forward(cells, batch, device)
+            yield from self._compute_vectors(self._prepare_batches(texts, parts[0], result), device)
             return
         with ThreadPoolExecutor(1, thread_name_prefix="texts") as pool:
             futures: list[Future[list[Any]]] = []
@@ -141,8 +139,18 @@ class Embedder:
                 if number < len(parts):
                     futures.append(pool.submit(self._prepare_batches, texts, parts[number], result))
                 if number:
-                    for ids, cells, batch in futures.pop(0).result():
-                        yield ids, self._forward(cells, batch, device)
+                    yield from self._compute_vectors(futures.pop(0).result(), device)
+
+    def _compute_vectors(
+        self, batches: list[tuple[Ints, Ints, Any]], device: torch.device
+    ) -> Iterator[tuple[Ints, Tensor]]:
+        """Yield (indices, vectors) by batch; on a CPU each thread computes batches of its own."""
+
+        def compute(part: tuple[Ints, Ints, Any]) -> tuple[Ints, Tensor]:
+            ids, cells, batch = part
+            return ids, self._forward(cells, batch, device)
+
+        return map_in_threads(compute, batches) if device.type == "cpu" else map(compute, batches)
 
     def _prepare_batches(
         self, texts: list[str], indices: Ints, result: EmbeddingResult
@@ -160,7 +168,7 @@ class Embedder:
         if self.is_static:
             return [(indices, np.arange(len(indices)), encoded_texts.sequences)]
         device = self.encoder.model.tokens.weight.device.type
-        tokens = self.batch_tokens or get_batch_tokens(device)
+        tokens = self.batch_tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cuda"])
         batches = pack_batches(encoded_texts.sequences, tokens=tokens, device=device)
         return [(indices[part.indices], part.cells, part.batch) for part in batches]
 
@@ -267,15 +275,6 @@ def build_embedder(
     target_device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     encoder = build_encoder(checkpoint.load(Path(model), device=target_device), **options)
     return Embedder(encoder.eval(), batch_tokens)
-
-
-def get_batch_tokens(device: str) -> int:
-    """Return the default number of tokens per batch for a type of device.
-
-    On a CPU all threads share a batch and wait for each other after every operation, so the batch grows with them.
-    """
-    tokens = BATCH_TOKENS.get(device, BATCH_TOKENS["cuda"])
-    return min(tokens * torch.get_num_threads(), MAX_CPU_BATCH_TOKENS) if device == "cpu" else tokens
 
 
 def _fetch(pending: list[tuple[Ints, Tensor]], output: Floats) -> None:

@@ -16,12 +16,14 @@ from torch import nn
 
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import UsageError
-from pretune.data.layout import pack_batches
+from pretune.data.layout import PackedBatch, pack_batches
 from pretune.data.sequences import compute_starts, spread
 from pretune.inference.decode import generate_tokens
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch
 from pretune.inference.text_model import check_outputs, eval_mode
+from pretune.inference.threads import CPU_BATCH_TOKENS, map_in_threads
 from pretune.metrics.numeric import perplexity
+from pretune.nn.recurrent_stack import RecurrentStack
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Floats, Items
 from pretune.tasks.example import Example, Prediction
@@ -30,7 +32,7 @@ from pretune.tasks.types.text_to_text import count_answer_specials, get_end_toke
 ProgressCallback = Callable[[int, int], None]
 """Called with the number of finished examples, and of all."""
 BATCH_TOKENS = 16384
-"""Tokens of a batch."""
+"""Maximum tokens of a batch."""
 GROUP_SIZE = 256
 """Examples between two progress reports of generation."""
 
@@ -66,7 +68,7 @@ def compute_logits(
     precision: torch.dtype | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> Floats:
-    """Return `[S, K]`, or with `per_token` `[T, K]`; a batch has about `tokens` tokens.
+    """Return `[S, K]`, or with `per_token` `[T, K]`; a batch has at most about `tokens` tokens.
 
     A head that scores pairs has 1 + L columns per token, for the root and each token of its sequence. Their rows are
     returned, sequence by sequence: n (1 + n) for n tokens, `[P, K]` in total.
@@ -74,17 +76,21 @@ def compute_logits(
     sequences = replace(items.sequences, labels=None, targets=None)
     lengths = sequences.lengths
     device = next(model.parameters()).device
+
+    def compute(part: PackedBatch) -> Floats:
+        with torch.autocast(device.type, precision, enabled=precision is not None):
+            out = model(part.batch.to(device)).float().cpu()
+        # A layout has more cells than sequences, so as many rows as sequences have no filler.
+        has_filler = per_token or len(out) != len(part.indices)
+        return (out[part.token_positions if per_token else part.cells] if has_filler else out).numpy()  # type: ignore[no-any-return]
+
     logits: Floats | None = None
     count_done = 0
+    parts = [*pack_batches(sequences, tokens=_choose_batch_tokens(model, tokens, device.type), device=device.type)]
     with eval_mode(model), torch.compiler.set_stance("force_eager"):
-        for part in pack_batches(sequences, tokens=tokens, device=device.type):
-            indices = part.indices
-            with torch.autocast(device.type, precision, enabled=precision is not None):
-                out = model(part.batch.to(device)).float().cpu()
-            # A layout has more cells than sequences, so as many rows as sequences have no filler.
-            has_filler = per_token or len(out) != len(indices)
-            values = (out[part.token_positions if per_token else part.cells] if has_filler else out).numpy()
-            rows = lengths  # of each sequence, if it has more than one
+        results = map_in_threads(compute, parts) if device.type == "cpu" else map(compute, parts)
+        for part, values in zip(parts, results, strict=True):
+            indices, rows = part.indices, lengths  # rows of each sequence, if it has more than one
             if values.ndim == 3:
                 rows = lengths * (1 + lengths)
                 token_lengths = np.repeat(lengths[indices], lengths[indices])
@@ -99,6 +105,13 @@ def compute_logits(
                 on_progress(count_done, len(sequences))
     assert logits is not None
     return logits
+
+
+def _choose_batch_tokens(model: nn.Module, tokens: int, device: str) -> int:
+    """Return the tokens of a batch: on a CPU those of one thread, unless layers go through many rows step by step."""
+    if device != "cpu" or any(isinstance(module, RecurrentStack) for module in model.modules()):
+        return tokens
+    return min(tokens, CPU_BATCH_TOKENS)
 
 
 def generate_texts(

@@ -1,0 +1,67 @@
+"""Whole batches in threads: in order, with the modes of the caller, and without a trace."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pretune.inference.threads import map_in_threads
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    old_count = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(old_count)
+
+
+def test_results_are_in_order(threads: int) -> None:
+    def work(number: int) -> int:
+        time.sleep(0.002 * (5 - number % 5))
+        return number * number
+
+    assert [*map_in_threads(work, range(20))] == [number * number for number in range(20)]
+    assert [*map_in_threads(work, [])] == []
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)])
+def test_modes_are_those_of_the_caller(threads: int, mode: torch.no_grad) -> None:
+    def describe(_: object = None) -> tuple[object, ...]:
+        x = torch.ones(2, 2, requires_grad=not torch.is_inference_mode_enabled())
+        return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), (x @ x).dtype, (x @ x).requires_grad
+
+    with mode:
+        assert {*map_in_threads(describe, range(4))} == {describe()}
+    assert {*map_in_threads(describe, range(4))} == {describe()}
+
+
+def test_threads_are_shared_among_few_items(threads: int) -> None:
+    counts = [*map_in_threads(lambda _: torch.get_num_threads(), range(2))]
+    assert counts == [max(1, threads // 2)] * 2 and torch.get_num_threads() == threads
+    assert [*map_in_threads(lambda _: torch.get_num_threads(), range(1))] == [threads]
+
+
+def test_an_error_ends_all_threads(threads: int) -> None:
+    def work(number: int) -> int:
+        if number == 3:
+            raise ValueError("third")
+        return number
+
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="third"):
+        list(map_in_threads(work, range(50)))
+    assert torch.get_num_threads() == threads and threading.active_count() == before
+
+
+def test_results_are_not_computed_far_ahead(threads: int) -> None:
+    done: list[int] = []
+    results = map_in_threads(lambda number: done.append(number) or number, range(100))
+    assert next(results) == 0
+    time.sleep(0.05)
+    assert len(done) <= 2 * threads + 1
+    results.close()  # type: ignore[attr-defined]
+    assert torch.get_num_threads() == threads
