@@ -42,7 +42,7 @@ def test_compute_ratio_of_best_rounds() -> None:
         sum(i * i for i in range(20_000 * times))
         return 1
 
-    assert 2.2 < guard.compute_ratio((lambda: work(1), lambda: work(3)), rounds=3, min_seconds=0.02) < 4.0
+    assert 1.5 < guard.compute_ratio((lambda: work(1), lambda: work(3)), rounds=3, min_seconds=0.02) < 6.0
 
 
 def test_a_low_row_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +86,11 @@ def test_records_have_the_installed_versions() -> None:
 
 
 def test_records_have_all_rows() -> None:
-    for machine, record in json.loads((BENCH / "guard.json").read_text()).items():
-        assert {*record["ratios"]} == {*guard.ROWS} and all(value > 0 for value in record["ratios"].values()), machine
+    """Of a machine that is not at hand, a new row may be missing: it is not compared there."""
+    records = json.loads((BENCH / "guard.json").read_text())
+    for machine, record in records.items():
+        assert {*record["ratios"]} <= {*guard.ROWS} and all(value > 0 for value in record["ratios"].values()), machine
+    assert any({*record["ratios"]} == {*guard.ROWS} for record in records.values())
 
 
 @pytest.mark.slow

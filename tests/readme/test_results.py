@@ -7,7 +7,7 @@ from tests.readme.page import sections
 
 PAGE = (ROOT / "docs/results.md").read_text(encoding="utf-8")
 _CODE = re.compile(r"`[^`]+`|^```.*?^```$", re.MULTILINE | re.DOTALL)
-_COMMAND = re.compile(r"\bbench/\w+\.py|\bpretune [a-z]|\bmake \w|\bpytest ")
+_COMMAND = re.compile(r"\b(?:bench|examples/\w+)/\w+\.py|\bpretune [a-z]|\bmake \w|\bpytest ")
 
 
 def commands(text: str) -> list[str]:
