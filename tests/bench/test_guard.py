@@ -1,5 +1,6 @@
 """bench/guard.py: fails if and only if a row is too far below its record."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -35,14 +36,18 @@ def test_find_regressions() -> None:
     assert guard.find_regressions({"a": 3.39, "b": 1.69, "c": 0.86}, recorded) == {"a": 3.39 / 4, "b": 1.69 / 2}
 
 
-def test_compute_ratio_of_best_rounds() -> None:
-    """Three times the work takes three times as long, whatever the load of the machine."""
+def test_compute_ratio_of_best_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times the work takes three times as long; a round that other work lengthens does not count."""
+    clock, delays = [0.0], iter([5.0, 0.0, 7.0])
 
-    def work(times: int) -> int:
-        sum(i * i for i in range(20_000 * times))
+    def work(times: float) -> int:
+        clock[0] += times + (next(delays, 0.0) if times == 1 else 0.0)
         return 1
 
-    assert 1.5 < guard.compute_ratio((lambda: work(1), lambda: work(3)), rounds=3, min_seconds=0.02) < 6.0
+    measure_rate = functools.partial(guard.common.measure_rate, clock=lambda: clock[0])
+    monkeypatch.setattr(guard.common, "measure_rate", measure_rate)
+    ratio = guard.compute_ratio((lambda: work(1), lambda: work(3)), rounds=3, min_seconds=0.5)
+    assert ratio == pytest.approx(3.0)
 
 
 def test_a_low_row_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,12 +90,14 @@ def test_records_have_the_installed_versions() -> None:
         assert versions == {name: pinned[name] for name in versions}
 
 
+NOT_RECORDED = {"aarch64 0x41 0xd0c": {"embedding", "embedding, one text"}}
+"""Rows that are still to be measured on a machine, and are not compared there."""
+
+
 def test_records_have_all_rows() -> None:
-    """Of a machine that is not at hand, a new row may be missing: it is not compared there."""
-    records = json.loads((BENCH / "guard.json").read_text())
-    for machine, record in records.items():
-        assert {*record["ratios"]} <= {*guard.ROWS} and all(value > 0 for value in record["ratios"].values()), machine
-    assert any({*record["ratios"]} == {*guard.ROWS} for record in records.values())
+    for machine, record in json.loads((BENCH / "guard.json").read_text()).items():
+        assert {*record["ratios"]} == {*guard.ROWS} - NOT_RECORDED.get(machine, set()), machine
+        assert all(value > 0 for value in record["ratios"].values()), machine
 
 
 @pytest.mark.slow

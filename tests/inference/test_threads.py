@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pretune.inference.threads import map_in_threads
+from pretune.inference.threads import CPU_BATCH_TOKENS, map_batches, map_in_threads
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -65,3 +65,12 @@ def test_results_are_not_computed_far_ahead(threads: int) -> None:
     assert len(done) <= 2 * threads + 1
     results.close()  # type: ignore[attr-defined]
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("tokens", "is_shared"), [(CPU_BATCH_TOKENS, True), (CPU_BATCH_TOKENS + 1, False)])
+def test_large_batches_are_computed_one_at_a_time(threads: int, tokens: int, is_shared: bool) -> None:
+    def work(_: int) -> str:
+        return threading.current_thread().name
+
+    names = {*map_batches(work, range(8), tokens=tokens, device=torch.device("cpu"))}
+    assert (names == {threading.current_thread().name}) == (threads == 1 or not is_shared)

@@ -30,7 +30,7 @@ from pretune.data.sequences import Ints, Sequences, spread
 from pretune.inference.pooling import TextEncoder
 from pretune.inference.sentence_modules import build_encoder, read_prompts
 from pretune.inference.text_model import check_outputs, eval_mode, get_language_model, get_tokenizer
-from pretune.inference.threads import CPU_BATCH_TOKENS, map_in_threads
+from pretune.inference.threads import CPU_BATCH_TOKENS, map_batches
 from pretune.inference.word_vectors import WordVectors, is_word_vectors
 from pretune.models.hf import checkpoint
 from pretune.text.template import TokenTemplate
@@ -150,7 +150,10 @@ class Embedder:
             ids, cells, batch = part
             return ids, self._forward(cells, batch, device)
 
-        return map_in_threads(compute, batches) if device.type == "cpu" else map(compute, batches)
+        return map_batches(compute, batches, tokens=self._get_batch_tokens(device), device=device)
+
+    def _get_batch_tokens(self, device: torch.device) -> int:
+        return self.batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
 
     def _prepare_batches(
         self, texts: list[str], indices: Ints, result: EmbeddingResult
@@ -167,9 +170,8 @@ class Embedder:
         result.truncated_tokens += encoded_texts.truncated_tokens
         if self.is_static:
             return [(indices, np.arange(len(indices)), encoded_texts.sequences)]
-        device = self.encoder.model.tokens.weight.device.type
-        tokens = self.batch_tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cuda"])
-        batches = pack_batches(encoded_texts.sequences, tokens=tokens, device=device)
+        device = self.encoder.model.tokens.weight.device
+        batches = pack_batches(encoded_texts.sequences, tokens=self._get_batch_tokens(device), device=device.type)
         return [(indices[part.indices], part.cells, part.batch) for part in batches]
 
     def _forward(self, cells: Ints, batch: Any, device: torch.device) -> Tensor:

@@ -17,6 +17,18 @@ T = TypeVar("T")
 Result = TypeVar("Result")
 
 
+def map_batches(
+    function: Callable[[T], Result], batches: Sequence[T], *, tokens: int, device: torch.device
+) -> Iterator[Result]:
+    """Yield `function(batch)` for batches of about `tokens` tokens: in threads on a CPU, unless batches are large.
+
+    Large batches are computed one at a time by all threads, since every one at work takes memory.
+    """
+    if device.type == "cpu" and tokens <= CPU_BATCH_TOKENS:
+        return map_in_threads(function, batches)
+    return map(function, batches)
+
+
 def map_in_threads(function: Callable[[T], Result], items: Sequence[T]) -> Iterator[Result]:
     """Yield `function(item)` for each item, in their order, with the threads that torch has in the caller.
 

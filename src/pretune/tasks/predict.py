@@ -21,7 +21,7 @@ from pretune.data.sequences import compute_starts, spread
 from pretune.inference.decode import generate_tokens
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch
 from pretune.inference.text_model import check_outputs, eval_mode
-from pretune.inference.threads import CPU_BATCH_TOKENS, map_in_threads
+from pretune.inference.threads import CPU_BATCH_TOKENS, map_batches
 from pretune.metrics.numeric import perplexity
 from pretune.nn.recurrent_stack import RecurrentStack
 from pretune.tasks.encoder import TaskEncoder
@@ -86,9 +86,10 @@ def compute_logits(
 
     logits: Floats | None = None
     count_done = 0
-    parts = [*pack_batches(sequences, tokens=_choose_batch_tokens(model, tokens, device.type), device=device.type)]
+    tokens = _choose_batch_tokens(model, tokens, device.type)
+    parts = [*pack_batches(sequences, tokens=tokens, device=device.type)]
     with eval_mode(model), torch.compiler.set_stance("force_eager"):
-        results = map_in_threads(compute, parts) if device.type == "cpu" else map(compute, parts)
+        results = map_batches(compute, parts, tokens=tokens, device=device)
         for part, values in zip(parts, results, strict=True):
             indices, rows = part.indices, lengths  # rows of each sequence, if it has more than one
             if values.ndim == 3:
