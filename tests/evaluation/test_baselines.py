@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.core.errors import DataError, PretuneError, UsageError
-from pretune.evaluation.baselines import BASELINES, SLOTS
+from pretune.evaluation.baselines import BASELINES, SLOTS, run_baselines
 from pretune.evaluation.baselines.base import Text, TfIdf, compute_overlap
 from pretune.evaluation.baselines.bilstm import BiLSTMBaseline
 from pretune.evaluation.baselines.classifiers import SVM, Majority
 from pretune.evaluation.baselines.tagging import FrequentTag
+from pretune.tasks.example import Example
+from pretune.tasks.task import Task
 from pretune.text.corpora.builtin import Reviews
 from pretune.training.optim import AdamW
 
@@ -78,6 +81,19 @@ def test_one_label_alone_is_given_to_all(name: str) -> None:
 
 def test_a_label_with_one_example_can_be_fitted() -> None:
     assert SVM().fit(["good"] * 5 + ["bad"], ["pos"] * 5 + ["neg"])(["good"]) == ["pos"]
+
+
+def test_products_of_numpy_have_one_thread_while_baselines_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count_threads() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    counts: list[set[int]] = []
+    monkeypatch.setattr(Majority, "fit", lambda *_, **__: counts.append(count_threads()) or (lambda texts: [0] * len(texts)))
+    examples = [Example(text="a text", label=0)]
+    with threadpool_limits(2, user_api="blas"):
+        task = Task(name="t", kind="classification", metrics=("accuracy",), splits={}, labels=("a", "b"))
+        run_baselines(task, examples, examples, ["majority"])
+        assert counts == [{1}] and count_threads() == {2}
 
 
 def test_the_majority_is_what_stands_most_often() -> None:

@@ -114,13 +114,20 @@ class _Problem:
 
 
 def fit_probe(
-    features: Floats, labels: Ints, penalties: Sequence[float], *, seed: int, device: torch.device
+    features: Floats,
+    labels: Ints,
+    choices: Sequence[float],
+    *,
+    folds: int = 3,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> LinearClassifier:
-    """Fit a logistic regression on standardized features, its penalty selected by cross-validation.
+    """Fit a logistic regression on standardized features, with the best C by cross-validation.
 
     The weights returned are those for the features as they are.
     """
     mean, std = features.mean(0), features.std(0) + 1e-6
-    classifier = fit_logistic_regression((features - mean) / std, labels, penalties, seed=seed, device=device)
+    x = (features - mean) / std
+    classifier = fit_logistic_regression(x, labels, choices, folds=folds, seed=seed, device=device)
     weight = classifier.weight / std
     return replace(classifier, weight=weight, bias=classifier.bias - weight @ mean)

@@ -10,7 +10,8 @@ task type names its baselines by the slot that they fill: `--baselines svm` runs
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -128,7 +129,7 @@ def run_baselines(
             skip_reasons[get_baseline_name(task, slot)] = "not requested (`--baselines all`)"
         else:
             start = time.perf_counter()
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), use_one_blas_thread():
                 warnings.simplefilter("ignore")  # of solvers that did not converge
                 predictions = _build_baseline(name, vectors).predict(subset, test, seed=seed)
             rows.append(
@@ -141,6 +142,19 @@ def run_baselines(
                 )
             )
     return rows, skip_reasons
+
+
+@contextmanager
+def use_one_blas_thread() -> Iterator[None]:
+    """Limit NumPy's and SciPy's products to one thread; those of torch keep theirs.
+
+    Their threads and torch's wait for work in busy loops. On few cores each keeps the other from its own, which made a
+    logistic regression of seconds ten times as long.
+    """
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def get_baseline_name(task: Task, slot: str) -> str:

@@ -25,6 +25,7 @@ from pretune.evaluation.baselines.base import (
     get_text,
     split_pairs,
 )
+from pretune.evaluation.logistic_regression import fit_probe
 from pretune.inference.word_vectors import WordVectors
 from pretune.tasks.example import Prediction
 
@@ -88,20 +89,14 @@ class AveragedVectors(Classifier):
 
     def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
         """Train on labelled texts (or pairs)."""
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-
         if len(set(labels)) < 2:
             return Majority().fit(texts, labels)
         vectors = WordVectors.load(self.vectors) if self.vectors else self._train(texts, seed)
         x, (classes, y) = average_vectors(vectors, texts), encode_labels(labels)
-        scale = StandardScaler().fit(x)
-        model = LogisticRegression(max_iter=300, random_state=seed)
-        pipeline = make_pipeline(scale, fit_best_c(model, scale.transform(x), y, self.choices, self.folds, seed))
+        probe = fit_probe(x, y, self.choices, folds=self.folds, seed=seed)
 
         def predict(texts: Sequence[Text]) -> list[Label]:
-            return [classes[i] for i in pipeline.predict(average_vectors(vectors, texts))] if texts else []
+            return [classes[i] for i in probe.predict(average_vectors(vectors, texts))] if texts else []
 
         return predict
 
