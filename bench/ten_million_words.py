@@ -1,6 +1,6 @@
 """Recipes for ten million words, side by side: validation loss, and BLiMP's development half.
 
-    PYTHONPATH=src python bench/ten_million_words.py --data DIR --work DIR [--variants recipe,reviews] [--epochs 3]
+    PYTHONPATH=src python bench/ten_million_words.py --data DIR --work DIR [--variants recipe,cased] [--epochs 3]
 
 The first DIR has corpora/ and tasks/ (`bench/pack.py ten-million-words`). A variant is `recipe.json` of the example
 with a few changes (`VARIANTS`, or a JSON file of the same form with `--file`). The untouched half of BLiMP is not
@@ -22,28 +22,28 @@ from job_pool import Jobs
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "ten_million_words"
 Facts = dict[str, Any]
-DROPOUT = "settings.model.decoder.blocks.0.dropout"
-DOCUMENTS: Facts = {"settings.data.samples": "documents", "settings.data.max_length": 256}
-SNLI, MNLI = (f"tasks/{name}/train_subset.jsonl.gz:premise,hypothesis" for name in ("snli", "mnli"))
-SHORT_TEXTS = {
-    SNLI: 0.38, MNLI: 0.29, "tasks/qqp/train_subset.tsv.gz:question1,question2": 0.49,
-    "tasks/samsum/validation.jsonl.gz:context": 0.08, "tasks/samsum/test.jsonl.gz:context": 0.08,
-    "corpora/tinystories": 0.36,
-}  # fmt: skip
-"""Captions, questions, dialogues and stories, with as many million words as there are."""
-REVIEWS = "corpora/reviews/train.csv.xz:text"
 VARIANTS: dict[str, Facts] = {
     "recipe": {},
-    "documents": DOCUMENTS,
+    "cased": {"tokenizer.lowercase": False},
+    "bpe": {"tokenizer": {"kind": "bpe", "vocab": 8192, "style": "s-mask"}},
     "16k": {"tokenizer.vocab": 16384},
     "4k": {"tokenizer.vocab": 4096},
-    "d20": {DROPOUT: 0.2},
+    "documents": {"settings.data.samples": "documents", "settings.data.max_length": 256},
+    "d20": {"settings.model.decoder.blocks.0.dropout": 0.2},
     "decay-0.3": {"settings.train.optimizer": {"kind": "muon", "lr": 0.003, "weight_decay": 0.3}},
     "decay-1": {"settings.train.optimizer": {"kind": "muon", "lr": 0.003, "weight_decay": 1.0}},
     "causal": {"settings.objective": {"kind": "causal"}, "scorings": ["causal"]},
-    "reviews": {"texts": {"corpora/books-en": 4.6, REVIEWS: 3, "corpora/wikipedia-en": 2, "corpora/tinystories": 0.4}},
-    "short": {"texts": {**SHORT_TEXTS, "corpora/books-en": 5, "corpora/wikipedia-en": 2.3, "corpora/wikinews-en": 1}},
-    "short-reviews": {"texts": {**SHORT_TEXTS, "corpora/books-en": 4, REVIEWS: 3, "corpora/wikipedia-en": 1.3}},
+    "books-wiki-news": {
+        "texts": {
+            "corpora/books-en": 5,
+            "corpora/wikipedia-en": 3,
+            "corpora/wikinews-en": 1.7,
+            "corpora/tinystories": 0.3,
+        }
+    },
+    "books-reviews": {
+        "texts": {"corpora/books-en": 4.6, "builtin:reviews": 3, "corpora/wikipedia-en": 2, "corpora/tinystories": 0.4}
+    },
 }
 """Changes of the recipe; a dotted name is a place in it, and a setting's own name may have dots."""
 

@@ -17,6 +17,8 @@ START_TIME = time.monotonic()  # the imports below take seconds too
 
 import argparse
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +121,13 @@ def evaluate_all_blimp(model: Any, blimp: dict[str, list[Example]], scorings: li
     }
 
 
-def finetune(run: Any, task: str, tasks: Path, out: Path, recipe: dict[str, Any], device: str | None) -> dict[str, Any]:
+def finetune(
+    model: Path, task: str, tasks: Path, out: Path, recipe: dict[str, Any], device: str | None
+) -> dict[str, Any]:
     """Fine-tune on a task, and return its scores."""
     tuning = recipe["finetune"]
     tuned = pt.finetune(
-        run, task=task, data=tasks, out=out, epochs=tuning["epochs"], baselines=tuning["baselines"],
+        model, task=task, data=tasks, out=out, epochs=tuning["epochs"], baselines=tuning["baselines"],
         overrides=tuning["settings"], device=device,
     )  # fmt: skip
     result = tuned.scores["result"]
@@ -136,6 +140,23 @@ def finetune(run: Any, task: str, tasks: Path, out: Path, recipe: dict[str, Any]
     }
 
 
+def finetune_all(names: list[str], tasks: Path, out: Path, recipe: dict[str, Any], device: str) -> dict[str, Any]:
+    """Fine-tune on several tasks: side by side on a GPU, which a small task hardly uses, in turn on a CPU."""
+    arguments = {name: (out / "model", name, tasks, out / name, recipe, device) for name in names}
+    if device == "cpu" or len(names) < 2:
+        return {name: finetune(*arguments[name]) for name in names}
+    with ProcessPoolExecutor(len(names), mp_context=multiprocessing.get_context("spawn")) as pool:
+        jobs = {name: pool.submit(finetune, *arguments[name]) for name in names}
+        return {name: job.result() for name, job in jobs.items()}
+
+
+def write_results(results: dict[str, Any], out: Path, watch: Stopwatch) -> None:
+    """Write what is known: results.json and page.md."""
+    results["seconds"] = {**watch.seconds, "total": round(time.monotonic() - START_TIME, 2)}
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_page(results, out / "page.md")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(), help="folder with the texts of the recipe, and tasks/")
@@ -146,7 +167,7 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, default=FOLDER / "recipe.json")
     parser.add_argument("--words", type=int, default=MAX_WORDS, help="words of text, at most 10M")
     parser.add_argument("--limit", type=int, help="pairs of each set of BLiMP (default: all 1,000)")
-    parser.add_argument("--finetune", default="rte,mrpc,boolq", help="tasks to fine-tune on, or none")
+    parser.add_argument("--finetune", default="rte,mrpc,cola", help="tasks to fine-tune on, or none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device")
     parser.add_argument("--out", type=Path, required=True)
@@ -167,11 +188,6 @@ def main() -> None:
     blimp = evaluate_all_blimp(model, read_blimp(tasks, options.limit), recipe["scorings"])
     del model
     watch.finish("BLiMP")
-    tuned = {}
-    for task in [] if options.finetune == "none" else options.finetune.split(","):
-        tuned[task] = finetune(run, task, tasks, out / task, recipe, device)
-        watch.finish(task)
-
     words, epochs = sum(counts.values()), max(run.summary["epochs"].values())
     curve = [json.loads(line) for line in (out / "model" / "metrics.jsonl").read_text().splitlines()]
     results = {
@@ -183,17 +199,19 @@ def main() -> None:
         "warnings": run.summary["warnings"],
         "curve": [{"step": line["step"], **line["held_out"]} for line in curve if "held_out" in line],
         "blimp": blimp,
-        "finetuned": tuned,
+        "finetuned": {},
         "cost": run.summary["cost"],
         "seed": options.seed,
         "recipe": recipe,
     }
     assert results["words"]["seen"] <= 100_000_000, "more than 100M words seen"
-    pt.report([out / "model", *(out / task for task in tuned)], out=out / "report.html")
+    write_results(results, out, watch)  # so that nothing is lost if fine-tuning ends early
+    names = [] if options.finetune == "none" else options.finetune.split(",")
+    results["finetuned"] = finetune_all(names, tasks, out, recipe, device)
+    watch.finish("fine-tuning")
+    pt.report([out / "model", *(out / name for name in names)], out=out / "report.html")
     watch.finish("report")
-    results["seconds"] = {**watch.seconds, "total": round(time.monotonic() - START_TIME, 2)}
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    write_page(results, out / "page.md")
+    write_results(results, out, watch)
     seconds = results["seconds"]["total"]
     print(f"BLiMP {blimp['accuracy']:.1f} on {blimp['sets']} sets, {seconds:.0f} s in all: {out}/page.md")
 
