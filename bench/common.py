@@ -9,9 +9,11 @@ import json
 import lzma
 import os
 import platform
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,22 @@ def time_call(work: Callable[[], Any], *, clock: Clock = cpu_clock, device: str 
     result = work()
     synchronize(device)
     return clock() - start, result
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError in the block after so many seconds."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"not finished after {seconds} s")
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def measure_seconds(work: Callable[[], Any], *, count: int = 1, clock: Clock = cpu_clock, device: str = "cpu") -> float:

@@ -8,7 +8,8 @@ Prefill is the time until the first token; decode is that of `--new` further one
 and captures a step as a CUDA graph, as it is or compiled before; int8 and nf4 are our weight-only quantization. The
 peer is transformers, by default and with its static cache, for which it compiles the step with CUDA graphs; its prefill
 is also measured compiled, alone. Before timing, in fp32: each token of ours must have the peer's largest logit, within
-1e-3. Variants run one after the other, since each keeps its graph; the median of `--rounds` calls counts. Memory: bytes
+1e-3. Variants run one after the other, since each keeps its graph; one that takes longer than `--limit` seconds
+is left out. The median of `--rounds` calls counts. Memory: bytes
 of the weights, and the peak of the device, with them, in the largest call.
 
 `perplexity`: a smaller decoder of the same kind is trained on a text for `--seconds`, all but its last 2 %, and its
@@ -159,11 +160,13 @@ def measure_speed(options: argparse.Namespace) -> dict[str, Any]:
             if options.only and not any(part in name for part in options.only.split(",")):
                 return
             try:
-                row = {**run(), **facts}
-            except (RuntimeError, TypeError, torch._dynamo.exc.TorchDynamoException) as error:
+                with common.time_limit(options.limit):
+                    row = {**run(), **facts}
+            except (RuntimeError, TypeError, TimeoutError, torch._dynamo.exc.TorchDynamoException) as error:
                 row = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
             result["rows"].setdefault(str(batch), {})[name] = row
             print(json.dumps({"batch": batch, "name": name, **row}), flush=True)
+            common.write_result(result, options.out)
             torch._dynamo.reset()
 
         for kind in KINDS:
@@ -272,6 +275,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=128, help="tokens to generate after the first")
     parser.add_argument("--rounds", type=int, default=3, help="timed calls; the median counts")
     parser.add_argument("--only", default="", help="comma-separated parts of names of variants")
+    parser.add_argument("--limit", type=int, default=90, help="seconds of a variant, compiling included")
     parser.add_argument("--no-compile", action="store_true", help="leave out our compiled variants")
     parser.add_argument("--text", type=Path, help="perplexity: a text, maybe compressed with xz")
     parser.add_argument("--seconds", type=float, default=90, help="perplexity: training time")

@@ -24,11 +24,9 @@ import argparse
 import gzip
 import json
 import random
-import signal
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -274,22 +272,6 @@ def group(batches: list[Any], size: int) -> list[list[Any]]:
     return [batches[start : start + size] for start in range(0, len(batches), max(size, 1))]
 
 
-@contextmanager
-def time_limit(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError in the block after so many seconds."""
-
-    def stop(*_: Any) -> None:
-        raise TimeoutError(f"not finished after {seconds} s")
-
-    previous = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
-
-
 def measure(side: Adapted, steps: list[list[Any]], tokens: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return tokens per second over all texts, and the peak of the memory."""
     is_cuda = options.device == "cuda"
@@ -394,7 +376,7 @@ def main() -> None:
             if options.only and not any(part in name for part in options.only.split(",")):
                 continue
             try:
-                with time_limit(options.limit):
+                with common.time_limit(options.limit):
                     result[name] = run()
             except Exception as error:  # a missing library of the peer: other rows are still measured
                 result[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}

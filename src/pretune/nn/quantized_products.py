@@ -12,11 +12,11 @@ from torch import Tensor
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 MAX_ROWS = 64
 """Rows up to which a weight is dequantized in registers; for more, a product with the dequantized matrix is faster."""
-ONE_ROW = {"BN": 8, "BK": 1024, "num_warps": 4}
-SEVERAL_ROWS = {"BN": 16, "BK": 256, "num_warps": 4, "num_stages": 4}
+ONE_ROW = {"BN": 4, "BK": 1024, "num_warps": 4}
+SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 4}
 """Outputs and inputs of a tile, and launch options, for one row and for several."""
-NF4_ONE_ROW = {"BN": 8, "BK": 1024, "num_warps": 4}
-NF4_SEVERAL_ROWS = {"BN": 16, "BK": 256, "num_warps": 4, "num_stages": 1}
+NF4_ONE_ROW = {"BN": 4, "BK": 2048, "num_warps": 2}
+NF4_SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 1}
 """The same for 4 bits. NOTE: with more stages the compiler would fetch table entries ahead, one by one."""
 
 
