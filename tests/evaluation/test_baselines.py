@@ -88,7 +88,12 @@ def test_products_of_numpy_have_one_thread_while_baselines_run(monkeypatch: pyte
         return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
     counts: list[set[int]] = []
-    monkeypatch.setattr(Majority, "fit", lambda *_, **__: counts.append(count_threads()) or (lambda texts: [0] * len(texts)))
+
+    def fit(*_: Any, **__: Any) -> Any:
+        counts.append(count_threads())
+        return lambda texts: [0] * len(texts)
+
+    monkeypatch.setattr(Majority, "fit", fit)
     examples = [Example(text="a text", label=0)]
     with threadpool_limits(2, user_api="blas"):
         task = Task(name="t", kind="classification", metrics=("accuracy",), splits={}, labels=("a", "b"))
