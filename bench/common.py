@@ -152,7 +152,7 @@ def compute_ratios(rates: Mapping[str, float], ours: str = "pretune", digits: in
 
 
 def list_kernels(run: Callable[[int], Any], device: str, count: int = 5, steps: int = 3) -> list[dict[str, Any]]:
-    """Profile `run(steps)`; return the slowest kernels with their share of the kernel time and calls per step."""
+    """Profile `run(steps)`; return the slowest kernels: share of the kernel time, milliseconds and calls per step."""
     import torch
 
     kind = torch.profiler.ProfilerActivity.CUDA if device == "cuda" else torch.profiler.ProfilerActivity.CPU
@@ -162,7 +162,12 @@ def list_kernels(run: Callable[[int], Any], device: str, count: int = 5, steps: 
     events = sorted(profiler.key_averages(), key=lambda event: -getattr(event, key))
     total = sum(getattr(event, key) for event in events) or 1
     return [
-        {"name": event.key, "share": round(getattr(event, key) / total, 4), "calls": event.count // steps}
+        {
+            "name": event.key,
+            "share": round(getattr(event, key) / total, 4),
+            "ms": round(getattr(event, key) / 1000 / steps, 3),
+            "calls": event.count // steps,
+        }
         for event in events[:count]
     ]
 

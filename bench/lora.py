@@ -285,7 +285,7 @@ def measure(side: Adapted, steps: list[list[Any]], tokens: int, options: argpars
         common.measure_seconds(lambda: side.run(steps), clock=common.wall_clock, device=options.device)
         for _ in range(options.rounds)
     ]
-    return {
+    row = {
         "tokens_per_second": round(tokens / statistics.median(seconds)),
         "rounds": [round(tokens / value) for value in seconds],
         "first_round_seconds": round(first, 1),
@@ -293,6 +293,9 @@ def measure(side: Adapted, steps: list[list[Any]], tokens: int, options: argpars
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if is_cuda else None,
         "trained": side.trained,
     }
+    if options.kernels:
+        row["kernels"] = common.list_kernels(lambda count: side.run(steps[:count]), options.device, count=40, steps=2)
+    return row
 
 
 def compute_differences(result: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -322,6 +325,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="passes over the texts; the median counts")
     parser.add_argument("--rows", type=int, default=128, help="rows of 1,024 tokens in all")
     parser.add_argument("--limit", type=int, default=120, help="seconds of a row, compiling included")
+    parser.add_argument("--kernels", action="store_true", help="list the longest kernels of each row")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     options = parser.parse_args()
     device, is_tiny = options.device, options.device == "cpu"
