@@ -58,10 +58,12 @@ def check(layer: nn.Module, weight: Tensor, x: Tensor) -> float:
 
 def list_tiles(base: Tile) -> Iterator[Tile]:
     """Yield other tiles and launch options."""
-    has_stages = "num_stages" in base
-    outputs, inputs, stages = ((16, 32), (128, 256), (1, 4)) if has_stages else ((4, 8), (512, 1024, 2048), (0,))
-    for bn, bk, warps, count in itertools.product(outputs, inputs, (2, 4, 8), stages):
-        yield {"BN": bn, "BK": bk, "num_warps": warps, **({"num_stages": count} if count else {})}
+    if "num_stages" in base:
+        choices = {"BN": (16, 32, 64), "BK": (256, 512), "num_warps": (4,), "num_stages": (2, 4), "programs": (1, 264)}
+    else:
+        choices = {"BN": (2, 4, 8), "BK": (1024, 2048), "num_warps": (2, 4, 8), "programs": (1,)}
+    for values in itertools.product(*choices.values()):
+        yield dict(zip(choices, values, strict=True))
 
 
 def sweep(layers: list[Callable[[Tensor], Tensor]], x: Tensor, name: str) -> dict[str, Any]:

@@ -1,14 +1,38 @@
 """Triton kernels of `pretune.nn.quantized_products`, for CUDA only.
 
 Upper-case names are pointers and constants, lower-case names numbers; a program computes a block of outputs `n` for all
-rows `m`, over blocks of inputs `k`.
+rows `m`, over blocks of inputs `k`. With several programs for a block of outputs, each writes the sums over its part of
+the inputs, and `add_kernel` adds these.
 """
+
+import struct
+from collections.abc import Sequence
 
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
+from pretune.nn.quantized_products import NF4_VALUES
+
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, unused-ignore, misc"
+
+
+@triton.jit
+def find_part(K, BK: tl.constexpr):
+    """Return the first and the last input of this program, in whole blocks."""
+    blocks = tl.cdiv(tl.cdiv(K, BK), tl.num_programs(1))
+    first = tl.program_id(1) * blocks * BK
+    return first, tl.minimum(first + blocks * BK, K)
+
+
+@triton.jit
+def add_kernel(PARTS, Y, count, parts, BLOCK: tl.constexpr):
+    """Add the sums of all parts, in their order."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for part in range(parts):
+        total += tl.load(PARTS + part * count + place, mask=place < count, other=0.0)
+    tl.store(Y + place, total.to(Y.dtype.element_ty), mask=place < count)
 
 
 @triton.jit
@@ -21,9 +45,11 @@ def int8_kernel(
     m = tl.arange(0, BM)
     scale = tl.load(SCALES + n, mask=n < N, other=0.0)
     places = CODES + n[:, None].to(tl.int64) * K
+    first, end = find_part(K, BK)
+    Y += tl.program_id(1) * rows * N
     if ONE_ROW:
         total = tl.zeros([BN, BK], tl.float32)
-        for start in range(0, K, BK):
+        for start in range(first, end, BK):
             k = start + tl.arange(0, BK)
             w = tl.load(places + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0)
             x = tl.load(X + k, mask=k < K, other=0.0)
@@ -31,13 +57,40 @@ def int8_kernel(
         tl.store(Y + n, (tl.sum(total, 1) * scale).to(Y.dtype.element_ty), mask=n < N)
     else:
         totals = tl.zeros([BM, BN], tl.float32)
-        for start in range(0, K, BK):
+        for start in range(first, end, BK):
             k = start + tl.arange(0, BK)
             w = tl.load(places + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0)
             x = tl.load(X + m[:, None] * K + k[None, :], mask=(m < rows)[:, None] & (k < K)[None, :], other=0.0)
             totals = tl.dot(x, tl.trans(w.to(x.dtype)), totals)
         y = (totals * scale[None, :]).to(Y.dtype.element_ty)
         tl.store(Y + m[:, None] * N + n[None, :], y, mask=(m < rows)[:, None] & (n < N)[None, :])
+
+
+def write_lookup(values: Sequence[float]) -> str:
+    """Write PTX that looks up four bytes, each of two codes of 16 values: in fp16, the high codes, then the low ones.
+
+    `prmt` selects four bytes of eight at once, by codes of three bits. So the bytes of the values 0 to 7 and of 8 to 15
+    are selected, then one of both by a mask: `prmt` repeats the sign of a byte where a code has its fourth bit, which
+    makes 0 of 127 there, and all bits of the others follow from their first.
+    """
+    halves = struct.pack("<16e", *values)
+    tables = [
+        [f"0x{int.from_bytes(halves[part + first : part + first + 8 : 2], 'little'):08x}" for first in (0, 8, 16, 24)]
+        for part in (0, 1)
+    ]
+    lines = ["mov.b32 c, $4;"]
+    for half in (0, 1):
+        lines += ["shr.u32 c, c, 16;"] * half
+        lines += ["and.b32 s, c, 0x7777;", "prmt.b32 m, 0x7f7f7f7f, 0x7f7f7f7f, c;"]
+        lines += ["shl.b32 m, m, 1;", "prmt.b32 m, m, m, 0xba98;"]
+        for name, table in zip("ab", tables, strict=True):
+            lines += [f"prmt.b32 {name}, {table[0]}, {table[1]}, s;", f"prmt.b32 d, {table[2]}, {table[3]}, s;"]
+            lines += [f"lop3.b32 {name}, {name}, d, m, 0xe4;"]
+        lines += [f"prmt.b32 ${half}, a, b, 0x7351;", f"prmt.b32 ${half + 2}, a, b, 0x6240;"]
+    return "{ .reg .b32 a, b, c, d, m, s; " + " ".join(lines) + " }"
+
+
+NF4_LOOKUP = tl.constexpr(write_lookup(NF4_VALUES))
 
 
 @triton.jit
@@ -55,12 +108,12 @@ def load_scales(SCALES, COARSE, STEPS, blocks, is_inside, mean, group, DOUBLE: t
 @triton.jit
 def nf4_kernel(
     X, CODES, SCALES, COARSE, VALUES, STEPS, Y, rows, N, K, last, group,
-    ONE_ROW: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
+    ONE_ROW: tl.constexpr, DOUBLE: tl.constexpr, PTX: tl.constexpr, BLOCK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute a block of outputs for all rows; a byte has two codes, and `BLOCK` weights, which divide K, a scale.
 
-    `last` is the place of the mean of all scales in `COARSE`.
+    `last` is the place of the mean of all scales in `COARSE`. Without `PTX` codes are looked up in a table in memory.
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, BM)
@@ -69,10 +122,19 @@ def nf4_kernel(
     first_blocks = n[:, None].to(tl.int64) * (K // BLOCK)
     total = tl.zeros([BN, BK // BLOCK], tl.float32)
     totals = tl.zeros([BM, BN], tl.float32)
-    for start in range(0, K, BK):
+    first, end = find_part(K, BK)
+    Y += tl.program_id(1) * rows * N
+    for start in range(first, end, BK):
         k = start // 2 + tl.arange(0, BK // 2)  # bytes, each of two weights
-        byte = tl.load(first_bytes + k[None, :], mask=(n < N)[:, None] & (k < K // 2)[None, :], other=0).to(tl.int32)
-        high, low = tl.load(VALUES + (byte >> 4)), tl.load(VALUES + (byte & 15))
+        byte = tl.load(first_bytes + k[None, :], mask=(n < N)[:, None] & (k < K // 2)[None, :], other=0)
+        if PTX:
+            high, low = tl.inline_asm_elementwise(
+                NF4_LOOKUP, "=r,=r,=r,=r,r", [byte], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+            )
+            high, low = high.to(tl.float32), low.to(tl.float32)
+        else:
+            code = byte.to(tl.int32)
+            high, low = tl.load(VALUES + (code >> 4)), tl.load(VALUES + (code & 15))
         b = start // BLOCK + tl.arange(0, BK // BLOCK)
         is_inside = (n < N)[:, None] & (b < K // BLOCK)[None, :]
         scale = load_scales(SCALES, COARSE, STEPS, first_blocks + b[None, :], is_inside, mean, group, DOUBLE)

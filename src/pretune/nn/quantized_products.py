@@ -5,6 +5,8 @@ order: results are deterministic.
 """
 
 import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +14,18 @@ from torch import Tensor
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 MAX_ROWS = 64
 """Rows up to which a weight is dequantized in registers; for more, a product with the dequantized matrix is faster."""
-ONE_ROW = {"BN": 4, "BK": 1024, "num_warps": 4}
-SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 4}
-"""Outputs and inputs of a tile, and launch options, for one row and for several."""
-NF4_ONE_ROW = {"BN": 4, "BK": 2048, "num_warps": 2}
-NF4_SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 1}
-"""The same for 4 bits. NOTE: with more stages the compiler would fetch table entries ahead, one by one."""
+ONE_ROW = {"BN": 4, "BK": 1024, "num_warps": 4, "programs": 1}
+SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 4, "programs": 128}
+"""Outputs and inputs of a tile, launch options, and programs wanted: few blocks of outputs are split by inputs."""
+NF4_ONE_ROW = {"BN": 4, "BK": 2048, "num_warps": 2, "programs": 1}
+NF4_SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 2, "programs": 128}
+"""The same for 4 bits."""
+NF4_VALUES = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Values of NF4 (Dettmers et al., 2023, appendix E), by code."""
 
 
 def is_supported(x: Tensor, inputs: int, block: int = 0) -> bool:
@@ -32,25 +40,36 @@ def _round_up(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _choose_tile(one_row: dict[str, int], several_rows: dict[str, int], rows: int, inputs: int) -> dict[str, int]:
-    """Return the constants of a kernel: a tile is no longer than a row of weights, rounded up."""
-    tile = one_row if rows == 1 else several_rows
+def _launch(
+    kernel: Any, x: Tensor, operands: Sequence[Any], outputs: int, tile: Mapping[str, int], least: int, **constants: Any
+) -> Tensor:
+    """Run a kernel over rows `[M, K]`; a block of inputs is no longer than K, rounded up, and at least `least`."""
+    from pretune.nn import quantized_kernels
+
+    rows, inputs = x.shape
     height = max(16, _round_up(rows))
     longest = tile["BK"] if height == 16 else tile["BK"] // 2  # within shared memory
-    return {**tile, "BK": max(min(longest, _round_up(inputs)), 16), "ONE_ROW": rows == 1, "BM": height}
+    length = max(min(longest, _round_up(inputs)), least)
+    blocks = -(-outputs // tile["BN"])
+    parts = max(1, min(tile["programs"] // blocks, inputs // length))
+    y = x.new_empty((rows, outputs))
+    sums = y if parts == 1 else x.new_empty((parts, rows, outputs), dtype=torch.float32)
+    launch = {name: value for name, value in tile.items() if name != "programs"} | {"BK": length, "BM": height}
+    kernel[blocks, parts](
+        x.contiguous(), *operands, sums, rows, outputs, inputs, ONE_ROW=rows == 1, **launch, **constants
+    )
+    if parts > 1:
+        quantized_kernels.add_kernel[(-(-y.numel() // 256),)](sums, y, y.numel(), parts, BLOCK=256)
+    return y
 
 
 @torch.library.custom_op("pretune::multiply_int8", mutates_args=())
 def multiply_int8(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     """Multiply rows `[M, K]` with the transpose of an int8 weight `[N, K]` with a scale for each output."""
-    from pretune.nn import quantized_kernels
+    from pretune.nn.quantized_kernels import int8_kernel
 
-    (rows, inputs), outputs = x.shape, codes.shape[0]
-    y = x.new_empty((rows, outputs))
-    tile = _choose_tile(ONE_ROW, SEVERAL_ROWS, rows, inputs)
-    grid = (-(-outputs // tile["BN"]),)
-    quantized_kernels.int8_kernel[grid](x.contiguous(), codes, scales, y, rows, outputs, inputs, **tile)
-    return y
+    tile = ONE_ROW if len(x) == 1 else SEVERAL_ROWS
+    return _launch(int8_kernel, x, (codes, scales), codes.shape[0], tile, 16)
 
 
 @multiply_int8.register_fake
@@ -64,18 +83,13 @@ def multiply_nf4(
     outputs: int, block: int, group: int,
 ) -> Tensor:  # fmt: skip
     """Multiply rows `[M, K]` with the transpose of a 4-bit weight; without `coarse` the scales are in fp32."""
-    from pretune.nn import quantized_kernels
+    from pretune.nn.quantized_kernels import nf4_kernel
 
-    rows, inputs = x.shape
-    y = x.new_empty((rows, outputs))
-    tile = _choose_tile(NF4_ONE_ROW, NF4_SEVERAL_ROWS, rows, inputs)
-    tile["BK"] = max(tile["BK"], block, 32)
-    grid = (-(-outputs // tile["BN"]),)
-    quantized_kernels.nf4_kernel[grid](
-        x.contiguous(), codes, scales, scales if coarse is None else coarse, values, steps, y, rows, outputs, inputs,
-        0 if coarse is None else coarse.shape[0] - 1, group, DOUBLE=coarse is not None, BLOCK=block, **tile,
-    )  # fmt: skip
-    return y
+    tile = NF4_ONE_ROW if len(x) == 1 else NF4_SEVERAL_ROWS
+    operands = (codes, scales, scales if coarse is None else coarse, values, steps)
+    last = 0 if coarse is None else coarse.shape[0] - 1
+    facts = {"last": last, "group": group, "DOUBLE": coarse is not None, "PTX": x.is_cuda, "BLOCK": block}
+    return _launch(nf4_kernel, x, operands, outputs, tile, max(block, 32), **facts)
 
 
 @multiply_nf4.register_fake
