@@ -110,8 +110,9 @@ def widen_weights(folder: Path, out: Path) -> Path:
 
 def choose_batch(model: Any, texts: list[str], device: str) -> int:
     """Return the batch size with which sentence-transformers is fastest."""
+    clock = common.wall_clock if device == "cuda" else common.cpu_clock
     seconds = {
-        size: common.time_call(lambda size=size: model.encode(texts, batch_size=size), device=device)[0]
+        size: common.time_call(lambda size=size: model.encode(texts, batch_size=size), clock=clock, device=device)[0]
         for size in (64, 256, 1024)
     }
     return min(seconds, key=lambda size: seconds[size])
@@ -132,6 +133,7 @@ def compare(folder: Path, texts: list[str], options: argparse.Namespace) -> dict
     for size in map(int, sizes):
         name = PEER if size == 32 else f"{PEER}, batch {size}"
         sides[name] = lambda size=size: theirs.encode(texts, batch_size=size)
+    print(count, "texts; the peer's batches:", sizes, flush=True)
     best = dict.fromkeys(sides, float("inf"))
     vectors: dict[str, Any] = {}
     clock = common.wall_clock if device == "cuda" else common.cpu_clock
