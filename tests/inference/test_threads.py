@@ -24,7 +24,8 @@ def test_results_are_in_order(threads: int) -> None:
         return number * number
 
     assert [*map_in_threads(work, range(20))] == [number * number for number in range(20)]
-    assert [*map_in_threads(work, [])] == []
+    assert [*map_in_threads(work, iter(range(20)))] == [number * number for number in range(20)]
+    assert [*map_in_threads(work, [])] == [*map_in_threads(work, iter(()))] == []
     assert torch.get_num_threads() == threads
 
 

@@ -5,8 +5,9 @@ several batches, each thread computes its own instead: on two cores a sixth less
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
 from typing import TypeVar
 
 import torch
@@ -18,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def map_batches(
-    function: Callable[[T], Result], batches: Sequence[T], *, tokens: int, device: torch.device
+    function: Callable[[T], Result], batches: Iterable[T], *, tokens: int, device: torch.device
 ) -> Iterator[Result]:
     """Yield `function(batch)` for batches of about `tokens` tokens: in threads on a CPU, unless batches are large.
 
@@ -29,16 +30,17 @@ def map_batches(
     return map(function, batches)
 
 
-def map_in_threads(function: Callable[[T], Result], items: Sequence[T]) -> Iterator[Result]:
+def map_in_threads(function: Callable[[T], Result], items: Iterable[T]) -> Iterator[Result]:
     """Yield `function(item)` for each item, in their order, with the threads that torch has in the caller.
 
     Items are computed at the same time, each by an equal part of the threads. The function must not change anything
     that another call reads. The modes of the caller (gradients, inference, autocast) hold for all calls.
     """
-    threads = torch.get_num_threads()
-    workers = min(threads, len(items))
+    threads, items = torch.get_num_threads(), iter(items)
+    first_items = list(islice(items, threads))
+    workers = len(first_items)
     if workers <= 1:
-        yield from map(function, items)
+        yield from map(function, chain(first_items, items))
         return
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
@@ -55,7 +57,7 @@ def map_in_threads(function: Callable[[T], Result], items: Sequence[T]) -> Itera
     pool = ThreadPoolExecutor(workers, "batches", torch.set_num_threads, (threads // workers,))
     pending: deque[Future[Result]] = deque()
     try:
-        for item in items:
+        for item in chain(first_items, items):
             pending.append(pool.submit(call, item))
             if len(pending) > 2 * workers:  # results that nobody has read yet take memory
                 yield pending.popleft().result()

@@ -30,6 +30,7 @@ from pretune.inference.scoring.queries import (
     encode_passages,
 )
 from pretune.inference.text_model import check_outputs, eval_mode, get_predictive_model, get_tokenizer
+from pretune.inference.threads import CPU_BATCH_TOKENS, map_batches
 from pretune.models.model import LanguageModel
 from pretune.objectives.base import Vocabulary
 from pretune.text.tokenizer import Tokenizer
@@ -60,8 +61,8 @@ class ScoringConfig:
 MIN_BATCH_TOKENS = 1024
 """Smallest batch tried after running out of memory."""
 
-BATCH_TOKENS = {"cuda": 1 << 16, "cpu": 1 << 12}
-BLOCK_BYTES = {"cuda": 1 << 30, "cpu": 32 << 20}
+BATCH_TOKENS = {"cuda": 1 << 16, "cpu": CPU_BATCH_TOKENS}
+BLOCK_BYTES = {"cuda": 1 << 30, "cpu": 8 << 20}
 """Maximum size of the logits computed at once."""
 
 DEFAULT_SCORING = ScoringConfig()
@@ -265,14 +266,19 @@ def compute_target_logprobs(
     target_index, representatives = TargetIndex.from_sequences(sequences, deduplicate)
     inputs = replace(sequences, targets=None).take(representatives)
     device = model.tokens.weight.device
-    target_ids: list[Ints] = []
-    results: list[tuple[Tensor, Tensor]] = []
-    for part in pack_batches(inputs, tokens=tokens, device=device.type):
+
+    def compute(part: PackedBatch) -> tuple[Ints, tuple[Tensor, Tensor]]:
         batch_target_ids, targets = target_index.select(part, inputs.lengths[part.indices])
         device_batch = replace(part.batch, targets=targets).to(device)
         with torch.autocast(device.type, precision, enabled=precision is not None):
             states = model.states(device_batch)
-        results.append(compute_logprobs(model, states, device_batch))
+        return batch_target_ids, compute_logprobs(model, states, device_batch)
+
+    target_ids: list[Ints] = []
+    results: list[tuple[Tensor, Tensor]] = []
+    parts = pack_batches(inputs, tokens=tokens, device=device.type)
+    for batch_target_ids, values in map_batches(compute, parts, tokens=tokens, device=device):
+        results.append(values)
         target_ids.append(batch_target_ids)
         if on_progress is not None:
             on_progress(len(batch_target_ids))
