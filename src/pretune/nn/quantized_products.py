@@ -41,15 +41,21 @@ def _round_up(count: int) -> int:
 
 
 def _launch(
-    kernel: Any, x: Tensor, operands: Sequence[Any], outputs: int, tile: Mapping[str, int], least: int, **constants: Any
+    kernel: Any,
+    x: Tensor,
+    operands: Sequence[Any],
+    outputs: int,
+    tile: Mapping[str, int],
+    min_length: int,
+    **constants: Any,
 ) -> Tensor:
-    """Run a kernel over rows `[M, K]`; a block of inputs is no longer than K, rounded up, and at least `least`."""
+    """Run a kernel over rows `[M, K]`; a block of inputs is no longer than K, rounded up, and at least `min_length`."""
     from pretune.nn import quantized_kernels
 
     rows, inputs = x.shape
     height = max(16, _round_up(rows))
     longest = tile["BK"] if height == 16 else tile["BK"] // 2  # within shared memory
-    length = max(min(longest, _round_up(inputs)), least)
+    length = max(min(longest, _round_up(inputs)), min_length)
     blocks = -(-outputs // tile["BN"])
     parts = max(1, min(tile["programs"] // blocks, inputs // length))
     y = x.new_empty((rows, outputs))
