@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 from pretune.adaptation.peft.qlora import (
     NF4_VALUES,
+    Linear4bit,
     QLoRA,
     QuantizedWeight,
     Weight4bit,
@@ -168,3 +172,23 @@ def test_what_is_asked_is_checked() -> None:
     for wrong in ({"block": 7}, {"block": 0}, {"group": 0}, {"rank": 0}):
         with pytest.raises(UsageError, match=rf"\b{next(iter(wrong))}\b"):
             QLoRA(**wrong)
+
+
+def test_a_compiled_layer_keeps_no_dequantized_matrix_for_the_backward_pass() -> None:
+    layer, x = Linear4bit(nn.Linear(256, 128, bias=False)), torch.randn(4, 256, requires_grad=True)
+    expected = torch.autograd.grad(layer(x).square().sum(), x)[0]
+    sizes: list[int] = []
+
+    def keep_sizes(graph: torch.fx.GraphModule, _: object) -> Any:
+        (outputs,) = graph.graph.output_node().args
+        sizes.extend(node.meta["val"].numel() for node in outputs if node.op != "placeholder")  # type: ignore[union-attr]
+        return make_boxed_func(graph)
+
+    backend = aot_autograd(
+        fw_compiler=keep_sizes,
+        bw_compiler=lambda graph, _: make_boxed_func(graph),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    actual = torch.autograd.grad(torch.compile(layer, backend=backend)(x).square().sum(), x)[0]
+    torch.testing.assert_close(actual, expected)
+    assert sizes and max(sizes) < 256 * 128 // 8

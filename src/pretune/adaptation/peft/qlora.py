@@ -262,6 +262,20 @@ def _dequantize_buffers(dtype: torch.dtype, quant_shape: QuantShape, *buffers: T
     return dequantize(quantized_weight, dtype, values.view(torch.float32), steps.view(torch.float32))
 
 
+@torch.library.custom_op("pretune::copy_after", mutates_args=())
+def copy_after(x: Tensor, event: Tensor) -> Tensor:
+    """Copy x once `event` is known: for a compiler, which would otherwise compute earlier what depends on x alone.
+
+    Of two equal matrices, dequantized in the forward and in the backward pass, it would keep the first, of all layers.
+    """
+    return x.clone()
+
+
+@copy_after.register_fake
+def _(x: Tensor, event: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
 class _Linear4bitFunction(torch.autograd.Function):
     """A linear layer that saves only its 4-bit weight for the backward pass."""
 
@@ -275,8 +289,10 @@ class _Linear4bitFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        codes, *tables = ctx.saved_tensors
+        buffers = copy_after(codes, grad_output), *tables
         with torch.autocast(grad_output.device.type, enabled=False):
-            grad_input = grad_output @ _dequantize_buffers(grad_output.dtype, ctx.facts, *ctx.saved_tensors)
+            grad_input = grad_output @ _dequantize_buffers(grad_output.dtype, ctx.facts, *buffers)
         grad_bias = grad_output.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
         return grad_input, grad_bias, None, None, None, None, None, None
 
