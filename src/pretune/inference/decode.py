@@ -157,10 +157,13 @@ def _prepare_inputs(
 
 def _check_tokens(tokens: Tokens, number: int, model: LanguageModel) -> list[int]:
     """Convert tokens to a list; raises a UsageError for ids outside the vocabulary."""
-    token_list: list[int] = np.asarray(tokens, dtype=np.int64).tolist()
-    for token in token_list:
-        if not 0 <= token < model.spec.vocab:
-            raise UsageError(f"prompt {number + 1}: token ids must be from 0 to {model.spec.vocab - 1}, got {token}")
+    ids = np.asarray(tokens, dtype=np.int64)
+    unknown_ids = ids[(ids < 0) | (ids >= model.spec.vocab)]
+    if len(unknown_ids):
+        raise UsageError(
+            f"prompt {number + 1}: token ids must be from 0 to {model.spec.vocab - 1}, got {unknown_ids[0]}"
+        )
+    token_list: list[int] = ids.tolist()
     return token_list
 
 
