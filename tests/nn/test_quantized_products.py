@@ -8,7 +8,14 @@ from torch import Tensor, nn
 
 from tests.nn.interpreted import CUDA, DEVICE, MARKS, able, elsewhere, passes  # isort: split
 
-from pretune.adaptation.peft.qlora import Linear4bit, build_scale_table, build_value_table, dequantize, quantize
+from pretune.adaptation.peft.qlora import (
+    Linear4bit,
+    build_scale_table,
+    build_value_table,
+    dequantize,
+    dequantize_by_triton,
+    quantize,
+)
 from pretune.adaptation.quantized import Linear8bit
 from pretune.nn.quantized_kernels import write_lookup
 from pretune.nn.quantized_products import MAX_ROWS, NF4_VALUES, is_supported, multiply_int8, multiply_nf4
@@ -22,7 +29,7 @@ BLOCKS = [(64, 256), (64, None), (32, 16), (16, 4)]
 
 @elsewhere
 def test_by_the_interpreter() -> None:
-    passes(__file__, len(SHAPES) * (1 + len(BLOCKS)) + 1)
+    passes(__file__, len(SHAPES) * (1 + len(BLOCKS)) + 4 * len(BLOCKS) + 1)
 
 
 def make_operands(rows: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
@@ -59,6 +66,19 @@ def test_nf4(rows: int, outputs: int, inputs: int, block: int, group: int | None
     coarse = None if small.coarse is None else small.coarse.view(torch.float32)
     y = multiply_nf4(x, small.codes, scales, coarse, values, steps, outputs, block, group or 1)
     check(y, x, dequantize(small, torch.float32, values, steps))
+
+
+@able
+@pytest.mark.parametrize(("block", "group"), BLOCKS)
+@pytest.mark.parametrize("shape", [(1, 64), (33, 128), (24, 1088), (5, 1000)])
+def test_matrices_of_nf4(shape: tuple[int, int], block: int, group: int | None) -> None:
+    small = quantize(make_operands(1, *shape)[1], block=block, group=group)
+    values, steps = build_value_table(DEVICE), build_scale_table(DEVICE)
+    for dtype, tolerance in ((torch.bfloat16, 2**-7), (torch.float32, 1e-3)):
+        weight = dequantize_by_triton(small, dtype, values, steps)
+        expected = dequantize(small, torch.float32, values, steps)
+        assert weight.dtype == dtype and weight.shape == shape
+        torch.testing.assert_close(weight.float(), expected, rtol=tolerance, atol=0)
 
 
 def run_ptx(code: str, source: int) -> list[int]:

@@ -106,6 +106,37 @@ def load_scales(SCALES, COARSE, STEPS, blocks, is_inside, mean, group, DOUBLE: t
 
 
 @triton.jit
+def look_up(byte, VALUES, PTX: tl.constexpr):
+    """Return the values of the high and of the low codes of some bytes; without `PTX` they are read from memory."""
+    if PTX:
+        high, low = tl.inline_asm_elementwise(
+            NF4_LOOKUP, "=r,=r,=r,=r,r", [byte], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+        )
+        high, low = high.to(tl.float32), low.to(tl.float32)
+    else:
+        code = byte.to(tl.int32)
+        high, low = tl.load(VALUES + (code >> 4)), tl.load(VALUES + (code & 15))
+    return high, low
+
+
+@triton.jit
+def nf4_matrix_kernel(
+    CODES, SCALES, COARSE, VALUES, STEPS, Y, size, count, last, group,
+    DOUBLE: tl.constexpr, PTX: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Dequantize `SIZE` weights of `count`, whole blocks; `size` is the number of bytes, the last block filled."""
+    start = tl.program_id(0).to(tl.int64) * SIZE
+    k = start // 2 + tl.arange(0, SIZE // 2)
+    high, low = look_up(tl.load(CODES + k, mask=k < size, other=0), VALUES, PTX)
+    b = start // BLOCK + tl.arange(0, SIZE // BLOCK)
+    mean = tl.load(COARSE + last) if DOUBLE else 0.0
+    scale = load_scales(SCALES, COARSE, STEPS, b, b * BLOCK < count, mean, group, DOUBLE)
+    weights = tl.reshape(tl.interleave(high, low), [SIZE // BLOCK, BLOCK]) * scale[:, None]
+    place = start + tl.arange(0, SIZE)
+    tl.store(Y + place, tl.reshape(weights, [SIZE]).to(Y.dtype.element_ty), mask=place < count)
+
+
+@triton.jit
 def nf4_kernel(
     X, CODES, SCALES, COARSE, VALUES, STEPS, Y, rows, N, K, last, group,
     ONE_ROW: tl.constexpr, DOUBLE: tl.constexpr, PTX: tl.constexpr, BLOCK: tl.constexpr,
@@ -113,7 +144,7 @@ def nf4_kernel(
 ):  # fmt: skip
     """Compute a block of outputs for all rows; a byte has two codes, and `BLOCK` weights, which divide K, a scale.
 
-    `last` is the place of the mean of all scales in `COARSE`. Without `PTX` codes are looked up in a table in memory.
+    `last` is the place of the mean of all scales in `COARSE`.
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, BM)
@@ -127,14 +158,7 @@ def nf4_kernel(
     for start in range(first, end, BK):
         k = start // 2 + tl.arange(0, BK // 2)  # bytes, each of two weights
         byte = tl.load(first_bytes + k[None, :], mask=(n < N)[:, None] & (k < K // 2)[None, :], other=0)
-        if PTX:
-            high, low = tl.inline_asm_elementwise(
-                NF4_LOOKUP, "=r,=r,=r,=r,r", [byte], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
-            )
-            high, low = high.to(tl.float32), low.to(tl.float32)
-        else:
-            code = byte.to(tl.int32)
-            high, low = tl.load(VALUES + (code >> 4)), tl.load(VALUES + (code & 15))
+        high, low = look_up(byte, VALUES, PTX)
         b = start // BLOCK + tl.arange(0, BK // BLOCK)
         is_inside = (n < N)[:, None] & (b < K // BLOCK)[None, :]
         scale = load_scales(SCALES, COARSE, STEPS, first_blocks + b[None, :], is_inside, mean, group, DOUBLE)

@@ -20,6 +20,8 @@ SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 4, "programs"
 NF4_ONE_ROW = {"BN": 4, "BK": 2048, "num_warps": 2, "programs": 1}
 NF4_SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 2, "programs": 128}
 """The same for 4 bits."""
+MATRIX_TILE = 2048
+"""Weights that a program dequantizes, where a matrix is."""
 NF4_VALUES = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -31,8 +33,13 @@ NF4_VALUES = (
 def is_supported(x: Tensor, inputs: int, block: int = 0) -> bool:
     """Return whether the kernels compute the product of these rows; of a 4-bit weight, `block` codes share a scale."""
     has_few_rows = x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and x.numel() <= MAX_ROWS * inputs
-    is_aligned = block == 0 or (16 <= block <= 256 and block & (block - 1) == 0 and inputs % block == 0)
+    is_aligned = block == 0 or (is_power(block) and inputs % block == 0)
     return HAS_TRITON and has_few_rows and is_aligned and not (torch.is_grad_enabled() and x.requires_grad)
+
+
+def is_power(block: int) -> bool:
+    """Return whether the kernels know this number of weights that share a scale: a power of two."""
+    return 16 <= block <= 256 and block & (block - 1) == 0
 
 
 def _round_up(count: int) -> int:
@@ -104,3 +111,28 @@ def _(
     outputs: int, block: int, group: int,
 ) -> Tensor:  # fmt: skip
     return x.new_empty((x.shape[0], outputs))
+
+
+@torch.library.custom_op("pretune::dequantize_nf4", mutates_args=())
+def dequantize_nf4(
+    codes: Tensor, scales: Tensor, coarse: Tensor | None, values: Tensor, steps: Tensor,
+    outputs: int, inputs: int, block: int, group: int, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """Return a 4-bit weight as a matrix; without `coarse` the scales are in fp32."""
+    from pretune.nn.quantized_kernels import nf4_matrix_kernel
+
+    weight = codes.new_empty((outputs, inputs), dtype=dtype)
+    count, last = weight.numel(), 0 if coarse is None else coarse.shape[0] - 1
+    nf4_matrix_kernel[(-(-count // MATRIX_TILE),)](
+        codes, scales, scales if coarse is None else coarse, values, steps, weight, codes.numel(), count, last, group,
+        DOUBLE=coarse is not None, PTX=codes.is_cuda, BLOCK=block, SIZE=MATRIX_TILE,
+    )  # fmt: skip
+    return weight
+
+
+@dequantize_nf4.register_fake
+def _(
+    codes: Tensor, scales: Tensor, coarse: Tensor | None, values: Tensor, steps: Tensor,
+    outputs: int, inputs: int, block: int, group: int, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    return codes.new_empty((outputs, inputs), dtype=dtype)

@@ -40,7 +40,14 @@ from pretune.core.config import Ge, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
-from pretune.nn.quantized_products import NF4_VALUES, is_supported, multiply_nf4
+from pretune.nn.quantized_products import (
+    HAS_TRITON,
+    NF4_VALUES,
+    dequantize_nf4,
+    is_power,
+    is_supported,
+    multiply_nf4,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +95,12 @@ def quantize(weight: Tensor, *, block: int = 64, group: int | None = 256) -> Qua
 
 def dequantize(quantized_weight: QuantizedWeight, dtype: torch.dtype, values: Tensor, steps: Tensor) -> Tensor:
     """Return the matrix; `values` and `steps` are `build_value_table` and `build_scale_table`, on its device."""
+    if quantized_weight.codes.is_cuda and dtype in (torch.float16, torch.bfloat16, torch.float32):
+        if _has_bitsandbytes():
+            return dequantize_by_kernel(quantized_weight, compute_scales(quantized_weight, steps), dtype)
+        if HAS_TRITON and is_power(quantized_weight.block):
+            return dequantize_by_triton(quantized_weight, dtype, values, steps)
     scales, count = compute_scales(quantized_weight, steps), quantized_weight.shape[0] * quantized_weight.shape[1]
-    if (
-        quantized_weight.codes.is_cuda
-        and dtype in (torch.float16, torch.bfloat16, torch.float32)
-        and _has_bitsandbytes()
-    ):
-        return dequantize_by_kernel(quantized_weight, scales, dtype)
     byte_values = torch.stack((values.repeat_interleave(16), values.repeat(16)), dim=1)  # [256, 2]: values of a byte
     flat = F.embedding(quantized_weight.codes.int(), byte_values).view(-1, quantized_weight.block) * scales[:, None]
     return flat.to(dtype).view(-1)[:count].view(quantized_weight.shape)
@@ -116,6 +122,16 @@ def dequantize_by_kernel(quantized_weight: QuantizedWeight, scales: Tensor, dtyp
     codes = quantized_weight.codes[: (count + 1) // 2, None]
     out: Tensor = _load_kernel()(codes, scales, quantized_weight.block, "nf4", list(quantized_weight.shape), dtype)
     return out
+
+
+def dequantize_by_triton(small: QuantizedWeight, dtype: torch.dtype, values: Tensor, steps: Tensor) -> Tensor:
+    """Return the same matrix, computed by a kernel of ours."""
+    coarse = None if small.coarse is None else small.coarse.view(torch.float32)
+    scales = small.scales.view(torch.float32) if coarse is None else small.scales
+    weight: Tensor = dequantize_nf4(
+        small.codes, scales, coarse, values, steps, *small.shape, small.block, small.group or 1, dtype
+    )
+    return weight
 
 
 def build_value_table(device: torch.device | str) -> Tensor:
