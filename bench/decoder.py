@@ -8,9 +8,9 @@ Prefill is the time until the first token; decode is that of `--new` further one
 and captures a step as a CUDA graph, as it is or compiled before; int8 and nf4 are our weight-only quantization. The
 peer is transformers, by default and with its static cache, for which it compiles the step with CUDA graphs; its prefill
 is also measured compiled, alone. Before timing, in fp32: each token of ours must have the peer's largest logit, within
-1e-3. Variants run one after the other, since each keeps its graph; one that takes longer than `--limit` seconds
-is left out. The median of `--rounds` calls counts. Memory: bytes
-of the weights, and the peak of the device, with them, in the largest call.
+1e-3. Variants run one after the other, since each keeps its graph; one that takes longer than `--limit` seconds is left
+out. The median of `--rounds` calls counts. Memory: bytes of the weights, and the peak of the device, with them, in the
+largest call.
 
 `perplexity`: a smaller decoder of the same kind is trained on a text for `--seconds`, all but its last 2 %, and its
 perplexity on these is computed with each kind of weights. On a CPU both parts only check that the script runs.

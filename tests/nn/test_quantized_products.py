@@ -1,7 +1,5 @@
 """Products with quantized weights beside torch: on a GPU as they are, elsewhere by Triton's interpreter if there."""
 
-import struct
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,8 +15,7 @@ from pretune.adaptation.peft.qlora import (
     quantize,
 )
 from pretune.adaptation.quantized import Linear8bit
-from pretune.nn.quantized_kernels import write_lookup
-from pretune.nn.quantized_products import MAX_ROWS, NF4_VALUES, is_supported, multiply_int8, multiply_nf4
+from pretune.nn.quantized_products import MAX_ROWS, is_supported, multiply_int8, multiply_nf4
 
 pytestmark = MARKS
 SHAPES = [(1, 40, 64), (1, 9, 192), (1, 17, 2112), (2, 33, 128), (16, 64, 320), (40, 24, 1088), (MAX_ROWS, 5, 64)]
@@ -29,7 +26,7 @@ BLOCKS = [(64, 256), (64, None), (32, 16), (16, 4)]
 
 @elsewhere
 def test_by_the_interpreter() -> None:
-    passes(__file__, len(SHAPES) * (1 + len(BLOCKS)) + 4 * len(BLOCKS) + 1)
+    passes(__file__, len(SHAPES) * (1 + len(BLOCKS)) + 4 * len(BLOCKS))
 
 
 def make_operands(rows: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
@@ -74,54 +71,11 @@ def test_nf4(rows: int, outputs: int, inputs: int, block: int, group: int | None
 def test_matrices_of_nf4(shape: tuple[int, int], block: int, group: int | None) -> None:
     small = quantize(make_operands(1, *shape)[1], block=block, group=group)
     values, steps = build_value_table(DEVICE), build_scale_table(DEVICE)
-    for dtype, tolerance in ((torch.bfloat16, 2**-7), (torch.float32, 1e-3)):
+    for dtype, tolerance in ((torch.bfloat16, 2**-7), (torch.float32, 1e-6)):
         weight = dequantize_by_triton(small, dtype, values, steps)
         expected = dequantize(small, torch.float32, values, steps)
         assert weight.dtype == dtype and weight.shape == shape
         torch.testing.assert_close(weight.float(), expected, rtol=tolerance, atol=0)
-
-
-def run_ptx(code: str, source: int) -> list[int]:
-    """The outputs $0 to $3 of some PTX with the input $4: the few instructions that the lookup has."""
-    registers = {"$4": source}
-
-    def read(name: str) -> int:
-        return registers[name] if name in registers else int(name, 0)
-
-    def select(a: int, b: int, codes: int) -> int:
-        table, result = (b << 32 | a).to_bytes(8, "little"), 0
-        for place in range(4):
-            byte = table[codes >> 4 * place & 7]
-            if codes >> 4 * place & 8:
-                byte = 255 if byte & 128 else 0
-            result |= byte << 8 * place
-        return result
-
-    operations = {
-        "mov.b32": lambda a: a,
-        "and.b32": lambda a, b: a & b,
-        "shr.u32": lambda a, b: a >> b,
-        "shl.b32": lambda a, b: a << b & 0xFFFFFFFF,
-        "lop3.b32": lambda a, b, c, _: a & c | b & ~c,
-        "prmt.b32": select,
-    }
-    for line in code.removeprefix("{ .reg .b32 a, b, c, d, m, s; ").removesuffix(" }").rstrip(";").split("; "):
-        operation, _, rest = line.partition(" ")
-        target, *names = rest.split(", ")
-        assert operation != "lop3.b32" or names[-1] == "0xe4"  # a where c, b elsewhere
-        registers[target] = operations[operation](*map(read, names))
-    return [registers[f"${number}"] for number in range(4)]
-
-
-@able
-def test_lookup_of_codes() -> None:
-    code = write_lookup(NF4_VALUES)
-    for first in range(0, 256, 4):
-        numbers = [first, first + 3, first + 1, first + 2]
-        words = run_ptx(code, int.from_bytes(bytes(numbers), "little"))
-        found = struct.unpack("<8e", struct.pack("<4I", *words))
-        places = [number >> 4 for number in numbers] + [number & 15 for number in numbers]
-        assert found == tuple(torch.tensor([NF4_VALUES[place] for place in places]).half().tolist())
 
 
 @pytest.mark.skipif(not CUDA, reason="needs CUDA")

@@ -5,13 +5,10 @@ rows `m`, over blocks of inputs `k`. With several programs for a block of output
 the inputs, and `add_kernel` adds these.
 """
 
-import struct
-from collections.abc import Sequence
-
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from pretune.nn.quantized_products import NF4_VALUES
+from pretune.nn.quantized_products import NF4_VALUES, write_lookup
 
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, unused-ignore, misc"
@@ -66,30 +63,6 @@ def int8_kernel(
         tl.store(Y + m[:, None] * N + n[None, :], y, mask=(m < rows)[:, None] & (n < N)[None, :])
 
 
-def write_lookup(values: Sequence[float]) -> str:
-    """Write PTX that looks up four bytes, each of two codes of 16 values: in fp16, the high codes, then the low ones.
-
-    `prmt` selects four bytes of eight at once, by codes of three bits. So the bytes of the values 0 to 7 and of 8 to 15
-    are selected, then one of both by a mask: `prmt` repeats the sign of a byte where a code has its fourth bit, which
-    makes 0 of 127 there, and all bits of the others follow from their first.
-    """
-    halves = struct.pack("<16e", *values)
-    tables = [
-        [f"0x{int.from_bytes(halves[part + first : part + first + 8 : 2], 'little'):08x}" for first in (0, 8, 16, 24)]
-        for part in (0, 1)
-    ]
-    lines = ["mov.b32 c, $4;"]
-    for half in (0, 1):
-        lines += ["shr.u32 c, c, 16;"] * half
-        lines += ["and.b32 s, c, 0x7777;", "prmt.b32 m, 0x7f7f7f7f, 0x7f7f7f7f, c;"]
-        lines += ["shl.b32 m, m, 1;", "prmt.b32 m, m, m, 0xba98;"]
-        for name, table in zip("ab", tables, strict=True):
-            lines += [f"prmt.b32 {name}, {table[0]}, {table[1]}, s;", f"prmt.b32 d, {table[2]}, {table[3]}, s;"]
-            lines += [f"lop3.b32 {name}, {name}, d, m, 0xe4;"]
-        lines += [f"prmt.b32 ${half}, a, b, 0x7351;", f"prmt.b32 ${half + 2}, a, b, 0x6240;"]
-    return "{ .reg .b32 a, b, c, d, m, s; " + " ".join(lines) + " }"
-
-
 NF4_LOOKUP = tl.constexpr(write_lookup(NF4_VALUES))
 
 
@@ -107,7 +80,7 @@ def load_scales(SCALES, COARSE, STEPS, blocks, is_inside, mean, group, DOUBLE: t
 
 @triton.jit
 def look_up(byte, VALUES, PTX: tl.constexpr):
-    """Return the values of the high and of the low codes of some bytes; without `PTX` they are read from memory."""
+    """Return the values of the high and of the low codes of some bytes: with `PTX` of fp16, else read from memory."""
     if PTX:
         high, low = tl.inline_asm_elementwise(
             NF4_LOOKUP, "=r,=r,=r,=r,r", [byte], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
@@ -122,12 +95,15 @@ def look_up(byte, VALUES, PTX: tl.constexpr):
 @triton.jit
 def nf4_matrix_kernel(
     CODES, SCALES, COARSE, VALUES, STEPS, Y, size, count, last, group,
-    DOUBLE: tl.constexpr, PTX: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
+    DOUBLE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Dequantize `SIZE` weights of `count`, whole blocks; `size` is the number of bytes, the last block filled."""
+    """Dequantize `SIZE` weights of `count`, whole blocks, with values in fp32.
+
+    `size` is the number of bytes, the last block filled.
+    """
     start = tl.program_id(0).to(tl.int64) * SIZE
     k = start // 2 + tl.arange(0, SIZE // 2)
-    high, low = look_up(tl.load(CODES + k, mask=k < size, other=0), VALUES, PTX)
+    high, low = look_up(tl.load(CODES + k, mask=k < size, other=0), VALUES, False)
     b = start // BLOCK + tl.arange(0, SIZE // BLOCK)
     mean = tl.load(COARSE + last) if DOUBLE else 0.0
     scale = load_scales(SCALES, COARSE, STEPS, b, b * BLOCK < count, mean, group, DOUBLE)

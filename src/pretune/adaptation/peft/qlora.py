@@ -44,8 +44,8 @@ from pretune.nn.quantized_products import (
     HAS_TRITON,
     NF4_VALUES,
     dequantize_nf4,
-    is_power,
     is_supported,
+    is_supported_block,
     multiply_nf4,
 )
 
@@ -98,7 +98,7 @@ def dequantize(quantized_weight: QuantizedWeight, dtype: torch.dtype, values: Te
     if quantized_weight.codes.is_cuda and dtype in (torch.float16, torch.bfloat16, torch.float32):
         if _has_bitsandbytes():
             return dequantize_by_kernel(quantized_weight, compute_scales(quantized_weight, steps), dtype)
-        if HAS_TRITON and is_power(quantized_weight.block):
+        if HAS_TRITON and is_supported_block(quantized_weight.block):
             return dequantize_by_triton(quantized_weight, dtype, values, steps)
     scales, count = compute_scales(quantized_weight, steps), quantized_weight.shape[0] * quantized_weight.shape[1]
     byte_values = torch.stack((values.repeat_interleave(16), values.repeat(16)), dim=1)  # [256, 2]: values of a byte
@@ -306,9 +306,10 @@ class _Linear4bitFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         codes, *tables = ctx.saved_tensors
-        buffers = copy_after(codes, grad_output), *tables
+        if torch.compiler.is_compiling():
+            codes = copy_after(codes, grad_output)
         with torch.autocast(grad_output.device.type, enabled=False):
-            grad_input = grad_output @ _dequantize_buffers(grad_output.dtype, ctx.facts, *buffers)
+            grad_input = grad_output @ _dequantize_buffers(grad_output.dtype, ctx.facts, codes, *tables)
         grad_bias = grad_output.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
         return grad_input, grad_bias, None, None, None, None, None, None
 
