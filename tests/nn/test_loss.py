@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from pretune.core.types import IGNORE_INDEX
 from pretune.nn import loss
@@ -66,6 +67,26 @@ def test_half_precision(device: str) -> None:
     torch.testing.assert_close(actual.sum, plain, rtol=1e-3, atol=1e-3)
     for a, b, c in zip(mine, other, truth, strict=True):
         assert (a - c).norm() <= 1.5 * (b - c).norm() + 1e-6 * c.norm()
+
+
+@pytest.mark.parametrize("trained", [(True, False, False), (False, True, False), (False, False, True)])
+def test_what_is_frozen_has_no_gradient_and_costs_no_product(
+    trained: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LoRA has a frozen table: its gradient would be a third of the products, and as large as the table in fp32."""
+    states, weight, shift, labels = make("cpu", torch.float64)
+    reference = linear_cross_entropy(states, weight, shift, labels).sum
+    inputs = [part for part in (states, weight, shift) if part is not None]
+    expected = torch.autograd.grad(reference, inputs)
+    for part, is_trained in zip(inputs, trained, strict=True):
+        part.requires_grad_(is_trained)
+    with FlopCounterMode(display=False) as counter:
+        linear_cross_entropy(states, weight, shift, labels).sum.backward()
+    for part, gradient, is_trained in zip(inputs, expected, trained, strict=True):
+        assert (part.grad is not None) == is_trained
+        if part.grad is not None:
+            torch.testing.assert_close(part.grad, gradient)
+    assert counter.get_total_flops() == 2 * 150 * 211 * 24 * (1 if trained[2] else 2)
 
 
 def test_nothing_to_predict() -> None:

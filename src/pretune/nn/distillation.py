@@ -86,16 +86,17 @@ class _LinearSoftLoss(torch.autograd.Function):
     ) -> Tensor:
         device, vocab = states.device.type, min(weight.shape[0], teacher_weight.shape[0])
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
-        needs_gradient, exact = any(ctx.needs_input_grad[:3]), torch.promote_types(dtype, torch.float32)
+        for_rows, for_table, for_shift = ctx.needs_input_grad[:3]
+        exact = torch.promote_types(dtype, torch.float32)
         with torch.autocast(device, enabled=False):
             rows, table, shift = _prepare(states, weight, bias, vocab, dtype)
             teacher_rows, teacher_table, teacher_shift = _prepare(
                 teacher_states, teacher_weight, teacher_bias, vocab, dtype
             )
             total = torch.zeros((), device=states.device, dtype=exact)
-            grad_rows = torch.empty_like(rows)
-            grad_table = torch.zeros(table.shape, device=states.device, dtype=exact)
-            grad_shift = torch.zeros(table.shape[0], device=states.device, dtype=exact)
+            grad_rows = torch.empty_like(rows) if for_rows else None
+            grad_table = torch.zeros(table.shape, device=states.device, dtype=exact) if for_table else None
+            grad_shift = torch.zeros(table.shape[0], device=states.device, dtype=exact) if for_shift else None
             size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (4 * _FLOATS_PER_LOGIT * table.shape[0]), 64)
             for start in range(0, rows.shape[0], size):
                 part = slice(start, start + size)
@@ -105,14 +106,16 @@ class _LinearSoftLoss(torch.autograd.Function):
                 target = F.log_softmax(target_logits.to(exact) / temperature, dim=-1)
                 probabilities = target.exp()
                 total += temperature**2 * (probabilities * (target - prediction)).where(counts, 0.0).sum()
-                if needs_gradient:
+                if for_rows or for_table or for_shift:
                     logits[:, vocab:] = 0
                     logits[:, :vocab] = (prediction.exp() - probabilities).where(counts, 0.0) * temperature
+                if grad_rows is not None:
                     torch.mm(logits, table, out=grad_rows[part])
+                if grad_table is not None:
                     grad_table += logits.t() @ rows[part]
+                if grad_shift is not None:
                     grad_shift += logits.sum(0, dtype=exact)
-        if needs_gradient:
-            ctx.save_for_backward(grad_rows, grad_table, grad_shift)
+        ctx.save_for_backward(grad_rows, grad_table, grad_shift)
         ctx.dtypes = states.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.vocab = weight.shape[0]
         return total
@@ -121,9 +124,10 @@ class _LinearSoftLoss(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         grad_rows, grad_table, grad_shift = ctx.saved_tensors
         states, weight, bias = ctx.dtypes
-        grad_bias = None if bias is None else _fit_rows(grad_shift * scale, ctx.vocab).to(bias)
-        grad_weight = _fit_rows(grad_table * scale, ctx.vocab).to(weight)
-        return (grad_rows * scale).to(states), grad_weight, grad_bias, None, None, None, None, None
+        grad_states = None if grad_rows is None else (grad_rows * scale).to(states)
+        grad_weight = None if grad_table is None else _fit_rows(grad_table * scale, ctx.vocab).to(weight)
+        grad_bias = None if grad_shift is None else _fit_rows(grad_shift * scale, ctx.vocab).to(bias)
+        return grad_states, grad_weight, grad_bias, None, None, None, None, None
 
 
 def _prepare(rows: Tensor, weight: Tensor, bias: Tensor | None, vocab: int, dtype: torch.dtype) -> LogitFactors:

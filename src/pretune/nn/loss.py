@@ -36,32 +36,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         device = states.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
-        needs_gradient = any(ctx.needs_input_grad[:3])
+        for_rows, for_table, for_shift = ctx.needs_input_grad[:3]  # the table is frozen for LoRA
         exact = torch.promote_types(dtype, torch.float32)
         with torch.autocast(device, enabled=False):
             rows, table, shift = states.to(dtype), pad_to_alignment(weight.to(dtype)), bias
             if shift is not None:
                 shift = pad_to_alignment(shift.to(dtype))
             total = torch.zeros((), device=states.device, dtype=exact)
-            grad_rows = torch.empty_like(rows) if needs_gradient else None
-            grad_table = torch.zeros(table.shape, device=states.device, dtype=exact) if needs_gradient else None
-            grad_shift = (
-                torch.zeros(table.shape[0], device=states.device, dtype=exact)
-                if needs_gradient and bias is not None
-                else None
-            )
+            grad_rows = torch.empty_like(rows) if for_rows else None
+            grad_table = torch.zeros(table.shape, device=states.device, dtype=exact) if for_table else None
+            grad_shift = torch.zeros(table.shape[0], device=states.device, dtype=exact) if for_shift else None
             size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (table.shape[0] * rows.element_size()), 64)
             for start in range(0, rows.shape[0], size):
                 part = slice(start, start + size)
                 logits = F.linear(rows[part], table, shift)
                 if correct is not None:
                     correct += count_top1(logits[:, : weight.shape[0]], labels[part])
-                total += _replace_with_gradient(logits, labels[part], weight.shape[0], needs_gradient)
-                if grad_rows is not None and grad_table is not None:
+                with_gradient = for_rows or for_table or for_shift
+                total += _replace_with_gradient(logits, labels[part], weight.shape[0], with_gradient)
+                if grad_rows is not None:
                     torch.mm(logits, table, out=grad_rows[part])
+                if grad_table is not None:
                     grad_table += logits.t() @ rows[part]
-                    if grad_shift is not None:
-                        grad_shift += logits.sum(0, dtype=exact)
+                if grad_shift is not None:
+                    grad_shift += logits.sum(0, dtype=exact)
         ctx.save_for_backward(grad_rows, grad_table, grad_shift)
         ctx.dtypes = (states.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.vocab = weight.shape[0]
@@ -71,8 +69,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         grad_rows, grad_table, grad_shift = ctx.saved_tensors
         states, weight, bias = ctx.dtypes
+        grad_states = None if grad_rows is None else (grad_rows * scale).to(states)
+        grad_weight = None if grad_table is None else (grad_table[: ctx.vocab] * scale).to(weight)
         grad_bias = None if grad_shift is None else (grad_shift[: ctx.vocab] * scale).to(bias)
-        return (grad_rows * scale).to(states), (grad_table[: ctx.vocab] * scale).to(weight), grad_bias, None, None
+        return grad_states, grad_weight, grad_bias, None, None
 
 
 def count_top1(logits: Tensor, labels: Tensor) -> Tensor:
