@@ -145,7 +145,9 @@ def finetune_all(names: list[str], tasks: Path, out: Path, recipe: dict[str, Any
     arguments = {name: (out / "model", name, tasks, out / name, recipe, device) for name in names}
     if device == "cpu" or len(names) < 2:
         return {name: finetune(*arguments[name]) for name in names}
-    with ProcessPoolExecutor(len(names), mp_context=multiprocessing.get_context("spawn")) as pool:
+    threads = max(1, torch.get_num_threads() // len(names))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(names), context, torch.set_num_threads, (threads,)) as pool:
         jobs = {name: pool.submit(finetune, *arguments[name]) for name in names}
         return {name: job.result() for name, job in jobs.items()}
 

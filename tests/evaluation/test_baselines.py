@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pretune.adaptation.static.word2vec import Word2Vec
@@ -83,9 +84,10 @@ def test_a_label_with_one_example_can_be_fitted() -> None:
     assert SVM().fit(["good"] * 5 + ["bad"], ["pos"] * 5 + ["neg"])(["good"]) == ["pos"]
 
 
-def test_products_of_numpy_have_one_thread_while_baselines_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_have_one_thread_while_baselines_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def count_threads() -> set[int]:
-        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+        blas = {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+        return blas | {torch.get_num_threads()}
 
     counts: list[set[int]] = []
 
@@ -95,10 +97,13 @@ def test_products_of_numpy_have_one_thread_while_baselines_run(monkeypatch: pyte
 
     monkeypatch.setattr(Majority, "fit", fit)
     examples = [Example(text="a text", label=0)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
     with threadpool_limits(2, user_api="blas"):
         task = Task(name="t", kind="classification", metrics=("accuracy",), splits={}, labels=("a", "b"))
         run_baselines(task, examples, examples, ["majority"])
         assert counts == [{1}] and count_threads() == {2}
+    torch.set_num_threads(threads)
 
 
 def test_the_majority_is_what_stands_most_often() -> None:

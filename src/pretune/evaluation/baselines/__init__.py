@@ -129,7 +129,7 @@ def run_baselines(
             skip_reasons[get_baseline_name(task, slot)] = "not requested (`--baselines all`)"
         else:
             start = time.perf_counter()
-            with warnings.catch_warnings(), use_one_blas_thread():
+            with warnings.catch_warnings(), use_one_thread(keep_torch=slot == "bilstm"):
                 warnings.simplefilter("ignore")  # of solvers that did not converge
                 predictions = _build_baseline(name, vectors).predict(subset, test, seed=seed)
             rows.append(
@@ -145,16 +145,22 @@ def run_baselines(
 
 
 @contextmanager
-def use_one_blas_thread() -> Iterator[None]:
-    """Limit NumPy's and SciPy's products to one thread; those of torch keep theirs.
+def use_one_thread(*, keep_torch: bool = False) -> Iterator[None]:
+    """Limit products of NumPy, SciPy and, unless `keep_torch`, torch to one thread.
 
-    Their threads and torch's wait for work in busy loops. On few cores each keeps the other from its own, which made a
-    logistic regression of seconds ten times as long.
+    Their threads wait for work in busy loops. Where threads of several libraries or several processes share the cores,
+    each keeps the other from its work: linear models of seconds took minutes. Alone, a second thread hardly helps them.
     """
+    import torch
     from threadpoolctl import threadpool_limits
 
+    threads = torch.get_num_threads()
     with threadpool_limits(1, user_api="blas"):
-        yield
+        try:
+            torch.set_num_threads(threads if keep_torch else 1)
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def get_baseline_name(task: Task, slot: str) -> str:
