@@ -16,8 +16,7 @@ graph, 16 rows at once. The peer has three variants:
 
 Tokens per second count the tokens of texts only, over all texts; the median round counts. Memory is the peak of the
 device with the base weights. peft's QLoRA needs bitsandbytes; without it the row says so, and ours is compared with
-peft's bf16 LoRA. Ours uses the kernel of bitsandbytes if it is installed; a row leaves it out. On a CPU a tiny model in
-fp32 only checks that the script runs.
+peft's bf16 LoRA. On a CPU a tiny model in fp32 only checks that the script runs.
 """
 
 import argparse
@@ -357,14 +356,6 @@ def main() -> None:
             side = Peer(folder, device, quantized=quantized, compiles=compiled and compiles)
             return measure(side, packed_steps if packed else padded_steps, sum(lengths), options)
 
-        def measure_own_kernels() -> dict[str, Any]:
-            has_kernels = qlora._has_bitsandbytes
-            qlora._has_bitsandbytes = lambda: False  # type: ignore[assignment]
-            try:
-                return measure_ours(QLoRA(rank=RANK, alpha=ALPHA))
-            finally:
-                qlora._has_bitsandbytes = has_kernels
-
         sides: dict[str, Callable[[], dict[str, Any]]] = {
             "pretune LoRA": lambda: measure_ours(LoRA(rank=RANK, alpha=ALPHA, targets=TARGETS)),
             "peft LoRA, padded": lambda: measure_peer(packed=False, quantized=False),
@@ -374,7 +365,6 @@ def main() -> None:
             "peft QLoRA, padded": lambda: measure_peer(packed=False, quantized=True),
             "peft QLoRA, packed": lambda: measure_peer(packed=True, quantized=True),
             "peft QLoRA, packed, compiled": lambda: measure_peer(packed=True, quantized=True, compiled=True),
-            "pretune QLoRA, own kernels": measure_own_kernels,
         }
         for name, run in sides.items():
             if options.only and not any(part in name for part in options.only.split(",")):

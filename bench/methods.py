@@ -2,16 +2,14 @@
 
     PYTHONPATH=src python bench/methods.py [--model bert-base] [--rows 64] [--length 128] [--compile] [--out FILE]
 
-Before timing: 4-bit weights must be the same on the device as on the CPU (with bitsandbytes' kernel if installed, and
-without); a 4-bit model must give the same states as one with the dequantized weights; a prefix must give the same
-states in every attention backend that supports it. Prints JSON: median milliseconds and tokens per second of forward
-and backward (bfloat16 on a GPU), bytes of the weights, and peak memory on a GPU. On a CPU a small model only checks
-that the script runs.
+Before timing: 4-bit weights must be the same on the device as on the CPU; a 4-bit model must give the same states as
+one with the dequantized weights; a prefix must give the same states in every attention backend that supports it. Prints
+JSON: median milliseconds and tokens per second of forward and backward (bfloat16 on a GPU), bytes of the weights, and
+peak memory on a GPU. On a CPU a small model only checks that the script runs.
 """
 
 import argparse
 import copy
-import importlib.util
 from statistics import median
 from typing import Any
 
@@ -46,7 +44,6 @@ def main() -> None:
     result: dict[str, Any] = {
         "device": common.describe_device(options.device),
         "torch": torch.__version__,
-        "bitsandbytes": importlib.util.find_spec("bitsandbytes") is not None,
         "model": options.model if gpu else "small",
         "compiled": options.compile,
         "checks": {
@@ -61,15 +58,10 @@ def main() -> None:
         "full": None,
         "lora": LoRA(targets=TARGETS),
         "qlora": QLoRA(),
-        "qlora, without bitsandbytes": QLoRA(),
         "prefix": PrefixTuning(count=20),
     }
     result["rows"] = {}
     for name, method in methods.items():
-        if name == "qlora, without bitsandbytes":
-            if not (gpu and result["bitsandbytes"]):
-                continue
-            qlora._has_bitsandbytes = lambda: False  # type: ignore[assignment]
         result["rows"][name] = measure_method(base, method, batch, options)
     common.print_result(result, options.out)
 

@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 from tests.release.distribution import build, copy_sources
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = {"bleu", "docs", "hub", "index", "onnx", "parquet", "quant", "quickstart", "serve", "trackers", "zstd"}
+EXTRAS = {"bleu", "docs", "hub", "index", "onnx", "parquet", "quickstart", "serve", "trackers", "zstd"}
 OTHERS = ("tests/test_doctests.py", "runs/model/model.safetensors", "shared/data.txt", "data/card.md", "build/old.py")
 """Files of a checkout that no release holds."""
 

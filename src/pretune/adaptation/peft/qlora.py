@@ -9,15 +9,13 @@ largest magnitude of a block is its scale, and every weight is stored as the ind
 [-1, 1], which are spaced like quantiles of a normal distribution. The scales, minus their mean, are themselves stored
 as bytes, in groups of 256 that share a scale: a byte is the index of the nearest of 256 values, which are denser near 0
 (dynamic exponents; Dettmers et al., 2022). Two codes share a byte, the first in the upper half: the layout of
-bitsandbytes, whose kernels can read it.
+bitsandbytes.
 
     weights  [… 64 …][… 64 …] …        codes  4 bits each     scales  1 byte per block     coarse  4 bytes per group
 """
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -95,11 +93,9 @@ def quantize(weight: Tensor, *, block: int = 64, group: int | None = 256) -> Qua
 
 def dequantize(quantized_weight: QuantizedWeight, dtype: torch.dtype, values: Tensor, steps: Tensor) -> Tensor:
     """Return the matrix; `values` and `steps` are `build_value_table` and `build_scale_table`, on its device."""
-    if quantized_weight.codes.is_cuda and dtype in (torch.float16, torch.bfloat16, torch.float32):
-        if _has_bitsandbytes():
-            return dequantize_by_kernel(quantized_weight, compute_scales(quantized_weight, steps), dtype)
-        if HAS_TRITON and is_supported_block(quantized_weight.block):
-            return dequantize_by_triton(quantized_weight, dtype, values, steps)
+    has_kernel = HAS_TRITON and quantized_weight.codes.is_cuda and is_supported_block(quantized_weight.block)
+    if has_kernel and dtype in (torch.float16, torch.bfloat16, torch.float32):
+        return dequantize_by_kernel(quantized_weight, dtype, values, steps)
     scales, count = compute_scales(quantized_weight, steps), quantized_weight.shape[0] * quantized_weight.shape[1]
     byte_values = torch.stack((values.repeat_interleave(16), values.repeat(16)), dim=1)  # [256, 2]: values of a byte
     flat = F.embedding(quantized_weight.codes.int(), byte_values).view(-1, quantized_weight.block) * scales[:, None]
@@ -116,16 +112,8 @@ def compute_scales(quantized_weight: QuantizedWeight, steps: Tensor) -> Tensor:
     return residuals.view(-1)[:count] + coarse[-1]
 
 
-def dequantize_by_kernel(quantized_weight: QuantizedWeight, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the same matrix, computed by the kernel of bitsandbytes (the extra `quant`)."""
-    count = quantized_weight.shape[0] * quantized_weight.shape[1]
-    codes = quantized_weight.codes[: (count + 1) // 2, None]
-    out: Tensor = _load_kernel()(codes, scales, quantized_weight.block, "nf4", list(quantized_weight.shape), dtype)
-    return out
-
-
-def dequantize_by_triton(small: QuantizedWeight, dtype: torch.dtype, values: Tensor, steps: Tensor) -> Tensor:
-    """Return the same matrix, computed by a kernel of ours."""
+def dequantize_by_kernel(small: QuantizedWeight, dtype: torch.dtype, values: Tensor, steps: Tensor) -> Tensor:
+    """Return the same matrix, computed by a Triton kernel."""
     coarse = None if small.coarse is None else small.coarse.view(torch.float32)
     scales = small.scales.view(torch.float32) if coarse is None else small.scales
     weight: Tensor = dequantize_nf4(
@@ -157,18 +145,6 @@ def _split_blocks(flat: Tensor, size: int) -> Tensor:
 def _find_nearest(numbers: Tensor, table: Tensor) -> Tensor:
     """Return the index of the nearest value of a sorted table for each number; of two, the lower."""
     return torch.bucketize(numbers, (table[:-1] + table[1:]) / 2)
-
-
-@cache
-def _has_bitsandbytes() -> bool:
-    return importlib.util.find_spec("bitsandbytes") is not None
-
-
-@cache
-def _load_kernel() -> Any:
-    import bitsandbytes  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401 (makes the op)
-
-    return torch.ops.bitsandbytes.dequantize_4bit.default
 
 
 @spec(kind="qlora")
@@ -241,6 +217,9 @@ class Weight4bit(nn.Module):
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
         if is_supported(x, self.shape[1], self.block):
             return self._multiply_few_rows(x, bias)
+        if not torch.is_grad_enabled():
+            with torch.autocast(device, enabled=False):
+                return F.linear(x, self.dequantize(dtype), bias)
         out: Tensor = _Linear4bitFunction.apply(x, bias, (self.shape, self.block, self.group), *self._get_buffers())  # type: ignore[no-untyped-call]
         return out
 
