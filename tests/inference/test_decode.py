@@ -13,10 +13,13 @@ from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
 from pretune.core.errors import UsageError
 from pretune.data.layout import batch
+from pretune.inference import prompts as prompts_module
 from pretune.inference.decode import DecodingCallbacks, generate_tokens
 from pretune.inference.decoding_state import DecodingState
 from pretune.inference.engine import BeamSearchState, DecodingEngine
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch, Sampling
+from pretune.inference.prompts import prefill
+from pretune.inference.text_model import eval_mode
 from pretune.models.model import LanguageModel
 from tests.contracts.tiny import CASES, DECODERS, ENCODERS, PAIRS, ROOM, model_of, text
 
@@ -77,6 +80,27 @@ def test_a_prompt_that_sees_all_of_itself() -> None:
     assert tokens(model, prompts, prefix=True) == reference != tokens(model, prompts)
     with pytest.raises(UsageError):
         tokens(model_of(PAIRS[0]), prompts, prefix=True)
+
+
+def test_compiled_layers_fill_the_cache_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph serves prompts of many lengths, and the layers are as before afterwards."""
+    graphs = []
+
+    def compile_graph(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(prompts_module, "COMPILE_OPTIONS", {"dynamic": True, "backend": compile_graph})
+    model = model_of(DECODERS[0])
+    with eval_mode(model):
+        for length in (19, 12, 23, 19):
+            expected_cache, expected = prefill(model, text(length), None)
+            cache, logits = prefill(model, text(length), None, torch_compile=True)
+            torch.testing.assert_close(logits, expected)
+            for layer, expected_layer in zip(cache.layers, expected_cache.layers, strict=True):
+                torch.testing.assert_close(layer.store, expected_layer.store)
+    assert len(graphs) == 1
+    assert all(layer._compiled_call_impl is None for layer in model.decoder)
 
 
 def test_a_task_model_writes_with_its_own_head() -> None:

@@ -73,7 +73,7 @@ def generate_tokens(
     starts by its config, or by `generation_tokens`, followed by `decoder_prompts` if given. With `prefix` attention is
     bidirectional within a decoder's prompt, for models trained so. At most `batch` rows (texts or beams) of similar
     length are decoded together; results are in the order of the prompts, and independent of it. `torch_compile`
-    compiles a step first, which takes a minute and pays off for much text on a GPU.
+    compiles prefill (on a GPU) and step first, which takes a minute and pays off for much text on a GPU.
     """
     language_model = get_predictive_model(model)
     check_can_generate(language_model)
@@ -182,6 +182,7 @@ def _generate_group(job: PromptGroup, callbacks: DecodingCallbacks, torch_compil
         prompts,
         [decoder_input.source or () for decoder_input in inputs] if is_encoder_decoder else None,
         prefix=prefix,
+        torch_compile=torch_compile and device.type == "cuda",
     )
     capacity = max(map(len, prompts)) + decoding.max_new_tokens - 1  # the last token is never an input
     source_capacity = cache.cross[0].keys.shape[2] if cache.cross else 0

@@ -1,7 +1,8 @@
 """Prompts: encoding, and prefill: all prompts in one forward pass, packed into rows without padding."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,11 @@ from pretune.data.sequences import Sequences, compute_offsets, reserve
 from pretune.inference.generation_config import GenerationTokens
 from pretune.models.model import LanguageModel
 from pretune.nn.cache import KVCache
+from pretune.nn.stack import TransformerStack
 from pretune.text.tokenizer import Tokenizer
+
+COMPILE_OPTIONS: dict[str, Any] = {"dynamic": True}
+"""Options of compiled layers: one graph for prompts of all lengths."""
 
 
 def count_prompt_slots(model: LanguageModel) -> int:
@@ -44,17 +49,34 @@ def prefill(
     sources: Sequence[Sequence[int]] | None,
     *,
     prefix: bool = False,
+    torch_compile: bool = False,
 ) -> tuple[KVCache, Tensor]:
     """Run the model on prompts; returns a cache with one row per prompt, and the logits `[P, V]` of the next token.
 
-    With `prefix` attention is bidirectional within a prompt.
+    With `prefix` attention is bidirectional within a prompt. `torch_compile` compiles the layers: on a GPU a short
+    prompt takes the time of launching its kernels one by one, which compiled layers have fewer of.
     """
     batch = pack_prompts(prompts, sources, count_prompt_slots(model), prefix=prefix)
     capacity = int(batch.positions.max()) + 1
     source_capacity = 0 if batch.source is None else int(batch.source.positions.max()) + 1
     cache = model.new_cache(len(prompts), capacity, source=source_capacity)
-    logits = model(batch.to(model.tokens.weight.device), cache=cache).logits
+    with compile_layers(model) if torch_compile else nullcontext():
+        logits = model(batch.to(model.tokens.weight.device), cache=cache).logits
     return cache, logits
+
+
+@contextmanager
+def compile_layers(model: LanguageModel) -> Iterator[None]:
+    """Run the layers of a Transformer compiled, unless they are already; their graphs are kept for the next time."""
+    stacks = [stack for stack in (model.encoder, model.decoder) if isinstance(stack, TransformerStack)]
+    layers = [layer for stack in stacks for layer in {*stack} if layer._compiled_call_impl is None]
+    for layer in layers:
+        layer.compile(**COMPILE_OPTIONS)
+    try:
+        yield
+    finally:
+        for layer in layers:  # NOTE: the compiled code belongs to the class, so that compiling again finds it
+            layer._compiled_call_impl = None
 
 
 def pack_prompts(
