@@ -5,7 +5,7 @@
 Shapes are those of Llama-3.2-1B. Weights of several layers, larger than the cache of the device together, are
 multiplied in turn inside one CUDA graph. Microseconds of a product, and the share of the memory rate: bytes of the
 weight, per second, of 4.8 TB/s. `dequantized` is the product with the matrix that is first written to memory. `--sweep`
-tries other tiles of the kernels and states the best.
+tries other tiles of the kernels and states those with which the products of a layer take the least time.
 """
 
 import itertools
@@ -22,6 +22,8 @@ from pretune.nn import quantized_products as products
 
 SHAPES = {"q, out": (2048, 2048), "k, v": (512, 2048), "gate, up": (8192, 2048), "down": (2048, 8192)}
 """Outputs and inputs."""
+COUNTS = {"q, out": 2, "k, v": 2, "gate, up": 2, "down": 1}
+"""Products of a layer."""
 CACHE = 200e6
 """Bytes of weights that are multiplied in turn; the cache of an H200 has 50 MB."""
 RATE = 4.8e12  # bytes per second: datasheet memory rate of an H200
@@ -77,8 +79,22 @@ def sweep(layers: list[Callable[[Tensor], Tensor]], x: Tensor, name: str) -> dic
         except RuntimeError:  # more shared memory than there is
             continue
     setattr(products, name, base)
-    rows.sort(key=lambda row: row[0])
-    return {"best": [{"us": round(time, 2), **tile} for time, tile in rows[:3]]}
+    return {"constant": name, "tiles": [{"us": round(time, 2), **tile} for time, tile in rows]}
+
+
+def choose_tiles(shapes: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Return the tile of each kernel with which the products of a layer take the least time."""
+    chosen: dict[str, Any] = {}
+    for kind in ("int8", "nf4"):
+        times: dict[tuple[tuple[str, int], ...], list[float]] = {}
+        for shape, row in shapes.items():
+            for tile in row[kind]["tiles"]:
+                key = tuple((name, value) for name, value in tile.items() if name != "us")
+                times.setdefault(key, []).append(COUNTS[shape] * tile["us"])
+        best = min((key for key in times if len(times[key]) == len(shapes)), key=lambda key: sum(times[key]))
+        name = next(iter(shapes.values()))[kind]["constant"]
+        chosen[name] = {"tile": dict(best), "us": round(sum(times[best]), 2)}
+    return chosen
 
 
 def measure_shape(outputs: int, inputs: int, rows: int, *, with_sweep: bool) -> dict[str, Any]:
@@ -121,8 +137,11 @@ def main() -> None:
         for name, (outputs, inputs) in SHAPES.items():
             row = measure_shape(outputs, inputs, rows, with_sweep=options.sweep)
             result["rows"].setdefault(str(rows), {})[name] = row
-            print({"rows": rows, "shape": name, **row}, flush=True)
-            common.write_result(result, options.out)
+            shown = {kind: {key: row[kind][key] for key in row[kind] if key != "tiles"} for kind in row}
+            print({"rows": rows, "shape": name, **shown}, flush=True)
+        if options.sweep:
+            result.setdefault("best", {}).update(choose_tiles(result["rows"][str(rows)]))
+        common.write_result(result, options.out)
     common.print_result(result, options.out)
 
 

@@ -16,10 +16,10 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 MAX_ROWS = 64
 """Rows up to which a weight is dequantized in registers; for more, a product with the dequantized matrix is faster."""
 ONE_ROW = {"BN": 4, "BK": 1024, "num_warps": 4, "programs": 1}
-SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 4, "programs": 128}
+SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 4, "programs": 264}
 """Outputs and inputs of a tile, launch options, and programs wanted: few blocks of outputs are split by inputs."""
-NF4_ONE_ROW = {"BN": 4, "BK": 2048, "num_warps": 2, "programs": 1}
-NF4_SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 2, "programs": 128}
+NF4_ONE_ROW = {"BN": 4, "BK": 2048, "num_warps": 4, "programs": 1}
+NF4_SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 4, "programs": 264}
 """The same for 4 bits."""
 MATRIX_TILE = 2048
 """Weights of a matrix that one program dequantizes."""
