@@ -157,7 +157,7 @@ def measure_speed(options: argparse.Namespace) -> dict[str, Any]:
         assert gap < 1e-3, f"a token is {gap} below the peer's largest logit"
 
         def record(name: str, batch: int, run: Callable[[], dict[str, Any]], **facts: Any) -> None:
-            if options.only and not any(part in name for part in options.only.split(",")):
+            if options.only and not any(part in name for part in options.only):
                 return
             try:
                 with common.time_limit(options.limit):
@@ -274,7 +274,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=128, help="tokens to generate after the first")
     parser.add_argument("--rounds", type=int, default=3, help="timed calls; the median counts")
-    parser.add_argument("--only", default="", help="comma-separated parts of names of variants")
+    parser.add_argument("--only", nargs="*", help="parts of names of variants; default: all")
     parser.add_argument("--limit", type=int, default=90, help="seconds of a variant, compiling included")
     parser.add_argument("--no-compile", action="store_true", help="leave out our compiled variants")
     parser.add_argument("--text", type=Path, help="perplexity: a text, maybe compressed with xz")

@@ -7,21 +7,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import pretune as pt
 from pretune.cli import main
+from pretune.core import log
 from pretune.core.errors import StoppedError, UsageError
 from pretune.reports.study_text import render_study_text
 from pretune.runs.samples import SampleHook
 from pretune.runs.study import actions
 from pretune.runs.study.compare import build_plan
-from pretune.runs.study.execute import choose_jobs
+from pretune.runs.study.execute import choose_jobs, run_worker
 from pretune.runs.study.plan import StepEstimate
 from pretune.runs.study.planner import plan_study
 from pretune.runs.study.shards import list_cell_steps, list_shard_cells, parse_shard
@@ -287,3 +291,27 @@ def test_steps_side_by_side_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyP
     steps = {key: replace(step, estimate=StepEstimate(seconds=60.0)) for key, step in plan.steps.items()}
     assert choose_jobs(replace(plan, steps=steps), "cpu") == 2
     assert choose_jobs(replace(plan, steps=steps, budget={"seconds": 60.0}), "cpu") == 1
+
+
+@pytest.fixture
+def threads() -> Iterator[int]:
+    """The threads of this process, which are restored."""
+    count = torch.get_num_threads()
+    yield count
+    torch.set_num_threads(count)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("jobs", "expected"), [(3, "4"), (40, "1")])
+def test_workers_share_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, device: str, jobs: int, expected: str
+) -> None:
+    """All together have as many threads as there are cores, and as many processes that compile."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(log, "set_quiet", lambda quiet: None)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "")
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
+    parent, child = Pipe()
+    parent.close()
+    run_worker(child, plan_study(make_study(tmp_path, seeds=1)), tmp_path, device, None, jobs)
+    assert (str(torch.get_num_threads()), os.environ["TORCHINDUCTOR_COMPILE_THREADS"]) == (expected, expected)

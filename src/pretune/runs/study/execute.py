@@ -293,8 +293,9 @@ def run_worker(
 ) -> None:
     """Run the steps that the parent sends, until it closes the connection."""
     log.set_quiet(True)
-    if resolve_device(device) == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    threads = max(1, (os.cpu_count() or 1) // jobs)  # NOTE: more threads than cores wait for each other in busy loops
+    torch.set_num_threads(threads)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))  # processes of a worker that compile
     records: dict[str, StepRecord] = {}
     runner = StepRunner(plan=plan, study_dir=StudyDir(path), records=records, device=device, data=data)
     with reuse_tasks():
