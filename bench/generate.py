@@ -1,11 +1,12 @@
 """Speed of greedy generation with GPT-2 small, compared with `transformers.generate` in the same precision.
 
-    PYTHONPATH=src python bench/generate.py [--batches 1,64] [--new 128] [--no-compile] [--out result.json]
+    PYTHONPATH=src python bench/generate.py [--batches 1,64] [--new 128] [--no-compile] [--full] [--out result.json]
 
 Both sides get prompts of 32 random tokens and generate `--new` tokens each, without an end token. The peer runs with
 its default (dynamic) cache and with its static cache, for which it compiles a step. Ours has a static cache and
 captures a step as a CUDA graph, optionally compiled before. The time includes the prompts; variants run one after the
-other, two warm-up calls each, and the median call counts. On a CPU a small model only checks that the script runs.
+other, two warm-up calls each, and the median call counts. On a CPU only `--full` measures anything: without it a small
+model checks that the script runs.
 
 Before timing, in fp32: each generated token must have the reference's largest logit, within 1e-3. Prints JSON: tokens
 per second of each variant and the ratios.
@@ -39,10 +40,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="timed calls; the median counts")
     parser.add_argument("--dtype", default=None, help="float32 or bfloat16; default: bfloat16 on a GPU, else float32")
     parser.add_argument("--no-compile", action="store_true", help="skip the compiled variants of both sides")
+    parser.add_argument("--full", action="store_true", help="GPT-2 small on a CPU as well")
     options = parser.parse_args()
     gpu = options.device == "cuda"
     dtype = getattr(torch, options.dtype or ("bfloat16" if gpu else "float32"))
-    reference = build({} if gpu else SMALL)
+    reference = build({} if gpu or options.full else SMALL)
     with tempfile.TemporaryDirectory() as folder:
         reference.save_pretrained(folder)
         ours = pt.load(folder, device=options.device)

@@ -1,5 +1,6 @@
 """Writing on token ids: every family against reading all anew for each token, methods on models, looks and limits."""
 
+import platform
 from copy import deepcopy
 from typing import Any
 
@@ -13,6 +14,7 @@ from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
 from pretune.core.errors import UsageError
 from pretune.data.layout import batch
+from pretune.inference import decode as decode_module
 from pretune.inference import prompts as prompts_module
 from pretune.inference.decode import DecodingCallbacks, generate_tokens
 from pretune.inference.decoding_state import DecodingState
@@ -101,6 +103,28 @@ def test_compiled_layers_fill_the_cache_alike(monkeypatch: pytest.MonkeyPatch) -
                 torch.testing.assert_close(layer.store, expected_layer.store)
     assert len(graphs) == 1
     assert all(layer._compiled_call_impl is None for layer in model.decoder)
+
+
+@pytest.mark.parametrize(
+    ("machine", "rows", "is_transposed"), [("aarch64", 3, True), ("aarch64", 1, False), ("x86_64", 3, False)]
+)
+def test_weights_lie_by_columns_while_several_rows_are_written(
+    machine: str, rows: int, is_transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prompts, strides = model_of(DECODERS[0]), text(5, 4, 6)[:rows], []
+    expected = tokens(model, prompts)
+    forward = torch.nn.Linear.forward
+
+    def watch(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        strides.append(layer.weight.stride())
+        return forward(layer, x)
+
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(decode_module, "MIN_TRANSPOSE_TOKENS", rows * NEW)
+    monkeypatch.setattr(torch.nn.Linear, "forward", watch)
+    assert tokens(model, prompts) == expected
+    assert strides and all((stride[0] == 1) == is_transposed for stride in strides)
+    assert all(weight.is_contiguous() for weight in model.parameters())
 
 
 def test_a_task_model_writes_with_its_own_head() -> None:

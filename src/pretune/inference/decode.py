@@ -5,20 +5,27 @@
 A decoder continues its prompt; the decoder of an encoder-decoder generates from the encoder's source.
 """
 
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from pretune.core.errors import UsageError
 from pretune.inference.decoding_state import DecodingState, GeneratedTokens
 from pretune.inference.engine import BeamSearchState, DecodingEngine, SearchState, get_engine
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, Sampling
 from pretune.inference.prompts import count_prompt_slots, get_length_limits, prefill, repeat_indices
-from pretune.inference.text_model import eval_mode, get_predictive_model, make_non_finite_error
+from pretune.inference.text_model import (
+    column_major_weights,
+    eval_mode,
+    get_predictive_model,
+    list_linear_weights,
+    make_non_finite_error,
+)
 from pretune.models.model import LanguageModel
 
 Tokens = Sequence[int] | NDArray[np.integer]
@@ -27,6 +34,8 @@ BATCH_ROWS = 64
 """Default number of rows decoded together."""
 CHECK_INTERVAL = 16
 """Steps between two checks for finished rows, on devices where a check synchronizes."""
+MIN_TRANSPOSE_TOKENS = 512
+"""New tokens from which weights are stored by columns meanwhile, on a CPU."""
 CACHE_ALIGNMENT = 64
 """Capacity of caches on a GPU is a multiple of this, so that prompts of other lengths reuse a captured step."""
 
@@ -89,7 +98,9 @@ def generate_tokens(
     interval = callbacks.interval or (1 if language_model.tokens.weight.device.type == "cpu" else CHECK_INTERVAL)
     results: list[list[GeneratedTokens]] = [[] for _ in prompts]
     groups = [*_split_groups(order, max(batch // decoding.rows_per_prompt, 1))]
-    with eval_mode(language_model):
+    rows = len(groups[0]) * decoding.rows_per_prompt if groups else 0
+    weights = _list_product_weights(language_model, rows, len(groups) * rows * decoding.max_new_tokens)
+    with eval_mode(language_model), column_major_weights(weights):
         for number, group in enumerate(groups):
             job = PromptGroup(language_model, group, [inputs[i] for i in group], decoding, generation_tokens, prefix)
             group_results = _generate_group(
@@ -101,6 +112,17 @@ def generate_tokens(
                 results[request] = group_result
             callbacks.report_progress((number + 1) / len(groups))
     return results
+
+
+def _list_product_weights(model: LanguageModel, rows: int, tokens: int) -> list[Tensor]:
+    """Return the weights that should be stored by columns while so many rows and tokens are generated.
+
+    NOTE: measured on Neoverse-N1 with torch 2.13. Transposing the weights takes the time of 100 to 200 tokens.
+    """
+    if platform.machine() != "aarch64" or rows < 2 or tokens < MIN_TRANSPOSE_TOKENS:
+        return []
+    table = None if model.head is None else model.head.weight
+    return [*list_linear_weights(model), model.tokens.weight if table is None else table]
 
 
 def check_can_generate(model: LanguageModel) -> None:
