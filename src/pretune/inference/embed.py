@@ -46,6 +46,8 @@ Floats = NDArray[np.float32]
 ProgressCallback = Callable[[int, int], None]
 """Called with the number of finished texts and the total."""
 
+MIN_CHARACTERS = 20_000
+"""Minimum characters of input for which transposing the weights pays off."""
 BATCH_TOKENS = {"cpu": CPU_BATCH_TOKENS, "cuda": 32768}
 """Tokens per batch."""
 MAX_PENDING_BATCHES = 16
@@ -293,10 +295,6 @@ def _fetch(pending: list[tuple[Ints, Tensor]], output: Floats) -> None:
         check_outputs(vectors, "vectors")
         output[np.concatenate([ids for ids, _ in pending])] = vectors
         pending.clear()
-
-
-MIN_CHARACTERS = 20_000
-"""Minimum characters of input for which transposing the weights pays off."""
 
 
 CHUNK_CHARACTERS = 2**19
