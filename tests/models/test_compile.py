@@ -50,6 +50,19 @@ def test_one_graph_for_changing_batches(name: str) -> None:
     assert not counters["graph_break"]
 
 
+def test_every_shape_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth model or length is compiled like the first, and one that was seen before is not compiled again."""
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    graphs = []
+    for length in (*range(20, 30), 20):
+        model = pt.build("bert-tiny", width=64, depth=2, heads=8, vocab=70)
+        model.compile(backend="eager", dynamic=False)
+        step(model, mixed(0, 2, length, 70))
+        graphs.append(counters["stats"]["unique_graphs"])
+    new_graphs = np.diff(graphs)
+    assert (new_graphs[:-1] == new_graphs[0]).all() and new_graphs[0] > 0 and new_graphs[-1] == 0
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("rows", "length", "backend"), [(32, 128, "tiles"), (4, 1024, "varlen")])

@@ -28,7 +28,7 @@ from pretune.inference.decoding_state import (
     strip_eos,
 )
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens
-from pretune.models.model import LanguageModel
+from pretune.models.model import LanguageModel, raise_graph_limit
 from pretune.nn.cache import KVCache
 
 EXCLUDED_SCORE = -1.0e9
@@ -185,6 +185,7 @@ class DecodingEngine:
         self.lengths = self.cache.lengths
         self.forward_step: Callable[[LanguageModel, Tensor, KVCache], Tensor] = _forward_step
         if torch_compile:
+            raise_graph_limit()
             self.forward_step = torch.compile(_forward_step, dynamic=False)
         self.graph: torch.cuda.CUDAGraph | None = None
 

@@ -14,7 +14,7 @@ from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.layout import pack_in_order
 from pretune.data.sequences import Sequences, compute_offsets, reserve
 from pretune.inference.generation_config import GenerationTokens
-from pretune.models.model import LanguageModel
+from pretune.models.model import LanguageModel, raise_graph_limit
 from pretune.nn.cache import KVCache
 from pretune.nn.stack import TransformerStack
 from pretune.text.tokenizer import Tokenizer
@@ -70,6 +70,7 @@ def compile_layers(model: LanguageModel) -> Iterator[None]:
     """Run the layers of a Transformer compiled, unless they are already; their graphs are kept for the next time."""
     stacks = [stack for stack in (model.encoder, model.decoder) if isinstance(stack, TransformerStack)]
     layers = [layer for stack in stacks for layer in {*stack} if layer._compiled_call_impl is None]
+    raise_graph_limit()
     for layer in layers:
         layer.compile(**COMPILE_OPTIONS)
     try:

@@ -23,6 +23,19 @@ from pretune.nn.two_stream import TwoStreamStack
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer, spell_numbers
 
+MAX_GRAPHS = 256
+"""Graphs of a compiled function in one process: one for each shape of a model and of its batches."""
+
+
+def raise_graph_limit() -> None:
+    """Let the compiler keep `MAX_GRAPHS` graphs of a function: beyond 8, its default, it runs others uncompiled.
+
+    Models share the function of a layer, so a process that trains or generates with nine shapes would become slower.
+    """
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, MAX_GRAPHS)
+
 
 class LanguageModel(nn.Module):
     """A model over one token table. Its children: `tokens`, `encoder`, `decoder`, and its heads."""
@@ -261,6 +274,7 @@ class LanguageModel(nn.Module):
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile block by block: layers of the same kind share one graph, for every batch layout."""
+        raise_graph_limit()
         for stack in (self.encoder, self.decoder):
             if stack is not None:
                 stack.compile(*args, **options)
