@@ -23,7 +23,9 @@ from pretune.inference.generation_config import BeamSearch, GenerationConfig, Ge
 from pretune.inference.prompts import prefill
 from pretune.inference.text_model import eval_mode
 from pretune.models.model import LanguageModel
+from pretune.nn.stack import TransformerStack
 from tests.contracts.tiny import CASES, DECODERS, ENCODERS, PAIRS, ROOM, model_of, text
+from tests.selection import keep_quick
 
 NEW = 6
 MARKS = GenerationTokens(start=3)
@@ -84,8 +86,9 @@ def test_a_prompt_that_sees_all_of_itself() -> None:
         tokens(model_of(PAIRS[0]), prompts, prefix=True)
 
 
-def test_compiled_layers_fill_the_cache_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One graph serves prompts of many lengths, and the layers are as before afterwards."""
+@pytest.mark.parametrize("name", keep_quick([*DECODERS, *PAIRS], DECODERS[0], "llama3-1b", "bart-base", "t5-base"))
+def test_compiled_layers_fill_the_cache_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph serves prompts of many lengths, and the layers are as before afterwards."""
     torch._dynamo.reset()  # graphs of other tests count towards the limit of one function
     graphs = []
 
@@ -94,16 +97,22 @@ def test_compiled_layers_fill_the_cache_alike(monkeypatch: pytest.MonkeyPatch) -
         return graph.forward
 
     monkeypatch.setattr(prompts_module, "COMPILE_OPTIONS", {"dynamic": True, "backend": compile_graph})
-    model = model_of(DECODERS[0])
+    model = model_of(name)
+    counts = []
     with eval_mode(model):
-        for length in (19, 12, 23, 19):
-            expected_cache, expected = prefill(model, text(length), None)
-            cache, logits = prefill(model, text(length), None, torch_compile=True)
+        for lengths in ((19,), (12,), (22,), (6, 9, 4), (9, 6, 7, 3)):
+            sources = text(*lengths) if model.spec.is_encoder_decoder else None
+            prompts = text(*lengths) if sources is None else [[MARKS.start]] * len(lengths)
+            expected_cache, expected = prefill(model, prompts, sources)
+            cache, logits = prefill(model, prompts, sources, torch_compile=True)
             torch.testing.assert_close(logits, expected)
             for layer, expected_layer in zip(cache.layers, expected_cache.layers, strict=True):
                 torch.testing.assert_close(layer.store, expected_layer.store)
-    assert len(graphs) == 1
-    assert all(layer._compiled_call_impl is None for layer in model.decoder)
+            counts.append(len(graphs))
+    stacks = [stack for stack in (model.encoder, model.decoder) if isinstance(stack, TransformerStack)]
+    assert bool(graphs) == any(stack.spec.position.mechanism != "bias" for stack in stacks)
+    assert counts[0] == counts[2] and len(graphs) <= 6
+    assert all(layer._compiled_call_impl is None for stack in stacks for layer in stack)
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,18 @@ def prefill(
 
 @contextmanager
 def compile_layers(model: LanguageModel) -> Iterator[None]:
-    """Run the layers of a Transformer compiled, unless they are already; their graphs are kept for the next time."""
+    """Run the layers of a Transformer compiled, unless they are already; their graphs are kept for the next time.
+
+    NOTE: not those of stacks with a position bias, whose kernels were not tried with dynamic shapes.
+    """
     stacks = [stack for stack in (model.encoder, model.decoder) if isinstance(stack, TransformerStack)]
-    layers = [layer for stack in stacks for layer in {*stack} if layer._compiled_call_impl is None]
+    layers = [
+        layer
+        for stack in stacks
+        if stack.spec.position is None or stack.spec.position.mechanism in ("input", "rotation")
+        for layer in {*stack}
+        if layer._compiled_call_impl is None
+    ]
     raise_graph_limit()
     for layer in layers:
         layer.compile(**COMPILE_OPTIONS)
