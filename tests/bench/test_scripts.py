@@ -106,7 +106,7 @@ def test_lora(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     run("lora", "--device", "cpu", "--rounds", 1, "--out", tmp_path / "out.json")
     result = read(tmp_path / "out.json")
-    assert len(result["rows"]) == 7 and "error" not in result["rows"]["pretune QLoRA, own kernels"]
+    assert len(result["rows"]) == 8 and "error" not in result["rows"]["pretune QLoRA"]
     assert {row.get("trained", 32_768) for row in result["rows"].values()} == {32_768}
     assert {*result["ratios"]} >= {"peft LoRA, padded", "peft LoRA, packed"}
 
