@@ -50,9 +50,9 @@ def test_one_graph_for_changing_batches(name: str) -> None:
     assert not counters["graph_break"]
 
 
-def test_every_shape_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@torch._dynamo.config.patch(recompile_limit=8)  # the default, whatever was compiled before
+def test_every_shape_of_a_process_is_compiled() -> None:
     """A tenth model or length is compiled like the first, and one that was seen before is not compiled again."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     graphs = []
     for length in (*range(20, 30), 20):
         model = pt.build("bert-tiny", width=64, depth=2, heads=8, vocab=70)
