@@ -70,9 +70,7 @@ def test_half_precision(device: str) -> None:
 
 
 @pytest.mark.parametrize("trained", [(True, False, False), (False, True, False), (False, False, True)])
-def test_what_is_frozen_has_no_gradient_and_costs_no_product(
-    trained: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_frozen_has_no_gradient_and_costs_no_product(trained: tuple[bool, ...]) -> None:
     """LoRA has a frozen table: its gradient would be a third of the products, and as large as the table in fp32."""
     states, weight, shift, labels = make("cpu", torch.float64)
     reference = linear_cross_entropy(states, weight, shift, labels).sum

@@ -1,5 +1,7 @@
 """Products with quantized weights beside torch: on a GPU as they are, elsewhere by Triton's interpreter if there."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from pretune.adaptation.peft.qlora import (
     build_scale_table,
     build_value_table,
     dequantize,
-    dequantize_by_triton,
+    dequantize_by_kernel,
     quantize,
 )
 from pretune.adaptation.quantized import Linear8bit
@@ -71,11 +73,13 @@ def test_nf4(rows: int, outputs: int, inputs: int, block: int, group: int | None
 def test_matrices_of_nf4(shape: tuple[int, int], block: int, group: int | None) -> None:
     small = quantize(make_operands(1, *shape)[1], block=block, group=group)
     values, steps = build_value_table(DEVICE), build_scale_table(DEVICE)
+    coarse = None if small.coarse is None else small.coarse.cpu()
+    on_cpu = replace(small, codes=small.codes.cpu(), scales=small.scales.cpu(), coarse=coarse)  # by plain torch
+    expected = dequantize(on_cpu, torch.float32, values.cpu(), steps.cpu())
     for dtype, tolerance in ((torch.bfloat16, 2**-7), (torch.float32, 1e-6)):
-        weight = dequantize_by_triton(small, dtype, values, steps)
-        expected = dequantize(small, torch.float32, values, steps)
+        weight = dequantize_by_kernel(small, dtype, values, steps)
         assert weight.dtype == dtype and weight.shape == shape
-        torch.testing.assert_close(weight.float(), expected, rtol=tolerance, atol=0)
+        torch.testing.assert_close(weight.float().cpu(), expected, rtol=tolerance, atol=0)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs CUDA")

@@ -37,7 +37,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         device = states.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
         for_rows, for_table, for_shift = ctx.needs_input_grad[:3]  # the table is frozen for LoRA
-        exact = torch.promote_types(dtype, torch.float32)
+        with_gradient, exact = for_rows or for_table or for_shift, torch.promote_types(dtype, torch.float32)
         with torch.autocast(device, enabled=False):
             rows, table, shift = states.to(dtype), pad_to_alignment(weight.to(dtype)), bias
             if shift is not None:
@@ -52,7 +52,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits = F.linear(rows[part], table, shift)
                 if correct is not None:
                     correct += count_top1(logits[:, : weight.shape[0]], labels[part])
-                with_gradient = for_rows or for_table or for_shift
                 total += _replace_with_gradient(logits, labels[part], weight.shape[0], with_gradient)
                 if grad_rows is not None:
                     torch.mm(logits, table, out=grad_rows[part])
