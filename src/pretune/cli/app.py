@@ -16,6 +16,7 @@ from pretune.cli._errors import classify_error, to_one_line
 from pretune.cli._options import option
 from pretune.core import log
 from pretune.core.errors import ResourceError, StoppedError, UsageError, UserInterruptError, suggest
+from pretune.core.machine import limit_threads
 from pretune.core.registry import Registry
 
 VERBS: Registry[Callable[..., None]] = Registry(
@@ -76,6 +77,7 @@ _GLOBAL_SWITCHES = ("--debug", "--quiet")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `arguments` default to those of the process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    limit_threads()  # before anything imports torch
     debug = os.environ.get("PRETUNE_DEBUG", "0") not in ("", "0") or "--debug" in _take_before_dashes(words)
     try:
         code = _run(_hoist(_expand_help(words)) or ["--help"])

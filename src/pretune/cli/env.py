@@ -13,6 +13,7 @@ from pretune import __version__
 from pretune.cli._options import AsCsv, AsJson, check_format
 from pretune.cli._output import print_csv
 from pretune.core import log
+from pretune.core.machine import count_cores, measure_memory
 
 _PACKAGES = (
     "torch", "triton", "numpy", "tokenizers", "safetensors", "scikit-learn", "matplotlib", "typer", "rich", "PyYAML",
@@ -95,9 +96,9 @@ def collect() -> dict[str, Any]:
         },
         "platform": platform.platform(),
         "processor": _find_processor(),
-        "cores": _count_cores(),
+        "cores": count_cores(),
         "threads": None if torch is None else torch.get_num_threads(),
-        "memory": _measure_memory(),
+        "memory": measure_memory(),
         "memory_free": _read_proc("/proc/meminfo", "MemAvailable", 1024),
         "disks": {
             name: {"path": path, "free": _measure_free_space(path)}
@@ -131,24 +132,6 @@ def _find_processor() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
-
-
-def _count_cores() -> int | None:
-    """Return the number of cores available to this process, which containers and batch systems may limit."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _measure_memory() -> int | None:
-    """Return the bytes of memory available to this process: the machine's, or the container's limit if lower."""
-    sizes: list[int] = []
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            sizes.append(int(Path(limit).read_text()))
-        except (OSError, ValueError):  # no such controller, or "max"
-            continue
-    return min(sizes, default=None)
 
 
 def _read_proc(file: str, key: str, unit: int) -> int | None:

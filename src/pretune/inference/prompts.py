@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pretune.core import log
 from pretune.core.errors import UsageError
@@ -21,6 +22,8 @@ from pretune.text.tokenizer import Tokenizer
 
 COMPILE_OPTIONS: dict[str, Any] = {"dynamic": True}
 """Options of compiled layers: one graph for prompts of all lengths."""
+_COMPILED_CALLS: "WeakKeyDictionary[LanguageModel, dict[nn.Module, Any]]" = WeakKeyDictionary()
+"""Compiled calls of the layers of each model; creating one takes longer than running it."""
 
 
 def count_prompt_slots(model: LanguageModel) -> int:
@@ -80,12 +83,15 @@ def compile_layers(model: LanguageModel) -> Iterator[None]:
         if layer._compiled_call_impl is None
     ]
     raise_graph_limit()
+    calls = _COMPILED_CALLS.setdefault(model, {})
     for layer in layers:
-        layer.compile(**COMPILE_OPTIONS)
+        if layer not in calls:
+            calls[layer] = torch.compile(layer._call_impl, **COMPILE_OPTIONS)
+        layer._compiled_call_impl = calls[layer]
     try:
         yield
     finally:
-        for layer in layers:  # NOTE: the compiled code belongs to the class, so that compiling again finds it
+        for layer in layers:
             layer._compiled_call_impl = None
 
 

@@ -10,6 +10,7 @@ import torch
 
 from pretune.core import log
 from pretune.core.errors import DataError
+from pretune.core.machine import count_cores
 from pretune.data.plan import Phase
 from pretune.data.samples import check_enough_tokens
 from pretune.data.sequences import Ints
@@ -188,5 +189,5 @@ def count_workers(train: TrainConfig, ranks: Ranks) -> int:
     if train.workers is not None:
         return train.workers
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    cores = max(((os.cpu_count() or 1) - local) // local, 0)
+    cores = max((count_cores() - local) // local, 0)
     return min(MAX_WORKERS, cores) if ranks.device.type == "cuda" else 0

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,15 +20,16 @@ import yaml
 
 import pretune as pt
 from pretune.cli import main
-from pretune.core import log
+from pretune.core import log, machine
 from pretune.core.errors import StoppedError, UsageError
 from pretune.reports.study_text import render_study_text
 from pretune.runs.samples import SampleHook
-from pretune.runs.study import actions
+from pretune.runs.study import actions, execute, schedule
 from pretune.runs.study.compare import build_plan
-from pretune.runs.study.execute import choose_jobs, run_worker
+from pretune.runs.study.execute import run_worker
 from pretune.runs.study.plan import StepEstimate
 from pretune.runs.study.planner import plan_study
+from pretune.runs.study.schedule import choose_jobs, sort_by_urgency
 from pretune.runs.study.shards import list_cell_steps, list_shard_cells, parse_shard
 from tests.runs.study.studies import make_study, make_tree
 
@@ -285,7 +287,7 @@ def test_kills_at_random_points_change_nothing(tmp_path: Path, seed: int) -> Non
 
 
 def test_steps_side_by_side_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(schedule, "count_cores", lambda: 2)
     plan = plan_study(make_study(tmp_path, seeds=1))
     assert choose_jobs(plan, "cpu") == 1  # shorter than the start of processes is worth
     steps = {key: replace(step, estimate=StepEstimate(seconds=60.0)) for key, step in plan.steps.items()}
@@ -307,7 +309,7 @@ def test_workers_share_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, device: str, jobs: int, expected: str
 ) -> None:
     """All together have as many threads as there are cores, and as many processes that compile."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(execute, "count_cores", lambda: 12)
     monkeypatch.setattr(log, "set_quiet", lambda quiet: None)
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "")
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
@@ -315,3 +317,50 @@ def test_workers_share_the_cores(
     parent.close()
     run_worker(child, plan_study(make_study(tmp_path, seeds=1)), tmp_path, device, None, jobs)
     assert (str(torch.get_num_threads()), os.environ["TORCHINDUCTOR_COMPILE_THREADS"]) == (expected, expected)
+
+
+def test_what_the_most_waits_for_comes_first(tmp_path: Path) -> None:
+    """Of steps that are ready at the same time, that with the longest chain of later steps; inputs before their users.
+
+    A small study waited for its tokenizer, the last of 28 steps that were ready, with most workers idle afterwards.
+    """
+    plan = plan_study(make_study(tmp_path, seeds=2))
+    seconds = {"tokenizer": 1.0, "data": 2.0, "pretrain": 30.0, "finetune": 10.0, "baseline": 50.0}
+    steps = {
+        key: replace(step, estimate=StepEstimate(seconds=seconds.get(step.action, 0.0)))
+        for key, step in plan.steps.items()
+    }
+    keys = sort_by_urgency(replace(plan, steps=steps), [*steps])
+    actions = [steps[key].action for key in keys]
+    assert sorted(keys) == sorted(steps)
+    assert actions.index("tokenizer") < actions.index("data") < actions.index("pretrain") < actions.index("finetune")
+    assert max(index for index, action in enumerate(actions) if action == "pretrain") < actions.index("finetune")
+    places = {key: index for index, key in enumerate(keys)}
+    assert all(places[other] < places[key] for key in keys for other in steps[key].inputs)
+
+
+def test_only_shared_steps_use_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """A worker has its share of the cores, except in steps that most others wait for."""
+    plan = plan_study(make_study(tmp_path, seeds=1))
+    cores = {}
+
+    def record(runner: Any, step: Any) -> str:
+        cores[step.action] = machine.count_cores()
+        return step.key
+
+    monkeypatch.setattr(execute, "run_step", record)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {*range(12)}, raising=False)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(log, "set_quiet", lambda quiet: None)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    parent, child = Pipe()
+    for key in plan.steps:
+        parent.send((key, {}))
+    received = len(plan.steps)
+    thread = threading.Thread(target=lambda: ([parent.recv() for _ in range(received)], parent.close()))
+    thread.start()
+    run_worker(child, plan, tmp_path, "cpu", None, 4)
+    thread.join()
+    assert cores["tokenizer"] == cores["data"] == 12
+    assert cores["pretrain"] == cores["finetune"] == 3
+    assert machine.count_cores() == 12

@@ -13,6 +13,7 @@ from pretune.core import log
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import MANIFEST, remove_abandoned, write_manifest
 from pretune.core.log import format_count
+from pretune.core.machine import count_cores
 from pretune.data.prepare.card import describe_sources, write_card
 from pretune.data.prepare.dedup_split import write_splits
 from pretune.data.prepare.encoding import EncoderSetup
@@ -330,6 +331,4 @@ def _count_workers(workers: int | None) -> int:
         if workers < 0:
             raise UsageError(f"workers must be >= 0, got {workers}")
         return workers
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return count_cores()

@@ -17,11 +17,12 @@ from pretune.core.run_dir import RunLock
 from pretune.reports.study import render_study_page
 from pretune.reports.study_text import render_study_text
 from pretune.runs.finetune.task_data import reuse_tasks
-from pretune.runs.study.execute import Execution, StepFailure, choose_jobs
+from pretune.runs.study.execute import Execution, StepFailure
 from pretune.runs.study.plan import Plan
 from pretune.runs.study.planner import plan_study
 from pretune.runs.study.read import load_study
 from pretune.runs.study.results import build_results
+from pretune.runs.study.schedule import choose_jobs
 from pretune.runs.study.settings import flatten_settings, make_settings
 from pretune.runs.study.shards import list_cell_steps, list_shard_cells, parse_shard
 from pretune.runs.study.study_dir import StudyDir

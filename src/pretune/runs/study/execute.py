@@ -28,19 +28,17 @@ from pretune.core.errors import (
     UserInterruptError,
 )
 from pretune.core.log import format_duration
+from pretune.core.machine import count_cores, share_cores
 from pretune.core.run_dir import RunDir
 from pretune.runs.finetune.task_data import reuse_tasks
 from pretune.runs.study.actions import StepRunner
 from pretune.runs.study.plan import Plan, Step
+from pretune.runs.study.schedule import sort_by_urgency
 from pretune.runs.study.study_dir import StepRecord, StudyDir
-from pretune.training.distributed import resolve_device
 
-MAX_JOBS = 8
-MAX_CPU_JOBS, MIN_PARALLEL_SECONDS = 4, 60.0
-"""Most steps side by side on a CPU, and the estimated time of a study from which it has several."""
-JOB_BYTES, MEMORY_FACTOR = 3 * 2**30, 2.0
-"""Memory of a process on a GPU besides its tensors, and the reserve over their estimated size."""
 MEMORY_MESSAGE = "out of memory; use fewer --jobs, or a smaller scale"
+SHARED_ACTIONS = ("tokenizer", "data")
+"""Steps that most others wait for; they may use all cores."""
 SHUTDOWN_SECONDS = 120.0
 """Time that workers have to save a checkpoint after a signal."""
 STOP_ERRORS = (KeyboardInterrupt, StopRequest, StoppedError, UserInterruptError)
@@ -179,22 +177,6 @@ def run_step(runner: StepRunner, step: Step) -> StepRecord:
                 torch.cuda.empty_cache()
 
 
-def choose_jobs(plan: Plan, device: str | None) -> int:
-    """Return the number of steps that run side by side: on a CPU one per core, on a GPU by its memory.
-
-    It is 1 with a budget of time, and for a study that is shorter than the start of processes is worth.
-    """
-    target = resolve_device(device)
-    if "seconds" in plan.budget:
-        return 1
-    if not target.startswith("cuda"):  # small models use one core well, and several badly
-        is_short = plan.sum_estimates().seconds < MIN_PARALLEL_SECONDS
-        return 1 if is_short else min(MAX_CPU_JOBS, os.cpu_count() or 1)
-    free, _ = torch.cuda.mem_get_info(torch.device(target))
-    job = JOB_BYTES + MEMORY_FACTOR * plan.sum_estimates().memory
-    return max(1, min(MAX_JOBS, int(free / job), (os.cpu_count() or 2) // 2))
-
-
 @dataclass(slots=True)
 class StepWorker:
     """Process that runs one step at a time."""
@@ -209,7 +191,8 @@ class WorkerPool:
     """Processes that run the steps of an execution side by side."""
 
     def __init__(self, execution: Execution, pending: list[str]) -> None:
-        self.execution, self.pending, self.count = execution, pending, len(pending)
+        self.execution, self.count = execution, len(pending)
+        self.pending = sort_by_urgency(execution.plan, pending)
         self.context = multiprocessing.get_context("spawn")
         self.workers = [self._start() for _ in range(min(execution.jobs, len(pending)))]
 
@@ -240,7 +223,7 @@ class WorkerPool:
         return StepWorker(process, parent)
 
     def _assign(self) -> None:
-        """Give every idle worker a step whose inputs are finished; skip those whose inputs failed."""
+        """Give every idle worker the most urgent step whose inputs are finished; skip those whose inputs failed."""
         for worker in self.workers:
             if worker.step is None and (key := self._take_ready()) is not None:
                 worker.step, worker.start = self.execution.plan.steps[key], time.monotonic()
@@ -293,7 +276,7 @@ def run_worker(
 ) -> None:
     """Run the steps that the parent sends, until it closes the connection."""
     log.set_quiet(True)
-    threads = max(1, (os.cpu_count() or 1) // jobs)  # NOTE: more threads than cores wait for each other in busy loops
+    threads = max(1, count_cores() // jobs)  # NOTE: more threads than cores wait for each other in busy loops
     torch.set_num_threads(threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))  # processes of a worker that compile
     records: dict[str, StepRecord] = {}
@@ -301,8 +284,10 @@ def run_worker(
     with reuse_tasks():
         for key, parent_records in _receive_keys(connection):
             records.update(parent_records)
+            step = plan.steps[key]
             try:
-                connection.send(run_step(runner, plan.steps[key]))
+                with contextlib.nullcontext() if step.action in SHARED_ACTIONS else share_cores(threads):
+                    connection.send(run_step(runner, step))
             except STOP_ERRORS as stop:
                 kind = UserInterruptError if isinstance(stop, KeyboardInterrupt | UserInterruptError) else StoppedError
                 with contextlib.suppress(OSError):  # the parent, stopped by the same signal, no longer listens

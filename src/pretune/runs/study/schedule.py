@@ -1,0 +1,44 @@
+"""Schedule of the steps of a plan: their number side by side, and their order."""
+
+from collections.abc import Sequence
+
+import torch
+
+from pretune.core.machine import count_cores
+from pretune.runs.study.plan import Plan
+from pretune.training.distributed import resolve_device
+
+MAX_GPU_JOBS, MAX_CPU_JOBS, MIN_PARALLEL_SECONDS = 8, 4, 60.0
+"""Most steps side by side on a GPU and on a CPU, and the estimated time of a study from which it has several there."""
+JOB_BYTES, MEMORY_FACTOR = 3 * 2**30, 2.0
+"""Memory of a process on a GPU besides its tensors, and the reserve over their estimated size."""
+
+
+def choose_jobs(plan: Plan, device: str | None) -> int:
+    """Return the number of steps that run side by side: on a CPU one per core, on a GPU by its memory.
+
+    It is 1 with a budget of time, and for a study that is shorter than the start of processes is worth.
+    """
+    target = resolve_device(device)
+    if "seconds" in plan.budget:
+        return 1
+    if not target.startswith("cuda"):  # small models use one core well, and several badly
+        is_short = plan.sum_estimates().seconds < MIN_PARALLEL_SECONDS
+        return 1 if is_short else min(MAX_CPU_JOBS, count_cores())
+    free, _ = torch.cuda.mem_get_info(torch.device(target))
+    job = JOB_BYTES + MEMORY_FACTOR * plan.sum_estimates().memory
+    return max(1, min(MAX_GPU_JOBS, int(free / job), count_cores() // 2))
+
+
+def sort_by_urgency(plan: Plan, keys: Sequence[str]) -> list[str]:
+    """Sort steps by the estimated time from their start to the end of all that needs them, the longest first.
+
+    Many steps wait for a tokenizer, its prepared data and a pre-training; baselines and short fine-tunings fill the
+    time of workers that have nothing more urgent.
+    """
+    seconds = dict.fromkeys(keys, 0.0)  # after the end of the step
+    for key in reversed(keys):
+        for other in plan.steps[key].inputs:
+            if other in seconds:
+                seconds[other] = max(seconds[other], seconds[key] + plan.steps[key].estimate.seconds)
+    return sorted(keys, key=lambda key: -(seconds[key] + plan.steps[key].estimate.seconds))
