@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from pretune.inference import engine as engines
+from pretune.inference import prefill_graph
 from pretune.inference.decode import generate_tokens
+from pretune.inference.engine import PREFILL_GRAPHS
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch, Sampling
 from pretune.models.model import LanguageModel
 from tests.contracts.tiny import DECODERS, PAIRS, model_of, text
@@ -89,3 +91,19 @@ def test_under_autocast() -> None:
 def test_compiled() -> None:
     model, prompts, config = on_gpu(DECODERS[0]), text(5, 4), GenerationConfig(max_new_tokens=8)
     assert generate_tokens(model, prompts, config, torch_compile=True) == generate_tokens(model, prompts, config)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_captured_prefill_writes_the_same(name: str, compiled: bool) -> None:
+    """The first call of a shape runs as it is, the second captures, the third replays."""
+    model, prompts = on_gpu(name), text(5, 3)
+    config, marks = GenerationConfig(max_new_tokens=9, search=GreedySearch()), GenerationTokens(start=3)
+    results = [
+        generate_tokens(model, prompts, config, generation_tokens=marks, torch_compile=compiled) for _ in range(3)
+    ]
+    assert [[answer[0].tokens for answer in result] for result in results[1:]] == [
+        [answer[0].tokens for answer in results[0]]
+    ] * 2
+    has_graph = model in PREFILL_GRAPHS and bool(PREFILL_GRAPHS[model].graphs)
+    assert has_graph == (prefill_graph.choose_length(model, [5, 3]) is not None)

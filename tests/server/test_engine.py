@@ -11,12 +11,15 @@ import torch
 
 import pretune as pt
 from pretune.core.errors import NonFiniteError, UsageError
+from pretune.inference import prefill_graph
 from pretune.inference.decode import generate_tokens
+from pretune.inference.engine import PREFILL_GRAPHS
 from pretune.inference.generate import generate_texts
 from pretune.inference.generation_config import GenerationTokens, build_generation_config
 from pretune.inference.index import build
 from pretune.inference.prompts import encode_prompts
 from pretune.models.model import LanguageModel
+from pretune.server import continuous
 from pretune.server.completion import CompletionOptions, build_job
 from pretune.server.config import (
     CapabilityError,
@@ -46,10 +49,21 @@ def alone(model: LanguageModel, prompts: list[str], options: dict[str, Any], sto
     return generate_texts(model, prompts, build_generation_config(**options), stop=stop)
 
 
-@pytest.mark.parametrize("name", ["gpt", pytest.param("t5", marks=pytest.mark.slow)])
-def test_texts_are_those_of_one_at_a_time(name: str) -> None:
-    """Clients with other prompts, lengths and settings join and leave the batch; no text depends on the others."""
+@pytest.mark.parametrize(
+    ("name", "is_padded"), [("gpt", False), ("gpt", True), pytest.param("t5", False, marks=pytest.mark.slow)]
+)
+def test_texts_are_those_of_one_at_a_time(name: str, is_padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients with other prompts, lengths and settings join and leave the batch; no text depends on the others.
+
+    Nor on padded prompts, as the graphs of a GPU have them, which may be longer than the cache.
+    """
     model = {"gpt": gpt, "t5": t5}[name]()
+    if is_padded:
+        monkeypatch.setattr(prefill_graph, "DEVICE", "cpu")
+        monkeypatch.setattr(prefill_graph, "MIN_CALLS", 1)
+        monkeypatch.setattr(prefill_graph, "LENGTH_STEP", 48)
+        monkeypatch.setattr(prefill_graph.PaddedPrefill, "capture", lambda self, pool=None: pool)
+        monkeypatch.setattr(continuous, "MIN_COLUMNS", 1)
     requests = [
         (prompt, {**OPTIONS[i % len(OPTIONS)], "max_new_tokens": 1 + 5 * i % 13})
         for i, prompt in enumerate([*PROMPTS, *PROMPTS[:4]])
@@ -59,6 +73,8 @@ def test_texts_are_those_of_one_at_a_time(name: str) -> None:
         return await asyncio.gather(*(engine.complete(name, [prompt], **options) for prompt, options in requests))
 
     results, engine = run_engine(work, {name: model}, max_rows=4, max_prefill=16)
+    assert bool(PREFILL_GRAPHS.pop(model, None)) == is_padded
+    monkeypatch.setattr(prefill_graph, "DEVICE", "cuda")
     for (prompt, options), result in zip(requests, results, strict=True):
         assert result.texts == alone(model, [prompt], options), options
     steps = engine.metrics.format({})

@@ -18,7 +18,8 @@ from pretune.core.errors import UsageError
 from pretune.inference.decoding_state import DecodingState, GeneratedTokens
 from pretune.inference.engine import BeamSearchState, DecodingEngine, SearchState, get_engine
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, Sampling
-from pretune.inference.prompts import count_prompt_slots, get_length_limits, prefill, repeat_indices
+from pretune.inference.prefill_graph import run_prefill
+from pretune.inference.prompts import count_prompt_slots, get_length_limits, repeat_indices
 from pretune.inference.text_model import (
     column_major_weights,
     eval_mode,
@@ -199,7 +200,7 @@ def _generate_group(job: PromptGroup, callbacks: DecodingCallbacks, torch_compil
     model, group, inputs, decoding, generation_tokens, prefix = job
     is_encoder_decoder, device = model.spec.is_encoder_decoder, model.tokens.weight.device
     prompts = [decoder_input.prompt for decoder_input in inputs]
-    cache, logits = prefill(
+    cache, logits = run_prefill(
         model,
         prompts,
         [decoder_input.source or () for decoder_input in inputs] if is_encoder_decoder else None,
@@ -225,10 +226,11 @@ def _generate_group(job: PromptGroup, callbacks: DecodingCallbacks, torch_compil
     key = (len(inputs), _drop_seed(decoding), generation_tokens)
     slots = 0 if is_encoder_decoder else count_prompt_slots(model)
     engine = get_engine(model, build_state, key, capacity + slots, source=source_capacity, torch_compile=torch_compile)
-    index = repeat_indices(len(inputs), decoding.rows_per_prompt, device)
+    rows = decoding.rows_per_prompt
+    index = None if rows == 1 else repeat_indices(len(inputs), rows, device)
     engine.load(cache, index)
     engine.search.load(prompts, group, getattr(decoding.search, "seed", 0))
-    engine.search.choose(logits.index_select(0, index))
+    engine.search.choose(logits if index is None else logits.index_select(0, index))
     return _run_steps(engine, group, decoding, callbacks)
 
 

@@ -189,15 +189,27 @@ class DecodingEngine:
             self.forward_step = torch.compile(_forward_step, dynamic=False)
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def load(self, cache: KVCache, index: Tensor) -> None:
-        """Copy the rows `index` [B] of another cache."""
+    def load(self, cache: KVCache, index: Tensor | None = None) -> None:
+        """Copy the rows `index` [B] of another cache; None: all of its rows, in their order."""
+
+        def select(values: Tensor) -> Tensor:
+            return values if index is None else values.index_select(0, index)
+
         targets, sources = (*self.cache.layers, *self.cache.cross), (*cache.layers, *cache.cross)
-        for target, layer in zip(targets, sources, strict=True):
-            for store, values in zip(target.store, layer.store, strict=True):
-                store[:-1, :, : values.shape[2]] = values.index_select(0, index)
-        self.lengths.copy_(cache.lengths.index_select(0, index))
+        stores = [
+            pair
+            for target, layer in zip(targets, sources, strict=True)
+            for pair in zip((target.keys, target.values), (layer.keys, layer.values), strict=True)
+        ]
+        values = [select(source) for _, source in stores]
+        columns = [min(target.shape[2], source.shape[2]) for target, source in stores]
+        torch._foreach_copy_(
+            [target[:, :, :count] for (target, _), count in zip(stores, columns, strict=True)],
+            [source[:, :, :count] for source, count in zip(values, columns, strict=True)],
+        )
+        self.lengths.copy_(select(cache.lengths))
         if self.cache.source_lengths is not None and cache.source_lengths is not None:
-            self.cache.source_lengths.copy_(cache.source_lengths.index_select(0, index))
+            self.cache.source_lengths.copy_(select(cache.source_lengths))
 
     def advance(self) -> None:
         """Run the model on the last tokens, and choose the next ones."""
@@ -208,18 +220,7 @@ class DecodingEngine:
 
     def capture(self) -> None:
         """Capture a step. The content of the buffers is lost: load afterwards."""
-        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
-        side_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side_stream):
-            for _ in range(WARMUP_STEPS):
-                self._reset()
-                self._step()
-            self._reset()
-        torch.cuda.current_stream().wait_stream(side_stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._step()
-        self.graph = graph
+        self.graph = capture_graph(self._step, reset=self._reset)
 
     def _reset(self) -> None:
         """Reset to valid positions, regardless of the previous state."""
@@ -232,7 +233,7 @@ class DecodingEngine:
     def _step(self) -> None:
         model = self.model()
         assert model is not None, "the model of an engine must outlive it"
-        with _disable_autocast_cache():
+        with disable_autocast_cache():
             logits = self.forward_step(model, self.search.tokens, self.cache)
         self.lengths.copy_(self.cache.lengths)  # a step of the model creates a new tensor
         self.cache.lengths = self.lengths
@@ -243,7 +244,25 @@ class DecodingEngine:
                     store[:-1] = store[:-1].index_select(0, rows)
 
 
-def _disable_autocast_cache() -> AbstractContextManager[Any]:
+def capture_graph(
+    run: Callable[[], None], *, reset: Callable[[], None] = lambda: None, pool: Any = None
+) -> torch.cuda.CUDAGraph:
+    """Capture a function after warm-up calls, with `reset` before each call; graphs of one pool share its memory."""
+    side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
+        for _ in range(WARMUP_STEPS):
+            reset()
+            run()
+        reset()
+    torch.cuda.current_stream().wait_stream(side_stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        run()
+    return graph
+
+
+def disable_autocast_cache() -> AbstractContextManager[Any]:
     """Disable autocast's weight cache if autocast is on: it is freed before a captured step is replayed."""
     if not torch.is_autocast_enabled("cuda"):
         return nullcontext()
@@ -255,6 +274,8 @@ def _forward_step(model: LanguageModel, tokens: Tensor, cache: KVCache) -> Tenso
 
 
 _ENGINES: "WeakKeyDictionary[LanguageModel, tuple[Any, DecodingEngine]]" = WeakKeyDictionary()
+PREFILL_GRAPHS: "WeakKeyDictionary[LanguageModel, Any]" = WeakKeyDictionary()
+"""Graphs of prompts, which `prefill_graph` captures."""
 
 
 def get_engine(
@@ -272,12 +293,10 @@ def get_engine(
     """
     if model.tokens.weight.device.type != "cuda":
         return DecodingEngine(model, build_state(), capacity, source=source, torch_compile=torch_compile)
-    weights = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
-    autocast_dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    engine_key = (key, capacity, source, torch_compile, weights, autocast_dtype)
+    engine_key = (key, capacity, source, torch_compile, identify_weights(model))
     if model in _ENGINES and _ENGINES[model][0] == engine_key:
         return _ENGINES[model][1]
-    release_engine(model)
+    _ENGINES.pop(model, None)  # free its memory before the next one needs some
     engine = DecodingEngine(model, build_state(), capacity, source=source, torch_compile=torch_compile)
     try:
         engine.capture()
@@ -288,6 +307,13 @@ def get_engine(
     return engine
 
 
+def identify_weights(model: LanguageModel) -> tuple[tuple[int, ...], torch.dtype | None]:
+    """Return what the graphs of a model depend on: the places of its weights, and the dtype of autocast."""
+    autocast_dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    return tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())), autocast_dtype
+
+
 def release_engine(model: LanguageModel) -> None:
-    """Free the memory of a model's engine."""
+    """Free the memory of a model's captured step and prefills."""
     _ENGINES.pop(model, None)
+    PREFILL_GRAPHS.pop(model, None)

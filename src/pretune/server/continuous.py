@@ -23,8 +23,10 @@ from torch import Tensor
 
 from pretune.core import log
 from pretune.inference.decoding_state import LogitBias, adjust_logits, draw_uniforms, sample_next
+from pretune.inference.engine import capture_graph
 from pretune.inference.generation_config import GenerationConfig, GenerationTokens, Sampling
-from pretune.inference.prompts import count_prompt_slots, get_length_limits, prefill
+from pretune.inference.prefill_graph import run_prefill
+from pretune.inference.prompts import count_prompt_slots, get_length_limits
 from pretune.inference.text_model import make_non_finite_error
 from pretune.models.model import LanguageModel
 from pretune.nn.cache import KVCache, LayerCache, RecurrentState
@@ -32,8 +34,6 @@ from pretune.server.logprobs import TokenLogprob, list_logprobs
 
 MIN_COLUMNS = 64
 """Smallest number of cached tokens per row."""
-WARMUP_STEPS = 3
-"""Steps before a capture, in which libraries choose their kernels."""
 NON_FINITE = -1
 """Stands for the next token where the logits are not finite."""
 
@@ -112,7 +112,7 @@ class ContinuousDecoder:
             key = (*row.prompt, *row.tokens), tuple(row.source or ())
             index.append(contexts.setdefault(key, len(contexts)))
         prompts, sources = [list(prompt) for prompt, _ in contexts], [list(source) for _, source in contexts]
-        cache, logits = prefill(self.model, prompts, sources if self.model.spec.is_encoder_decoder else None)
+        cache, logits = run_prefill(self.model, prompts, sources if self.model.spec.is_encoder_decoder else None)
         count, lengths = len(self.rows), [len(prompts[i]) + self._slots for i in index]
         source_length = max(map(len, sources)) if self.model.spec.is_encoder_decoder else 0
         self._reserve(count + len(rows), max(lengths) + 1, source_length)
@@ -191,7 +191,8 @@ class ContinuousDecoder:
         layers, new_layers = (*self._cache.layers, *self._cache.cross), (*cache.layers, *cache.cross)
         for target, layer in zip(layers, new_layers, strict=True):
             for store, values in zip(target.store, layer.store, strict=True):
-                store[first:end, :, : values.shape[2]] = values[rows]
+                columns = min(store.shape[2], values.shape[2])  # those of a padded prefill may be more
+                store[first:end, :, :columns] = values[rows, :, :columns]
         self._cache.lengths[first:end] = cache.lengths[rows]
         if self._cache.source_lengths is not None and cache.source_lengths is not None:
             self._cache.source_lengths[first:end] = cache.source_lengths[rows]
@@ -247,20 +248,18 @@ class ContinuousDecoder:
 
     def _capture(self, rows: int, columns: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Capture a step. It writes the last tokens to the cache, as the replay after it does again."""
-        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
-        side_stream.wait_stream(torch.cuda.current_stream())
         view = self._view(rows, columns)
         # NOTE: recurrent states are no keys at a column: a warm-up step would advance them.
         states = [
             tuple(store.clone() for store in layer.store) for layer in view.layers if isinstance(layer, RecurrentState)
         ]
-        with torch.cuda.stream(side_stream):
-            for _ in range(WARMUP_STEPS):
-                self.model.step(self._tokens[:rows], self._view(rows, columns))
-        torch.cuda.current_stream().wait_stream(side_stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            logits = self.model.step(self._tokens[:rows], view)
+        logits = torch.empty(0)
+
+        def run() -> None:
+            nonlocal logits
+            logits = self.model.step(self._tokens[:rows], self._view(rows, columns))
+
+        graph = capture_graph(run)
         for layer, saved_stores in zip(view.layers, states, strict=False):
             for store, saved_store in zip(layer.store, saved_stores, strict=True):
                 store.copy_(saved_store)

@@ -1,0 +1,143 @@
+"""Padded prefills: what they compute in every family, and which of them become a graph."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+
+from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
+from pretune.inference import prefill_graph
+from pretune.inference.decode import generate_tokens
+from pretune.inference.engine import PREFILL_GRAPHS, release_engine
+from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch, Sampling
+from pretune.inference.prefill_graph import PaddedPrefill, choose_length, find_prefill_graph
+from pretune.inference.prompts import prefill
+from pretune.inference.text_model import eval_mode
+from pretune.models.model import LanguageModel
+from pretune.nn.stack import TransformerStack
+from tests.contracts.tiny import DECODERS, PAIRS, RECURRENT, model_of, text
+
+CAUSAL = [name for name in DECODERS if isinstance(model_of(name).decoder, TransformerStack)]
+SEARCHES = [GreedySearch(), Sampling(top_k=20, seed=4), BeamSearch(beams=3)]
+
+
+@pytest.fixture(autouse=True)
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of four tokens, which prompts of the small models fill."""
+    monkeypatch.setattr(prefill_graph, "LENGTH_STEP", 4)
+    PREFILL_GRAPHS.clear()
+
+
+@pytest.fixture
+def gpu_of_tests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """A device whose graphs are the same calls on a CPU; returns the captured shapes."""
+    captured = []
+
+    def capture(self: PaddedPrefill, pool: Any = None) -> Any:
+        captured.append((self.rows, self.length))
+        return pool
+
+    monkeypatch.setattr(prefill_graph, "DEVICE", "cpu")
+    monkeypatch.setattr(PaddedPrefill, "capture", capture)
+    return captured
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_padding_changes_nothing(name: str) -> None:
+    """Logits, lengths and the keys of the prompts are those of a prefill without padding, call after call."""
+    model = model_of(name)
+    padded_prefill = PaddedPrefill(model, 3, 8)
+    with eval_mode(model):
+        for prompts in (text(5, 8, 6), text(8, 8, 8), text(1, 5, 7)):
+            expected_cache, expected = prefill(model, prompts, None)
+            cache, logits = padded_prefill(prompts)
+            torch.testing.assert_close(logits, expected)
+            assert cache.lengths.tolist() == [len(prompt) for prompt in prompts]
+            for layer, expected_layer in zip(cache.layers, expected_cache.layers, strict=True):
+                for row, prompt in enumerate(prompts):
+                    for store, other in zip(layer.store, expected_layer.store, strict=True):
+                        torch.testing.assert_close(store[row, :, : len(prompt)], other[row, :, : len(prompt)])
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: type(search).__name__)
+@pytest.mark.parametrize("name", CAUSAL)
+def test_texts_are_the_same(name: str, search: Any, gpu_of_tests: list[tuple[int, int]]) -> None:
+    model = model_of(name)
+    config = GenerationConfig(max_new_tokens=6, search=search)
+    marks = GenerationTokens(start=3)
+
+    def generate(*lengths: int) -> list[list[list[int]]]:
+        results = generate_tokens(model, text(*lengths), config, generation_tokens=marks)
+        return [[answer.tokens for answer in answers] for answers in results]
+
+    first = generate(5, 7, 6)  # no graph yet
+    assert not gpu_of_tests
+    assert generate(5, 7, 6) == first and gpu_of_tests == [(3, 8)]
+    short = generate(3, 2, 4)
+    assert generate(5, 7, 6) == first and generate(3, 2, 4) == short
+    assert gpu_of_tests == [(3, 8), (3, 4)]
+
+
+def test_a_shape_is_captured_when_it_repeats(gpu_of_tests: list[tuple[int, int]]) -> None:
+    model, limit = model_of(CAUSAL[0]), prefill_graph.MAX_GRAPHS
+
+    def find(count: int, compiled: bool = False) -> Any:
+        return find_prefill_graph(model, text(*[3] * count), torch_compile=compiled)
+
+    assert find(1) is None
+    graph = find(1)
+    assert graph is not None and find(1) is graph
+    for count in range(2, limit + 3):
+        assert find(count) is None
+        assert (find(count) is not None) == (count <= limit)  # those of the first shapes stay
+    assert len(gpu_of_tests) == limit
+    assert find(1, compiled=True) is None, "another kind of graph"
+
+
+def test_moved_weights_need_another_graph(gpu_of_tests: list[tuple[int, int]]) -> None:
+    model = LanguageModel(model_of(CAUSAL[0]).spec)
+    prompts = text(3)
+    assert find_prefill_graph(model, prompts, torch_compile=False) is None
+    assert find_prefill_graph(model, prompts, torch_compile=False) is not None
+    model.tokens.weight.data = model.tokens.weight.data.clone()
+    assert find_prefill_graph(model, prompts, torch_compile=False) is None
+    release_engine(model)
+    assert model not in PREFILL_GRAPHS
+
+
+def test_a_failed_capture_is_not_tried_again(
+    gpu_of_tests: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def fail(self: PaddedPrefill, pool: Any = None) -> Any:
+        calls.append(self.length)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(PaddedPrefill, "capture", fail)
+    model = model_of(CAUSAL[0])
+    assert [find_prefill_graph(model, text(3), torch_compile=False) for _ in range(4)] == [None] * 4
+    assert calls == [4]
+
+
+def test_only_where_padding_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(CAUSAL[0])
+    assert choose_length(model, [5]) == 8 and choose_length(model, [4]) == 4 and choose_length(model, [1, 1, 1]) == 4
+    assert choose_length(model, [12, 1, 1]) is None  # most would be padding
+    assert all(choose_length(model_of(name), [5]) is None for name in [*PAIRS, *(set(DECODERS) & {*RECURRENT})])
+    limited = next(model_of(name) for name in CAUSAL if model_of(name).spec.max_length is not None)
+    longest = limited.spec.max_length
+    assert longest is not None
+    monkeypatch.setattr(prefill_graph, "LENGTH_STEP", longest - 1)
+    assert choose_length(limited, [longest]) is None  # padded it would be too long
+    monkeypatch.setattr(prefill_graph, "LENGTH_STEP", 4)
+    monkeypatch.setattr(prefill_graph, "MAX_WORK", 8 * model.spec.params().total)
+    assert choose_length(model, [5]) == 8 and choose_length(model, [5, 5]) is None  # the GPU is busy long enough
+
+
+@pytest.mark.parametrize("method", [PromptTuning(count=3), PrefixTuning(count=3)], ids=["prompt", "prefix"])
+def test_learned_prefixes_are_left_alone(method: Any) -> None:
+    model = deepcopy(model_of(CAUSAL[0]))
+    method.apply(model)
+    assert choose_length(model, [5]) is None
