@@ -8,16 +8,19 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import pretune as pt
 from pretune.runs.defaults import build_pretrain_config
 from tests.bench.test_guard import BENCH, load
+from tests.runs.study.studies import make_tree
 
 SCRIPTS = sorted(path.stem for path in BENCH.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
 TEXTS = ("wikipedia-en/valid", "wikipedia-en/train-00", "wikinews-en/train", "wikinews-en/valid", "books-en/train-00")
@@ -381,3 +384,35 @@ def test_exactness(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PYTHONPATH", str(BENCH.parent / "src"))
     words = ("--data", home / "data", "--steps", 14, "--kill-after", 12, "--batch-tokens", 256, "--device", "cpu")
     assert run("exactness", *words)
+
+
+@pytest.mark.slow
+def test_studies(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is gone leaves its records: another one runs what is missing, and gets the same results."""
+    names = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        names.append(str(tmp_path / f"{name}.yaml"))
+        Path(names[-1]).write_text(yaml.safe_dump(make_tree(tmp_path / name, seeds=1), sort_keys=False))
+
+    def run_studies(work: str, *options: object, code: int = 0) -> dict[str, dict[str, Any]]:
+        folder, out = tmp_path / work, tmp_path / f"{work}.tar.gz"
+        with pytest.raises(SystemExit) as exit_:
+            run("studies", *names, "--scale", "class", "--jobs", 2, "--work", folder, "--out", out, *options)
+        assert exit_.value.code == code
+        results = {path.parent.name: read(path) for path in folder.glob("*/study.json")}
+        return {
+            name: {key: value for key, value in result.items() if key != "cost"} for name, result in results.items()
+        }
+
+    assert run_studies("none", "--seconds", 0, code=75) == {}
+    whole = run_studies("whole")
+    assert sorted(whole) == ["first", "second"]
+    with tarfile.open(tmp_path / "whole.tar.gz") as archive:
+        archive.extractall(tmp_path / "lost", filter="data")
+    next((tmp_path / "lost/first/steps").glob("finetune-*.json")).unlink()
+    load("studies").save(tmp_path / "lost", tmp_path / "lost.tar.gz")
+    assert run_studies("again", "--restore", tmp_path / "lost.tar.gz") == whole
+    folders = [path.name.partition("-")[0] for path in (tmp_path / "again/first/steps").iterdir() if path.is_dir()]
+    assert sorted(folders) == ["data", "finetune", "pretrain", "tokenizer"]
+    assert not [path for path in (tmp_path / "again/second/steps").iterdir() if path.is_dir()]

@@ -106,6 +106,15 @@ def test_moved_weights_need_another_graph(gpu_of_tests: list[tuple[int, int]]) -
     assert model not in PREFILL_GRAPHS
 
 
+def test_graphs_of_inference_mode_are_not_used_outside(gpu_of_tests: list[tuple[int, int]]) -> None:
+    """Their buffers cannot be changed there."""
+    model, prompts, config = model_of(CAUSAL[0]), text(3), GenerationConfig(max_new_tokens=2)
+    with torch.inference_mode():
+        expected = [generate_tokens(model, prompts, config)[0][0].tokens for _ in range(2)]
+    assert [generate_tokens(model, prompts, config)[0][0].tokens for _ in range(2)] == expected
+    assert len(gpu_of_tests) == 2
+
+
 def test_a_failed_capture_is_not_tried_again(
     gpu_of_tests: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -307,10 +307,14 @@ def get_engine(
     return engine
 
 
-def identify_weights(model: LanguageModel) -> tuple[tuple[int, ...], torch.dtype | None]:
-    """Return what the graphs of a model depend on: the places of its weights, and the dtype of autocast."""
+def identify_weights(model: LanguageModel) -> tuple[Any, ...]:
+    """Return what the graphs of a model depend on: the places of its weights, the dtype of autocast, inference mode.
+
+    NOTE: buffers that were created in inference mode cannot be changed outside of it.
+    """
     autocast_dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    return tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())), autocast_dtype
+    places = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
+    return places, autocast_dtype, torch.is_inference_mode_enabled()
 
 
 def release_engine(model: LanguageModel) -> None:
