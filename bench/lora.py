@@ -321,6 +321,7 @@ def main() -> None:
     parser = common.build_parser(__doc__)
     common.add_device_option(parser)
     parser.add_argument("--only", nargs="*", help="parts of names of rows; default: all")
+    parser.add_argument("--without", nargs="*", default=[], help="parts of names of rows that are left out")
     parser.add_argument("--rounds", type=int, default=3, help="passes over the texts; the median counts")
     parser.add_argument("--rows", type=int, default=128, help="rows of 1,024 tokens in all")
     parser.add_argument("--limit", type=int, default=120, help="seconds of a row, compiling included")
@@ -367,7 +368,8 @@ def main() -> None:
             "peft QLoRA, packed, compiled": lambda: measure_peer(packed=True, quantized=True, compiled=True),
         }
         for name, run in sides.items():
-            if options.only and not any(part in name for part in options.only):
+            is_chosen = not options.only or any(part in name for part in options.only)
+            if not is_chosen or any(part in name for part in options.without):
                 continue
             try:
                 with common.time_limit(options.limit):

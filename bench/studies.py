@@ -4,8 +4,8 @@
         --work DIR --out FILE.tar.gz [--restore FILE.tar.gz]
 
 `--together` studies run at the same time, each with `--jobs` steps side by side, on an NVIDIA GPU under MPS. Every few
-seconds the archive is written: results, and the records of finished steps, which are small. On another machine
-`--restore` continues with them: cells that are finished are not run again, and what an unfinished one needs is. After
+seconds the archive is written: results, tokenizers, and the records of finished steps, which are small. On another
+machine `--restore` continues with them: finished cells are not run again, and what an unfinished one needs is. After
 `--seconds` all studies are stopped; the same command goes on. Exit code 75 if not all are finished.
 """
 
@@ -24,7 +24,7 @@ import common
 
 POLL_SECONDS, SAVE_SECONDS, STOP_SECONDS = 0.5, 10.0, 60.0
 UNFINISHED = 75
-KEPT_FILES = ("plan.json", "study.json", "study.md", "study.html", "steps/*.json")
+KEPT_FILES = ("plan.json", "study.json", "study.md", "study.html", "steps/*.json", "steps/tokenizer-*/*")
 
 
 def start_mps() -> None:
