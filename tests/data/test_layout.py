@@ -194,15 +194,22 @@ def test_errors(name: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=7), min_size=1, max_size=6))
-def test_a_batch_of_single_sequences_is_a_layout_with_a_row_for_each(ids: list[list[int]]) -> None:
+@given(
+    st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=7), min_size=1, max_size=6),
+    st.none() | st.integers(0, 3),
+)
+def test_a_batch_of_single_sequences_is_a_layout_with_a_row_for_each(ids: list[list[int]], extra: int | None) -> None:
     """`Batch.from_sequences`, which tokenizers use, places as `lay_out` does."""
     flat, offsets = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
     sequences = Sequences(tokens=flat, offsets=offsets, segments=flat % 2, labels=np.arange(len(ids)))
-    shape = BatchShape(rows=len(ids), length=max(map(len, ids)))
+    length = max(map(len, ids)) + (extra or 0)
+    shape = BatchShape(rows=len(ids), length=length)
     expected = lay_out(sequences, np.arange(len(ids)), shape)
     segments = [[token % 2 for token in row] for row in ids]
-    batch = Batch.from_sequences(ids, segments=segments, labels=[*range(len(ids))])
+    options: dict[str, int] = {} if extra is None else {"length": length}
+    batch = Batch.from_sequences(ids, segments=segments, labels=[*range(len(ids))], **options)
     assert (batch.rows, batch.one_per_row) == (expected.rows, expected.one_per_row)
     for name in ("tokens", "offsets", "sequence", "positions", "segments", "labels"):
         assert torch.equal(getattr(batch, name), getattr(expected, name)), name
+    with pytest.raises(UsageError):
+        Batch.from_sequences(ids, length=max(map(len, ids)) - 1)

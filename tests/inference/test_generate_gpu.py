@@ -94,7 +94,7 @@ def test_compiled() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", [*DECODERS, *PAIRS])
 def test_a_captured_prefill_writes_the_same(name: str, compiled: bool) -> None:
     """The first call of a shape runs as it is, the second captures, the third replays."""
     model, prompts = on_gpu(name), text(5, 3)
@@ -105,5 +105,6 @@ def test_a_captured_prefill_writes_the_same(name: str, compiled: bool) -> None:
     assert [[answer[0].tokens for answer in result] for result in results[1:]] == [
         [answer[0].tokens for answer in results[0]]
     ] * 2
+    lengths = ([1, 1], [5, 3]) if name in PAIRS else ([5, 3], None)
     has_graph = model in PREFILL_GRAPHS and bool(PREFILL_GRAPHS[model].graphs)
-    assert has_graph == (prefill_graph.choose_length(model, [5, 3]) is not None)
+    assert has_graph == (prefill_graph.choose_shape(model, *lengths) is not None)

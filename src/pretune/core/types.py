@@ -66,8 +66,9 @@ class Batch:
         *,
         segments: Sequence[Sequence[int]] | None = None,
         labels: Sequence[float] | None = None,
+        length: int | None = None,
     ) -> "Batch":
-        """Return a batch with one sequence of token ids in each row, the longest of which is the row length.
+        """Return a batch with one sequence of token ids in each row; rows of `length` tokens, by default the longest.
 
         `segments` has an id for every token, `labels` a class or a score for every sequence. `pt.batch` packs several
         short sequences into a row instead.
@@ -75,7 +76,9 @@ class Batch:
         lengths = [len(sequence) for sequence in sequences]
         if not lengths or not min(lengths):
             raise UsageError("a batch needs at least one sequence, and a sequence at least one token")
-        length, rows = max(lengths), len(lengths)
+        length, rows = max(lengths) if length is None else length, len(lengths)
+        if max(lengths) > length:
+            raise UsageError(f"a sequence of {max(lengths)} tokens does not fit into rows of {length}")
         sizes = torch.tensor([[size, length - size] for size in lengths])  # [S, 2] tokens and filler of each row
         offsets = torch.cat([torch.zeros(1, dtype=torch.long), sizes.flatten().cumsum(0)])
         column = torch.arange(length).repeat(rows)
