@@ -1,7 +1,6 @@
 """Run several studies on a machine that is lent for minutes, and keep what is finished.
 
-    PRETUNE_DATA=FOLDER PYTHONPATH=src python bench/studies.py bart-noise labels --scale gpu --seconds 560 \
-        --work DIR --out FILE.tar.gz [--restore FILE.tar.gz]
+    PRETUNE_DATA=FOLDER PYTHONPATH=src python bench/studies.py bart-noise labels --work DIR --out FILE.tar.gz
 
 `--together` studies run at the same time, each with `--jobs` steps side by side, on an NVIDIA GPU under MPS. Every few
 seconds the archive is written: results, tokenizers, and the records of finished steps, which are small. On another
