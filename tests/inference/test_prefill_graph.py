@@ -148,6 +148,8 @@ def test_only_where_padding_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(prefill_graph, "LENGTH_STEP", longest - 1)
     assert choose_shape(limited, [longest]) is None  # padded it would be too long
     monkeypatch.setattr(prefill_graph, "LENGTH_STEP", 4)
+    monkeypatch.setattr(prefill_graph, "MAX_TOKENS", 16)
+    assert choose_shape(model, [5, 5]) == (2, 8, 0) and choose_shape(model, [5, 5, 5]) is None
     monkeypatch.setattr(prefill_graph, "MAX_WORK", 8 * model.spec.params().total)
     assert choose_shape(model, [5]) == (1, 8, 0) and choose_shape(model, [5, 5]) is None  # the GPU is busy long enough
 

@@ -29,6 +29,8 @@ MIN_FILL = 0.5
 """Least share of tokens that are not padding, in prompts longer than one step."""
 MAX_WORK = 4e12
 """Tokens times parameters up to which the host is slower than the GPU: 20 ms of arithmetic."""
+MAX_TOKENS = 2048
+"""Tokens of a graph, padding included: each keeps a cache of them."""
 MIN_CALLS = 2
 """Prefills of a shape from which it is captured: a capture takes as long as four of them."""
 MAX_GRAPHS = 8
@@ -193,7 +195,9 @@ def choose_shape(
     else:  # the prompt of its decoder is short: a token that starts it
         source_length = _round_up(source_lengths, source_limit)
         shape = None if source_length is None else Shape(len(lengths), max(lengths), source_length)
-    return shape if shape is not None and shape.tokens * model.spec.params().total <= MAX_WORK else None
+    if shape is None or shape.tokens > MAX_TOKENS or shape.tokens * model.spec.params().total > MAX_WORK:
+        return None
+    return shape
 
 
 def _round_up(lengths: Sequence[int], limit: int | None) -> int | None:
