@@ -59,6 +59,15 @@ def test_a_step_is_captured_once_for_requests_of_a_kind() -> None:
     assert graphs(model) is not first
 
 
+def test_a_single_token_needs_no_step() -> None:
+    model = on_gpu(DECODERS[0])
+    first = generate_tokens(model, text(5, 4), GenerationConfig(max_new_tokens=1))
+    assert graphs(model) is None
+    more = generate_tokens(model, text(5, 4), GenerationConfig(max_new_tokens=3))
+    assert graphs(model) is not None
+    assert [answer[0].tokens for answer in first] == [answer[0].tokens[:1] for answer in more]
+
+
 def test_weights_that_changed_or_moved_are_seen() -> None:
     model, prompts, config = on_gpu(DECODERS[0]), text(5, 4), GenerationConfig(max_new_tokens=8)
     previous = generate_tokens(model, prompts, config)

@@ -225,7 +225,15 @@ def _generate_group(job: PromptGroup, callbacks: DecodingCallbacks, torch_compil
 
     key = (len(inputs), _drop_seed(decoding), generation_tokens)
     slots = 0 if is_encoder_decoder else count_prompt_slots(model)
-    engine = get_engine(model, build_state, key, capacity + slots, source=source_capacity, torch_compile=torch_compile)
+    engine = get_engine(
+        model,
+        build_state,
+        key,
+        capacity + slots,
+        source=source_capacity,
+        torch_compile=torch_compile,
+        will_step=decoding.max_new_tokens > 1,
+    )
     rows = decoding.rows_per_prompt
     index = None if rows == 1 else repeat_indices(len(inputs), rows, device)
     engine.load(cache, index)

@@ -286,20 +286,23 @@ def get_engine(
     *,
     source: int,
     torch_compile: bool,
+    will_step: bool = True,
 ) -> DecodingEngine:
     """Return an engine; on a GPU it is captured and cached for the next call with the same key (one per model).
 
-    `key` identifies the search. Weights that have moved since need another engine.
+    `key` identifies the search. Weights that have moved since need another engine. Nothing is captured unless it
+    `will_step`: the first token comes from the prefill.
     """
     if model.tokens.weight.device.type != "cuda":
         return DecodingEngine(model, build_state(), capacity, source=source, torch_compile=torch_compile)
-    engine_key = (key, capacity, source, torch_compile, identify_weights(model))
+    engine_key = (key, capacity, source, torch_compile, will_step, identify_weights(model))
     if model in _ENGINES and _ENGINES[model][0] == engine_key:
         return _ENGINES[model][1]
     _ENGINES.pop(model, None)  # free its memory before the next one needs some
     engine = DecodingEngine(model, build_state(), capacity, source=source, torch_compile=torch_compile)
     try:
-        engine.capture()
+        if will_step:
+            engine.capture()
     except RuntimeError as error:
         log.warn(f"CUDA graph capture failed, steps run eagerly: {str(error).splitlines()[0]}")
         engine = DecodingEngine(model, build_state(), capacity, source=source, torch_compile=torch_compile)
