@@ -5,7 +5,8 @@
 `--together` studies run at the same time, each with `--jobs` steps side by side, on an NVIDIA GPU under MPS. Every few
 seconds the archive is written: results, tokenizers, and the records of finished steps, which are small. On another
 machine `--restore` continues with them: finished cells are not run again, and what an unfinished one needs is. After
-`--seconds` all studies are stopped; the same command goes on. Exit code 75 if not all are finished.
+`--seconds` all studies are stopped; the same command goes on. Exit code 75 if not all are finished. With `--tokenizers`
+only the tokenizers are trained, for an archive that saves their time on the lent machine.
 """
 
 import argparse
@@ -20,6 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import common
+
+from pretune.runs.study.compare import build_plan
+from pretune.runs.study.execute import Execution
+from pretune.runs.study.study_dir import StudyDir
 
 POLL_SECONDS, SAVE_SECONDS, STOP_SECONDS = 0.5, 10.0, 60.0
 UNFINISHED = 75
@@ -65,6 +70,16 @@ def start(name: str, args: argparse.Namespace) -> subprocess.Popen[bytes]:
         )
 
 
+def train_tokenizers(names: Sequence[str], args: argparse.Namespace) -> None:
+    """Run the first steps of all studies in this process."""
+    for name in names:
+        plan = build_plan(name, scale=args.scale, device="cpu")
+        study_dir = StudyDir(args.work / Path(name).stem)
+        keys = [step.key for step in plan.steps.values() if step.action == "tokenizer"]
+        Execution(plan, study_dir, keys, device="cpu").run()
+    save(args.work, args.out)
+
+
 def run(names: Sequence[str], args: argparse.Namespace) -> dict[str, int]:
     """Run the studies until the time is over; returns the exit code of each that ended by itself."""
     begin, last_save = time.monotonic(), 0.0
@@ -102,11 +117,15 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="directory of the studies")
     parser.add_argument("--out", type=Path, required=True, help="archive: .tar.gz")
     parser.add_argument("--restore", type=Path, help="archive of another machine")
+    parser.add_argument("--tokenizers", action="store_true", help="train the tokenizers only")
     parser.add_argument("--set", action="append", default=[], help="setting of all studies, as in pretune compare")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     if args.restore is not None:
         restore(args.restore, args.work)
+    if args.tokenizers:
+        train_tokenizers(args.studies, args)
+        return
     start_mps()
     codes = run(args.studies, args)
     for name in args.studies:

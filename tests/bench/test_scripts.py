@@ -409,7 +409,12 @@ def test_studies(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         }
 
     assert run_studies("none", "--seconds", 0, code=75) == {}
-    whole = run_studies("whole")
+    words = ("--scale", "class", "--tokenizers", "--work", tmp_path / "first_steps", "--out", tmp_path / "first.tar.gz")
+    run("studies", *names, *words)
+    with tarfile.open(tmp_path / "first.tar.gz") as archive:
+        records = [name for name in archive.getnames() if name.endswith(".json") and name.count("/") == 2]
+    assert len(records) == 2 and all("/tokenizer-" in name for name in records)
+    whole = run_studies("whole", "--restore", tmp_path / "first.tar.gz")
     assert sorted(whole) == ["first", "second"]
     with tarfile.open(tmp_path / "whole.tar.gz") as archive:
         archive.extractall(tmp_path / "lost", filter="data")
