@@ -104,8 +104,9 @@ def test_compiled() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", [*DECODERS, *PAIRS])
-def test_a_captured_prefill_writes_the_same(name: str, compiled: bool) -> None:
+def test_a_captured_prefill_writes_the_same(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call of a shape runs as it is, the second captures, the third replays."""
+    monkeypatch.setattr(prefill_graph, "MIN_CALLS", 2)
     model, prompts = on_gpu(name), text(5, 3)
     config, marks = GenerationConfig(max_new_tokens=9, search=GreedySearch()), GenerationTokens(start=3)
     results = [

@@ -26,6 +26,7 @@ SEARCHES = [GreedySearch(), Sampling(top_k=20, seed=4), BeamSearch(beams=3)]
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of four tokens, which prompts of the small models fill."""
     monkeypatch.setattr(prefill_graph, "LENGTH_STEP", 4)
+    monkeypatch.setattr(prefill_graph, "MIN_CALLS", 2)
     PREFILL_GRAPHS.clear()
 
 
@@ -100,6 +101,15 @@ def test_a_shape_is_captured_when_it_repeats(captured_shapes: list[Shape]) -> No
         assert (find(count) is not None) == (count <= limit)  # those of the first shapes stay
     assert len(captured_shapes) == limit
     assert find(1, compiled=True) is None, "another kind of graph"
+
+
+def test_a_compiled_prefill_is_captured_earlier(captured_shapes: list[Shape], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a compilation has many texts to generate."""
+    monkeypatch.setattr(prefill_graph, "MIN_CALLS", 5)
+    for is_compiled, calls in ((True, 2), (False, 5)):
+        model = LanguageModel(model_of(CAUSAL[0]).spec)
+        found = [find_prefill_graph(model, text(3), torch_compile=is_compiled) is not None for _ in range(6)]
+        assert found == [number >= calls for number in range(1, 7)]
 
 
 def test_moved_weights_need_another_graph(captured_shapes: list[Shape]) -> None:

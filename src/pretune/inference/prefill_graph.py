@@ -31,8 +31,8 @@ MAX_WORK = 4e12
 """Tokens times parameters up to which the host is slower than the GPU: 20 ms of arithmetic."""
 MAX_TOKENS = 2048
 """Tokens of a graph, padding included: each keeps a cache of them."""
-MIN_CALLS = 2
-"""Prefills of a shape from which it is captured: a capture takes as long as four of them."""
+MIN_CALLS, MIN_COMPILED_CALLS = 8, 2
+"""Prefills of a shape from which it is captured: a capture takes as long as several of them, compiling far longer."""
 MAX_GRAPHS = 8
 """Graphs of a model; those of the first shapes that repeat stay, so that changing lengths capture nothing."""
 
@@ -127,7 +127,8 @@ class PrefillGraphs:
         """Return the graph of a shape; None if it is too rare, or cannot be captured."""
         self.calls[shape] += 1
         if shape not in self.graphs:
-            if self.calls[shape] < MIN_CALLS or len(self.graphs) >= MAX_GRAPHS:
+            min_calls = MIN_COMPILED_CALLS if torch_compile else MIN_CALLS
+            if self.calls[shape] < min_calls or len(self.graphs) >= MAX_GRAPHS:
                 return None
             padded_prefill = PaddedPrefill(model, shape, torch_compile=torch_compile)
             try:
