@@ -5,8 +5,9 @@
 `--together` studies run at the same time, each with `--jobs` steps side by side, on an NVIDIA GPU under MPS. Every few
 seconds the archive is written: results, tokenizers, and the records of finished steps, which are small. On another
 machine `--restore` continues with them: finished cells are not run again, and what an unfinished one needs is. After
-`--seconds` all studies are stopped; the same command goes on. Exit code 75 if not all are finished. With `--tokenizers`
-only the tokenizers are trained, for an archive that saves their time on the lent machine.
+`--seconds` all studies are stopped; the same command goes on. Exit code 75 if not all are finished. With `--first` only
+these steps run, which need no GPU: tokenizers here, for an archive that saves their time on the lent machine; there,
+prepared data while something else uses its GPU.
 """
 
 import argparse
@@ -70,12 +71,12 @@ def start(name: str, args: argparse.Namespace) -> subprocess.Popen[bytes]:
         )
 
 
-def train_tokenizers(names: Sequence[str], args: argparse.Namespace) -> None:
-    """Run the first steps of all studies in this process."""
+def run_first_steps(names: Sequence[str], args: argparse.Namespace) -> None:
+    """Run the steps without a model, of all studies, in this process."""
     for name in names:
         plan = build_plan(name, scale=args.scale, device="cpu")
         study_dir = StudyDir(args.work / Path(name).stem)
-        keys = [step.key for step in plan.steps.values() if step.action == "tokenizer"]
+        keys = [step.key for step in plan.steps.values() if step.action in args.first]
         Execution(plan, study_dir, keys, device="cpu").run()
     save(args.work, args.out)
 
@@ -117,14 +118,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="directory of the studies")
     parser.add_argument("--out", type=Path, required=True, help="archive: .tar.gz")
     parser.add_argument("--restore", type=Path, help="archive of another machine")
-    parser.add_argument("--tokenizers", action="store_true", help="train the tokenizers only")
+    parser.add_argument("--first", nargs="+", choices=("tokenizer", "data"), help="run only these steps")
     parser.add_argument("--set", action="append", default=[], help="setting of all studies, as in pretune compare")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     if args.restore is not None:
         restore(args.restore, args.work)
-    if args.tokenizers:
-        train_tokenizers(args.studies, args)
+    if args.first:
+        run_first_steps(args.studies, args)
         return
     start_mps()
     codes = run(args.studies, args)

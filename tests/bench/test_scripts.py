@@ -409,8 +409,8 @@ def test_studies(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         }
 
     assert run_studies("none", "--seconds", 0, code=75) == {}
-    words = ("--scale", "class", "--tokenizers", "--work", tmp_path / "first_steps", "--out", tmp_path / "first.tar.gz")
-    run("studies", *names, *words)
+    words = ("--scale", "class", "--work", tmp_path / "first_steps", "--out", tmp_path / "first.tar.gz")
+    run("studies", *names, *words, "--first", "tokenizer")
     with tarfile.open(tmp_path / "first.tar.gz") as archive:
         records = [name for name in archive.getnames() if name.endswith(".json") and name.count("/") == 2]
     assert len(records) == 2 and all("/tokenizer-" in name for name in records)
