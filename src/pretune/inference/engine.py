@@ -28,6 +28,7 @@ from pretune.inference.decoding_state import (
     strip_eos,
 )
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens
+from pretune.inference.text_model import list_modules
 from pretune.models.model import LanguageModel, raise_graph_limit
 from pretune.nn.cache import KVCache
 
@@ -316,7 +317,12 @@ def identify_weights(model: LanguageModel) -> tuple[Any, ...]:
     NOTE: buffers that were created in inference mode cannot be changed outside of it.
     """
     autocast_dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    places = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
+    places = tuple(
+        tensor.data_ptr()
+        for module in list_modules(model)
+        for tensor in (*module._parameters.values(), *module._buffers.values())
+        if tensor is not None
+    )
     return places, autocast_dtype, torch.is_inference_mode_enabled()
 
 

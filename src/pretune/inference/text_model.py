@@ -56,7 +56,7 @@ def get_tokenizer(model: nn.Module) -> Tokenizer:
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Set evaluation mode and disable gradients inside the block."""
-    training_modules = [module for module in model.modules() if module.training]
+    training_modules = [module for module in list_modules(model) if module.training]
     if training_modules:
         model.eval()
     try:
@@ -65,6 +65,19 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training_modules:
             module.training = True
+
+
+def list_modules(model: nn.Module) -> list[nn.Module]:
+    """Return a model and all modules in it; faster than `model.modules()`, which also makes their names."""
+    modules, number = [model], 0
+    seen = {model}
+    while number < len(modules):
+        for child in modules[number]._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                modules.append(child)
+        number += 1
+    return modules
 
 
 def list_linear_weights(model: nn.Module) -> list[Tensor]:
