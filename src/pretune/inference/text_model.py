@@ -69,14 +69,12 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 def list_modules(model: nn.Module) -> list[nn.Module]:
     """Return a model and all modules in it; faster than `model.modules()`, which also makes their names."""
-    modules, number = [model], 0
-    seen = {model}
-    while number < len(modules):
-        for child in modules[number]._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
+    modules, known_modules = [model], {model}
+    for module in modules:  # it grows meanwhile
+        for child in module._modules.values():
+            if child is not None and child not in known_modules:
+                known_modules.add(child)
                 modules.append(child)
-        number += 1
     return modules
 
 
