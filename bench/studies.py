@@ -1,4 +1,4 @@
-"""Run several studies on a machine that is lent for minutes, and keep what is finished.
+"""Run several studies on a preemptible machine, and keep what is finished.
 
     PRETUNE_DATA=FOLDER PYTHONPATH=src python bench/studies.py bart-noise labels --work DIR --out FILE.tar.gz
 
@@ -6,8 +6,8 @@
 seconds the archive is written: results, tokenizers, and the records of finished steps, which are small. On another
 machine `--restore` continues with them: finished cells are not run again, and what an unfinished one needs is. After
 `--seconds` all studies are stopped; the same command goes on. Exit code 75 if not all are finished. With `--first` only
-these steps run, which need no GPU: tokenizers here, for an archive that saves their time on the lent machine; there,
-prepared data while something else uses its GPU.
+these steps run, which need no GPU: tokenizers, for an archive that saves their time elsewhere; prepared data, while
+something else uses the GPU.
 """
 
 import argparse

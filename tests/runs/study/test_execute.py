@@ -29,7 +29,7 @@ from pretune.runs.study.compare import build_plan
 from pretune.runs.study.execute import run_worker
 from pretune.runs.study.plan import StepEstimate
 from pretune.runs.study.planner import plan_study
-from pretune.runs.study.schedule import choose_jobs, sort_by_urgency
+from pretune.runs.study.schedule import choose_jobs, sort_by_critical_path
 from pretune.runs.study.shards import list_cell_steps, list_shard_cells, parse_shard
 from tests.runs.study.studies import make_study, make_tree
 
@@ -330,7 +330,7 @@ def test_what_the_most_waits_for_comes_first(tmp_path: Path) -> None:
         key: replace(step, estimate=StepEstimate(seconds=seconds.get(step.action, 0.0)))
         for key, step in plan.steps.items()
     }
-    keys = sort_by_urgency(replace(plan, steps=steps), [*steps])
+    keys = sort_by_critical_path(replace(plan, steps=steps), [*steps])
     actions = [steps[key].action for key in keys]
     assert sorted(keys) == sorted(steps)
     assert actions.index("tokenizer") < actions.index("data") < actions.index("pretrain") < actions.index("finetune")

@@ -33,7 +33,7 @@ from pretune.core.run_dir import RunDir
 from pretune.runs.finetune.task_data import reuse_tasks
 from pretune.runs.study.actions import StepRunner
 from pretune.runs.study.plan import Plan, Step
-from pretune.runs.study.schedule import sort_by_urgency
+from pretune.runs.study.schedule import sort_by_critical_path
 from pretune.runs.study.study_dir import StepRecord, StudyDir
 
 MEMORY_MESSAGE = "out of memory; use fewer --jobs, or a smaller scale"
@@ -192,7 +192,7 @@ class WorkerPool:
 
     def __init__(self, execution: Execution, pending: list[str]) -> None:
         self.execution, self.count = execution, len(pending)
-        self.pending = sort_by_urgency(execution.plan, pending)
+        self.pending = sort_by_critical_path(execution.plan, pending)
         self.context = multiprocessing.get_context("spawn")
         self.workers = [self._start() for _ in range(min(execution.jobs, len(pending)))]
 
@@ -223,7 +223,7 @@ class WorkerPool:
         return StepWorker(process, parent)
 
     def _assign(self) -> None:
-        """Give every idle worker the most urgent step whose inputs are finished; skip those whose inputs failed."""
+        """Give every idle worker the first step whose inputs are finished; skip those whose inputs failed."""
         for worker in self.workers:
             if worker.step is None and (key := self._take_ready()) is not None:
                 worker.step, worker.start = self.execution.plan.steps[key], time.monotonic()

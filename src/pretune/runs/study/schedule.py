@@ -30,11 +30,11 @@ def choose_jobs(plan: Plan, device: str | None) -> int:
     return max(1, min(MAX_GPU_JOBS, int(free / job), count_cores() // 2))
 
 
-def sort_by_urgency(plan: Plan, keys: Sequence[str]) -> list[str]:
-    """Sort steps by the estimated time from their start to the end of all that needs them, the longest first.
+def sort_by_critical_path(plan: Plan, keys: Sequence[str]) -> list[str]:
+    """Sort steps by the estimated time of the critical path from them on, the longest first.
 
-    Many steps wait for a tokenizer, its prepared data and a pre-training; baselines and short fine-tunings fill the
-    time of workers that have nothing more urgent.
+    Many steps wait for a tokenizer, its prepared data and a pre-training; baselines and short fine-tunings run when
+    nothing else is ready.
     """
     seconds = dict.fromkeys(keys, 0.0)  # after the end of the step
     for key in reversed(keys):
