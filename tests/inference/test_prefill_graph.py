@@ -145,6 +145,16 @@ def test_a_failed_capture_is_not_tried_again(captured_shapes: list[Shape], monke
     assert calls == [(1, 4, 0)]
 
 
+def test_no_memory_for_a_graph_is_no_error(captured_shapes: list[Shape], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LanguageModel(model_of(CAUSAL[0]).spec)
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(model, "new_cache", fail)
+    assert [find_prefill_graph(model, text(3), torch_compile=False) for _ in range(4)] == [None] * 4
+
+
 def test_only_where_padding_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     model, pair = model_of(CAUSAL[0]), model_of(PAIRS[0])
     assert choose_shape(model, [5]) == (1, 8, 0) and choose_shape(model, [4]) == (1, 4, 0)

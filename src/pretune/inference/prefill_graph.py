@@ -28,7 +28,7 @@ LENGTH_STEP = 64
 MIN_FILL = 0.5
 """Least share of tokens that are not padding, in prompts longer than one step."""
 MAX_WORK = 4e12
-"""Tokens times parameters up to which the host is slower than the GPU: 20 ms of arithmetic."""
+"""Tokens times parameters up to which the host is slower than the GPU: 20 ms at 400 TFLOP/s."""
 MAX_TOKENS = 2048
 """Tokens of a graph, padding included: each keeps a cache of them."""
 MIN_CALLS, MIN_COMPILED_CALLS = 8, 2
@@ -130,8 +130,8 @@ class PrefillGraphs:
             min_calls = MIN_COMPILED_CALLS if torch_compile else MIN_CALLS
             if self.calls[shape] < min_calls or len(self.graphs) >= MAX_GRAPHS:
                 return None
-            padded_prefill = PaddedPrefill(model, shape, torch_compile=torch_compile)
             try:
+                padded_prefill = PaddedPrefill(model, shape, torch_compile=torch_compile)
                 self._pool = padded_prefill.capture(self._pool)
             except RuntimeError as error:
                 log.warn(f"CUDA graph capture failed, prefills run eagerly: {str(error).splitlines()[0]}")
