@@ -13,6 +13,7 @@ from pretune.adaptation.peft import PEFT_METHODS
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears, get_adapter_state
 from pretune.adaptation.peft.io import AdapterExtras, load_adapter, save_adapter
 from pretune.adaptation.peft.lora import LoRA
+from pretune.adaptation.peft.peft_format import pack
 from pretune.adaptation.peft.qlora import QLoRA, build_scale_table, build_value_table, dequantize, quantize
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.bidirectional_lm import build_bidirectional_lm, make_two_way
@@ -69,6 +70,8 @@ ATTENTIVE = {"ia3": "rescales keys", "prefix": "adds keys", "prompt": "needs att
 """Methods that need attention, with their reason to refuse a recurrent model."""
 every = pytest.mark.parametrize("name", PEFT_METHODS.list_names())
 usual = {"bert-base", "llama3-8b", "made-recurrent"}
+FUSED = ("gpt2-small", "modernbert-base")
+"""Models whose reference has queries, keys and values in one layer."""
 everywhere = pytest.mark.parametrize(
     ("case", "name"),
     [
@@ -149,6 +152,25 @@ def test_an_adapter_is_small_and_comes_back_as_it_was(case: str, name: str, tmp_
     numbers = sum(tensor.numel() for tensor in learned.values())
     size = (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size
     assert size < 4 * numbers * 3 + 200 * (len(learned) + 1)  # a block diagonal of three has three times the numbers
+
+
+@pytest.mark.parametrize("name", ["lora", "ia3", "prompt"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *sorted(usual),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in {*usual, *FUSED}),
+        *FUSED,
+    ],
+)
+def test_an_adapter_is_stored_from_any_device(case: str, name: str) -> None:
+    """… also where the reference has one layer for three of ours, and not all of them are adapted."""
+    if case in RECURRENT and name in ATTENTIVE:
+        return  # refused: test_methods_on_attention_refuse_recurrent_models
+    model, method, _ = applied(case, name, **({"targets": ("q", "v")} if name == "lora" else {}))
+    packed = pack(method, model.to("meta"))
+    assert packed is None or {tensor.device.type for tensor in packed.tensors.values()} == {"meta"}
+    assert packed is not None or case not in FUSED
 
 
 @everywhere

@@ -79,7 +79,8 @@ def _pack_lora(method: LoRA, peft_layers: list[PeftLayer], modules: Mapping[str,
         layers = {path: modules[path] for path in place.paths if isinstance(modules[path], LoraLinear)}
         if not layers:
             continue
-        scale = next(iter(layers.values())).scale
+        first = next(iter(layers.values()))
+        scale = first.scale
         rank, column, parts = sum(layer.a.shape[0] for layer in layers.values()), 0, []
         for path, rows in zip(place.paths, place.rows, strict=True):
             if path in layers:
@@ -87,7 +88,7 @@ def _pack_lora(method: LoRA, peft_layers: list[PeftLayer], modules: Mapping[str,
                 parts.append(pad_columns(layer.b.detach() * (layer.scale / scale), column, rank))
                 column += layer.a.shape[0]
             else:
-                parts.append(torch.zeros(rows, rank))
+                parts.append(first.b.new_zeros(rows, rank))
         name = f"{ROOT_PREFIX}{place.peft_path}"
         tensors[f"{name}.lora_A.weight"] = torch.cat([layer.a.detach() for layer in layers.values()])
         tensors[f"{name}.lora_B.weight"] = place.pack(parts) if len(parts) > 1 else parts[0]
@@ -120,8 +121,10 @@ def _pack_ia3(peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftA
             tensors[name] = layers[0].scale.detach()[None]
             inputs.append(place.peft_path)
         elif any(isinstance(layer, ScaledLinear) for layer in layers):
-            pairs = zip(layers, place.rows, strict=True)
-            parts = [x.scale.detach()[:, None] if isinstance(x, ScaledLinear) else torch.ones(n, 1) for x, n in pairs]
+            scales = [layer.scale.detach() if isinstance(layer, ScaledLinear) else None for layer in layers]
+            first = next(scale for scale in scales if scale is not None)
+            pairs = zip(scales, place.rows, strict=True)
+            parts = [first.new_ones(rows, 1) if scale is None else scale[:, None] for scale, rows in pairs]
             tensors[name] = place.pack(parts) if len(parts) > 1 else parts[0]
     config = {"peft_type": "IA3", "target_modules": _list_modules(tensors, ".ia3_l"), "feedforward_modules": inputs}
     return PeftAdapter(config={**_COMMON_CONFIG, **config}, tensors=tensors)
