@@ -115,6 +115,7 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
     """Yield the lines of a plan: question, rows, steps, cost and time."""
     from pretune.core.log import align_columns, format_count, format_duration, format_number
     from pretune.models.devices import DEVICES
+    from pretune.reports.study_text import ACTION_NAMES
     from pretune.runs.study.plan import STEP_NOUNS
 
     study, total = plan.study, plan.sum_estimates()
@@ -152,7 +153,11 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
     yield f"all: {format_count(len(plan.steps), 'steps')}, {cost} {place}"
     times = [f"{name} {format_duration(total.flops / entry.rate)}" for name, entry in DEVICES.items()]
     yield f"arithmetic alone: {', '.join(times)}"
-    yield "learning rates: " + ("tuned per cell on dev" if plan.is_tuned else "not tuned; defaults of the papers")
+    names = " and ".join(ACTION_NAMES[action] for action in plan.tuned_actions)
+    rest = "" if plan.is_tuned else "; others: defaults of the papers"
+    yield "learning rates: " + (
+        f"of {names} tuned per cell on dev{rest}" if names else "not tuned; defaults of the papers"
+    )
 
 
 def format_results(results: "Mapping[str, Any]") -> "Iterator[str]":

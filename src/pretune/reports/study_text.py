@@ -12,6 +12,7 @@ BASELINE_MARK = " °"
 """Mark of scores that are not better than the simplest baseline."""
 BUSY_FACTOR = 1.1
 """Wall-clock time of one-core steps relative to their CPU time, from which the machine had other work."""
+ACTION_NAMES = {"pretrain": "pre-training", "finetune": "fine-tuning"}
 UNITS = {"flops": "FLOP", "kwh": " kWh", "dollars": " $"}
 
 
@@ -76,14 +77,31 @@ def format_difference(claim: Facts) -> str:
 
 
 def format_tuning(results: Facts) -> str:
-    """Return a sentence on the learning rates."""
-    if results["is_tuned"]:
-        rates = results["rates"]
-        tries = [f"{len(rates[name])} of {name}" for name in ("pretrain", "finetune") if rates[name]]
-        return f"Learning rates are tuned per cell on dev with the first seed; tries per cell: {', '.join(tries)}."
-    return (
-        "Learning rates are not tuned: every cell uses the one of its settings, or the default of its model and method."
-    )
+    """Return what was tuned, and which rows chose the largest or smallest of the learning rates that were tried."""
+    default_note = "every cell uses the one of its settings, or the default of its model and method."
+    tuned_actions = results.get("tuned_actions", [])
+    if not tuned_actions:
+        return f"Learning rates are not tuned: {default_note}"
+    tries = " and ".join(f"{len(results['rates'][action])} of {ACTION_NAMES[action]}" for action in tuned_actions)
+    untuned_names = [name for action, name in ACTION_NAMES.items() if action not in tuned_actions]
+    text = f"Learning rates are tuned per cell on dev with the first seed; tries: {tries}."
+    if not results["is_tuned"]:
+        text += f" Those of {' and '.join(untuned_names)} are not: {default_note}"
+    if edges := _list_edges(results):
+        text += (
+            f" The best is the largest or smallest of those tried for {', '.join(edges)}: a wider range may be better."
+        )
+    return text
+
+
+def _list_edges(results: Facts) -> list[str]:
+    """Return the rows, with the factor, whose best learning rate has none beyond it that was tried."""
+    edges: dict[str, None] = {}
+    for choice in results.get("chosen_rates", []):
+        factors = results["rates"][choice["action"]]
+        if len(factors) > 2 and choice["factor"] in (min(factors), max(factors)):
+            edges[f"{choice['row']} ({choice['factor']:g} x)"] = None
+    return [*edges]
 
 
 def list_paper_rows(paper_table: Facts) -> list[tuple[str, ...]]:

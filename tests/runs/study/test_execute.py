@@ -22,15 +22,17 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core import log, machine
 from pretune.core.errors import StoppedError, UsageError
-from pretune.reports.study_text import render_study_text
+from pretune.reports.study_text import format_tuning, render_study_text
 from pretune.runs.samples import SampleHook
 from pretune.runs.study import actions, execute, schedule
 from pretune.runs.study.compare import build_plan
 from pretune.runs.study.execute import run_worker
 from pretune.runs.study.plan import StepEstimate
 from pretune.runs.study.planner import plan_study
+from pretune.runs.study.results import build_results
 from pretune.runs.study.schedule import choose_jobs, sort_by_critical_path
 from pretune.runs.study.shards import list_cell_steps, list_shard_cells, parse_shard
+from pretune.runs.study.study_dir import make_record
 from tests.runs.study.studies import make_study, make_tree
 
 RATES = {"pretrain": [0.5, 1.0], "finetune": [0.5, 2.0]}
@@ -96,6 +98,23 @@ def test_shards_and_merge_give_the_whole(tmp_path: Path) -> None:
     assert read(tmp_path / "merged") == read(tmp_path / "whole") and merged.table == whole.table
     # more seeds: weights of merged steps are not there, so what new cells need is computed again
     assert pt.compare(file, out=tmp_path / "merged", seeds=3).table["low"].keys() == whole.table["low"].keys()
+
+
+def test_rates_at_the_end_of_a_range_are_named(tmp_path: Path) -> None:
+    """Fine-tuning alone is tuned: its page says so, and for which rows no larger or smaller rate was tried."""
+    plan = plan_study(make_study(tmp_path, seeds=1, rates={"finetune": [0.5, 1.0, 2.0]}))
+    assert plan.tuned_actions == ["finetune"] and not plan.is_tuned
+    best, records = {"low": 2.0, "high": 1.0}, dict[str, Any]()
+    for cell in plan.cells:
+        step = plan.steps[cell.readings["table"].step]
+        tries = {plan.steps[key].arguments["rate_factor"]: key for key in step.inputs}
+        scores = {"accuracy": 0.5, "dev": 0.5}
+        records[step.key] = make_record(step, scores, {}, {}, selected_key=tries[best[cell.row]])
+    results = build_results(plan, records, {})
+    assert {choice["row"]: choice["factor"] for choice in results["chosen_rates"]} == best
+    assert {choice["action"] for choice in results["chosen_rates"]} == {"finetune"}
+    text = format_tuning(results)
+    assert "low (2 x)" in text and "high" not in text and "3 of fine-tuning" in text and "pre-training are not" in text
 
 
 def test_shards_divide_the_cells(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_scales_choose_rows_levels_and_measures(tmp_path: Path) -> None:
         claims=[],
         scales={
             "class": {"levels": {"size": ["tiny"]}, "measures": ["loss"], "seeds": 1},
-            "gpu": {"settings": {"pretrain.data.max_length": 16}, "budget": {"tokens": "2k"}},
+            "gpu": {"settings": {"pretrain.data.max_length": 16}, "budget": {"tokens": "2k"}, "first_seed": 7},
         },
     )
     del tree["rows"]
@@ -125,6 +125,7 @@ def test_scales_choose_rows_levels_and_measures(tmp_path: Path) -> None:
     assert [row.name for row in small.rows] == ["tiny, rate 0.15", "tiny, rate 0.4"]
     assert count(small) == {"tokenizer": 1, "data": 1, "pretrain": 2}
     assert count(large) == {"tokenizer": 1, "data": 1, "pretrain": 8, "finetune": 8}
+    assert small.seeds == (0,) and large.seeds == (7, 8)
     with pytest.raises(UsageError, match="unknown scale 'full'"):
         plan_study(study, "full")
 

@@ -59,7 +59,8 @@ class ModelSteps:
         self.data = None if data is None else os.fspath(data)
         self.overrides = overrides
         count = seeds or self.scale.seeds or study.seeds
-        self.seeds = tuple(range(study.first_seed, study.first_seed + count))
+        first_seed = study.first_seed if self.scale.first_seed is None else self.scale.first_seed
+        self.seeds = tuple(range(first_seed, first_seed + count))
         self.budget: Budget = self.scale.budget or study.budget
         self.rates = self.scale.rates or study.rates
         self.estimator = Estimator(device)

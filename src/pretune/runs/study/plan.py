@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pretune.core.config import to_dict
-from pretune.runs.study.spec import Measure, Row, Scale, Study
+from pretune.runs.study.spec import Measure, RateFactors, Row, Scale, Study
 
 FORMAT = 1
 """Version of the steps; another one makes all keys new."""
@@ -114,12 +114,21 @@ class Plan:
         return self.study.reference if self.study.reference in names else names[0]
 
     @property
+    def rates(self) -> RateFactors:
+        """Learning rates that are tried, relative to the defaults."""
+        return self.scale.rates or self.study.rates
+
+    @property
+    def tuned_actions(self) -> list[str]:
+        """The actions that try several learning rates in every cell: pretrain, finetune, both or none."""
+        actions = self.count_actions()
+        factors = {"pretrain": self.rates.pretrain, "finetune": self.rates.finetune}
+        return [action for action, rates in factors.items() if action in actions and len(rates) > 1]
+
+    @property
     def is_tuned(self) -> bool:
         """True if every cell tries several learning rates wherever it trains."""
-        rates = self.scale.rates or self.study.rates
-        actions = self.count_actions()
-        factors = {"pretrain": rates.pretrain, "finetune": rates.finetune}
-        return all(len(factors[action]) > 1 for action in factors if action in actions)
+        return {"pretrain", "finetune"} & self.count_actions().keys() <= {*self.tuned_actions}
 
     def collect_inputs(self, keys: Sequence[str]) -> list[str]:
         """Return these steps and all that they need, inputs first."""

@@ -51,7 +51,9 @@ def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mappi
         "claims": [judge_claim(plan, claim, values, baselines) for claim in study.claims],
         "rule": RULE,
         "is_tuned": plan.is_tuned,
-        "rates": to_dict(plan.scale.rates or study.rates),
+        "tuned_actions": plan.tuned_actions,
+        "rates": to_dict(plan.rates),
+        "chosen_rates": list_chosen_rates(plan, records),
         "missing": _list_missing(plan, values),
         "failures": _list_failures(failures),
         "cost": sum_costs(plan, records),
@@ -163,6 +165,20 @@ def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values) -> 
     if all(side.get("is_above_baseline") is False for side in comparisons):
         reason += "; neither is better than the simplest baseline"
     return {**facts, **asdict(verdict), "reason": reason}
+
+
+def list_chosen_rates(plan: Plan, records: Mapping[str, StepRecord]) -> list[Facts]:
+    """Return which of the tried learning rates is the best on dev, for each row and choice."""
+    choices: list[Facts] = []
+    for cell in plan.cells:
+        if cell.seed != plan.seeds[0]:
+            continue
+        for key in plan.collect_inputs([reading.step for reading in cell.readings.values()]):
+            if plan.steps[key].action == "choose" and key in records:
+                run = plan.steps[records[key]["selected_key"]]
+                factor = run.arguments["rate_factor"]
+                choices.append({"row": cell.row, "action": run.action, "label": run.label, "factor": factor})
+    return choices
 
 
 def sum_costs(plan: Plan, records: Mapping[str, StepRecord]) -> Facts:

@@ -229,6 +229,7 @@ class Scale:
 
     about: str = ""
     seeds: Annotated[int, SeedCount()] | None = None
+    first_seed: Annotated[int, Ge(0)] | None = None
     budget: Budget | None = None
     rates: RateFactors | None = None
     settings: Settings = ()
