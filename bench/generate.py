@@ -1,12 +1,14 @@
 """Speed of greedy generation with GPT-2 small, compared with `transformers.generate` in the same precision.
 
     PYTHONPATH=src python bench/generate.py [--batches 1,64] [--new 128] [--no-compile] [--full] [--out result.json]
+    PYTHONPATH=src python bench/generate.py --device cpu --laptop llama --batches 1,8
 
 Both sides get prompts of 32 random tokens and generate `--new` tokens each, without an end token. The peer runs with
 its default (dynamic) cache and with its static cache, for which it compiles a step. Ours has a static cache and
 captures a step as a CUDA graph, optionally compiled before. The time includes the prompts; variants run one after the
-other, two warm-up calls each, and the median call counts. On a CPU only `--full` measures anything: without it a small
-model checks that the script runs.
+other, two warm-up calls each, and the median call counts. `--laptop` takes a decoder of six layers and width 256, as
+one pre-trains on a laptop. On a CPU only `--full` and `--laptop` measure anything: without them a small model checks
+that the script runs.
 
 Before timing, in fp32: each generated token must have the reference's largest logit, within 1e-3. Prints JSON: tokens
 per second of each variant and the ratios.
@@ -30,6 +32,15 @@ from pretune.inference.generation_config import GenerationConfig, GenerationToke
 PROMPT = 32
 GOALS = {1: 8.0, 64: 3.0}
 SMALL = {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 1000}
+LAPTOP_GPT2 = {"n_embd": 256, "n_layer": 6, "n_head": 4, "vocab_size": 8192}
+LAPTOP_LLAMA = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 8192,
+}
 
 
 def main() -> None:
@@ -41,10 +52,11 @@ def main() -> None:
     parser.add_argument("--dtype", default=None, help="float32 or bfloat16; default: bfloat16 on a GPU, else float32")
     parser.add_argument("--no-compile", action="store_true", help="skip the compiled variants of both sides")
     parser.add_argument("--full", action="store_true", help="GPT-2 small on a CPU as well")
+    parser.add_argument("--laptop", choices=("gpt2", "llama"), help="a small decoder of this family instead")
     options = parser.parse_args()
     gpu = options.device == "cuda"
     dtype = getattr(torch, options.dtype or ("bfloat16" if gpu else "float32"))
-    reference = build({} if gpu or options.full else SMALL)
+    reference = build(gpu or options.full, options.laptop)
     with tempfile.TemporaryDirectory() as folder:
         reference.save_pretrained(folder)
         ours = pt.load(folder, device=options.device)
@@ -56,6 +68,7 @@ def main() -> None:
         "device": common.describe_device(options.device),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "model": f"{options.laptop}, laptop" if options.laptop else "gpt2",
         "dtype": str(dtype).removeprefix("torch."),
         "prompt": PROMPT,
         "new": options.new,
@@ -68,11 +81,15 @@ def main() -> None:
     assert worst < 1e-3, f"a token is {worst} below the reference's maximum logit"
 
 
-def build(options: dict[str, int]) -> Any:
-    """Build GPT-2 with random weights and no end token."""
+def build(is_full: bool, laptop: str | None) -> Any:
+    """Build a decoder with random weights and no end token."""
     torch.manual_seed(0)
-    config = transformers.GPT2Config(**options, bos_token_id=None, eos_token_id=None, pad_token_id=0)
-    model = transformers.GPT2LMHeadModel(config).eval()
+    tokens: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    if laptop == "llama":
+        model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LAPTOP_LLAMA, **tokens)).eval()
+    else:
+        options = LAPTOP_GPT2 if laptop == "gpt2" else {} if is_full else SMALL
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**options, **tokens)).eval()
     model.generation_config = transformers.GenerationConfig(pad_token_id=0, eos_token_id=None, do_sample=False)
     return model
 

@@ -1,14 +1,13 @@
 """A law that cannot be broken proves nothing: models broken on purpose, and the law that notices."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from pretune.nn import attention, attention_mask, cache, stack
+from pretune.nn import attention_mask, decoding_step, stack
 from tests.contracts import laws
 from tests.contracts.tiny import model_of
 
@@ -80,18 +79,27 @@ def test_another_rule_is_noticed(
 
 def every_step(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Change what the layers are told about a step."""
-    made = stack.DecodingStep
-    monkeypatch.setattr(stack, "DecodingStep", lambda **given: made(**{**given, **change(given)}))
+    made = decoding_step.DecodingStep
+    monkeypatch.setattr(decoding_step, "DecodingStep", lambda **given: made(**{**given, **change(given)}))
+
+
+def every_window(monkeypatch: pytest.MonkeyPatch, change: Callable[[int | None], int | None]) -> None:
+    """Change the windows of the layers in a step."""
+    prepare = stack.prepare_steps
+
+    def prepare_others(*given: Any) -> Callable[..., decoding_step.DecodingStep]:
+        build = prepare(*given)
+        return lambda window, *rest: build(change(window), *rest)
+
+    monkeypatch.setattr(stack, "prepare_steps", prepare_others)
 
 
 def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = cache.DecodingStep.build_mask
-    monkeypatch.setattr(cache.DecodingStep, "build_mask", lambda self, window: whole(self, None))
+    every_window(monkeypatch, lambda window: None)
 
 
 def wider(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = cache.DecodingStep.build_mask
-    monkeypatch.setattr(cache.DecodingStep, "build_mask", lambda self, window: whole(self, window and window + 1))
+    every_window(monkeypatch, lambda window: window and window + 1)
 
 
 def all_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,26 +107,26 @@ def all_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    every_step(monkeypatch, lambda given: {"distance": given["distance"] + 1})
+    every_step(monkeypatch, lambda given: {"mask": given["mask"].roll(-1, -1)})
 
 
 def unturned(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = attention.MultiHeadAttention.step
-
-    def step_unturned(self: Any, x: Tensor, decoding_step: cache.DecodingStep, *rest: Any, **how: Any) -> Tensor:
-        return step(self, x, replace(decoding_step, rotation=None), *rest, **how)
-
-    monkeypatch.setattr(attention.MultiHeadAttention, "step", step_unturned)
+    every_step(monkeypatch, lambda given: {"rotation": None})
 
 
 def unbiased(monkeypatch: pytest.MonkeyPatch) -> None:
-    every_step(monkeypatch, lambda given: {"bias": None})
+    prepare = stack.prepare_steps
+    monkeypatch.setattr(stack, "prepare_steps", lambda cache, rotations, bias: prepare(cache, rotations, None))
 
 
 def crossed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is stepped is written where another sequence reads."""
-    put = cache.LayerCache.put
-    monkeypatch.setattr(cache.LayerCache, "put", lambda self, k, v, at: put(self, k.roll(1, 0), v.roll(1, 0), at))
+    append = decoding_step.DecodingStep.append
+    monkeypatch.setattr(
+        decoding_step.DecodingStep,
+        "append",
+        lambda self, cache, k, v: append(self, cache, k.roll(1, 0), v.roll(1, 0)),
+    )
 
 
 @pytest.mark.parametrize(

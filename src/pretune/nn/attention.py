@@ -16,7 +16,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from pretune.core.config import Fraction, NewField, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention_mask import AttentionContext
-from pretune.nn.cache import DecodingStep, KVPrefix, LayerCache, prepend_prefix
+from pretune.nn.cache import KVPrefix, LayerCache, prepend_prefix
+from pretune.nn.decoding_step import DecodingStep
 from pretune.nn.layers import Dropout, Norm
 from pretune.nn.layers import dropout as apply_dropout
 from pretune.nn.positions import DistanceTerms, Rotary, rotate
@@ -280,12 +281,11 @@ class MultiHeadAttention(nn.Module):
             q, k, v = self.project(x, None)
             if step.rotation is not None:
                 q, k = rotate(q, step.rotation), rotate(k, step.rotation)
-            cache.put(k, v, step.columns)
-        mask = step.source_mask if cross else step.build_mask(self.window)
-        if step.bias is not None and mask is not None and not cross:
-            bias = step.bias.view(step.bias.shape[0], self.kv_heads, -1, step.bias.shape[-1])
-            mask = bias.masked_fill(~mask, float("-inf")).to(q.dtype)
-        keys, values = cache.keys, cache.values  # [B, K, T, D]
+            step.append(cache, k, v)
+        keys, values = (cache.keys, cache.values) if cross else step.read(cache)  # [B, K, T, D]
+        mask = step.source_mask if cross else step.mask
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask.to(q.dtype)
         queries = q.view(q.shape[0], self.kv_heads, -1, self.head)  # heads that share a key, as queries
         attention = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=self.scale)
         out: Tensor = self.out(attention.flatten(1))

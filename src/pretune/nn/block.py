@@ -11,7 +11,8 @@ from pretune.core.config import Fraction, NewField, spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention import Attention, MultiHeadAttention
 from pretune.nn.attention_mask import AttentionContext
-from pretune.nn.cache import DecodingStep, LayerCache
+from pretune.nn.cache import LayerCache
+from pretune.nn.decoding_step import DecodingStep
 from pretune.nn.layers import Dropout, FeedForward, FeedForwardLayer, Norm
 
 
@@ -42,7 +43,9 @@ class NormSlots(nn.Module):
 
     def add(self, x: Tensor, change: Tensor) -> Tensor:
         """Add a sublayer's output to the residual stream, keeping its dtype: norms run in fp32 under autocast."""
-        out: Tensor = self.post(x + change)
+        out = x + change
+        if type(self.post) is not nn.Identity:
+            out = self.post(out)
         return out.to(x.dtype)
 
 

@@ -41,12 +41,6 @@ class LayerCache:
         for store, new in zip(self.store, (k, v), strict=True):
             store[row, :, column] = new.to(store.dtype)
 
-    def put(self, k: Tensor, v: Tensor, columns: Tensor) -> None:
-        """Write the keys and values `[B, K, D]` of one token per sequence."""
-        row = torch.arange(k.shape[0], device=k.device)
-        for store, new in zip(self.store, (k, v), strict=True):
-            store[row, :, columns] = new.to(store.dtype)
-
 
 @dataclass(slots=True, kw_only=True)
 class RecurrentState(LayerCache):
@@ -104,24 +98,6 @@ class KVCache:
         self.lengths = _assign_slots(batch, self.layers, self.lengths, self.prefix_length)
         if batch.source is not None and self.source_lengths is not None:
             self.source_lengths = _assign_slots(batch.source, self.cross, self.source_lengths)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodingStep:
-    """Inputs of a decoding step that all layers share."""
-
-    columns: Tensor  # [B] column of the new token
-    distance: Tensor  # [B, T] cached position minus new position
-    rotation: tuple[Tensor, Tensor] | None = None
-    bias: Tensor | None = None  # [B, H, T]
-    source_mask: Tensor | None = None  # [B, 1, 1, S]; None without a source
-
-    def build_mask(self, window: int | None) -> Tensor:
-        """Return the mask `[B, 1, 1, T]`: past tokens and the token itself, within the window."""
-        mask = self.distance <= 0
-        if window is not None:
-            mask = mask & (self.distance > -window)
-        return mask[:, None, None]
 
 
 def _assign_slots(batch: Batch, layers: list[LayerCache], like: Tensor, prefix_length: int = 0) -> Tensor:

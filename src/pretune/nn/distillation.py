@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pretune.nn.layers import get_compute_dtype
 from pretune.nn.loss import BLOCK_BYTES, pad_to_alignment
 
 LogitFactors = tuple[Tensor, Tensor, Tensor | None]
@@ -85,7 +86,7 @@ class _LinearSoftLoss(torch.autograd.Function):
         temperature: float,
     ) -> Tensor:
         device, vocab = states.device.type, min(weight.shape[0], teacher_weight.shape[0])
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+        dtype = get_compute_dtype(states)
         for_rows, for_table, for_shift = ctx.needs_input_grad[:3]
         exact = torch.promote_types(dtype, torch.float32)
         with torch.autocast(device, enabled=False):

@@ -24,6 +24,12 @@ _PROBABILITY_STEPS = 2**16  # resolution of a probability
 _HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
+def get_compute_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of products with `x`: that of autocast, if it is on."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 def gelu(x: Tensor) -> Tensor:
     """Compute gelu: x Φ(x) (Hendrycks and Gimpel, 2016)."""
     if _is_fused(x) and x.dtype in _HALF_DTYPES:

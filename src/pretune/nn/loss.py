@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pretune.core.types import IGNORE_INDEX, Loss
+from pretune.nn.layers import get_compute_dtype
 
 ALIGN = 64
 """Multiple to which the vocabulary is padded on a GPU: an odd number of columns halves the matmul rate."""
@@ -35,7 +36,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, correct: Tensor | None
     ) -> Tensor:
         device = states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+        dtype = get_compute_dtype(states)
         for_rows, for_table, for_shift = ctx.needs_input_grad[:3]  # the table is frozen for LoRA
         with_gradient, exact = for_rows or for_table or for_shift, torch.promote_types(dtype, torch.float32)
         with torch.autocast(device, enabled=False):
@@ -112,7 +113,7 @@ def sample_tokens(states: Tensor, weight: Tensor, bias: Tensor | None, chance: T
     on its row. Products run in the autocast precision. No gradient, and no synchronization with the device.
     """
     device = states.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+    dtype = get_compute_dtype(states)
     vocab = weight.shape[0]
     with torch.autocast(device, enabled=False):
         rows, table = states.to(dtype), pad_to_alignment(weight.to(dtype))

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from pretune.core.config import Fraction, Ge, Le, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
+from pretune.nn.layers import get_compute_dtype
 
 
 @spec
@@ -261,7 +262,7 @@ class LSTMLayer(nn.Module):
         `start` are the states of the first sequences before these steps; all others start from zeros.
         """
         device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        dtype = get_compute_dtype(x)
         # NOTE: autocast would run cuDNN in fp16, whatever its dtype is.
         with torch.autocast(device, enabled=False):
             run = self._run_steps if exact else self._run_torch

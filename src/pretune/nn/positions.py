@@ -162,24 +162,26 @@ class RotaryPositions(nn.Module):
         self.spec, self.rotary_width = spec, int(head_width * spec.fraction)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of the angles, `[N, 1, rotary width]` each, in fp32."""
+        """Return cosine and signed sine of the angles, `[N, 1, rotary width]` each, in fp32.
+
+        The sine is negative in the first half: there `rotate` subtracts.
+        """
         steps = torch.arange(0, self.rotary_width, 2, device=positions.device, dtype=torch.float32) / self.rotary_width
         frequencies = 1.0 / (self.spec.theta**steps)
         if self.spec.scaling is not None:
             frequencies = self.spec.scaling.scale_frequencies(frequencies)
         angle = positions[:, None, None].float() * frequencies
-        angle = torch.cat((angle, angle), dim=-1)
-        return angle.cos(), angle.sin()
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate heads `[N, H, D]`; channels beyond the rotary width are unchanged."""
-    cos, sin = (part.to(x.dtype) for part in rotation)
+    cos, sin = rotation[0].to(x.dtype), rotation[1].to(x.dtype)
     width = cos.shape[-1]
-    head, rest = x[..., :width], x[..., width:]
-    first, second = head.chunk(2, dim=-1)
-    head = head * cos + torch.cat((-second, first), dim=-1) * sin
-    return head if not rest.shape[-1] else torch.cat((head, rest), dim=-1)
+    head = x if width == x.shape[-1] else x[..., :width]
+    head = torch.addcmul(head * cos, head.roll(width // 2, dims=-1), sin)
+    return head if width == x.shape[-1] else torch.cat((head, x[..., width:]), dim=-1)
 
 
 @spec

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pretune.core.config import Positive, spec
 from pretune.core.types import IGNORE_INDEX, Loss
+from pretune.nn.layers import get_compute_dtype
 from pretune.nn.loss import BLOCK_BYTES
 
 
@@ -80,7 +81,7 @@ class _SampledCrossEntropy(torch.autograd.Function):
         sampled_ids: Tensor,  # [S]
     ) -> Tensor:
         device = states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+        dtype = get_compute_dtype(states)
         exact = torch.promote_types(dtype, torch.float32)
         with torch.autocast(device, enabled=False):
             rows, label_table, columns = states.to(dtype), label_rows.to(dtype), table.to(dtype)

@@ -21,9 +21,10 @@ from pretune.nn.attention_mask import (
     find_unsupported,
 )
 from pretune.nn.block import Block, TransformerBlock
-from pretune.nn.cache import DecodingStep, KVCache, LayerCache, fill_prefix_cache
+from pretune.nn.cache import KVCache, LayerCache, fill_prefix_cache
 from pretune.nn.convolution import Convolution
-from pretune.nn.layers import Dropout, Embed, Norm
+from pretune.nn.decoding_step import DecodingStep, Rotations, prepare_steps
+from pretune.nn.layers import Dropout, Embed, Norm, get_compute_dtype
 from pretune.nn.positions import DistanceEmbedding, DistanceVectors, Position, Rotary
 
 MAX_LAYERS = 10**4
@@ -163,8 +164,9 @@ class TransformerStack(nn.Module):
     ) -> StackOutput:
         """Return the states of token embeddings `[N, table]`; `source` are the encoder's states of `batch.source`."""
         x = self.embed_inputs(x, self.shift_positions(batch.positions), batch.segments)
-        contexts = self.build_contexts(batch, x.dtype, flags)
-        cross_context = None if source is None else self.build_cross_context(batch, x.dtype, flags)
+        dtype = get_compute_dtype(x)
+        contexts = self.build_contexts(batch, dtype, flags)
+        cross_context = None if source is None else self.build_cross_context(batch, dtype, flags)
         hidden, attention, cross = [x], [], []
         last_input = None
         for i, layer in enumerate(self):
@@ -193,24 +195,17 @@ class TransformerStack(nn.Module):
 
     def step(self, x: Tensor, cache: KVCache) -> Tensor:
         """Return the states `[B, W]` of one new token per sequence, and append it to the cache."""
-        positions, prefix_length = self.shift_positions(cache.lengths), cache.prefix_length
+        positions = self.shift_positions(cache.lengths)
         x = self.embed_inputs(x, positions, None)
-        distance = torch.arange(-prefix_length, cache.capacity, device=x.device) - cache.lengths[:, None]
         bias = self._get_bias(self.position) if self._has_position("bias") else None
-        source = None
-        if cache.source_lengths is not None:
-            columns = torch.arange(cache.cross[0].keys.shape[2], device=x.device)
-            source = (columns < cache.source_lengths[:, None])[:, None, None]
-        step = DecodingStep(
-            columns=cache.lengths + prefix_length,
-            distance=distance,
-            bias=None if bias is None else bias(distance).transpose(0, 1),
-            source_mask=source,
-        )
-        steps = {rotary: replace(step, rotation=value) for rotary, value in self.compute_rotations(positions).items()}
+        build_step = prepare_steps(cache, self.compute_rotations(positions, get_compute_dtype(x)), bias)
+        steps: dict[Any, DecodingStep] = {}
         for i, layer in enumerate(self):
-            caches = (cache.layers[i], cache.cross[i] if cache.cross else None)
-            x = layer.step(x, steps[layer.attention.rotary], caches)
+            attention, caches = layer.attention, (cache.layers[i], cache.cross[i] if cache.cross else None)
+            key = attention.window, attention.rotary, attention.kv_heads
+            if key not in steps:
+                steps[key] = build_step(*key)
+            x = layer.step(x, steps[key], caches)
         cache.lengths = cache.lengths + 1
         return self.apply_final_norm(x)
 
@@ -245,7 +240,7 @@ class TransformerStack(nn.Module):
         self, batch: Batch, dtype: torch.dtype, flags: OutputFlags
     ) -> dict[tuple[int | None, Rotary | None], AttentionContext]:
         """Build one context per window and rotary positions in the block pattern."""
-        rotations = self.compute_rotations(self.shift_positions(batch.positions))
+        rotations = self.compute_rotations(self.shift_positions(batch.positions), dtype)
         bias = self._get_bias(self.position) if self._has_position("bias") else None
         distances = self.position(batch.length) if isinstance(self.position, DistanceVectors) else None
         contexts = {}
@@ -289,11 +284,8 @@ class TransformerStack(nn.Module):
     def _build_context(
         self, queries: Batch, keys: Batch, mask_spec: MaskSpec, dropout: float, dtype: torch.dtype, flags: OutputFlags
     ) -> AttentionContext:
-        device = queries.tokens.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
         facts: BackendRequirements = {
-            "device": device,
+            "device": queries.tokens.device.type,
             "half": dtype in (torch.float16, torch.bfloat16),
             "one_per_row": queries.one_per_row and keys.one_per_row,
             "length": max(queries.length, keys.length),
@@ -314,10 +306,16 @@ class TransformerStack(nn.Module):
         context = build_context(queries, keys, mask_spec, backend, dtype)
         return replace(context, scores=True) if flags.scores else context
 
-    def compute_rotations(self, positions: Tensor) -> dict[Rotary | None, tuple[Tensor, Tensor] | None]:
+    def compute_rotations(self, positions: Tensor, dtype: torch.dtype) -> Rotations:
         """Return the rotation of the stack's positions (key None) and of each layer's own."""
-        rotation = self.position(positions) if self.position and self._has_position("rotation") else None
-        return {None: rotation, **{rotary: module(positions) for rotary, module in self.rotaries.items()}}
+        modules: list[tuple[Rotary | None, nn.Module]] = [*self.rotaries.items()]
+        if self.position is not None and self._has_position("rotation"):
+            modules.append((None, self.position))
+        rotations: dict[Rotary | None, tuple[Tensor, Tensor] | None] = {None: None}
+        for rotary, module in modules:
+            cos, sin = module(positions)
+            rotations[rotary] = cos.to(dtype), sin.to(dtype)
+        return rotations
 
     def _has_position(self, mechanism: str) -> bool:
         return self.spec.position is not None and self.spec.position.mechanism == mechanism

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from pretune.models.model import LanguageModel
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.block import TransformerBlock
-from pretune.nn.positions import Rotary, rotate
+from pretune.nn.decoding_step import Rotations
+from pretune.nn.positions import rotate
 from pretune.nn.stack import TransformerStack
 
 KeysAndValues = tuple[Tensor, Tensor]
-Rotation = tuple[Tensor, Tensor]
 
 
 class CachedDecoder(nn.Module):
@@ -90,7 +90,7 @@ class _StepContext:
 
     rows: int
     masks: dict[int | None, Tensor]  # by window: bool, or float with the bias in it; [B or 1, H or 1, T, S]
-    rotations: dict[Rotary | None, Rotation | None]
+    rotations: Rotations
 
 
 def pair_up(tensors: Sequence[Tensor]) -> list[KeysAndValues]:
@@ -118,7 +118,8 @@ def _build_context(stack: TransformerStack, positions: Tensor, past: int, mask: 
             is_visible = is_visible & (distance > -window)
         visible = is_visible[None, None] if mask is None else is_visible & mask
         masks[window] = visible if bias is None else bias.masked_fill(~visible, float("-inf"))
-    return _StepContext(rows=positions.shape[0], masks=masks, rotations=stack.compute_rotations(positions.flatten()))
+    rotations = stack.compute_rotations(positions.flatten(), torch.float32)
+    return _StepContext(rows=positions.shape[0], masks=masks, rotations=rotations)
 
 
 def _run_layer(
