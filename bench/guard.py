@@ -15,6 +15,8 @@ so no data is needed.
     training decoder       a GPT-2 of the same size on documents of 20 to 128 tokens; transformers tuned
     embedding              300 sentences of mixed length with a model of the size of MiniLM-L6; sentence-transformers
     embedding, one text    12 words in each call
+    generating llama       32 tokens after a prompt, with six layers of width 256; transformers `generate`
+    generating gpt2        the same
 """
 
 import itertools
@@ -152,6 +154,23 @@ def build_embedding(*, single: bool) -> Pair:
     return run_ours, run_peer
 
 
+def build_generation(family: str) -> Pair:
+    """Build the generation of a small decoder of random weights by both sides; a call generates for one prompt."""
+    import generate
+
+    import pretune as pt
+
+    reference = generate.build(False, family)
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        ours = pt.load(folder, device="cpu")
+    prompts, new = generate.make_prompts(1, ours.spec.vocab), 32
+    return (
+        lambda: _return_amount(generate.generate(ours, prompts, new), new),
+        lambda: _return_amount(generate.generate_with_transformers(reference, prompts, new), new),
+    )
+
+
 def _draw_normal(count: int) -> list[float]:
     """Return numbers of a normal distribution, always the same."""
     draw = random.Random(0)
@@ -177,6 +196,8 @@ ROWS: Mapping[str, Callable[[], Pair]] = {
     "training decoder": lambda: build_training("gpt2", "causal"),
     "embedding": lambda: build_embedding(single=False),
     "embedding, one text": lambda: build_embedding(single=True),
+    "generating llama": lambda: build_generation("llama"),
+    "generating gpt2": lambda: build_generation("gpt2"),
 }
 
 

@@ -90,10 +90,13 @@ def test_records_have_the_installed_versions() -> None:
         assert versions == {name: pinned[name] for name in versions}
 
 
-def test_records_have_all_rows() -> None:
-    for machine, record in json.loads((BENCH / "guard.json").read_text()).items():
-        assert {*record["ratios"]} == {*guard.ROWS}, machine
+def test_every_row_is_recorded() -> None:
+    """… by one machine at least: a new row waits for the others."""
+    records = json.loads((BENCH / "guard.json").read_text())
+    for machine, record in records.items():
+        assert {*record["ratios"]} <= {*guard.ROWS}, machine
         assert all(value > 0 for value in record["ratios"].values()), machine
+    assert {name for record in records.values() for name in record["ratios"]} == {*guard.ROWS}
 
 
 @pytest.mark.slow
