@@ -101,6 +101,19 @@ def test_every_cell_tries_as_many_rates(tmp_path: Path) -> None:
     assert count(plan) == {"tokenizer": 1, "data": 1, "pretrain": 2 * 3, "choose": 2 * 2, "finetune": 2 * 4}
 
 
+def test_baselines_that_a_task_lacks_are_no_cells(tmp_path: Path) -> None:
+    """There are no averaged vectors of tags; tables and other tasks have them."""
+    rows = {"low": {"pretrain.objective.rate": 0.15}, "high": {"baseline": "vectors"}, "most": {"baseline": "majority"}}
+    measures = {
+        "tags": {"kind": "finetuned", "task": "conll2003"},
+        "pairs": {"kind": "finetuned", "task": "mnli"},
+        "table": {"kind": "finetuned"},
+    }
+    plan = plan_study(make_study(tmp_path, rows=rows, measures=measures, claims=[], seeds=1))
+    readings = {cell.row: {*cell.readings} for cell in plan.cells}
+    assert readings == {"low": {*measures}, "high": {"pairs", "table"}, "most": {*measures}}
+
+
 @pytest.mark.slow
 def test_scales_choose_rows_levels_and_measures(tmp_path: Path) -> None:
     tree = make_tree(

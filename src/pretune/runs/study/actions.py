@@ -220,7 +220,7 @@ def _score_baseline(
     train = task.select_train(arguments.get("train_examples"), task_config.split_seed)
     rows, reasons = run_baselines(task.task, train, task.eval_examples, (name,), seed=seed, vectors=vectors)
     if not rows:
-        return {}, [*dict.fromkeys(reasons.values())]
+        return {}, [reasons[name]] if name in reasons else [*dict.fromkeys(reasons.values())]
     return compute_scores(task, task.eval_examples, rows[0].predictions), []
 
 

@@ -90,9 +90,9 @@ class Planner(TaskSteps):
     def _plan_measure(
         self, quantity: Quantity, settings: Mapping[str, str], seed: int, measure: Measure
     ) -> Reading | None:
-        """Return the reading of one measure; None where a row does not have it, such as the loss of a baseline."""
+        """Return the reading of one measure; None where a row has none, such as the loss of a baseline."""
         if "baseline" in settings:
-            if not isinstance(quantity, FinetunedScore):
+            if not isinstance(quantity, FinetunedScore) or not self.has_baseline(settings, quantity):
                 return None
             return Reading(step=self.add_baseline(settings, seed, quantity), score=quantity.score)
         match quantity:

@@ -130,6 +130,11 @@ class TaskSteps(ModelSteps):
             label += f", {arguments['rate_factor']:g} x learning rate"
         return self.add("finetune", label, arguments, estimate)
 
+    def has_baseline(self, settings: Mapping[str, str], quantity: FinetunedScore) -> bool:
+        """Return False if the type of a named task has no such baseline; that of a table is known when it is read."""
+        name = self._read_task(fill_seed(settings, self.seeds[0]), quantity)[0].get("task")
+        return name is None or all(settings["baseline"] in TASKS.get(task).type.baselines for task in name.split(","))
+
     def add_baseline(self, settings: Mapping[str, str], seed: int, quantity: FinetunedScore) -> str:
         seed = int(settings.get("finetune.seed", seed))
         settings = fill_seed(settings, seed)
