@@ -82,6 +82,33 @@ def test_while_modules_are_imported(arguments: list[str], module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "pretune: interrupted\n")
 
 
+IN_STRING = IMPORT.replace(
+    "os.kill(os.getpid(), signal.SIGINT)", 'exec("os.kill(os.getpid(), signal.SIGINT); [None for _ in range(1000)]")'
+)
+CAUGHT = IMPORT.replace(
+    "os.kill(os.getpid(), signal.SIGINT)",
+    """
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except:
+                import no_such_module""",
+)
+
+
+@pytest.mark.parametrize("before", [IN_STRING, CAUGHT], ids=["in code from a string", "caught by a package"])
+def test_where_it_is_easily_lost(arguments: list[str], before: str, tmp_path: Path) -> None:
+    """`python -m` ends by the signal itself after the first, and a package turns the second into another error."""
+    (tmp_path / "command.py").write_text(before.format(module="numpy") + RUN.format(arguments=arguments))
+    done = subprocess.run(
+        [sys.executable, "-m", "command"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{tmp_path}"},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "pretune: interrupted\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_twice_while_data_is_prepared(tmp_path: Path, arguments: list[str], times: int) -> None:

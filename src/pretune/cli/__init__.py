@@ -14,6 +14,7 @@ The function prints its result to stdout, logs everything else through `pretune.
 on failure. Nothing here or at the top of a verb's file may import torch or numpy.
 """
 
+import collections
 import contextlib
 import os
 import signal
@@ -50,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # NOTE: after a Ctrl-C inside code from a string, as a namedtuple is made of, `python -m` ends as if killed by
+        # SIGINT, although it was handled. Running such code to its end resets that.
+        collections.namedtuple("Reset", ())
 
 
 def exit_at_once(number: int = signal.SIGINT, frame: object = None) -> NoReturn:

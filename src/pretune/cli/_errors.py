@@ -43,7 +43,7 @@ def classify_error(error: BaseException, *, debug: bool = False) -> tuple[int, s
     """Return the exit code and message of an exception; `debug`: the traceback was printed already."""
     if isinstance(error, PretuneError):
         return error.exit_code, _fix_install_command(str(error))
-    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":  # Abort: typer's Ctrl-C
+    if _is_interrupt(error):
         return UserInterruptError.exit_code, "interrupted"
     if _is_out_of_memory(error):
         return ResourceError.exit_code, "out of memory; use a smaller model or batch, or a larger machine"
@@ -55,6 +55,16 @@ def classify_error(error: BaseException, *, debug: bool = False) -> tuple[int, s
     if isinstance(error, ValueError) and "not JSON compliant" in str(error):
         return NonFiniteError.exit_code, "a result is NaN or infinite, which JSON cannot represent; check the model"
     return 1, f"internal error: {type(error).__name__}: {error}{'' if debug else _save_traceback(error)}"
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Return True for Ctrl-C, also where a package has caught it during its import, and failed in another way."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt) or type(cause).__name__ == "Abort":  # Abort: typer's Ctrl-C
+            return True
+        cause = cause.__context__
+    return False
 
 
 def _fix_install_command(message: str) -> str:
