@@ -90,13 +90,14 @@ def test_records_have_the_installed_versions() -> None:
         assert versions == {name: pinned[name] for name in versions}
 
 
-def test_every_row_is_recorded() -> None:
-    """… by one machine at least: a new row waits for the others."""
-    records = json.loads((BENCH / "guard.json").read_text())
-    for machine, record in records.items():
-        assert {*record["ratios"]} <= {*guard.ROWS}, machine
+NOT_MEASURED = {"x86_64 Intel(R) Xeon(R) Processor @ 2.50GHz": {"generating llama", "generating gpt2"}}
+"""Rows that were added on another machine."""
+
+
+def test_records_have_all_rows() -> None:
+    for machine, record in json.loads((BENCH / "guard.json").read_text()).items():
+        assert {*record["ratios"]} == {*guard.ROWS} - NOT_MEASURED.get(machine, set()), machine
         assert all(value > 0 for value in record["ratios"].values()), machine
-    assert {name for record in records.values() for name in record["ratios"]} == {*guard.ROWS}
 
 
 @pytest.mark.slow

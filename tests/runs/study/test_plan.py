@@ -114,6 +114,13 @@ def test_baselines_that_a_task_lacks_are_no_cells(tmp_path: Path) -> None:
     assert readings == {"low": {*measures}, "high": {"pairs", "table"}, "most": {*measures}}
 
 
+@pytest.mark.parametrize("measure", [{"kind": "finetuned"}, {"kind": "finetuned", "task": "conll2003"}])
+def test_unknown_baselines_are_refused(tmp_path: Path, measure: dict[str, str]) -> None:
+    rows = {"low": {"pretrain.objective.rate": 0.15}, "high": {"baseline": "vector"}}
+    with pytest.raises(UsageError, match="unknown baseline 'vector'; did you mean 'vectors'"):
+        plan_study(make_study(tmp_path, rows=rows, measures={"score": measure}, claims=[]))
+
+
 @pytest.mark.slow
 def test_scales_choose_rows_levels_and_measures(tmp_path: Path) -> None:
     tree = make_tree(

@@ -6,6 +6,7 @@ from typing import Any
 
 from pretune.core.config import from_dict
 from pretune.core.errors import PretuneError, UsageError
+from pretune.evaluation.baselines import SLOTS
 from pretune.runs.embedding import EmbeddingConfig
 from pretune.runs.evaluation_job import FILE_TASKS
 from pretune.runs.finetune.config import TaskConfig
@@ -15,7 +16,7 @@ from pretune.runs.study.locations import locate
 from pretune.runs.study.model_steps import ModelSteps, select_config
 from pretune.runs.study.plan import STEP_PREFIX, StepEstimate
 from pretune.runs.study.settings import ROW_PREFIX, fill_seed, parse_scalar, select_section
-from pretune.runs.study.spec import FinetunedScore
+from pretune.runs.study.spec import FinetunedScore, check_name
 from pretune.tasks import TASKS
 
 SPLIT_OPTIONS = ("train", "dev", "test")
@@ -132,6 +133,7 @@ class TaskSteps(ModelSteps):
 
     def has_baseline(self, settings: Mapping[str, str], quantity: FinetunedScore) -> bool:
         """Return False if the type of a named task has no such baseline; that of a table is known when it is read."""
+        check_name("baseline", settings["baseline"], SLOTS, "baseline")
         name = self._read_task(fill_seed(settings, self.seeds[0]), quantity)[0].get("task")
         return name is None or all(settings["baseline"] in TASKS.get(task).type.baselines for task in name.split(","))
 
