@@ -64,7 +64,7 @@ class TaskSteps(ModelSteps):
     def _list_files(self, task: str) -> list[list[Any]]:
         available = TASKS.get(task).find_available(self.data)
         if not available:
-            self.missing[f"task {describe_missing_task(task, self.data)}"] = None
+            self.missing[describe_missing_task(task, self.data)] = None
         return [
             [f"{task}/{split}", sum(path.stat().st_size for path in files.paths)] for split, files in available.items()
         ]
@@ -221,4 +221,4 @@ def describe_missing_task(name: str, data: str | None) -> str:
         task.find(next(iter(task.splits)), data)
     except PretuneError as fault:
         return str(fault)
-    return f"'{name}': no data"
+    return f"task '{name}': no data"
