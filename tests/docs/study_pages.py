@@ -18,9 +18,9 @@ from pretune.reports.study_text import (
     format_command,
     format_difference,
     format_marks,
-    format_outcome,
     format_tuning,
     format_value,
+    format_verdict,
     list_costs,
     list_paper_rows,
 )
@@ -82,7 +82,7 @@ def render_scale(scale: str, results: Facts, comment: str | None = None) -> Iter
     about = f"Mean over the seeds {seeds}, ± half of the 95 % interval; ↑: higher is better, ↓: lower."
     yield from ("", f"{about} {format_marks(results)}".strip(), "")
     claims = [
-        (claim["text"], describe_measures(claim), f"**{format_outcome(claim['outcome'])}**", format_difference(claim))
+        (claim["text"], describe_measures(claim), f"**{format_verdict(results, claim)}**", format_difference(claim))
         for claim in results["claims"]
         if claim["outcome"] != "not measured"
     ]
@@ -91,7 +91,8 @@ def render_scale(scale: str, results: Facts, comment: str | None = None) -> Iter
     if comment:
         yield from (comment, "")
     if results["missing"]:
-        yield from (f"{len(results['missing'])} cells are not finished.", "")
+        cells = (f"{cell['row']}, seed {cell['seed']} ({', '.join(cell['measures'])})" for cell in results["missing"])
+        yield from (f"Not finished: {'; '.join(cells)}.", "")
     yield from format_rows(("cost", ""), list_costs(results))
     yield from ("", "```sh", format_command(results), "```", "")
 

@@ -14,6 +14,7 @@ from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.run_dir import RunDir
 from pretune.data.prepare.run import prepare
+from pretune.models import catalog
 from pretune.runs.finetune import linear_probe
 from pretune.runs.finetune.adapted_model import build_adapted_model
 from pretune.runs.finetune.config import FinetuneConfig, TaskConfig
@@ -29,6 +30,7 @@ from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.task_data import find_trainable_task, open_task
 from pretune.training.distributed import Ranks
+from pretune.training.optim import Lamb
 from tests.runs import tasked
 
 MORE = ("freeze-first", "gradual", "ulmfit", "from-scratch", "adapter", "prefix", "lora", "qlora", "ia3", "bitfit")
@@ -273,6 +275,26 @@ class TestWishes:
         assert build_finetune_config(base, task="sst2", method="lora").train.lr == compute_default_rate(
             "lora", replace(spec, width=768)
         )
+
+    def test_t5_has_the_optimizer_of_its_paper(self, base: Path) -> None:
+        """Where all weights are trained, and no other optimizer is chosen; narrow and random ones have higher rates."""
+        specs = {width: catalog.resolve("t5-small", {"width": width, "heads": 2}) for width in (1024, 384, 128)}
+
+        def read(width: int = 384, **wishes: Any) -> tuple[str, str, float]:
+            train = build_finetune_config(base, task="sst2", base_spec=specs[width], **wishes).train
+            return type(train.optimizer).__name__, type(train.schedule).__name__, train.lr
+
+        assert [read(width)[2] for width in specs] == pytest.approx([1e-3, 2.83e-3, 8e-3])
+        assert read(method="full") == read() == ("Adafactor", "Constant", 2.83e-3)
+        assert read(method="full+from-scratch") == ("Adafactor", "Constant", 8e-3)
+        assert read(lr=5e-3) == ("Adafactor", "Constant", 5e-3)
+        assert read(overrides={"train.optimizer": '{"kind": "adafactor"}'})[2] == 2.83e-3
+        for method in ("lora", "gradual", "last-only", "freeze-first"):
+            assert read(method=method)[0] == "AdamW"
+        adam = read(overrides={"train.optimizer": '{"kind": "adam_w"}'})
+        assert adam[0] == "AdamW" and adam[2] == compute_default_rate("full", specs[384])
+        lamb = read(overrides={"train.optimizer": '{"kind": "lamb"}'})
+        assert lamb[0] == "Lamb" and lamb[2] == Lamb().lr
 
     def test_a_new_head_on_a_frozen_model_learns_fast(self, base: Path) -> None:
         assert build_finetune_config(base, task="sst2", method="last").train.lr == LAST_RATE

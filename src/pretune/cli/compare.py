@@ -163,7 +163,7 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
 def format_results(results: "Mapping[str, Any]") -> "Iterator[str]":
     """Yield the table of a study, and its verdicts."""
     from pretune.core.log import align_columns
-    from pretune.reports.study_text import format_difference, format_outcome, format_tuning, format_value
+    from pretune.reports.study_text import format_difference, format_marks, format_tuning, format_value, format_verdict
 
     measures = results["measures"]
     rows = [("", *(measure["name"] for measure in measures))]
@@ -176,5 +176,7 @@ def format_results(results: "Mapping[str, Any]") -> "Iterator[str]":
     for claim in results["claims"]:
         difference = format_difference(claim)
         detail = f": {difference}" if difference else ""
-        yield f"{format_outcome(claim['outcome'])}: {claim['text'].rstrip('.')} ({claim['measure']}{detail})"
+        yield f"{format_verdict(results, claim)}: {claim['text'].rstrip('.')} ({claim['measure']}{detail})"
+    if mark_note := format_marks(results):
+        yield mark_note
     yield format_tuning(results)

@@ -18,6 +18,7 @@ from pretune.reports.study_text import (
     format_p,
     format_tuning,
     format_value,
+    format_verdict,
     is_score,
     list_costs,
     list_paper_rows,
@@ -79,7 +80,7 @@ def _render_claims(results: Facts) -> Markup:
     for claim in results["claims"]:
         colour = f"c{OUTCOME_COLOURS[claim['outcome']]}"
         label = element(
-            "span", element("i", kind=f"key {colour}"), element("b", format_outcome(claim["outcome"])), kind="label"
+            "span", element("i", kind=f"key {colour}"), element("b", format_verdict(results, claim)), kind="label"
         )
         rows.append((claim["text"], label, claim["measure"], format_difference(claim), claim["reason"]))
     if not rows:

@@ -22,7 +22,7 @@ def render_study_text(results: Facts) -> str:
     lines = [f"# {study['title']}", "", study["question"], "", f"Source: {study['paper']['citation']}", ""]
     if results["claims"]:
         claim_rows = [
-            (claim["text"], f"**{format_outcome(claim['outcome'])}**", claim["measure"], format_difference(claim))
+            (claim["text"], f"**{format_verdict(results, claim)}**", claim["measure"], format_difference(claim))
             for claim in results["claims"]
         ]
         lines += ["## Claims", "", *_format_table(("claim", "verdict", "measure", "difference"), claim_rows)]
@@ -65,6 +65,14 @@ def format_outcome(outcome: str) -> str:
     'undecided at this budget'
     """
     return OUTCOME_LABELS.get(outcome, outcome)
+
+
+def format_verdict(results: Facts, claim: Facts) -> str:
+    """Return the verdict of a claim, marked if neither of its rows is better than the simplest baseline."""
+    sides = (claim["better"], claim["measure"]), (claim["worse"], claim["against"])
+    cells = [results["table"].get(row, {}).get(measure, {}) for row, measure in sides]
+    has_learned = any(cell.get("is_above_baseline", True) for cell in cells)
+    return f"{format_outcome(claim['outcome'])}{'' if has_learned else BASELINE_MARK}"
 
 
 def format_difference(claim: Facts) -> str:
@@ -143,7 +151,8 @@ def format_marks(results: Facts) -> str:
         return ""
     return (
         f"{BASELINE_MARK.strip()}: not better than the simplest baseline (for classes, the majority class) by more "
-        "than 2 standard errors; such a model has learned nothing that counts here."
+        "than 2 standard errors; such a model has learned nothing that counts here. A verdict has the mark if neither "
+        "row is better."
     )
 
 

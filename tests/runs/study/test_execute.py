@@ -22,7 +22,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core import log, machine
 from pretune.core.errors import StoppedError, UsageError
-from pretune.reports.study_text import format_tuning, render_study_text
+from pretune.reports.study_text import format_tuning, format_verdict, render_study_text
 from pretune.runs.samples import SampleHook
 from pretune.runs.study import actions, execute, schedule
 from pretune.runs.study.compare import build_plan
@@ -255,10 +255,29 @@ def test_rows_that_learn_nothing_are_marked(tmp_path: Path) -> None:
     assert "is_above_baseline" not in results["table"]["much"]["loss"]
     neither, one = (claim["reason"] for claim in results["claims"])
     assert "neither" in neither and "neither" not in one
+    assert [format_verdict(results, claim).endswith("°") for claim in results["claims"]] == [True, False]
     for name in ("study.md", "study.html"):
         assert "°" in (tmp_path / "out" / name).read_text(encoding="utf-8")
     learned = {**results, "table": {"much": results["table"]["much"]}, "rows": ["much"], "claims": []}
     assert "°" not in render_study_text(learned)
+
+
+def test_few_shot_scores_below_the_majority_class_are_marked(tmp_path: Path) -> None:
+    """A difference between two models at chance may exceed its standard errors; its verdict is marked."""
+    measures = {"4 shots": {"kind": "task", "task": "sst2", "shots": 4}}
+    claim = {"text": "A low rate is better", "measure": "4 shots", "better": "low", "worse": "high"}
+    plan = plan_study(make_study(tmp_path, measures=measures, claims=[claim], seeds=3))
+    means, verdicts = {"low": 0.50, "high": 0.49}, []
+    for majority in (0.51, 0.4):
+        records: dict[str, Any] = {}
+        for cell in plan.cells:
+            step = plan.steps[cell.readings["4 shots"].step]
+            scores = {"accuracy": means[cell.row] + cell.seed / 1000, "majority": majority}
+            records[step.key] = make_record(step, scores, {}, {})
+        results = build_results(plan, records, {})
+        assert results["table"]["low"]["4 shots"]["is_above_baseline"] is (majority < 0.5)
+        verdicts.append(format_verdict(results, results["claims"][0]))
+    assert verdicts == ["holds °", "holds"]
 
 
 def test_a_baseline_reads_a_built_in_task(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ class PaperDefaults:
 class TuningDefaults:
     """Fine-tuning of a family's paper: a method of `--method`, the settings that it is used with, and a changed spec.
 
-    They apply if no method is chosen; the spec may differ in settings of training, such as dropout rates, and applies
-    to every method.
+    They apply if no method is chosen; those of "full" whenever all weights are trained. The spec may differ in settings
+    of training, such as dropout rates, and applies to every method.
     """
 
     method: str

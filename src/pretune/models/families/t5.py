@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pretune.models.families.shared import Family, PaperDefaults, Size
+from pretune.models.families.shared import Family, PaperDefaults, Size, TuningDefaults
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,
@@ -240,6 +240,16 @@ def _build_layout(model_type: str, name: str, *entries: Entry) -> Layout:
 
 LAYOUT = _build_layout("t5", "T5", *_build_keys(vocab=32128, depth=6, heads=8, hidden=2048, gate="relu"), _SCALE)
 
+TUNING = TuningDefaults(
+    method="full",
+    settings={
+        "train.optimizer": {"kind": "adafactor"},
+        "train.schedule": {"kind": "constant"},
+        "train.lr": 1e-3,
+    },
+)
+"""Fine-tuning of the paper. Rates relative to the size of the weights: T5's are large, and absolute ones too slow."""
+
 t5 = Family(
     build_spec=build_spec,
     shape="encoder-decoder",
@@ -253,6 +263,7 @@ t5 = Family(
         schedule={"kind": "inverse_square_root", "hold": 10_000},
         tokenizer=("unigram", "sentinels", 32_100),
     ),
+    tuning=TUNING,
     sizes={
         "small": Size({"width": 512, "depth": 6, "heads": 8}, 60_506_624),
         "base": Size({}, 222_903_552),
@@ -279,6 +290,7 @@ t5_v1_1 = Family(
     pooling=LAST_TOKEN,
     default="base",
     training=t5.training,
+    tuning=TUNING,
     sizes={
         "small": Size(_V1_1["small"], 76_961_152),
         "base": Size(_V1_1["base"], 247_577_856),
@@ -304,6 +316,7 @@ mt5 = Family(
         schedule={"kind": "inverse_square_root", "hold": 10_000},
         tokenizer=("unigram", "sentinels", 250_112),
     ),
+    tuning=TUNING,
     sizes={
         "small": Size(_V1_1["small"], 300_176_768),
         "base": Size(_V1_1["base"], 582_401_280),

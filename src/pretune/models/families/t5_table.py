@@ -58,6 +58,7 @@ t5_table = Family(
     shape="encoder-decoder or decoder",
     default="enc-dec",
     training=t5.training,
+    tuning=t5.tuning,
     sizes={
         "enc-dec": Size({}, 222_903_552),  # 2P, M
         "enc-dec-shared": Size({"shape": "enc-dec-shared"}, 137_950_464),  # P, M

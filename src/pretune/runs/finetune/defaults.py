@@ -1,5 +1,6 @@
 """Building the config of a fine-tuning run from a model, a task, a method, overrides and defaults."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pretune.core.errors import UsageError, suggest
 from pretune.core.hub import resolve_path
 from pretune.core.migration import RENAMED_METHODS, refuse_old_settings
 from pretune.models.families import FAMILIES
+from pretune.models.families.shared import TuningDefaults
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model
 from pretune.runs.config import find_rates, read_config, read_optimizer, read_registered, refuse_conflicts
@@ -31,6 +33,9 @@ FULL_METHODS = ("full", "gradual")
 REFERENCE_WIDTH, WIDTH_EXPONENT, MAX_RATE = 768, 1.5, 5e-4
 """The width of their usual learning rate, its growth for narrower models (Turc et al., 2019, take up to ten times more
 for widths of 128 and 256), and its upper bound."""
+MAX_RATE_FACTOR = 8.0
+"""Upper bound of a learning rate relative to that of the family's paper, for narrow models and random weights: T5's
+stays below that of its pre-training."""
 ULMFIT = {"tune.layer_decay": 1 / 2.6, "train.schedule": {"kind": "slanted"}, "train.lr": 3e-3}
 """Discriminative learning rates and slanted triangular schedule, used with gradual unfreezing (Howard and Ruder, 2018);
 the rate is that of the head, and each layer below has 2.6 times less."""
@@ -106,17 +111,19 @@ def build_finetune_config(
         data=SequenceConfig(),
         train=FinetuneTrainConfig(lr=1e-4),
     )
+    spec = base_spec or read_base_spec(path)
     if method is None:
-        method, settings = find_family_tuning(base_spec or read_base_spec(path))
-        overrides = {**settings, **overrides}
-    return _apply_method(defaults, method, overrides, base_spec)
+        family_tuning = find_family_tuning(spec)
+        method = family_tuning.method
+        if method in METHOD_PRESETS:
+            overrides = {**family_tuning.settings, **overrides}
+    return _apply_method(defaults, method, {**find_own_settings(method, spec, overrides), **overrides}, spec)
 
 
-def find_family_tuning(spec: Model) -> tuple[str, dict[str, Any]]:
+def find_family_tuning(spec: Model) -> TuningDefaults:
     """Return the method of a base model's paper and its settings; by default all weights are trained."""
     family = spec.family
-    tuning = FAMILIES.get(family).tuning if family in FAMILIES else None
-    return ("full", {}) if tuning is None else (tuning.method, dict(tuning.settings))
+    return (FAMILIES.get(family).tuning if family in FAMILIES else None) or TuningDefaults(method="full")
 
 
 def _apply_method(
@@ -130,6 +137,25 @@ def _apply_method(
     if find_rates(overrides) or kind != RATE_OPTIMIZER:
         del defaults["train.lr"]
     return replace(tuning, method=read_registered(METHODS, method, "method")).replace({**defaults, **overrides})
+
+
+def find_own_settings(name: str, spec: Model, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return optimizer, schedule and learning rate of the family's paper, if it has any and all weights are trained.
+
+    Not with another optimizer, and without a rate if one is chosen. It is higher for narrow models and random weights,
+    as that of other families.
+    """
+    tuning, (method, settings) = find_family_tuning(spec), parse_method(name, spec)
+    if tuning.method != method or not tuning.settings or "tune.trainable_layers" in settings:
+        return {}
+    own_settings = dict(tuning.settings)
+    rate, kind = own_settings.pop("train.lr"), own_settings["train.optimizer"]["kind"]
+    if read_optimizer(overrides).get("kind", kind) != kind:
+        return {}
+    if find_rates(overrides):
+        return own_settings
+    factor = RATE_FACTORS["from-scratch"] if settings.get("base.weights") == "random" else 1.0
+    return {**own_settings, "train.lr": float(f"{min(factor * scale_rate(rate, spec), MAX_RATE_FACTOR * rate):.3g}")}
 
 
 def explain_rate(tuning: FinetuneConfig) -> str:
@@ -205,9 +231,19 @@ def _choose_rate(parts: Sequence[str], spec: Model) -> dict[str, float]:
 def compute_default_rate(method: str, spec: Model) -> float:
     """Return the learning rate of a method; where the base model is trained, it is higher for narrow models."""
     rate: float = METHODS.get(method).rate
-    if method in FULL_METHODS and spec.width < REFERENCE_WIDTH:
-        rate = min(rate * (REFERENCE_WIDTH / spec.width) ** WIDTH_EXPONENT, MAX_RATE)
+    if method in FULL_METHODS:
+        rate = min(scale_rate(rate, spec), MAX_RATE)
     return float(f"{rate:.3g}")
+
+
+def scale_rate(rate: float, spec: Model) -> float:
+    """Return the learning rate of a whole model of this width, from that of the reference width.
+
+    >>> from pretune.models.families.bert import build_spec
+    >>> scale_rate(3e-5, build_spec(width=192, heads=3)), scale_rate(3e-5, build_spec(width=1024, heads=16))
+    (0.00024, 3e-05)
+    """
+    return rate * math.pow(max(1.0, REFERENCE_WIDTH / spec.width), WIDTH_EXPONENT)
 
 
 def read_base_spec(path: str | os.PathLike[str]) -> Model:

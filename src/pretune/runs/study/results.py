@@ -9,7 +9,7 @@ from pretune.core.config import to_dict
 from pretune.core.errors import UsageError, suggest
 from pretune.metrics.significance import compute_interval
 from pretune.models.devices import DEVICES
-from pretune.runs.study.actions import BASELINE_PREFIX
+from pretune.runs.study.actions import BASELINE_PREFIX, SIMPLEST_BASELINE
 from pretune.runs.study.execute import StepFailure
 from pretune.runs.study.plan import FORMAT, Plan, Reading
 from pretune.runs.study.spec import AverageScore, Claim, CostValue, Measure
@@ -80,7 +80,10 @@ def collect_values(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
 
 
 def collect_baselines(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
-    """Return the scores of the simplest baseline on the examples of the fine-tuned scores, as far as they are there."""
+    """Return the scores of the simplest baseline on the examples of fine-tuned and few-shot scores, where there is one.
+
+    A fine-tuning has all scores of its baseline, a few-shot evaluation the accuracy.
+    """
     baselines: Values = {}
     for cell in plan.cells:
         for name, reading in cell.readings.items():
@@ -88,6 +91,8 @@ def collect_baselines(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
                 record = records[reading.step]
                 score = reading.score or next(iter(record["scores"]), "")
                 value = record["amounts"].get(f"{BASELINE_PREFIX}{score}")
+                if value is None and score == "accuracy":
+                    value = record["scores"].get(SIMPLEST_BASELINE)
                 if value is not None:
                     baselines.setdefault((cell.row, name), {})[cell.seed] = float(value)
     return baselines
