@@ -117,7 +117,7 @@ def build_finetune_config(
         method = family_tuning.method
         if method in METHOD_PRESETS:
             overrides = {**family_tuning.settings, **overrides}
-    return _apply_method(defaults, method, {**find_own_settings(method, spec, overrides), **overrides}, spec)
+    return _apply_method(defaults, method, {**find_paper_settings(method, spec, overrides), **overrides}, spec)
 
 
 def find_family_tuning(spec: Model) -> TuningDefaults:
@@ -139,7 +139,7 @@ def _apply_method(
     return replace(tuning, method=read_registered(METHODS, method, "method")).replace({**defaults, **overrides})
 
 
-def find_own_settings(name: str, spec: Model, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def find_paper_settings(name: str, spec: Model, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return optimizer, schedule and learning rate of the family's paper, if it has any and all weights are trained.
 
     Not with another optimizer, and without a rate if one is chosen. It is higher for narrow models and random weights,
@@ -148,14 +148,14 @@ def find_own_settings(name: str, spec: Model, overrides: Mapping[str, Any]) -> d
     tuning, (method, settings) = find_family_tuning(spec), parse_method(name, spec)
     if tuning.method != method or not tuning.settings or "tune.trainable_layers" in settings:
         return {}
-    own_settings = dict(tuning.settings)
-    rate, kind = own_settings.pop("train.lr"), own_settings["train.optimizer"]["kind"]
+    paper_settings = dict(tuning.settings)
+    rate, kind = paper_settings.pop("train.lr"), paper_settings["train.optimizer"]["kind"]
     if read_optimizer(overrides).get("kind", kind) != kind:
         return {}
     if find_rates(overrides):
-        return own_settings
+        return paper_settings
     factor = RATE_FACTORS["from-scratch"] if settings.get("base.weights") == "random" else 1.0
-    return {**own_settings, "train.lr": float(f"{min(factor * scale_rate(rate, spec), MAX_RATE_FACTOR * rate):.3g}")}
+    return {**paper_settings, "train.lr": float(f"{min(factor * scale_rate(rate, spec), MAX_RATE_FACTOR * rate):.3g}")}
 
 
 def explain_rate(tuning: FinetuneConfig) -> str:
