@@ -22,6 +22,7 @@ from pretune.runs.finetune.defaults import (
     LAST_RATE,
     build_finetune_config,
     compute_default_rate,
+    explain_rate,
     parse_example_counts,
     parse_method,
     read_base_spec,
@@ -32,6 +33,7 @@ from pretune.runs.finetune.task_data import find_trainable_task, open_task
 from pretune.training.distributed import Ranks
 from pretune.training.optim import Lamb
 from tests.runs import tasked
+from tests.runs.small import FAST, Prepared, shrunk
 
 MORE = ("freeze-first", "gradual", "ulmfit", "from-scratch", "adapter", "prefix", "lora", "qlora", "ia3", "bitfit")
 QUICK = {"train.eval_examples": 40, "train.log_every": 5}
@@ -275,6 +277,33 @@ class TestWishes:
         assert build_finetune_config(base, task="sst2", method="lora").train.lr == compute_default_rate(
             "lora", replace(spec, width=768)
         )
+
+    def test_briefly_pretrained_weights_learn_faster(self, base: Path, prepared: Prepared, tmp_path: Path) -> None:
+        """By the peak rate of their own run, not if it was long, or started from other weights, or is not a run."""
+        wide = replace(read_base_spec(base), width=768)
+
+        def read(model: Path, method: str = "full", **wishes: Any) -> float:
+            return build_finetune_config(model, task="sst2", method=method, base_spec=wide, **wishes).train.lr
+
+        wishes = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.lr": 8e-4}
+        run = pt.pretrain("bert-tiny", data=prepared(), steps=2, out=tmp_path / "run", overrides=wishes).path
+        assert [read(run, name) for name in ("full", "freeze-first", "gradual")] == [4e-4] * 3
+        assert read(base) == 3e-5 and read(run, lr=1e-4) == 1e-4
+        usual = {name: read(base, name) for name in ("lora", "from-scratch", "extra-layers", "last-only", "ulmfit")}
+        assert {name: read(run, name) for name in usual} == usual
+        tuning = build_finetune_config(run, task="sst2", base_spec=wide)
+        assert explain_rate(tuning) != explain_rate(tuning.replace({"base.path": str(base)}))
+
+        settings, cost = (json.loads(file.read_text()) for file in (RunDir(run).settings, RunDir(run).cost))
+        for train, rate in (({"lr": 9e-3}, 5e-4), ({"lr": 4e-5}, 3e-5), ({"init_from": str(base)}, 3e-5)):
+            RunDir(run).settings.write_text(json.dumps(settings | {"train": settings["train"] | train}))
+            assert read(run) == rate
+        RunDir(run).settings.write_text(json.dumps(settings))
+        for steps, rate in ((20_000, 4e-4), (25_000, 3.2e-4), (10**6, 3e-5)):
+            RunDir(run).cost.write_text(json.dumps(cost | {"run": cost["run"] | {"steps": steps}}))
+            assert read(run) == rate
+        RunDir(run).settings.write_text('{"train": 3}')
+        assert read(run) == 3e-5
 
     def test_t5_has_the_optimizer_of_its_paper(self, base: Path) -> None:
         """Where all weights are trained, and no other optimizer is chosen; narrow and random ones have higher rates."""

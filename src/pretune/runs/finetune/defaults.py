@@ -8,10 +8,11 @@ from typing import Any
 
 from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.adaptation.peft.io import ADAPTER_FILE
-from pretune.core.config import from_dict, get_kind
-from pretune.core.errors import UsageError, suggest
+from pretune.core.config import from_dict, get_kind, read_record
+from pretune.core.errors import CheckpointError, UsageError, suggest
 from pretune.core.hub import resolve_path
 from pretune.core.migration import RENAMED_METHODS, refuse_old_settings
+from pretune.core.run_dir import RunDir
 from pretune.models.families import FAMILIES
 from pretune.models.families.shared import TuningDefaults
 from pretune.models.hf import checkpoint
@@ -27,12 +28,16 @@ from pretune.runs.finetune.config import (
     TaskConfig,
 )
 from pretune.training.optim import AdamW
+from pretune.training.records import CostFile, RunFile, read_run_record
 
 FULL_METHODS = ("full", "gradual")
 """Methods that train the base model itself: their learning rate is higher for narrow models."""
 REFERENCE_WIDTH, WIDTH_EXPONENT, MAX_RATE = 768, 1.5, 5e-4
 """The width of their usual learning rate, its growth for narrower models (Turc et al., 2019, take up to ten times more
 for widths of 128 and 256), and its upper bound."""
+BRIEF_STEPS, BRIEF_SHARE = 20_000, 0.5
+"""After a pre-training of at most so many steps, the learning rate relative to its peak, below the same bound: weights
+that moved little since their initialization have to move more than those of a released model."""
 MAX_RATE_FACTOR = 8.0
 """Upper bound of a learning rate relative to that of the family's paper, for narrow models and random weights: T5's
 stays below that of its pre-training."""
@@ -133,6 +138,8 @@ def _apply_method(
     spec = base_spec or read_base_spec(tuning.base.path)
     method, settings = parse_method(name, spec)
     defaults = {"train.lr": compute_default_rate(method, spec), **settings}
+    if method in FULL_METHODS and not settings.keys() & {"base.weights", "base.extra_layers"}:  # that are new
+        defaults["train.lr"] = max(defaults["train.lr"], find_brief_rate(tuning.base.path))
     kind = read_optimizer(overrides).get("kind", get_kind(tuning.train.optimizer))
     if find_rates(overrides) or kind != RATE_OPTIMIZER:
         del defaults["train.lr"]
@@ -163,7 +170,8 @@ def explain_rate(tuning: FinetuneConfig) -> str:
     train, kind = tuning.train, get_kind(tuning.train.optimizer)
     if kind != RATE_OPTIMIZER and train.lr == type(train.optimizer)().lr:
         return f"learning rate {train.lr:g}: the default of {kind} (that of the method is for {RATE_OPTIMIZER})"
-    return f"learning rate {train.lr:g} ({kind})"
+    is_brief = kind == RATE_OPTIMIZER and train.lr == find_brief_rate(tuning.base.path)
+    return f"learning rate {train.lr:g} ({kind}){': from that of its brief pre-training' if is_brief else ''}"
 
 
 def parse_method(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
@@ -234,6 +242,27 @@ def compute_default_rate(method: str, spec: Model) -> float:
     if method in FULL_METHODS:
         rate = min(scale_rate(rate, spec), MAX_RATE)
     return float(f"{rate:.3g}")
+
+
+def find_brief_rate(path: str | os.PathLike[str]) -> float:
+    """Return the learning rate for a model that was pre-trained briefly, by its run; 0 for any other directory.
+
+    It falls with more steps than BRIEF_STEPS, so that the usual rate takes over.
+    """
+    run_dir = RunDir(resolve_path(path))
+    if not run_dir.settings.is_file() or not run_dir.is_finished or run_dir.is_finetuned:
+        return 0.0
+    try:
+        run = read_run_record(RunFile, run_dir.settings, CheckpointError)
+        cost = read_record(CostFile, run_dir.cost, CheckpointError)
+    except CheckpointError:  # of another program
+        return 0.0
+    train, steps = run.get("train", {}), cost.get("run", {}).get("steps", 0)
+    kind = train.get("optimizer", {}).get("kind")
+    if "objective" not in run or train.get("init_from") or kind != RATE_OPTIMIZER or not steps:
+        return 0.0
+    rate = BRIEF_SHARE * train.get("lr", 0.0) * min(1.0, BRIEF_STEPS / steps)
+    return float(f"{min(rate, MAX_RATE):.3g}")
 
 
 def scale_rate(rate: float, spec: Model) -> float:
