@@ -84,7 +84,7 @@ def render_scale(scale: str, results: Facts, comment: str | None = None) -> Iter
     claims = [
         (claim["text"], describe_measures(claim), f"**{format_verdict(results, claim)}**", format_difference(claim))
         for claim in results["claims"]
-        if claim["outcome"] != "not measured"
+        if claim["outcome"] != "not measured" or "seeds" in claim  # of this scale, but not finished
     ]
     yield from format_rows(("claim", "measure", "verdict", "difference ± standard error, +: as claimed"), claims)
     yield from ("", results["rule"], format_tuning(results), "")

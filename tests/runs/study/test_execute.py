@@ -100,6 +100,16 @@ def test_shards_and_merge_give_the_whole(tmp_path: Path) -> None:
     assert pt.compare(file, out=tmp_path / "merged", seeds=3).table["low"].keys() == whole.table["low"].keys()
 
 
+def test_claims_about_unfinished_rows_are_not_measured(tmp_path: Path) -> None:
+    plan = plan_study(make_study(tmp_path, seeds=3))
+    records, outcomes = dict[str, Any](), []
+    for cell in sorted(plan.cells, key=lambda cell: cell.row == "high"):
+        step = plan.steps[cell.readings["loss"].step]
+        records[step.key] = make_record(step, {"loss": 2.0 + (cell.row == "high")}, {}, {})
+        outcomes.append(build_results(plan, records, {})["claims"][0]["outcome"])
+    assert outcomes == ["not measured"] * 3 + ["undecided"] * 2 + ["holds"]
+
+
 def test_rates_at_the_end_of_a_range_are_named(tmp_path: Path) -> None:
     """Fine-tuning alone is tuned: its page says so, and for which rows no larger or smaller rate was tried."""
     plan = plan_study(make_study(tmp_path, seeds=1, rates={"finetune": [0.5, 1.0, 2.0]}))

@@ -148,7 +148,7 @@ def summarize(values: Mapping[int, float], reference: Mapping[int, float]) -> Fa
 
 
 def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values) -> Facts:
-    """Return a claim with its verdict; one about rows or measures of another scale is not measured."""
+    """Return a claim with its verdict; one about cells of another scale, or unfinished ones, is not measured."""
     names = {row.name for row in plan.rows}
     measures = {measure.name: measure for measure in plan.measures}
     facts = {**to_dict(claim), "against": claim.against or claim.measure}
@@ -164,6 +164,8 @@ def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values) -> 
         lower=measures[claim.measure].is_lower_better,
         margin=claim.margin,
     )
+    if verdict.seeds == 0:
+        return {**facts, **asdict(verdict), "outcome": "not measured", "reason": "no seed of both rows is finished"}
     sides = (claim.better, measures[claim.measure]), (claim.worse, measures[facts["against"]])
     comparisons = [compare_with_baseline(row, measure, values, baselines) for row, measure in sides]
     reason = verdict.reason
