@@ -291,8 +291,10 @@ class TestWishes:
         assert read(base) == 3e-5 and read(run, lr=1e-4) == 1e-4
         usual = {name: read(base, name) for name in ("lora", "from-scratch", "extra-layers", "last-only", "ulmfit")}
         assert {name: read(run, name) for name in usual} == usual
-        tuning = build_finetune_config(run, task="sst2", base_spec=wide)
-        assert explain_rate(tuning) != explain_rate(tuning.replace({"base.path": str(base)}))
+        for method, is_named in (("full", True), ("lora", False), ("from-scratch", False)):
+            tuning = build_finetune_config(run, task="sst2", method=method, lr=4e-4, base_spec=wide)
+            other_text = explain_rate(tuning.replace({"base.path": str(base)}))
+            assert (explain_rate(tuning) != other_text) is is_named
 
         settings, cost = (json.loads(file.read_text()) for file in (RunDir(run).settings, RunDir(run).cost))
         for train, rate in (({"lr": 9e-3}, 5e-4), ({"lr": 4e-5}, 3e-5), ({"init_from": str(base)}, 3e-5)):

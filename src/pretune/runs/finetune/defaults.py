@@ -170,8 +170,9 @@ def explain_rate(tuning: FinetuneConfig) -> str:
     train, kind = tuning.train, get_kind(tuning.train.optimizer)
     if kind != RATE_OPTIMIZER and train.lr == type(train.optimizer)().lr:
         return f"learning rate {train.lr:g}: the default of {kind} (that of the method is for {RATE_OPTIMIZER})"
-    is_brief = kind == RATE_OPTIMIZER and train.lr == find_brief_rate(tuning.base.path)
-    return f"learning rate {train.lr:g} ({kind}){': from that of its brief pre-training' if is_brief else ''}"
+    trains_all = get_kind(tuning.method) in FULL_METHODS and tuning.base.weights == "pretrained"
+    is_brief = trains_all and kind == RATE_OPTIMIZER and train.lr == find_brief_rate(tuning.base.path)
+    return f"learning rate {train.lr:g} ({kind}){': as after a brief pre-training' if is_brief else ''}"
 
 
 def parse_method(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
