@@ -279,29 +279,32 @@ class TestWishes:
         )
 
     def test_briefly_pretrained_weights_learn_faster(self, base: Path, prepared: Prepared, tmp_path: Path) -> None:
-        """By the peak rate of their own run, not if it was long, or started from other weights, or is not a run."""
-        wide = replace(read_base_spec(base), width=768)
+        """As random ones do; not if their pre-training was long, had a low rate, or is not the run's own."""
+        spec = read_base_spec(base)
 
-        def read(model: Path, method: str = "full", **wishes: Any) -> float:
-            return build_finetune_config(model, task="sst2", method=method, base_spec=wide, **wishes).train.lr
+        def read(model: Path, method: str = "full", width: int = 768, **wishes: Any) -> float:
+            specs = {"base_spec": replace(spec, width=width)}
+            return build_finetune_config(model, task="sst2", method=method, **specs, **wishes).train.lr
 
         wishes = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.lr": 8e-4}
         run = pt.pretrain("bert-tiny", data=prepared(), steps=2, out=tmp_path / "run", overrides=wishes).path
-        assert [read(run, name) for name in ("full", "freeze-first", "gradual")] == [4e-4] * 3
+        assert [read(run, name) for name in ("full", "freeze-first", "gradual")] == [9e-5] * 3
+        assert [read(run, width=width) for width in (512, 256, 32)] == [1.65e-4, 4e-4, 5e-4]
+        assert read(run, width=512) == read(base, "from-scratch", width=512) and read(base, width=32) == 5e-4
         assert read(base) == 3e-5 and read(run, lr=1e-4) == 1e-4
         usual = {name: read(base, name) for name in ("lora", "from-scratch", "extra-layers", "last-only", "ulmfit")}
         assert {name: read(run, name) for name in usual} == usual
         for method, is_named in (("full", True), ("lora", False), ("from-scratch", False)):
-            tuning = build_finetune_config(run, task="sst2", method=method, lr=4e-4, base_spec=wide)
+            tuning = build_finetune_config(run, task="sst2", method=method, lr=4e-4)
             other_text = explain_rate(tuning.replace({"base.path": str(base)}))
             assert (explain_rate(tuning) != other_text) is is_named
 
         settings, cost = (json.loads(file.read_text()) for file in (RunDir(run).settings, RunDir(run).cost))
-        for train, rate in (({"lr": 9e-3}, 5e-4), ({"lr": 4e-5}, 3e-5), ({"init_from": str(base)}, 3e-5)):
+        for train, rate in (({"lr": 1e-4}, 5e-5), ({"lr": 4e-5}, 3e-5), ({"init_from": str(base)}, 3e-5)):
             RunDir(run).settings.write_text(json.dumps(settings | {"train": settings["train"] | train}))
             assert read(run) == rate
         RunDir(run).settings.write_text(json.dumps(settings))
-        for steps, rate in ((20_000, 4e-4), (25_000, 3.2e-4), (10**6, 3e-5)):
+        for steps, rate in ((20_000, 9e-5), (25_000, 7.2e-5), (10**6, 3e-5)):
             RunDir(run).cost.write_text(json.dumps(cost | {"run": cost["run"] | {"steps": steps}}))
             assert read(run) == rate
         RunDir(run).settings.write_text('{"train": 3}')

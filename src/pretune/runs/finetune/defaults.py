@@ -36,8 +36,8 @@ REFERENCE_WIDTH, WIDTH_EXPONENT, MAX_RATE = 768, 1.5, 5e-4
 """The width of their usual learning rate, its growth for narrower models (Turc et al., 2019, take up to ten times more
 for widths of 128 and 256), and its upper bound."""
 BRIEF_STEPS, BRIEF_SHARE = 20_000, 0.5
-"""After a pre-training of at most so many steps, the learning rate relative to its peak, below the same bound: weights
-that moved little since their initialization have to move more than those of a released model."""
+"""After a pre-training of at most so many steps, weights are trained as random ones are, since they moved little from
+their initialization; but at no more than this share of the peak rate of their pre-training."""
 MAX_RATE_FACTOR = 8.0
 """Upper bound of a learning rate relative to that of the family's paper, for narrow models and random weights: T5's
 stays below that of its pre-training."""
@@ -139,7 +139,7 @@ def _apply_method(
     method, settings = parse_method(name, spec)
     defaults = {"train.lr": compute_default_rate(method, spec), **settings}
     if method in FULL_METHODS and not settings.keys() & {"base.weights", "base.extra_layers"}:  # that are new
-        defaults["train.lr"] = max(defaults["train.lr"], find_brief_rate(tuning.base.path))
+        defaults["train.lr"] = max(defaults["train.lr"], find_brief_rate(tuning.base.path, spec))
     kind = read_optimizer(overrides).get("kind", get_kind(tuning.train.optimizer))
     if find_rates(overrides) or kind != RATE_OPTIMIZER:
         del defaults["train.lr"]
@@ -245,10 +245,10 @@ def compute_default_rate(method: str, spec: Model) -> float:
     return float(f"{rate:.3g}")
 
 
-def find_brief_rate(path: str | os.PathLike[str]) -> float:
+def find_brief_rate(path: str | os.PathLike[str], spec: Model | None = None) -> float:
     """Return the learning rate for a model that was pre-trained briefly, by its run; 0 for any other directory.
 
-    It falls with more steps than BRIEF_STEPS, so that the usual rate takes over.
+    It falls with more steps than BRIEF_STEPS, so that the usual rate takes over. `spec` is by default that on disk.
     """
     run_dir = RunDir(resolve_path(path))
     if not run_dir.settings.is_file() or not run_dir.is_finished or run_dir.is_finetuned:
@@ -262,8 +262,9 @@ def find_brief_rate(path: str | os.PathLike[str]) -> float:
     kind = train.get("optimizer", {}).get("kind")
     if "objective" not in run or train.get("init_from") or kind != RATE_OPTIMIZER or not steps:
         return 0.0
-    rate = BRIEF_SHARE * train.get("lr", 0.0) * min(1.0, BRIEF_STEPS / steps)
-    return float(f"{min(rate, MAX_RATE):.3g}")
+    usual_rate = compute_default_rate("full", spec or read_base_spec(path))
+    rate = min(RATE_FACTORS["from-scratch"] * usual_rate, BRIEF_SHARE * train.get("lr", 0.0), MAX_RATE)
+    return float(f"{rate * min(1.0, BRIEF_STEPS / steps):.3g}")
 
 
 def scale_rate(rate: float, spec: Model) -> float:
