@@ -30,7 +30,7 @@ from pretune.runs.study.execute import run_worker
 from pretune.runs.study.plan import StepEstimate
 from pretune.runs.study.planner import plan_study
 from pretune.runs.study.results import build_results
-from pretune.runs.study.schedule import choose_jobs, sort_by_critical_path
+from pretune.runs.study.schedule import choose_jobs, count_pretrainings, select_step, sort_by_critical_path
 from pretune.runs.study.shards import list_cell_steps, list_shard_cells, parse_shard
 from pretune.runs.study.study_dir import make_record
 from tests.runs.study.studies import make_study, make_tree
@@ -385,6 +385,22 @@ def test_what_the_most_waits_for_comes_first(tmp_path: Path) -> None:
     assert max(index for index, action in enumerate(actions) if action == "pretrain") < actions.index("finetune")
     places = {key: index for index, key in enumerate(keys)}
     assert all(places[other] < places[key] for key in keys for other in steps[key].inputs)
+
+
+def test_fine_tunings_run_beside_pretrainings_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the steps side by side are pre-trainings while others are ready; on a CPU all may be."""
+    steps = {step.action: step for step in plan_study(make_study(tmp_path, seeds=1)).steps.values()}
+    pretrain, finetune, data = steps["pretrain"], steps["finetune"], steps["data"]
+    for running, ready, selected in (
+        ([], [pretrain, finetune], pretrain),
+        ([pretrain, finetune], [pretrain, finetune], pretrain),
+        ([pretrain, pretrain], [pretrain, finetune, data], finetune),
+        ([pretrain, pretrain], [pretrain], pretrain),
+    ):
+        assert select_step(ready, running, 2) is selected
+    assert [count_pretrainings(jobs, "cpu") for jobs in (2, 7)] == [2, 7]
+    monkeypatch.setattr(schedule, "resolve_device", lambda device: "cuda:0")
+    assert [count_pretrainings(jobs, None) for jobs in (1, 2, 7)] == [1, 1, 4]
 
 
 def test_only_shared_steps_use_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:

@@ -33,7 +33,7 @@ from pretune.core.run_dir import RunDir
 from pretune.runs.finetune.task_data import reuse_tasks
 from pretune.runs.study.actions import StepRunner
 from pretune.runs.study.plan import Plan, Step
-from pretune.runs.study.schedule import sort_by_critical_path
+from pretune.runs.study.schedule import count_pretrainings, select_step, sort_by_critical_path
 from pretune.runs.study.study_dir import StepRecord, StudyDir
 
 MEMORY_MESSAGE = "out of memory; use fewer --jobs, or a smaller scale"
@@ -193,6 +193,7 @@ class WorkerPool:
     def __init__(self, execution: Execution, pending: list[str]) -> None:
         self.execution, self.count = execution, len(pending)
         self.pending = sort_by_critical_path(execution.plan, pending)
+        self.max_pretrainings = count_pretrainings(execution.jobs, execution.device)
         self.context = multiprocessing.get_context("spawn")
         self.workers = [self._start() for _ in range(min(execution.jobs, len(pending)))]
 
@@ -223,7 +224,7 @@ class WorkerPool:
         return StepWorker(process, parent)
 
     def _assign(self) -> None:
-        """Give every idle worker the first step whose inputs are finished; skip those whose inputs failed."""
+        """Give every idle worker a step whose inputs are finished; skip those whose inputs failed."""
         for worker in self.workers:
             if worker.step is None and (key := self._take_ready()) is not None:
                 worker.step, worker.start = self.execution.plan.steps[key], time.monotonic()
@@ -231,16 +232,19 @@ class WorkerPool:
                 worker.connection.send((key, self.execution.records))
 
     def _take_ready(self) -> str | None:
-        execution, waiting = self.execution, set(self.pending)
-        waiting |= {worker.step.key for worker in self.workers if worker.step}
+        running = [worker.step for worker in self.workers if worker.step]
+        ready, waiting = list[Step](), {*self.pending, *(step.key for step in running)}
         for key in [*self.pending]:
-            step = execution.plan.steps[key]
-            if execution.is_blocked(step):
+            step = self.execution.plan.steps[key]
+            if self.execution.is_blocked(step):
                 self.pending.remove(key)
             elif not any(other in waiting for other in step.inputs):
-                self.pending.remove(key)
-                return key
-        return None
+                ready.append(step)
+        if not ready:
+            return None
+        step = select_step(ready, running, self.max_pretrainings)
+        self.pending.remove(step.key)
+        return step.key
 
     def _receive(self) -> None:
         """Wait for a worker to finish its step, or to die."""

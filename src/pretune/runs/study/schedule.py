@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from pretune.core.machine import count_cores
-from pretune.runs.study.plan import Plan
+from pretune.runs.study.plan import Plan, Step
 from pretune.training.distributed import resolve_device
 
 MAX_GPU_JOBS, MAX_CPU_JOBS, MIN_PARALLEL_SECONDS = 8, 4, 60.0
@@ -42,3 +42,19 @@ def sort_by_critical_path(plan: Plan, keys: Sequence[str]) -> list[str]:
             if other in seconds:
                 seconds[other] = max(seconds[other], seconds[key] + plan.steps[key].estimate.seconds)
     return sorted(keys, key=lambda key: -(seconds[key] + plan.steps[key].estimate.seconds))
+
+
+def count_pretrainings(jobs: int, device: str | None) -> int:
+    """Return how many of the steps side by side may be pre-trainings while others are ready.
+
+    Half of them on a GPU: pre-trainings fill it, so more of them at a time take longer each, while small fine-tunings
+    leave it idle. Cells are finished earlier if their fine-tunings do not wait for all pre-trainings.
+    """
+    return (jobs + 1) // 2 if resolve_device(device).startswith("cuda") else jobs
+
+
+def select_step(ready: Sequence[Step], running: Sequence[Step], max_pretrainings: int) -> Step:
+    """Return the first of the ready steps, or the first that is no pre-training if enough of those are running."""
+    if sum(step.action == "pretrain" for step in running) < max_pretrainings:
+        return ready[0]
+    return next((step for step in ready if step.action != "pretrain"), ready[0])
