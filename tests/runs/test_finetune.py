@@ -303,6 +303,8 @@ class TestWishes:
         for train, rate in (({"lr": 1e-4}, 5e-5), ({"lr": 4e-5}, 3e-5), ({"init_from": str(base)}, 3e-5)):
             RunDir(run).settings.write_text(json.dumps(settings | {"train": settings["train"] | train}))
             assert read(run) == rate
+        RunDir(run).settings.write_text(json.dumps(settings | {"train": settings["train"] | {"lr": 9e-3}}))
+        assert [read(run, width=width) for width in (256, 128)] == [4.68e-4, 5e-4]
         RunDir(run).settings.write_text(json.dumps(settings))
         for steps, rate in ((20_000, 9e-5), (25_000, 7.2e-5), (10**6, 3e-5)):
             RunDir(run).cost.write_text(json.dumps(cost | {"run": cost["run"] | {"steps": steps}}))
