@@ -19,6 +19,7 @@ import yaml
 
 import pretune as pt
 from pretune.runs.defaults import build_pretrain_config
+from pretune.runs.study.read import load_study
 from tests.bench.test_guard import BENCH, load
 from tests.runs.study.studies import make_tree
 
@@ -75,6 +76,12 @@ def read(path: Path) -> dict[str, Any]:
     """Return the result that a script wrote."""
     result: dict[str, Any] = json.loads(path.read_text())
     return result
+
+
+def test_studies_are_valid() -> None:
+    studies = {path.stem: load_study(str(path)) for path in BENCH.glob("*.yaml")}
+    assert [scale.name for scale in studies["brief_pretraining"].scales] == ["gpu"]
+    assert all(study.rows and study.claims for study in studies.values())
 
 
 def test_checkpoints(run: Run, tmp_path: Path) -> None:
