@@ -26,13 +26,13 @@ from pretune.reports.study_text import format_tuning, format_verdict, render_stu
 from pretune.runs.samples import SampleHook
 from pretune.runs.study import actions, execute, schedule
 from pretune.runs.study.compare import build_plan
-from pretune.runs.study.execute import run_worker
+from pretune.runs.study.execute import Execution, StepWorker, WorkerPool, run_worker
 from pretune.runs.study.plan import StepEstimate
 from pretune.runs.study.planner import plan_study
 from pretune.runs.study.results import build_results
 from pretune.runs.study.schedule import choose_jobs, count_pretrainings, select_step, sort_by_critical_path
 from pretune.runs.study.shards import list_cell_steps, list_shard_cells, parse_shard
-from pretune.runs.study.study_dir import make_record
+from pretune.runs.study.study_dir import StudyDir, make_record
 from tests.runs.study.studies import make_study, make_tree
 
 RATES = {"pretrain": [0.5, 1.0], "finetune": [0.5, 2.0]}
@@ -401,6 +401,27 @@ def test_fine_tunings_run_beside_pretrainings_on_a_gpu(tmp_path: Path, monkeypat
     assert [count_pretrainings(jobs, "cpu") for jobs in (2, 7)] == [2, 7]
     monkeypatch.setattr(schedule, "resolve_device", lambda device: "cuda:0")
     assert [count_pretrainings(jobs, None) for jobs in (1, 2, 7)] == [1, 1, 4]
+
+
+@pytest.mark.parametrize(("limit", "is_mixed"), [(2, False), (1, True)])
+def test_two_workers_mix_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, is_mixed: bool) -> None:
+    """The first fine-tuning starts before the last pre-training if only one of both workers may pre-train."""
+    monkeypatch.setattr(WorkerPool, "_start", lambda pool: StepWorker(None, None))  # type: ignore[arg-type]
+    monkeypatch.setattr(execute, "count_pretrainings", lambda jobs, device: limit)
+    plan = plan_study(make_study(tmp_path, seeds=3))
+    pool = WorkerPool(Execution(plan, StudyDir(tmp_path), [*plan.steps], device="cpu", jobs=2), [*plan.steps])
+    started: list[str] = []
+    while pool.pending:
+        for worker in pool.workers:  # each ends its step in turn
+            worker.step = None
+            for idle in (other for other in pool.workers if other.step is None):
+                if (key := pool._take_ready()) is not None:
+                    idle.step = plan.steps[key]
+                    started.append(key)
+    actions = [plan.steps[key].action for key in started]
+    assert sorted(started) == sorted(plan.steps)
+    last_pretraining = max(index for index, action in enumerate(actions) if action == "pretrain")
+    assert (actions.index("finetune") < last_pretraining) is is_mixed
 
 
 def test_only_shared_steps_use_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
