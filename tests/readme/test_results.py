@@ -27,6 +27,7 @@ def test_every_section_with_numbers_has_a_command() -> None:
 
 
 def test_what_the_commands_name_is_there() -> None:
-    named = {path for code in _CODE.findall(PAGE) for path in re.findall(r"\b(?:bench|tests)/[\w/]+(?:\.py)?", code)}
+    pattern = re.compile(r"\b(?:bench|tests)/[\w/]+(?:\.(?:py|yaml))?")
+    named = {path for code in _CODE.findall(PAGE) for path in pattern.findall(code)}
     assert len(named) > 15
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
