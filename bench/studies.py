@@ -5,20 +5,22 @@
 `--together` studies run at the same time, each with `--jobs` steps side by side, on an NVIDIA GPU under MPS. Every few
 seconds the archive is written: results, tokenizers, and the records of finished steps, which are small. On another
 machine `--restore` continues with them: finished cells are not run again, and what an unfinished one needs is. After
-`--seconds` all studies are stopped; the same command goes on. Exit code 75 if not all are finished. With `--first` only
-these steps run, which need no GPU: tokenizers, for an archive that saves their time elsewhere; prepared data, while
-something else uses the GPU.
+`--seconds`, or with a signal, all studies are stopped; the same command goes on. Exit code 75 if not all are finished.
+With `--first` only these steps run, which need no GPU: tokenizers, for an archive that saves their time elsewhere;
+prepared data, while something else uses the GPU.
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import common
@@ -81,11 +83,25 @@ def run_first_steps(names: Sequence[str], args: argparse.Namespace) -> None:
     save(args.work, args.out)
 
 
-def run(names: Sequence[str], args: argparse.Namespace) -> dict[str, int]:
-    """Run the studies until the time is over; returns the exit code of each that ended by itself."""
+@contextlib.contextmanager
+def catch_signals() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM and SIGINT set, so that the studies end before this process, and are saved."""
+    event = threading.Event()
+    previous_handlers = {
+        number: signal.signal(number, lambda *_: event.set()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield event
+    finally:
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
+
+
+def run(names: Sequence[str], args: argparse.Namespace, stop: threading.Event) -> dict[str, int]:
+    """Run the studies until a signal or the end of the time; returns the exit code of each that ended by itself."""
     begin, last_save = time.monotonic(), 0.0
     waiting, running, codes = [*names], dict[str, subprocess.Popen[bytes]](), dict[str, int]()
-    while (waiting or running) and time.monotonic() - begin < args.seconds:
+    while (waiting or running) and time.monotonic() - begin < args.seconds and not stop.is_set():
         while waiting and len(running) < args.together:
             running[waiting[0]] = start(waiting[0], args)
             waiting.pop(0)
@@ -96,7 +112,7 @@ def run(names: Sequence[str], args: argparse.Namespace) -> dict[str, int]:
         if time.monotonic() - last_save > SAVE_SECONDS:
             save(args.work, args.out)
             last_save = time.monotonic()
-        time.sleep(POLL_SECONDS)
+        stop.wait(POLL_SECONDS)
     for process in running.values():
         process.send_signal(signal.SIGTERM)  # it saves what runs, and ends its workers
     for process in running.values():
@@ -128,7 +144,8 @@ def main() -> None:
         run_first_steps(args.studies, args)
         return
     start_mps()
-    codes = run(args.studies, args)
+    with catch_signals() as stop:
+        codes = run(args.studies, args, stop)
     for name in args.studies:
         folder = args.work / Path(name).stem
         finished = len([*folder.glob("steps/*.json")])

@@ -6,9 +6,12 @@ import json
 import lzma
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -416,6 +419,18 @@ def test_studies(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         }
 
     assert run_studies("none", "--seconds", 0, code=75) == {}
+
+    def stop_when_planned() -> None:
+        while not [*(tmp_path / "stopped").glob("*/plan.json")]:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    handler, thread = signal.getsignal(signal.SIGTERM), threading.Thread(target=stop_when_planned)
+    thread.start()
+    assert run_studies("stopped", code=75) == {} and signal.getsignal(signal.SIGTERM) is handler
+    thread.join()
+    with tarfile.open(tmp_path / "stopped.tar.gz") as archive:
+        assert {"first/plan.json", "second/plan.json"} & {*archive.getnames()}
     words = ("--scale", "class", "--work", tmp_path / "first_steps", "--out", tmp_path / "first.tar.gz")
     run("studies", *names, *words, "--first", "tokenizer")
     with tarfile.open(tmp_path / "first.tar.gz") as archive:

@@ -100,6 +100,25 @@ def test_shards_and_merge_give_the_whole(tmp_path: Path) -> None:
     assert pt.compare(file, out=tmp_path / "merged", seeds=3).table["low"].keys() == whole.table["low"].keys()
 
 
+def test_records_of_tries_need_no_weights(tmp_path: Path) -> None:
+    """Without weights, a lost fine-tuning needs its own model again, and of the tried learning rates only records."""
+    plan = plan_study(make_study(tmp_path, rates=RATES))
+    execution = Execution(plan, StudyDir(tmp_path), [*plan.steps])
+    lost_step = [*plan.steps.values()][-1]
+    assert lost_step.action == "finetune" and "rate_from" in lost_step.arguments
+    for step in plan.steps.values():
+        best = {"selected_key": step.inputs[0]} if step.action == "choose" else {}
+        if step is not lost_step:
+            execution.records[step.key] = make_record(step, {}, {}, {}, **best)
+    seed = lost_step.arguments["overrides"]["train.seed"]
+    pending = [plan.steps[key] for key in execution._list_pending()]
+    assert [step.action for step in pending] == ["tokenizer", "data", "pretrain", "finetune"]
+    assert pending[2].arguments["overrides"]["train.seed"] == seed and "rate_from" in pending[2].arguments
+    choice = next(step for step in plan.steps.values() if step.action == "choose" and step.arguments["score"] == "dev")
+    del execution.records[choice.key]
+    assert {step.key for step in pending} | {choice.key} == {*execution._list_pending()}
+
+
 def test_claims_about_unfinished_rows_are_not_measured(tmp_path: Path) -> None:
     plan = plan_study(make_study(tmp_path, seeds=3))
     records, outcomes = dict[str, Any](), []

@@ -105,7 +105,7 @@ class Execution:
             if key not in needed_keys:
                 continue
             pending.append(key)
-            for other in self.plan.steps[key].inputs:
+            for other in self.plan.steps[key].file_inputs:
                 target = self.records[other].get("selected_key", other) if other in self.records else other
                 if not self.study_dir.has_output(self.plan.steps[target]):
                     needed_keys.add(target)

@@ -61,6 +61,13 @@ class Step:
         """Name of the directory of the step."""
         return f"{self.action}-{self.key}"
 
+    @property
+    def file_inputs(self) -> tuple[str, ...]:
+        """Keys of the steps whose files it reads; a choice, and a chosen learning rate, need only records."""
+        if self.action == "choose":
+            return ()
+        return tuple(list_inputs({name: value for name, value in self.arguments.items() if name != "rate_from"}))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
