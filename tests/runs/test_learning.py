@@ -59,6 +59,20 @@ def test_a_long_warmup_and_objectives_without_a_unigram_loss() -> None:
     assert check([9, 6, 5.5, 5.5, 5.5, 5.5, 5.5], unigram=None) == []
 
 
+@pytest.mark.parametrize(("loss", "kinds"), [(5.1, ["unigram"]), (4.3, ["plateau"]), (4.2, [])])
+def test_a_run_that_ends_on_the_plateau(loss: float, kinds: list[str]) -> None:
+    """Hardly below the unigram loss at the end of a run is a warning, before it is not."""
+    learning = LearningCheck(compute_unigram_loss=lambda: 5.0, plateau_hint="read on")
+    metrics = {"loss": loss + 1.0, "perplexity": float(np.exp(loss))}  # of two terms
+    assert not any("hardly" in text for text in learning.record(90, metrics, 100))
+    warnings = learning.find_warnings(90, 100, trained_steps=100)
+    assert [*warnings] == kinds and ("read on" in str(warnings)) == (kinds == ["plateau"])
+    assert learning.find_unigram_loss(90) == 5.0
+    assert learning.find_unigram_loss(80) is None  # not evaluated
+    learning.record(100, {"loss": loss}, 100)
+    assert learning.find_unigram_loss(100) is None  # an objective that predicts no tokens
+
+
 def test_the_unigram_loss_by_hand() -> None:
     train, targets = np.array([0, 5, 2, 0]), np.array([2, 3, 1, 0])
     # A quarter (counts plus one: 6, 3, 1 of 10) of what the special token 0 leaves: two thirds of the targets.
@@ -80,9 +94,12 @@ def test_a_run_that_diverges_warns_everywhere_and_a_good_one_nowhere(
     pt.report([tmp_path / "bad"], out=tmp_path / "report.html")
     assert "unigram model" in (tmp_path / "report.html").read_text()
     capsys.readouterr()
-    good = run(data, tmp_path / "good", lr=2e-2)
-    assert good.summary["warnings"] == [] and "unigram" not in capsys.readouterr().err
-    assert "| warning |" not in (tmp_path / "good" / "README.md").read_text()
+    good = run(data, tmp_path / "good", lr=2e-2, steps=96)
+    err = capsys.readouterr().err
+    assert good.summary["warnings"] == [] and "unigram model" not in err and "unigram loss" in err
+    card = (tmp_path / "good" / "README.md").read_text()
+    assert "| warning |" not in card and f"| unigram loss | {good.summary['unigram_loss']:.4g} |" in card
+    assert good.loss < 0.85 * good.summary["unigram_loss"] == 0.85 * bad.summary["unigram_loss"]
 
 
 def test_stop_early_ends_at_the_best_and_resumes_bit_for_bit(

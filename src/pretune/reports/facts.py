@@ -34,7 +34,7 @@ SOURCE_HEADER = ("source", "licence", "documents", "tokens")
 
 def build_pretraining_rows(tree: Facts, summary: Facts) -> Rows:
     """Return rows on pre-training: steps, tokens, optimizer, validation loss."""
-    train, validation = tree["train"], summary.get("held_out") or {}
+    train, validation, unigram_loss = tree["train"], summary.get("held_out") or {}, summary.get("unigram_loss")
     return [
         ("parameters", f"{summary['parameters']:,}"),
         (
@@ -50,6 +50,7 @@ def build_pretraining_rows(tree: Facts, summary: Facts) -> Rows:
             for term, value in validation.items()
             if value is not None
         ),
+        *([] if unigram_loss is None else [("unigram loss", f"{unigram_loss:.4g}")]),
         *_build_early_stopping_rows(train, summary),
         *([("warning", ". ".join(summary["warnings"]))] if summary.get("warnings") else []),
     ]

@@ -279,6 +279,7 @@ class PretrainRun:
             compute_unigram_loss=self.data_phases.compute_unigram_loss,
             warmup=getattr(schedule, "cut", 0.0) if warmup is None else warmup,
             hint=", or ".join(remedies),
+            plateau_hint=", or ".join(["train longer", *(["use a model with pre-norm"] if is_post_norm else [])]),
         )
 
     def _build_evaluation(self) -> Evaluation | None:

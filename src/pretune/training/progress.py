@@ -193,6 +193,7 @@ class RunSummary:
     loss: float | None = None
     held_out: float | None = None
     held_out_metrics: Mapping[str, float] = field(default_factory=dict)
+    unigram_loss: float | None = None  # validation loss of a unigram model of the training data
     skipped: int = 0
     waiting: float = 0.0  # seconds waiting for data
     saving: float = 0.0  # seconds blocked by checkpoints
@@ -210,6 +211,8 @@ class RunSummary:
             yield "validation loss", f"{self.held_out:.4f}"
         for name, value in self.held_out_metrics.items():
             yield f"validation {name.replace('_', ' ')}", f"{value:.4g}"
+        if self.unigram_loss is not None:
+            yield "unigram loss", f"{self.unigram_loss:.4f}"
         suffix = f" ({self.skipped:,} skipped: non-finite)" if self.skipped else ""
         yield "steps", f"{self.steps:,}{suffix}"
         yield "tokens", f"{self.tokens:,}"

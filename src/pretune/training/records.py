@@ -37,6 +37,7 @@ class SummaryRecord(TypedDict, total=False):
     tokens: Count
     skipped: Count
     held_out: dict[str, Number | None] | None
+    unigram_loss: Number
     best_step: Count | None
     warnings: list[str]
 

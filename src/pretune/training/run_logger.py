@@ -20,7 +20,7 @@ from pretune.training.optim import AveragedDescent
 from pretune.training.progress import OverheadEstimator, Progress, RunSummary, show_summary
 from pretune.training.step import StepMetrics
 
-EXCLUDED_FIELDS = ("title", "cost", "held_out", "held_out_metrics", "warnings")
+EXCLUDED_FIELDS = ("title", "cost", "held_out", "held_out_metrics", "unigram_loss", "warnings")
 """Fields of the summary that the result contains in another form."""
 
 
@@ -169,7 +169,9 @@ class RunLogger:
             self._metrics.sync()
             loop.state.metrics_bytes = self._metrics.size
 
-    def summarize(self, loop: Loop, warnings: Sequence[str] = ()) -> dict[str, Any]:
+    def summarize(
+        self, loop: Loop, warnings: Sequence[str] = (), *, unigram_loss: float | None = None
+    ) -> dict[str, Any]:
         """Show and return the summary of the run; all ranks are assumed to use the same energy."""
         state = loop.state
         cost = compute_cost(
@@ -187,6 +189,7 @@ class RunLogger:
             loss=self.loss,
             held_out=state.eval_metrics.get("loss"),
             held_out_metrics={name: value for name, value in state.eval_metrics.items() if name != "loss"},
+            unigram_loss=unigram_loss,
             skipped=state.skipped_steps,
             waiting=state.data_wait,
             saving=state.saving,
@@ -202,6 +205,7 @@ class RunLogger:
             "warnings": list(warnings),
             "elapsed": state.elapsed_seconds,
             "held_out": state.eval_metrics,
+            **({} if unigram_loss is None else {"unigram_loss": unigram_loss}),
             **best,
             "cost": cost.to_dict(),
         }

@@ -141,26 +141,30 @@ class Trainer:
 
     def summarize(self) -> dict[str, Any]:
         """Show and return the summary of the run."""
-        return self.logger.summarize(self.loop, self._find_warnings())
+        check, step = self.learning_check, self._select_evaluation()
+        if check is None or not self.ranks.is_first:
+            return self.logger.summarize(self.loop)
+        warnings = check.find_warnings(step, self.state.step, trained_steps=self.state.step)
+        return self.logger.summarize(self.loop, [*warnings.values()], unigram_loss=check.find_unigram_loss(step))
 
     @property
     def _total_steps(self) -> int | None:
         """Length of the run; None if the clock decides."""
         return self.state.planned_ends[-1] if self.state.planned_ends else self.clock.steps
 
-    def _find_warnings(self) -> list[str]:
-        """Return the warnings about the weights of the result; rank 0 has them.
+    def _select_evaluation(self) -> int:
+        """Return the step of the evaluation of the final weights.
 
-        With early stopping these are the best weights: the metrics of the run become those of their evaluation.
+        With early stopping these are the best weights: the metrics of the run become those of their evaluation, which
+        rank 0 has.
         """
         check, state = self.learning_check, self.state
-        if check is None or not self.ranks.is_first:
-            return []
-        step = state.last_eval_step
-        if self.early_stopping is not None and (best_step := self.early_stopping.best_step) is not None:
-            step, metrics = best_step, check.history.get(best_step, state.eval_metrics)
-            state.eval_metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        return [*check.find_warnings(step, state.step, trained_steps=state.step).values()]
+        best_step = None if self.early_stopping is None else self.early_stopping.best_step
+        if best_step is None or check is None or not self.ranks.is_first:
+            return state.last_eval_step
+        metrics = check.history.get(best_step, state.eval_metrics)
+        state.eval_metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        return best_step
 
     def _open_directory(self, resume: bool) -> None:
         """Lock the directory, and remove what a killed process left there."""

@@ -216,20 +216,25 @@ RISING_SHARE = 1 / 3
 """Share of a run over which a rising validation loss is a warning."""
 RISING_MARGIN = 0.005
 """Relative increase over the best validation loss that counts as rising, not as a plateau."""
+PLATEAU_SHARE = 0.85
+"""Share of the unigram loss above which a model has hardly begun to use context: masked models stay there for long,
+at 0.86 to 0.92, and have 0.83 or less soon after."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LearningCheck:
     """Warnings about a run that does not learn.
 
-    Two signs: after the warmup and a third of the run, the loss at the tokens is above that of a unigram model of the
-    training data, which a model that ignores the context reaches; or the validation loss has risen for a third of the
-    run. Everything follows from `history`, which a resumed run reads from its metrics.
+    Three signs: after the warmup and a third of the run, the loss at the tokens is above that of a unigram model of the
+    training data, which a model that ignores the context reaches; at the end of the run it is hardly below it; or the
+    validation loss has risen for a third of the run. Everything follows from `history`, which a resumed run reads from
+    its metrics.
     """
 
     compute_unigram_loss: Callable[[], float | None]  # called once, after the warmup; None: no such loss
     warmup: float = 0.0  # fraction of the run, or steps
     hint: str = "lower train.lr"
+    plateau_hint: str = "train longer"
     history: dict[int, dict[str, float]] = field(default_factory=dict)  # metrics of evaluations by step
     _unigram_losses: list[float | None] = field(default_factory=list)
     _reported: set[str] = field(default_factory=set)
@@ -251,22 +256,27 @@ class LearningCheck:
                 self.record(line["step"], {name: math.nan if v is None else v for name, v in metrics.items()}, total)
 
     def find_warnings(self, step: int, total: int, *, trained_steps: int | None = None) -> dict[str, str]:
-        """Return the warnings about the evaluation at a step, by their kind: "unigram" or "rising".
+        """Return the warnings about the evaluation at a step, by their kind: "unigram", "plateau" or "rising".
 
-        `trained_steps` are the steps of the run so far, if the evaluation is an earlier one.
+        `trained_steps` are the steps of a run at its end; the evaluation may be an earlier one.
         """
         warmup = self.warmup * total if self.warmup < 1 else self.warmup
-        metrics, trained_steps = self.history.get(step), trained_steps or step
-        if metrics is None or trained_steps < max(warmup, RISING_SHARE * total, MIN_CHECKED_STEPS):
+        metrics, is_final = self.history.get(step), trained_steps is not None
+        if metrics is None or (trained_steps or step) < max(warmup, RISING_SHARE * total, MIN_CHECKED_STEPS):
             return {}
         warnings: dict[str, str] = {}
-        token_loss = _compute_token_loss(metrics)
-        unigram_loss = None if token_loss is None else self._find_unigram_loss()
-        if token_loss is not None and unigram_loss is not None and not token_loss < unigram_loss:
-            warnings["unigram"] = (
-                f"validation loss {token_loss:.4g} at step {step:,} is not below {unigram_loss:.4g}, that of a unigram "
-                f"model of the training data: the model has learned nothing from context; {self.hint}"
-            )
+        token_loss, unigram_loss = _compute_token_loss(metrics), self.find_unigram_loss(step)
+        if token_loss is not None and unigram_loss is not None:
+            loss = f"validation loss {token_loss:.4g} at step {step:,}"
+            baseline = f"{unigram_loss:.4g}, that of a unigram model of the training data"
+            if not token_loss < unigram_loss:
+                warnings["unigram"] = (
+                    f"{loss} is not below {baseline}: the model has learned nothing from context; {self.hint}"
+                )
+            elif is_final and token_loss > PLATEAU_SHARE * unigram_loss:
+                warnings["plateau"] = (
+                    f"{loss} is hardly below {baseline}: the model has learned little from context; {self.plateau_hint}"
+                )
         finite_losses = {
             key: values["loss"] for key, values in self.history.items() if key <= step and math.isfinite(values["loss"])
         }
@@ -281,7 +291,13 @@ class LearningCheck:
             )
         return warnings
 
-    def _find_unigram_loss(self) -> float | None:
+    def find_unigram_loss(self, step: int) -> float | None:
+        """Return the loss of a unigram model of the training data, the baseline of the evaluation at a step.
+
+        None if there is no evaluation, or none of an objective that predicts tokens.
+        """
+        if _compute_token_loss(self.history.get(step, {})) is None:
+            return None
         if not self._unigram_losses:
             self._unigram_losses.append(self.compute_unigram_loss())
         return self._unigram_losses[0]
