@@ -195,7 +195,7 @@ def list_settings(results: Facts) -> list[tuple[str, str]]:
     scale = next((entry["scale"] for entry in study["scales"] if entry["name"] == results["scale"]), None)
     if scale is not None:
         common |= {setting["path"]: setting["value"] for setting in scale["settings"]}
-    rows += [*common.items()]
+    rows += [*(common | results.get("overrides", {})).items()]
     return [(name, value) for name, value in rows if value]
 
 
@@ -221,7 +221,8 @@ def list_costs(results: Facts) -> list[tuple[str, str]]:
         ("device", ", ".join(cost["devices"])),
     ]
     if cost["jobs"] > 1:
-        rows.append(("side by side", f"up to {cost['jobs']} steps; they share energy and price of the device"))
+        note = "" if cost["devices"] == ["cpu"] else "; they share energy and price of the device"
+        rows.append(("side by side", f"up to {cost['jobs']} steps{note}"))
     return rows
 
 
@@ -250,5 +251,6 @@ def format_other_devices(results: Facts) -> str:
 def format_command(results: Facts) -> str:
     """Return the command that repeats the study."""
     source, seeds = shlex.quote(results["source"]), len(results["seeds"])
+    changes = [f" --set {shlex.quote(f'{path}={value}')}" for path, value in results.get("overrides", {}).items()]
     out = f"runs/{results['study']['name']}"
-    return f"pretune compare {source} --scale {results['scale']} --seeds {seeds} --out {out}"
+    return f"pretune compare {source} --scale {results['scale']} --seeds {seeds}{''.join(changes)} --out {out}"

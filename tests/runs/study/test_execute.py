@@ -24,11 +24,12 @@ from pretune.core import log, machine
 from pretune.core.errors import StoppedError, UsageError
 from pretune.reports.study_text import format_tuning, format_verdict, render_study_text
 from pretune.runs.samples import SampleHook
-from pretune.runs.study import actions, execute, schedule
+from pretune.runs.study import actions, estimates, execute, schedule
 from pretune.runs.study.compare import build_plan
 from pretune.runs.study.execute import Execution, StepWorker, WorkerPool, run_worker
 from pretune.runs.study.plan import StepEstimate
 from pretune.runs.study.planner import plan_study
+from pretune.runs.study.read import load_study
 from pretune.runs.study.results import build_results
 from pretune.runs.study.schedule import choose_jobs, count_pretrainings, select_step, sort_by_critical_path
 from pretune.runs.study.shards import list_cell_steps, list_shard_cells, parse_shard
@@ -100,25 +101,6 @@ def test_shards_and_merge_give_the_whole(tmp_path: Path) -> None:
     assert pt.compare(file, out=tmp_path / "merged", seeds=3).table["low"].keys() == whole.table["low"].keys()
 
 
-def test_records_of_tries_need_no_weights(tmp_path: Path) -> None:
-    """Without weights, a lost fine-tuning needs its own model again, and of the tried learning rates only records."""
-    plan = plan_study(make_study(tmp_path, rates=RATES))
-    execution = Execution(plan, StudyDir(tmp_path), [*plan.steps])
-    lost_step = [*plan.steps.values()][-1]
-    assert lost_step.action == "finetune" and "rate_from" in lost_step.arguments
-    for step in plan.steps.values():
-        best = {"selected_key": step.inputs[0]} if step.action == "choose" else {}
-        if step is not lost_step:
-            execution.records[step.key] = make_record(step, {}, {}, {}, **best)
-    seed = lost_step.arguments["overrides"]["train.seed"]
-    pending = [plan.steps[key] for key in execution._list_pending()]
-    assert [step.action for step in pending] == ["tokenizer", "data", "pretrain", "finetune"]
-    assert pending[2].arguments["overrides"]["train.seed"] == seed and "rate_from" in pending[2].arguments
-    choice = next(step for step in plan.steps.values() if step.action == "choose" and step.arguments["score"] == "dev")
-    del execution.records[choice.key]
-    assert {step.key for step in pending} | {choice.key} == {*execution._list_pending()}
-
-
 def test_claims_about_unfinished_rows_are_not_measured(tmp_path: Path) -> None:
     plan = plan_study(make_study(tmp_path, seeds=3))
     records, outcomes = dict[str, Any](), []
@@ -155,6 +137,18 @@ def test_shards_divide_the_cells(tmp_path: Path) -> None:
         assert max(map(len, shards)) - min(map(len, shards)) <= 1
     halves = [set(list_cell_steps(plan, list_shard_cells(plan, number, 2))) for number in (1, 2)]
     assert {plan.steps[key].action for key in halves[0] & halves[1]} == {"tokenizer", "data"}
+
+
+@pytest.mark.parametrize("name", ["history", "bert-size", "bart-noise"])
+def test_machines_of_different_speed_divide_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    divisions = []
+    for speed in (2e9, 3e10, 3e11):
+        monkeypatch.setattr(estimates, "measure_core", lambda width, speed=speed: speed * width / 512)
+        plan = plan_study(load_study(name), "class")
+        shards = [list_shard_cells(plan, number, 2) for number in (1, 2)]
+        divisions.append([[(cell.row, cell.seed) for cell in shard] for shard in shards])
+    assert divisions[0] == divisions[1] == divisions[2]
+    assert min(map(len, divisions[0])) > 0
 
 
 def test_cells_of_one_model_are_divided_where_they_must(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import UsageError
 from pretune.models.catalog import resolve
@@ -17,7 +18,7 @@ from pretune.runs.study.planner import plan_study
 from pretune.runs.study.read import load_study, read_study
 from pretune.runs.study.settings import merge_settings, to_text
 from pretune.runs.study.spec import Setting
-from tests.runs.study.studies import make_study, make_tree
+from tests.runs.study.studies import make_study, make_tree, write_corpus
 
 
 def count(plan: Plan) -> dict[str, int]:
@@ -321,3 +322,63 @@ def test_built_in_studies_are_complete(name: str) -> None:
     assert {"class", "gpu", "full"} == {entry.name for entry in study.scales}
     for scale in study.scales:
         assert (scale.scale.seeds or study.seeds) >= 3
+
+
+@pytest.mark.parametrize("path", ["base", "tokenizer.path", "pretrain.init_from", "pretrain.teacher"])
+def test_other_weights_are_other_steps(tmp_path: Path, path: str) -> None:
+    """The name of a directory is the same, its size too: only the weights differ."""
+    tokenizer = pt.train_tokenizer("wordpiece", [write_corpus(tmp_path)], vocab=120)
+    model = pt.build("bert-tiny", vocab=120, width=16, heads=2, depth=1)
+    model.assets.files = tokenizer.build_files()
+    folder = tmp_path / "model"
+    pt.save(model, folder)
+    changes: dict[str, Any] = {"rows": {"low": {path: str(folder)}}, "claims": [], "seeds": 1}
+    tree = make_tree(tmp_path, **changes)
+    if path == "base":
+        del tree["settings"]["model"]
+        tree["measures"] = {"table": {"kind": "finetuned"}}
+    if path == "tokenizer.path":
+        del tree["settings"]["tokenizer"]
+    if path == "pretrain.teacher":
+        tree["settings"]["pretrain"]["objective"] = "distill"
+    first = plan_study(read_study(tree, "rates"))
+    (folder / "README.md").write_text("a card is no weight")
+    assert [*plan_study(read_study(tree, "rates")).steps] == [*first.steps]
+    name = "tokenizer.json" if path == "tokenizer.path" else "model.safetensors"
+    content = bytearray((folder / name).read_bytes())
+    content[-40] ^= 1
+    (folder / name).write_bytes(content)
+    again = plan_study(read_study(tree, "rates"))
+    shared = {again.steps[key].action for key in first.steps.keys() & again.steps.keys()}
+    assert "pretrain" not in shared and "finetune" not in shared
+    assert len(again.steps) == len(first.steps)
+
+
+def test_a_longer_dev_file_is_another_training_of_embeddings(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("anchor,positive\n" + "river stone,stone river\n" * 20)
+    (tmp_path / "dev.csv").write_text("sentence1,sentence2,score\n" + "river,stone,0.5\n" * 20)
+    tree = make_tree(
+        tmp_path, claims=[], measures={"s": {"kind": "task", "task": "scored_pairs", "model": "embeddings"}}
+    )
+    options = {"train": str(tmp_path / "pairs.csv"), "dev": str(tmp_path / "dev.csv"), "steps": 2, "seed": "$seed"}
+    tree["settings"] |= {"embeddings": options, "evaluate.data": str(tmp_path / "pairs.csv")}
+    keys = []
+    for _ in range(2):
+        steps = plan_study(read_study(tree, "rates")).steps.values()
+        keys.append({step.key for step in steps if step.action == "embeddings"})
+        assert {step.arguments["seed"] for step in steps if step.action == "embeddings"} == {0, 1}
+        (tmp_path / "dev.csv").write_text("sentence1,sentence2,score\n" + "river,stone,0.5\n" * 21)
+    assert len(keys[0]) == len(keys[1]) == 4 and not keys[0] & keys[1]
+
+
+def test_the_seed_of_a_section(tmp_path: Path) -> None:
+    rows = {"low": {"pretrain.seed": "$seed", "finetune.seed": "1$seed"}}
+    plan = plan_study(make_study(tmp_path, rows=rows, claims=[]))
+    seeds = {
+        (step.action, step.arguments["overrides"]["train.seed"])
+        for step in plan.steps.values()
+        if "overrides" in step.arguments
+    }
+    assert seeds == {("pretrain", 0), ("pretrain", 1), ("finetune", 10), ("finetune", 11)}
+    with pytest.raises(UsageError, match=r"'pretrain.seed'.*'x0'"):
+        plan_study(make_study(tmp_path, rows={"low": {"pretrain.seed": "x$seed"}}, claims=[]))

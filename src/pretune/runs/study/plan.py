@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pretune.core.config import to_dict
-from pretune.runs.study.spec import Measure, RateFactors, Row, Scale, Study
+from pretune.runs.study.spec import Measure, RateFactors, Row, Scale, Settings, Study
 
 FORMAT = 1
 """Version of the steps; another one makes all keys new."""
@@ -108,6 +108,7 @@ class Plan:
     cells: tuple[Cell, ...]
     missing: tuple[str, ...] = ()  # data sets that are not there, with where they go
     budget: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Settings = ()  # of all rows, as in `--set`
 
     @property
     def scale(self) -> Scale:
@@ -171,6 +172,7 @@ class Plan:
             "device": self.device,
             "seeds": [*self.seeds],
             "budget": dict(self.budget),
+            "overrides": {setting.path: setting.value for setting in self.overrides},
             "rows": [row.name for row in self.rows],
             "measures": [measure.name for measure in self.measures],
             "steps": [

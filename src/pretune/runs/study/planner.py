@@ -62,6 +62,7 @@ class Planner(TaskSteps):
             cells=cells,
             missing=tuple(self.missing),
             budget={name: getattr(self.budget, name) for name in used_names},
+            overrides=self.overrides,
         )
 
     def _plan_cell(self, row: Row, seed: int, measures: list[Measure]) -> Cell:

@@ -34,6 +34,7 @@ def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mappi
         "scale_about": plan.scale.about,
         "seeds": [*plan.seeds],
         "budget": dict(plan.budget),
+        "overrides": {setting.path: setting.value for setting in plan.overrides},
         "reference": plan.reference,
         "rows": [row.name for row in plan.rows],
         "measures": [_describe_measure(measure) for measure in plan.measures],
@@ -114,12 +115,19 @@ def read_value(reading: Reading, records: Mapping[str, StepRecord]) -> float | N
     record = records[reading.step]
     if reading.amount is not None:
         if reading.amount in COST_NAMES:
-            costs: list[Facts] = [{**records[key]["cost"]} for key in reading.steps]
-            return sum(float(cost[reading.amount]) for cost in costs)
+            keys = [find_paid_step(key, reading.steps, records) for key in reading.steps]
+            costs: list[Facts] = [{**records[key]["cost"]} for key in keys if key in records]
+            return sum(float(cost[reading.amount]) for cost in costs) if len(costs) == len(keys) else None
         amount = record["amounts"].get(reading.amount)
         return None if amount is None else float(amount)
     scores = record["scores"]
     return scores.get(next(iter(scores), "") if reading.score is None else reading.score)
+
+
+def find_paid_step(key: str, steps: Sequence[str], records: Mapping[str, StepRecord]) -> str:
+    """Return the step that has the cost of a step: of a choice the selected one, unless it is among the steps."""
+    selected_key = records[key].get("selected_key", key)
+    return key if selected_key in steps else selected_key
 
 
 def check_scores(plan: Plan, records: Mapping[str, StepRecord], values: Values) -> None:
@@ -196,7 +204,7 @@ def sum_costs(plan: Plan, records: Mapping[str, StepRecord]) -> Facts:
     for cost in costs:
         share = {"seconds": 1.0, "flops": 1.0}
         for name in COST_NAMES:
-            total[name] += float(cost[name]) * share.get(name, 1 / cost.get("jobs", 1))
+            total[name] += float(cost[name]) * share.get(name, 1 / (cost.get("overlap") or cost.get("jobs", 1)))
     for name, amount in (("cpu_seconds", "cpu_seconds"), ("wall_seconds", "total_seconds")):
         total[name] = sum(float(records[key]["amounts"].get(amount) or 0.0) for key in keys)
     total["estimated_seconds"] = plan.sum_estimates().seconds

@@ -159,6 +159,18 @@ def fill_seed(settings: Mapping[str, str], seed: int) -> dict[str, str]:
     return {path: value.replace(SEED, str(seed)) for path, value in settings.items()}
 
 
+def read_seed(settings: Mapping[str, str], section: str, seed: int) -> int:
+    """Return the seed of a section of the settings, by default that of the cell.
+
+    >>> read_seed({}, "pretrain", 3), read_seed({"pretrain.seed": "0"}, "pretrain", 3)
+    (3, 0)
+    """
+    value = settings.get(f"{section}.seed", SEED).replace(SEED, str(seed))
+    if not re.fullmatch(r"\d{1,18}", value):
+        raise UsageError(f"'{section}.seed' must be a number or {SEED}, got '{value[:40]}'")
+    return int(value)
+
+
 def parse_list(value: str) -> list[str]:
     """Return the items of a list in JSON, or a single text as a list of itself."""
     items = json.loads(value) if value.startswith("[") else [value]

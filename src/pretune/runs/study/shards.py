@@ -1,5 +1,6 @@
 """Shards: the steps of a plan divided among machines, each with its own directory; `--merge` combines them."""
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -8,6 +9,9 @@ from pretune.runs.study.plan import Cell, Plan
 
 CHEAP_ACTIONS = ("tokenizer", "data")
 """Steps that every shard repeats, since all its cells need them."""
+REFERENCE_SPEEDS = {"class": (5e10, 2.0), "gpu": (1e14, 20.0), "full": (1e14, 20.0)}
+"""FLOP/s of the machine that work is measured by, and seconds until a step starts: all machines have to divide alike.
+"""
 MAX_LOAD = 1.2
 """A group of cells with more than this multiple of a shard's share of the work is divided."""
 
@@ -32,18 +36,18 @@ def list_shard_cells(plan: Plan, number: int, count: int) -> list[Cell]:
     its shared steps are done by several shards.
     """
     groups = _group_cells(plan)
-    total = _sum_seconds(plan, plan.cells)
+    total = _measure_work(plan, plan.cells)
     parts: list[list[Cell]] = []
     for group in groups:
-        is_large = _sum_seconds(plan, group) > MAX_LOAD * total / count
+        is_large = _measure_work(plan, group) > MAX_LOAD * total / count
         parts += [[cell] for cell in group] if is_large else [group]
-    order = sorted(range(len(parts)), key=lambda place: (-_sum_seconds(plan, parts[place]), place))
+    order = sorted(range(len(parts)), key=lambda place: (-_measure_work(plan, parts[place]), place))
     shards: list[list[Cell]] = [[] for _ in range(count)]
     loads = [0.0] * count
     for place in order:
         shard = min(range(count), key=lambda index: (loads[index], index))
         shards[shard] += parts[place]
-        loads[shard] = _sum_seconds(plan, shards[shard])
+        loads[shard] = _measure_work(plan, shards[shard])
     names = {(cell.row, cell.seed) for cell in shards[number - 1]}
     return [cell for cell in plan.cells if (cell.row, cell.seed) in names]
 
@@ -65,6 +69,10 @@ def _group_cells(plan: Plan) -> list[list[Cell]]:
     return [cells for _, cells in groups]
 
 
-def _sum_seconds(plan: Plan, cells: Sequence[Cell]) -> float:
+def _measure_work(plan: Plan, cells: Sequence[Cell]) -> float:
+    """Return the work of cells; it does not depend on the speed of this machine, as the estimated time does."""
     steps = (plan.steps[key] for key in list_cell_steps(plan, cells))
-    return sum(step.estimate.seconds for step in steps if step.action not in CHEAP_ACTIONS)
+    rate, start_seconds = REFERENCE_SPEEDS[plan.scale_name]
+    if "seconds" in plan.budget:  # FLOPs then depend on the machine
+        rate = math.inf
+    return sum(start_seconds + step.estimate.flops / rate for step in steps if step.action not in CHEAP_ACTIONS)

@@ -29,7 +29,9 @@ class StepCost(TypedDict):
     kwh: Amount
     co2e_kg: Amount
     dollars: Amount
-    jobs: NotRequired[int]  # steps that ran at the same time on the device
+    is_shared: NotRequired[bool]  # energy and price are those of the device, for all steps that used it
+    jobs: NotRequired[int]  # most steps at the same time
+    overlap: NotRequired[Amount]  # mean number of steps that shared energy and price; 1: its own threads only
 
 
 class StepRecord(TypedDict):
@@ -157,6 +159,7 @@ def make_record(
             "kwh": float(cost.get("kwh", 0.0)),
             "co2e_kg": float(cost.get("co2e_kg", 0.0)),
             "dollars": float(cost.get("dollars", 0.0)),
+            "is_shared": cost.get("device") != "cpu" or cost.get("energy_label") == "measured",
         },
     }
     if selected_key is not None:

@@ -15,7 +15,7 @@ from pretune.runs.study.estimates import BASELINE_SECONDS
 from pretune.runs.study.locations import locate
 from pretune.runs.study.model_steps import ModelSteps, select_config
 from pretune.runs.study.plan import STEP_PREFIX, StepEstimate
-from pretune.runs.study.settings import ROW_PREFIX, fill_seed, parse_scalar, select_section
+from pretune.runs.study.settings import ROW_PREFIX, fill_seed, parse_scalar, read_seed, select_section
 from pretune.runs.study.spec import FinetunedScore, check_name
 from pretune.tasks import TASKS
 
@@ -87,7 +87,7 @@ class TaskSteps(ModelSteps):
         self, settings: Mapping[str, str], seed: int, quantity: FinetunedScore, share: float
     ) -> dict[str, Any]:
         model = self.add_model(settings, seed, share)
-        seed = int(settings.get("finetune.seed", seed))
+        seed = read_seed(settings, "finetune", seed)
         settings = fill_seed(settings, seed)
         section = select_section(settings, "finetune")
         arguments, task_config = self._read_task(settings, quantity)
@@ -138,7 +138,7 @@ class TaskSteps(ModelSteps):
         return name is None or all(settings["baseline"] in TASKS.get(task).type.baselines for task in name.split(","))
 
     def add_baseline(self, settings: Mapping[str, str], seed: int, quantity: FinetunedScore) -> str:
-        seed = int(settings.get("finetune.seed", seed))
+        seed = read_seed(settings, "finetune", seed)
         settings = fill_seed(settings, seed)
         section = select_section(settings, "finetune")
         arguments, task_config = self._read_task(settings, quantity)
@@ -158,15 +158,15 @@ class TaskSteps(ModelSteps):
 
     def add_embeddings(self, settings: Mapping[str, str], seed: int, share: float) -> str:
         """Return the trained embeddings of a row; of a row without such settings, its model."""
-        options = {name: parse_scalar(value) for name, value in select_section(settings, "embeddings").items()}
+        section = select_section(fill_seed(settings, seed), "embeddings")
+        options = {name: parse_scalar(value) for name, value in section.items()}
         model = self.add_model(settings, seed, share)
         if not {"task", "train"} & options.keys():
             return model
         arguments: dict[str, Any] = {"model": model, "seed": seed, **options}
-        if isinstance(options.get("task"), str):
-            arguments["identity"] = self._list_files(str(options["task"]))
-        else:
-            arguments["identity"] = [[options["train"], self.find_file(str(options["train"]), "table")]]
+        identity = self._list_files(str(options["task"])) if isinstance(options.get("task"), str) else []
+        files = [str(options[name]) for name in ("train", "dev") if isinstance(options.get(name), str)]
+        arguments["identity"] = [*identity, *([name, self.find_file(name, "table")] for name in files)]
         label = f"embeddings on {options.get('task') or options.get('train')}, seed {seed}"
         fields = {name: value for name, value in options.items() if name not in ("task", "train", "dev")}
         embedding = from_dict(EmbeddingConfig, fields, "embeddings")

@@ -16,6 +16,8 @@ from pretune.runs.study.spec import MIN_SEEDS
 Outcome = Literal["holds", "does not hold", "undecided"]
 FACTOR = 2.0
 """Standard errors that a difference must exceed."""
+ROUNDING = 1e-12
+"""Relative difference of two values that are the same but for rounding."""
 RULE = (
     f"At least {MIN_SEEDS} seeds. A claim holds if the mean paired difference over seeds has the claimed sign and "
     f"exceeds {FACTOR:g} standard errors; it does not hold if it has the other sign by as much; else it is undecided."
@@ -64,7 +66,8 @@ def decide(better: Mapping[int, float], worse: Mapping[int, float], *, lower: bo
             outcome="undecided", difference=difference, error=error, seeds=count, reason=f"fewer than {MIN_SEEDS} seeds"
         )
     assert error is not None
-    if abs(mean) <= FACTOR * error or mean == 0:
+    rounding = ROUNDING * max(abs(value) for seed in seeds for value in (better[seed], worse[seed], margin))
+    if abs(mean) <= max(FACTOR * error, rounding):
         reason, outcome = f"within {FACTOR:g} standard errors", "undecided"
     else:
         reason, outcome = f"beyond {FACTOR:g} standard errors", "holds" if mean > 0 else "does not hold"
