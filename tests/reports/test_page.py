@@ -419,6 +419,8 @@ class TestResults:
     def test_intervals(self) -> None:
         assert compute_half_interval({"mean": 0.5, "seeds": 1, "std": 0.1}) is None
         assert compute_half_interval({"low": 0.4, "high": 0.6}) == pytest.approx(0.1)
+        clipped = {"each": [0.95, 0.99], "low": 0.716, "high": 1.0}
+        assert compute_half_interval(clipped) == pytest.approx(12.706 * 0.02, rel=1e-3)
         assert compute_half_interval({"each": [0.90, 0.91, 0.92]}) == pytest.approx(0.0248, abs=1e-4)
         assert compute_half_interval({"std": 0.01, "seeds": [0, 1, 2]}) == pytest.approx(0.0248, abs=1e-4)
 

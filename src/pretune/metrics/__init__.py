@@ -78,7 +78,8 @@ METRIC_INPUTS: Mapping[str, str] = {
     for values, names in {
         "values": ("pearson", "spearman", "pearson_spearman", "mean_squared_error"),
         "groups": ("multirc", "gender_parity"),
-        "scores": ("choice_accuracy", "calibration_error"),
+        "scores": ("choice_accuracy",),
+        "probabilities": ("calibration_error",),
         "tags": ("tag_accuracy", "entity_f1", "entity_f1_strict", "argument_f1", "multilabel_f1"),
         "trees": ("attachment",),
         "answers": ("squad", "squad2", "exact_match", "triviaqa", "coqa", "answer_f1", "record"),

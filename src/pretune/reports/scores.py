@@ -254,9 +254,7 @@ def draw_label_chart(results: ComparisonResults) -> Markup:
 
 
 def compute_half_interval(row: Facts) -> float | None:
-    """Return half of the interval over seeds, from the row's bounds, seed scores or standard deviation."""
-    if _is_number(row.get("low")) and _is_number(row.get("high")):
-        return float(row["high"] - row["low"]) / 2
+    """Return half of the interval over seeds, from the row's seed scores, standard deviation or bounds."""
     seed_scores = row.get("each")
     if isinstance(seed_scores, list) and len(seed_scores) > 1:
         interval = compute_interval(seed_scores)
@@ -265,6 +263,8 @@ def compute_half_interval(row: Facts) -> float | None:
     count = len(seeds) if isinstance(seeds, list) else int(seeds)
     if _is_number(row.get("std")) and count > 1:
         return student_t_quantile(0.95, count - 1) * float(row["std"]) / math.sqrt(count)
+    if _is_number(row.get("low")) and _is_number(row.get("high")):
+        return float(row["high"] - row["low"]) / 2  # NOTE: bounds may be clipped to the range of the score
     return None
 
 

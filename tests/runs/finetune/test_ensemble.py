@@ -1,6 +1,7 @@
 """Several runs as one: combined predictions, averaged weights, and what cannot be combined."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.runs.finetune.inference import build_table_task, evaluate_run, open_runs
-from pretune.tasks.example import Prediction
+from pretune.tasks import TASKS
+from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
 from tests.runs import tasked
 
@@ -158,3 +160,24 @@ def test_scores_of_an_ensemble(runs: list[Path], tmp_path: Path) -> None:
     task = build_table_task(runs[0], tasked.classes(tmp_path / "t.csv", count=30, seed=9))
     found = evaluate_run(runs, task=task)
     assert found["examples"] == 30 and 0 <= found["scores"]["accuracy"] <= 1
+
+
+def test_an_ensemble_that_chooses_is_scored_by_what_it_chose() -> None:
+    """The first of three models is wrong, the others are right and sure."""
+    task, example = TASKS.get("copa"), Example(text="x", pair="effect", choices=("a", "b"), label=1)
+
+    def predict(*scores: float) -> Prediction:
+        shares = np.exp(scores) / np.exp(scores).sum()
+        return Prediction(label=int(shares.argmax()), probabilities=tuple(shares.tolist()), scores=scores)
+
+    combined = task.type.combine([predict(0.2, 0.0), predict(0.0, 3.0), predict(0.0, 3.0)])
+    assert combined.label == 1 and task.type.score([example], [combined]) == {"choice_accuracy": 1.0}
+    plain = Prediction(label=0, probabilities=(0.7, 0.3))  # a classifier has no scores of options
+    assert task.type.combine([plain, plain]).scores == ()
+
+
+def test_calibration_reads_probabilities() -> None:
+    task = replace(TASKS.get("sst2"), metrics=("accuracy", "calibration_error"))
+    prediction = Prediction(label=1, probabilities=(0.25, 0.75), scores=(0.5, 1.6))
+    scores = task.type.score([Example(text="x", label=1)], [prediction])
+    assert scores == {"accuracy": 1.0, "calibration_error": pytest.approx(0.25)}

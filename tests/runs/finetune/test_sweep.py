@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.core.errors import UsageError
+from pretune.core.errors import DivergedError, UsageError
 from pretune.evaluation.baselines import ALL_BASELINES
 from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.entry import build_plan
@@ -131,3 +131,32 @@ def test_a_run_without_checkpoints_leaves_the_same_model(base: Path, table: Path
     assert both[0] == both[1]
     with pytest.raises(UsageError, match=r"train\.max_checkpoints.*1"):
         build_finetune_config(base, train=table, overrides={"train.max_checkpoints": 1})
+
+
+def test_a_rate_that_diverges_is_left_out(
+    base: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"train": table, "steps": 4, "baselines": "none", "overrides": QUICK}
+    run = finetune(base, out=tmp_path / "run", lr=[1e30, 1e-3], seeds=2, **options)
+    assert [one["lr"] for one in run.scores["trials"]] == [1e-3, 1e-3] and run.scores["model"]["lr"] == 1e-3
+    assert "learning rate 1e+30 is left out" in capsys.readouterr().err
+    assert not [path for path in (tmp_path / "run/trials").iterdir() if "1e+30" in path.name]
+    assert run.predict(["a long road"])
+    for rates in ([1e30], [1e30, 1e31]):
+        with pytest.raises(DivergedError):
+            finetune(base, out=tmp_path / f"bad{len(rates)}", lr=rates, **options)
+
+
+def test_the_curve_has_the_vectors_of_the_table(base: Path, tmp_path: Path) -> None:
+    """Words that occur once each: only given vectors tell which are alike."""
+    words = {"good": [f"p{number}" for number in range(60)], "bad": [f"n{number}" for number in range(60)]}
+    lines = [f"the {words[label][number % 60]},{label}" for number in range(100) for label in words]
+    (tmp_path / "table.csv").write_text("\n".join(["text,label", *lines]))
+    vectors = [f"{word} {sign} 0" for label, sign in (("good", 1), ("bad", -1)) for word in words[label]]
+    (tmp_path / "vectors.txt").write_text("\n".join([f"{len(vectors)} 2", *vectors]) + "\n")
+    run = finetune(
+        base, train=tmp_path / "table.csv", out=tmp_path / "run", steps=2, baselines="vectors",
+        vectors=tmp_path / "vectors.txt", train_examples=[20, None], overrides=QUICK,
+    )  # fmt: skip
+    (row,) = run.scores["baselines"]
+    assert [point["baselines"] for point in run.scores["curve"]] == [{"vectors": 1.0}] * 2 and row["score"] == 1.0

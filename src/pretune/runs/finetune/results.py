@@ -244,7 +244,8 @@ def compute_learning_curve(
     points: list[Facts] = []
     for count in counts if len(counts) > 1 else []:
         subset = [facts for facts in trials if facts["labels"] == count and facts["lr"] == rate]
-        rows, _ = run_simple_baselines(task_data, task_data.select_train(count, tuning.task.split_seed), plan.baselines)
+        train = task_data.select_train(count, tuning.task.split_seed)
+        rows, _ = run_simple_baselines(task_data, train, plan.baselines, plan.vectors)
         baseline_scores = {row.name: _score_baseline(task_data, row) for row in rows}
         points.append({"labels": count, **compute_result(task_data, subset), "baselines": baseline_scores})
     return points

@@ -11,7 +11,7 @@ from typing import Any
 
 from pretune.adaptation import methods
 from pretune.core import config, io, log
-from pretune.core.errors import PretuneError
+from pretune.core.errors import DivergedError, PretuneError
 from pretune.core.log import format_subset, join_names
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.evaluation.baselines import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, BaselineResult
@@ -83,8 +83,7 @@ class FinetuneSweep:
                     tree = {**self.tuning.to_dict(), "plan": config.to_dict(self.plan)}
                     self.run_dir.write_settings({**tree, "environment": environment} if environment else tree)
             trial_config = self._adapt_language_model()
-            for tuning in self.plan.list_rate_trials(trial_config):
-                self._run_trial(tuning, lock, resume)
+            self._try_rates(trial_config, lock, resume)
             best = max(self.trials, key=get_dev_score)
             for tuning in self.plan.list_remaining_trials(trial_config, best["lr"]):
                 self._run_trial(tuning, lock, resume)
@@ -107,6 +106,22 @@ class FinetuneSweep:
         from pretune.runs.finetune.language_model import continue_pretraining
 
         return continue_pretraining(self.tuning, self.task_data, self.run_dir, self.ranks)
+
+    def _try_rates(self, trial_config: FinetuneConfig, lock: RunLock | None, resume: bool) -> None:
+        """Run the trials that select a learning rate; one that diverges is left out, unless all do."""
+        errors: list[DivergedError] = []
+        for tuning in self.plan.list_rate_trials(trial_config):
+            try:
+                self._run_trial(tuning, lock, resume)
+            except DivergedError as error:
+                if len(self.plan.rates) == 1:
+                    raise
+                errors.append(error)
+                log.warn(f"learning rate {tuning.train.lr:g} is left out: {error}")
+                if self.ranks.is_first:
+                    io.remove(self.run_dir.get_trial(self.plan.format_name(tuning)).path)
+        if not self.trials:
+            raise errors[0]
 
     def _run_trial(self, tuning: FinetuneConfig, lock: RunLock | None, resume: bool) -> None:
         """Run one trial unless it is finished; the run's directory holds the best model so far."""

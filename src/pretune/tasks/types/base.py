@@ -155,7 +155,10 @@ class TaskType:
         first = predictions[0]
         if first.probabilities:
             shares = np.mean([prediction.probabilities for prediction in predictions], axis=0)
-            return replace(first, label=int(shares.argmax()), probabilities=tuple(shares.tolist()))
+            means = tuple(shares.tolist())
+            return replace(
+                first, label=int(shares.argmax()), probabilities=means, scores=means if first.scores else first.scores
+            )
         if first.value is not None:
             return replace(first, value=float(np.mean([prediction.value for prediction in predictions])))
         if first.tags:
@@ -198,6 +201,8 @@ class TaskType:
                 return [float(label) for label in labels], [prediction.value for prediction in predictions]
             case "scores":
                 return labels, [prediction.scores for prediction in predictions]
+            case "probabilities":
+                return labels, [prediction.probabilities for prediction in predictions]
             case "groups":
                 groups = [example.group or f"\0{number}" for number, example in enumerate(examples)]
                 return group_values(labels, groups), group_values(outputs, groups)
