@@ -66,6 +66,25 @@ def test_new_rows_of_tables_are_no_change(tmp_path: Path) -> None:
     assert changes.distance == 0 and changes.added == 64
 
 
+def test_a_task_head_is_new_and_its_pooler_is_not() -> None:
+    """The pooler becomes the first layer of the head; the pre-training heads are gone."""
+    model = model_of("bert")
+    tuned = pt.add_head(copy.deepcopy(model), "classification", labels=["a", "b"])
+    with torch.no_grad():
+        tuned.head.dense.weight.mul_(2)
+    changes = analyze_diff(model, tuned)
+    width = model.spec.width
+    pooler = width * width + width
+    pretraining = sum(p.numel() for n, p in model.named_parameters() if n.startswith(("head.", "pair.", "pooler.")))
+    assert (changes.added, changes.removed) == (2 * width + 2, pretraining - pooler)
+    heads = next(layer for layer in changes.layers if layer.name == "heads")
+    assert heads.params == pooler and heads.distance > 0.9
+    other = pt.add_head(copy.deepcopy(model), "classification", labels=["a", "b", "c"])
+    changes = analyze_diff(tuned, other)
+    assert (changes.added, changes.removed) == (3 * width + 3, 2 * width + 2)
+    assert analyze_diff(tuned, tuned).added == 0
+
+
 @pytest.mark.slow
 def test_lora_is_merged(tmp_path: Path, capsys: Capture) -> None:
     from tests.runs import tasked

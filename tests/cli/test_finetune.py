@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from pretune.cli import main
+from pretune.core.errors import DataError
+from pretune.runs.finetune.inference import open_runs
 from tests.runs import tasked
 
 Capture = pytest.CaptureFixture[str]
@@ -96,3 +98,43 @@ def test_a_device_that_is_not_here_is_refused_by_a_dry_run_too(
     words = ["finetune", str(base), f"--train={table}", f"--out={tmp_path / 'run'}", "--device=cuda", *more]
     assert main(words) == 6
     assert "'cuda'" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_tab_is_white_space_for_a_run_on_single_texts(
+    run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the run was not trained on, a second text, is not made of a tab or of another column."""
+
+    def predict(text: str) -> list[dict[str, object]]:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert main(["--quiet", "predict", str(run), "--input=-"]) == 0
+        return [json.loads(line)["probabilities"] for line in capsys.readouterr().out.splitlines()]
+
+    lines = ["a lovely\tsea", "a lovely sea", json.dumps({"text": "a lovely sea", "context": "the dreadful wind"})]
+    first, second, third = predict("\n".join(lines))
+    assert first == second == third
+    with pytest.raises(DataError, match="single texts"):
+        open_runs([run]).predict([("a lovely sea", "the wind")])
+
+
+@pytest.mark.parametrize("name", ["run", "soup"])
+def test_an_export_is_predicted_with_and_evaluated(
+    base: Path, run: Path, table: Path, tmp_path: Path, capsys: Capture, name: str
+) -> None:
+    other = tmp_path / "other"
+    words = [f"--train={table}", "--steps=2", "--set=train.seed=1", "--baselines=none", f"--out={other}"]
+    runs = [str(run)]
+    if name == "soup":
+        assert main(["--quiet", "finetune", str(base), *words]) == 0
+        runs.append(str(other))
+    assert main(["--quiet", "export", *runs, "--to=hf", f"--out={tmp_path / 'out'}"]) == 0
+    (tmp_path / "lines.txt").write_text("a lovely sea\nthe dreadful wind\n")
+    capsys.readouterr()
+    said = []
+    for model in (run, tmp_path / "out"):
+        assert main(["--quiet", "predict", str(model), f"--input={tmp_path / 'lines.txt'}"]) == 0
+        said.append(capsys.readouterr().out)
+    assert (said[0] == said[1]) == (name == "run")
+    assert main(["evaluate", str(tmp_path / "out"), f"--test={table}"]) == 0
+    assert "scores.json" not in capsys.readouterr().err
+    assert (tmp_path / "out/run.json").exists() == (name == "soup")  # it names the user's files

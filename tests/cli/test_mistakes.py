@@ -25,6 +25,9 @@ def place(workshop: Path) -> Path:
         Path("empty folder").mkdir(exist_ok=True)
         Path("same.csv").write_text("text,label\n" + "a lovely sea,x\n" * 20)
         Path("odd label.csv").write_text("text,label\na lovely sea,good\na lovely wind,goood\n")
+        Path("pairs.jsonl").write_text('{"question": "how was it?", "context": "a lovely sea"}\n')
+        Path("empty.yaml").touch()
+        Path("itself.yaml").write_text(world.STUDY.replace("worse: high", "worse: low"))
         Path("parent/model").mkdir(parents=True, exist_ok=True)
         Path("parent/model/config.json").write_text("{}")
         Path("half/checkpoints").mkdir(parents=True, exist_ok=True)
@@ -161,6 +164,13 @@ WRONG = [
     (["finetune", BASE, "--task=sst2", "--out=o"], 3, ["sst2", "--data", "PRETUNE_DATA"]),
     (["evaluate", BASE, "--test=my table.csv", "--split=tset"], 2, ["'tset'", "train"]),
     (["predict", TUNED, "--input="], 2, ["--input"]),
+    (["generate", "writer", "a", "--temperature=-1"], 2, ["--temperature", "at least 0", "-1"]),
+    (["generate", "writer", "a", "--top-p=2"], 2, ["--top-p must", "2.0"]),
+    (["generate", "writer", "a", "--max-new-tokens=0"], 2, ["--max-new-tokens must", "0"]),
+    (["evaluate", TUNED, "--test=my table.csv", "--limit=0"], 2, ["--limit", "0"]),
+    (["predict", TUNED, "--input=pairs.jsonl"], 3, ["pairs.jsonl:1", "'text'", "question, context"]),
+    (["compare", "empty.yaml", "--dry-run"], 2, ["empty.yaml", "nothing"]),
+    (["compare", "itself.yaml", "--dry-run"], 2, ["'low'", "itself"]),
     # machines
     (["predict", TUNED, "--input=lines.txt", "--device=cuda"], 6, ["GPU", "--device cpu"]),
     (["evaluate", BASE, "--text=lines.txt", "--device=cuda"], 6, ["GPU", "--device cpu"]),

@@ -284,6 +284,14 @@ def test_without_a_training_split_shots_are_taken_out(table: dict[str, Path]) ->
     assert many.counts["shots_dropped"] and many.counts["questions_with_fewer_shots"]
 
 
+def test_shots_among_the_questions_are_told(table: dict[str, Path]) -> None:
+    """The training file has the rows of the test file, too; then it has others."""
+    for count in (1, 0):
+        found = evaluate_few_shot(scorer("gpt2"), build_user_task(table), 2)
+        assert sum("2 of 2 shots are among the evaluated examples" in note for note in found.notes) == count
+        table["train"].write_text(table["train"].read_text().replace("The sea", "A lake").replace("A house", "A roof"))
+
+
 def test_a_split_without_labels_is_passed_over(tmp_path: Path) -> None:
     for split, label in (("train", "\t1"), ("dev", "\t0")):
         (tmp_path / f"{split}.tsv").write_text(f"sentence\tlabel\nThe sea{label}\n")

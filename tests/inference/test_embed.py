@@ -113,6 +113,13 @@ def test_too_long_is_counted() -> None:
     np.testing.assert_allclose(short.vectors[0], short.vectors[1], **EXACT)
 
 
+def test_a_prefix_takes_positions() -> None:
+    model = encoder()
+    pt.PrefixTuning(count=4).apply(model)
+    result = build_embedder(model)(["bird " * 100])
+    assert build_embedder(model).length == 36 and result.truncated_tokens == 66
+
+
 def test_mode_and_gradients_are_as_before() -> None:
     model = encoder().train()
     pt.embed(model, TEXTS)

@@ -182,6 +182,14 @@ def test_a_text_longer_than_the_model_is_cut_to_what_fits(family: str) -> None:
     assert longest is not None and result.counts.max() <= longest + 1
 
 
+def test_a_text_that_is_scored_in_part_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    model = scorer("gpt2")
+    score(model, [text for text in TEXTS if len(ids(model, text)) < 8])
+    assert capsys.readouterr().err == ""
+    score(model, TEXTS)
+    assert f"1 of {len(TEXTS)} texts longer than the model reads" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("family", list(STYLE))
 def test_company_and_parts_change_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = scorer(family)

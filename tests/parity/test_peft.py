@@ -211,6 +211,43 @@ def test_prompts_go_both_ways(name: str, tmp_path: Path) -> None:
     assert (actual - prompted(wrapped, ours)[1]).abs().max() > 1e-3
 
 
+def test_prompts_of_a_model_that_scales_its_embeddings(tmp_path: Path) -> None:
+    """peft adds prompts after the scale, we before it."""
+    theirs, ours = base("xglm", tmp_path)
+    width, heads, depth = ours.spec.width, ours.spec.stacks[0].blocks[0].attention.heads, ours.spec.stacks[0].depth
+    options = {"token_dim": width, "num_attention_heads": heads, "num_layers": depth}
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=SLOTS, **options)
+    wrapped = peft.get_peft_model(theirs, config)
+    stir(wrapped.prompt_encoder.parameters(), 0.5)
+    wrapped.eval().save_pretrained(tmp_path / "theirs")
+    plain = torch.stack(pt.batch(TOKENS.tolist()).split(ours(pt.batch(TOKENS.tolist())).logits))
+    load_adapter(ours, tmp_path / "theirs")
+    expected, actual = prompted(wrapped, ours)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    assert (actual[:, -plain.shape[1] :] - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        IA3(targets=("k", "v", "down"), inputs=("v", "down")),
+        IA3(targets=("q", "k", "v"), inputs=("q", "k", "v")),
+        IA3(targets=("k", "v", "down"), inputs=("down",)),
+    ],
+)
+def test_scales_of_inputs_survive_in_a_fused_layer(method: IA3, tmp_path: Path) -> None:
+    """GPT-2 has one layer for queries, keys and values, for whose inputs peft has one scale."""
+    _, ours = base("gpt2", tmp_path)
+    method.apply(ours)
+    stir((p for p in ours.parameters() if p.requires_grad), 0.5)
+    save_adapter(ours, method, tmp_path / "adapter")
+    fresh = pt.load(tmp_path / "base")
+    load_adapter(fresh, tmp_path / "adapter")
+    batch = pt.batch(TOKENS.tolist())
+    torch.testing.assert_close(fresh(batch).logits, ours(batch).logits, rtol=0, atol=1e-6)
+    assert (tmp_path / "adapter/adapter_config.json").exists() == (method.inputs == ("down",))
+
+
 PREFIXED = (
     "bert-masked", "roberta", "electra-generator", "gpt2", "llama-gqa-bias", "llama-bands", "mistral-window", "olmo2",
     "opt", "pythia", "mpt", "t5", "bart", "mbart", "xlm-roberta", "olmo", "t5v1.1", "mt5",
@@ -308,6 +345,7 @@ def test_a_projected_prefix_is_read_by_us(name: str, tmp_path: Path) -> None:
         ({"peft_type": "LOHA"}, "'peft_type' = 'LOHA'.*LORA, IA3, PROMPT_TUNING, PREFIX_TUNING"),
         ({"use_dora": True}, "'use_dora' = true"),
         ({"bias": "all"}, "'bias' = 'all'.*'none'"),
+        ({"alora_invocation_tokens": [12, 7]}, "'alora_invocation_tokens'"),
         ({"init_lora_weights": "pissa"}, "'init_lora_weights' = 'pissa'"),
         ({"alpha_pattern": {"(a|b)": 3}}, "'alpha_pattern' = "),
         ({"r": "eight"}, "'r' = 'eight'"),

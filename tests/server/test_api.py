@@ -84,6 +84,8 @@ def test_other_paths(server: Address) -> None:
         status, reply, headers = server.call(path, body)
         assert status == 200 and reply["results"], (path, reply)
         assert headers["x-content-type-options"] == "nosniff"
+    status, reply, _ = server.call("/score", {"model": "gpt", "texts": [PROMPTS[0], "The cat sat. " * 200]})
+    assert [result["truncated"] for result in reply["results"]] == [False, True]
     status, text, _ = server.call("/metrics")
     assert (
         'pretune_requests_total{path="/fill",status="200"} 1' in text and 'pretune_queue_length{model="gpt"} 0' in text

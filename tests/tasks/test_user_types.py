@@ -77,6 +77,27 @@ def test_choices(tmp_path: Path) -> None:
     assert choices == [(("x", "y"), 0), (("z", "w"), 1)]
 
 
+@pytest.mark.parametrize(
+    ("choices", "label", "expected"),
+    [
+        (["4", "5", "6"], "5", 1),  # out of the range of numbers
+        (["I", "me"], "I", 0),
+        (["2", "1", "0"], "1", 1),  # the same by both
+        (["1", "2", "3"], "2", None),
+        (["B", "A"], "A", None),
+    ],
+)
+def test_a_label_that_is_a_choice_and_a_number(
+    tmp_path: Path, choices: list[str], label: str, expected: int | None
+) -> None:
+    rows = [{"question": "a?", "choices": choices, "label": label}]
+    if expected is None:
+        with pytest.raises(DataError, match="number or letter of another one"):
+            [*read(tmp_path, rows, "choice").read("train")]
+    else:
+        assert [example.label for example in read(tmp_path, rows, "choice").read("train")] == [expected]
+
+
 def test_texts(tmp_path: Path) -> None:
     rows = [{"document": "a long text", "summary": "short"}, {"document": "another", "summary": "one"}]
     task = read(tmp_path, rows, "text")

@@ -196,8 +196,12 @@ def analyze_attention(
     Raises:
         UsageError: The model has no attention (a recurrent one) or no tokenizer, or a number is out of range.
     """
-    if max_texts < 1 or length < 4 or not 0 < threshold <= 1 or not 0 < broad_threshold <= 1:
-        raise UsageError("max_texts must be >= 1, length >= 4, and thresholds above 0 and at most 1")
+    for name, value, minimum in (("max_texts", max_texts, 1), ("length", length, 4)):
+        if value < minimum:
+            raise UsageError(f"{name} must be >= {minimum}, got {value}")
+    for name, share in (("threshold", threshold), ("broad_threshold", broad_threshold)):
+        if not 0 < share <= 1:
+            raise UsageError(f"{name} must be above 0 and at most 1, got {share:g}")
     language_model = open_model(model, device)
     parts = list_parts(language_model)
     held_out = read_held_out(model, language_model, max_texts) if texts is None else None

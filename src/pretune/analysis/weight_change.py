@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.io import load_with_method
 from pretune.adaptation.peft.io import ADAPTER_FILE
 from pretune.analysis.held_out import ModelSource, find_base
@@ -24,9 +25,11 @@ from pretune.core.api import Result, check_arguments
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.inference.text_model import get_language_model
 from pretune.models.model import LanguageModel
-from pretune.training.optim import split_parts
+from pretune.training.optim.base import HEADS_PART, split_parts
 
 OTHER_KIND = "other"
+POOLER_PREFIX, HEAD_PREFIX = "pooler.", "task_head."
+"""Prefixes of the weights of a task head: those that may be the pooler of its base model, and others."""
 
 
 @dataclass(slots=True)
@@ -151,37 +154,57 @@ def analyze_diff(
         if isinstance(model, nn.Module):
             raise UsageError("one model has no known start; pass two models")
         model, final = find_base(Path(model)), model
-    initial_model, final_model = (open_merged(source, base) for source in (model, final))
+    (initial_model, initial_head), (final_model, final_head) = (open_merged(source, base) for source in (model, final))
     names = [str(source) if not isinstance(source, nn.Module) else "model" for source in (model, final)]
-    return compare_weights(initial_model, final_model, names=names)
+    return compare_weights(initial_model, final_model, names=names, heads=(initial_head, final_head))
 
 
-def open_merged(model: ModelSource, base: str | os.PathLike[str] | None = None) -> LanguageModel:
-    """Return a language model on the CPU with its adapter merged; one that cannot be merged stays as it is."""
+def open_merged(
+    model: ModelSource, base: str | os.PathLike[str] | None = None
+) -> tuple[LanguageModel, nn.Module | None]:
+    """Return a language model on the CPU with its adapter merged, and its task head, if it has one.
+
+    An adapter that cannot be merged stays as it is.
+    """
     if isinstance(model, nn.Module):
-        return get_language_model(model)
+        return get_language_model(model), model.head if isinstance(model, ModelWithHead) else None
     folder = Path(model)
     is_adapter = (folder / ADAPTER_FILE).is_file()
     loaded_model, method = load_with_method(folder, base=Path(base) if base is not None and is_adapter else None)
     language_model = get_language_model(loaded_model)
     if method is not None and method.is_mergeable:
         method.merge(language_model)
-    return language_model
+    return language_model, loaded_model.head if isinstance(loaded_model, ModelWithHead) else None
 
 
 def compare_weights(
-    initial_model: LanguageModel, final_model: LanguageModel, *, names: Sequence[str] = ("before", "after")
+    initial_model: LanguageModel,
+    final_model: LanguageModel,
+    *,
+    names: Sequence[str] = ("before", "after"),
+    heads: tuple[nn.Module | None, nn.Module | None] = (None, None),
 ) -> WeightChanges:
-    """Compare the weights that two models share; of tables with new rows (added tokens), the common rows."""
-    initial_weights, final_weights = (dict(model.named_parameters()) for model in (initial_model, final_model))
+    """Compare the weights that two models share; of tables with new rows (added tokens), the common rows.
+
+    `heads` are the task heads of fine-tuned models.
+    """
+    initial_weights, final_weights = (
+        {**dict(model.named_parameters()), **_list_head_weights(head)}
+        for model, head in zip((initial_model, final_model), heads, strict=True)
+    )
     total, added_count, removed_count = WeightChange(), 0, 0
     layers: list[LayerChange] = []
-    for part, part_names in split_parts(initial_model).items():
+    parts = split_parts(initial_model)
+    known_names = {name for part_names in parts.values() for name in part_names}
+    parts.setdefault(HEADS_PART, []).extend(name for name in initial_weights if name not in known_names)
+    for part, part_names in parts.items():
         layer = LayerChange(name=_name_layer(part))
         for name in part_names:
             initial, final = initial_weights[name], final_weights.get(name)
-            if final is None:
+            is_other_head = final is not None and name.startswith(HEAD_PREFIX) and final.shape != initial.shape
+            if final is None or is_other_head:
                 removed_count += initial.numel()
+                added_count += 0 if final is None else final.numel()
                 continue
             first, last, extra = _cut_rows(name, initial, final)
             added_count, removed_count = added_count + max(extra, 0), removed_count + max(-extra, 0)
@@ -203,6 +226,15 @@ def compare_weights(
     return WeightChanges(
         initial=names[0], final=names[1], total=total, layers=layers, added=added_count, removed=removed_count
     )
+
+
+def _list_head_weights(head: nn.Module | None) -> dict[str, Tensor]:
+    """Return the weights of a task head; a first layer that was the pooler of the base model has its name."""
+    weights = {} if head is None else dict(head.named_parameters())
+    return {
+        f"{POOLER_PREFIX if name.startswith('dense.') else HEAD_PREFIX}{name}": weight
+        for name, weight in weights.items()
+    }
 
 
 def _cut_rows(name: str, initial: Tensor, final: Tensor) -> tuple[Tensor, Tensor, int]:

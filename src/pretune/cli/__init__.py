@@ -81,7 +81,8 @@ def shut_down_cleanly() -> Iterator[None]:
             name = signal.Signals(number).name
             raise StopRequest(StoppedError(f"stopped by {name}; no output was written; run the command again"))
         if count == 2:  # NOTE: not print, which may be interrupted within a line.
-            os.write(2, b"pretune: removing unfinished files; press Ctrl-C again to stop at once\n")
+            hint = b"; press Ctrl-C again to stop at once" if number == signal.SIGINT else b""
+            os.write(2, b"pretune: removing unfinished files" + hint + b"\n")
         else:
             exit_at_once()
 

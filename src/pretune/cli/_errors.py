@@ -4,7 +4,7 @@ import errno
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,16 @@ REPLACEMENTS = (
 """Options of other verbs, and their equivalent here."""
 
 
-def classify_error(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
-    """Return the exit code and message of an exception; `debug`: the traceback was printed already."""
+def classify_error(error: BaseException, words: Sequence[str] = (), *, debug: bool = False) -> tuple[int, str]:
+    """Return the exit code and message of an exception; `debug`: the traceback was printed already.
+
+    `words` are those of the command: a value outside its range is that of an option among them.
+    """
     if isinstance(error, PretuneError):
+        field, _, problem = str(getattr(error, "problem", "")).partition(" ")
+        option = f"--{field.replace('_', '-')}"
+        if problem and any(word.partition("=")[0] == option for word in words):
+            return error.exit_code, f"{option} {problem}"
         return error.exit_code, _fix_install_command(str(error))
     if _is_interrupt(error):
         return UserInterruptError.exit_code, "interrupted"

@@ -38,7 +38,8 @@ def read_prompts(texts: Sequence[str], source: str | None, noun: str) -> list[st
                 raise UsageError(f"{noun} {number + 1} is empty")
         return list(texts)
     name = "standard input" if source == "-" else source
-    lines = _read_file(source, name).splitlines()
+    content = _read_file(source, name).replace("\r\n", "\n").removesuffix("\n")
+    lines = content.split("\n") if content else []  # NOTE: not splitlines, which splits at form feeds and U+2028, too
     if not lines:
         raise DataError(f"{name}: empty; expected one {noun} per line")
     for number, line in enumerate(lines):

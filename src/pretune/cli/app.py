@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exception(error)
-        code, message = classify_error(error, debug=debug)
+        code, message = classify_error(error, words, debug=debug)
         label = "" if code in (StoppedError.exit_code, UserInterruptError.exit_code) else "error: "
         print(f"pretune: {label}{to_one_line(message)}", file=sys.stderr)
         return code

@@ -120,7 +120,8 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
 
     study, total = plan.study, plan.sum_estimates()
     yield f"{study.title} ({study.name}, scale {plan.scale_name})"
-    yield study.paper.citation
+    if study.paper.citation:
+        yield study.paper.citation
     cells = format_count(len(plan.cells), "cells")
     yield f"{cells}: {format_count(len(plan.rows), 'rows')} x {format_count(len(plan.seeds), 'seeds')}"
     yield ""

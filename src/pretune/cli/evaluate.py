@@ -116,6 +116,8 @@ def evaluate(
     Example: pretune evaluate runs/books --task blimp,lambada,boolq --shots 0,1,32
     """
     check_format(as_json, as_csv)
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit must be at least 1, got {limit}")
     model = models[0]
     counts = None if shots is None else _parse_shots(shots)
     options: dict[str, Any] = {

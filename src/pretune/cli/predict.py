@@ -94,7 +94,7 @@ def _read(inputs: str, task: "SavedTask", columns: list[str]) -> Iterator[tuple[
         raise DataError(f"{inputs}: {explain_missing(inputs, remedy=remedy if ' ' in inputs else '')}")
     suffixes = {suffix.lower() for suffix in path.suffixes}
     if inputs == "-" or not suffixes & {".csv", ".tsv", ".jsonl", ".json", ".conll", ".conllu", ".ndjson"}:
-        yield from _read_lines(inputs)
+        yield from _read_lines(inputs, has_pair=not task.reads_one_text)
         return
     from pretune.tasks.table import open_table
 
@@ -118,22 +118,22 @@ def _read_sentences(path: Path, universal: bool) -> Iterator[tuple[str, Any]]:
         yield f"{path}: sentence {number}", {"words": list(example.words), "text": example.text}
 
 
-def _read_lines(inputs: str) -> Iterator[tuple[str, Any]]:
-    """Yield lines of text or JSON with their line numbers."""
+def _read_lines(inputs: str, *, has_pair: bool) -> Iterator[tuple[str, Any]]:
+    """Yield lines of text or JSON with their line numbers; with `has_pair` a tab separates two texts."""
     if inputs != "-":
         from pretune.tasks.table import read_lines
 
-        yield from ((f"{inputs}:{number}", _parse(line)) for number, line in read_lines(Path(inputs)))
+        yield from ((f"{inputs}:{number}", _parse(line, has_pair)) for number, line in read_lines(Path(inputs)))
         return
     for number, raw in enumerate(sys.stdin.buffer, start=1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as fault:
             raise DataError(f"standard input:{number}: byte {fault.start} is not UTF-8; convert the input") from None
-        yield f"standard input:{number}", _parse(line)
+        yield f"standard input:{number}", _parse(line, has_pair)
 
 
-def _parse(line: str) -> Any:
+def _parse(line: str, has_pair: bool) -> Any:
     if line[:1] in '{["':
         try:
             value = json.loads(line)
@@ -142,4 +142,4 @@ def _parse(line: str) -> Any:
         if isinstance(value, dict | str):
             return value
     first, tab, second = line.partition("\t")
-    return (first, second) if tab else line
+    return (first, second) if tab and has_pair else line

@@ -204,6 +204,12 @@ def select_shots(
     return draw_shots(pool, shots if source else min(shots, len(pool) - 1), config.seed), source or split
 
 
+def count_repeats(shots: Sequence[Example], examples: Sequence[Example]) -> int:
+    """Return how many shots have the texts of an evaluated example."""
+    texts = {(example.text, example.pair, example.choices) for example in examples}
+    return sum((shot.text, shot.pair, shot.choices) in texts for shot in shots)
+
+
 def _add_labels(task: Task, examples: Sequence[Example]) -> list[Example]:
     """Add labels to sample by if the answer is text."""
     task_type = task.type
@@ -219,6 +225,9 @@ def build_notes(task: Task, truncation: Truncation, shots: int, selection: Selec
         balance = f", balanced over {format_count(classes, 'classes')}" if classes else ""
         shot_count = format_count(len(shot_examples), "shots")
         notes.append(f"{shot_count} of '{source}'{balance}, seed {seed}, the same for all examples")
+        repeat_count = count_repeats(shot_examples, selection.examples)
+        if repeat_count:
+            notes.append(f"{repeat_count} of {shot_count} are among the evaluated examples: their answers are given")
         if source == split:
             notes.append(f"no training split: the shots are from '{source}' and excluded from evaluation")
     if len(shot_examples) < shots:

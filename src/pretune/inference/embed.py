@@ -78,7 +78,13 @@ class Embedder:
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise UsageError(f"batch_tokens must be >= 1, got {self.batch_tokens}")
         self.tokenizer = get_tokenizer(self.encoder.model)
-        limits = [self.encoder.config.length or self.tokenizer.length, self.encoder.model.spec.max_length]
+        model = self.encoder.model
+        max_length, stacks = model.spec.max_length, [model.encoder, model.decoder]
+        prefix_length = max(stack.prefix_length for stack in stacks if stack is not None)
+        limits = [
+            self.encoder.config.length or self.tokenizer.length,
+            None if max_length is None else max_length - prefix_length,
+        ]
         self.length = min((limit for limit in limits if limit is not None), default=None)
         if self.is_static:
             self.length = self.encoder.config.length

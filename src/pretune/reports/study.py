@@ -36,9 +36,11 @@ def render_study_page(results: Facts) -> str:
     sections = [(anchor, name, body) for anchor, name, body in _build_sections(results) if body]
     paper = study["paper"]
     source = element("a", paper["citation"], href=paper["url"]) if paper["url"] else escape(paper["citation"])
+    story = [element("p", study["question"], kind="lead")] if study["question"] else []
+    story += [element("p", Markup(source), kind="note")] if paper["citation"] else []
     return Template(Path(__file__).with_name("report.html").read_text()).substitute(
         title=escape(study["title"]),
-        story=join([element("p", study["question"], kind="lead"), element("p", Markup(source), kind="note")]),
+        story=join(story),
         tiles=_render_tiles(results),
         links=join(element("a", name, href=f"#{anchor}") for anchor, name, _ in sections),
         sections=join(element("section", element("h2", name), body, id_=anchor) for anchor, name, body in sections),

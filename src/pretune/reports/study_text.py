@@ -19,7 +19,9 @@ UNITS = {"flops": "FLOP", "kwh": " kWh", "dollars": " $"}
 def render_study_text(results: Facts) -> str:
     """Render study.md."""
     study, measures = results["study"], results["measures"]
-    lines = [f"# {study['title']}", "", study["question"], "", f"Source: {study['paper']['citation']}", ""]
+    lines = [f"# {study['title']}", ""]
+    lines += [study["question"], ""] if study["question"] else []
+    lines += [f"Source: {study['paper']['citation']}", ""] if study["paper"]["citation"] else []
     if results["claims"]:
         claim_rows = [
             (claim["text"], f"**{format_verdict(results, claim)}**", claim["measure"], format_difference(claim))

@@ -72,7 +72,7 @@ def export(
     Args:
         model: A run, a Hugging Face directory, or hf:OWNER/NAME. An adapter is merged into its base model. Of several
             runs that were fine-tuned from one base model, the mean of the weights (a model soup; Wortsman et al.,
-            2022), with their task, so that `predict` and `evaluate` read the directory.
+            2022). A fine-tuned run keeps its task, so that `predict` and `evaluate` read the directory.
         out: Output directory.
         to: Format; "hf" is a Hugging Face directory, "onnx" one with `onnx/model.onnx` instead of weights, which
             onnxruntime, optimum and sentence-transformers run (extra `onnx`). Its outputs are checked against the
@@ -129,6 +129,10 @@ def export(
     if len(directories) > 1:  # the task and its split, by which the model is evaluated
         replace(SavedTask.read(directory), threshold=None).write(target)
         RunDir(target).write_settings(RunDir(directory).read_settings())
+    elif RunDir(
+        directory
+    ).task.is_file():  # `predict` and `evaluate` read the directory; settings name the user's files
+        SavedTask.read(directory).write(target)
     class_name, count = _describe_class(loaded_model)
     if isinstance(loaded_model, ModelWithHead) and loaded_model.head is not None and not io.export_head(loaded_model):
         log.warn("no Hugging Face class has this task head; it is saved, but only pretune can load it")

@@ -235,12 +235,13 @@ class ServedModel:
         ]
 
     def _score(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        tokenizer = self._get_tokenizer()
-        result = compute_token_logprobs(self._get_model(), encode_passages(tokenizer, list(texts)))
+        passages = encode_passages(self._get_tokenizer(), list(texts))
+        result = compute_token_logprobs(self._get_model(), passages)
         return [
             {
                 "logprob": float(total),
                 "tokens": int(count),
+                "truncated": bool(count < passages.span_lengths[number]),  # only the start is scored
                 "token_logprobs": [None if np.isnan(value) else value for value in result[number].tolist()],
             }
             for number, (total, count) in enumerate(zip(result.sums, result.counts, strict=True))

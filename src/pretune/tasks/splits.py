@@ -117,7 +117,7 @@ def sample_subset(
     and at least one.
     """
     if count < 1:
-        raise UsageError(f"count (examples of a subset) must be >= 1, got {count}")
+        raise UsageError(f"the number of examples must be >= 1, got {count}")
     if groups is None:
         return [examples[index] for index in sorted(order_stratified(compute_strata(examples), seed)[:count])]
     units: dict[object, list[int]] = {}

@@ -296,7 +296,8 @@ class GracefulShutdown:
             raise KeyboardInterrupt
         self._loop.stop_signal = number
         # NOTE: not print: the signal may arrive in the middle of another print.
-        os.write(2, b"pretune: finishing this step and saving; press Ctrl-C again to stop immediately\n")
+        hint = b"; press Ctrl-C again to stop immediately" if number == signal.SIGINT else b""
+        os.write(2, b"pretune: finishing this step and saving" + hint + b"\n")
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:

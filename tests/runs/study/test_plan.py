@@ -11,11 +11,14 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import UsageError
 from pretune.models.catalog import resolve
-from pretune.runs.study import list_study_files
+from pretune.reports.study import render_study_page
+from pretune.reports.study_text import render_study_text
+from pretune.runs.study import list_study_files, locations
 from pretune.runs.study.estimates import Estimator
 from pretune.runs.study.plan import Plan
 from pretune.runs.study.planner import plan_study
 from pretune.runs.study.read import load_study, read_study
+from pretune.runs.study.results import build_results
 from pretune.runs.study.settings import merge_settings, to_text
 from pretune.runs.study.spec import Setting
 from tests.runs.study.studies import make_study, make_tree, write_corpus
@@ -371,6 +374,35 @@ def test_a_longer_dev_file_is_another_training_of_embeddings(tmp_path: Path) -> 
     assert len(keys[0]) == len(keys[1]) == 4 and not keys[0] & keys[1]
 
 
+@pytest.mark.parametrize("name", ["corpus.txt", "table.csv"])
+def test_an_edit_of_equal_size_is_another_step(tmp_path: Path, name: str) -> None:
+    """A corrected label or letter is new data, a touched file is not."""
+    study = make_study(tmp_path, seeds=1)
+    first, file = plan_study(study), tmp_path / name
+    file.touch()
+    assert [*plan_study(study).steps] == [*first.steps]
+    file.write_text(file.read_text().replace("river", "rival", 1))
+    shared = {first.steps[key].action for key in plan_study(study).steps.keys() & first.steps.keys()}
+    assert shared == (set() if name == "corpus.txt" else {"tokenizer", "data", "pretrain"})
+
+
+def test_large_files_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locations, "MAX_WHOLE_BYTES", 1000)
+    monkeypatch.setattr(locations, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(locations, "SAMPLE_BLOCKS", 4)
+    path, digests = tmp_path / "large.txt", set()
+    for change in (None, 0, 1700, 4999, 450):  # blocks start at 0, 1633, 3266 and 4900; 450 is between them
+        content = bytearray(b"a" * 5000)
+        if change is not None:
+            content[change] = ord("b")
+        path.write_bytes(content)
+        digests.add(locations.identify_input(str(path), None))
+    assert len(digests) == 4
+    assert locations.identify_input("builtin:reviews", None) is None
+    assert locations.identify_input("$PRETUNE_DATA/x.txt", str(tmp_path)) is None
+    assert locations.identify_input(str(tmp_path / "missing"), None) is None
+
+
 def test_the_seed_of_a_section(tmp_path: Path) -> None:
     rows = {"low": {"pretrain.seed": "$seed", "finetune.seed": "1$seed"}}
     plan = plan_study(make_study(tmp_path, rows=rows, claims=[]))
@@ -382,3 +414,13 @@ def test_the_seed_of_a_section(tmp_path: Path) -> None:
     assert seeds == {("pretrain", 0), ("pretrain", 1), ("finetune", 10), ("finetune", 11)}
     with pytest.raises(UsageError, match=r"'pretrain.seed'.*'x0'"):
         plan_study(make_study(tmp_path, rows={"low": {"pretrain.seed": "x$seed"}}, claims=[]))
+
+
+def test_an_own_study_needs_no_paper(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, seeds=1)
+    for name in ("about", "question", "paper"):
+        del tree[name]
+    results = build_results(plan_study(read_study(tree, "rates")), {}, {})
+    text, page = render_study_text(results), render_study_page(results)
+    assert text.startswith("# Rates\n\n## ") and "Source" not in text
+    assert '<p class="lead">' not in page

@@ -111,13 +111,19 @@ def _pack_lora(method: LoRA, peft_layers: list[PeftLayer], modules: Mapping[str,
     return PeftAdapter(config={**_COMMON_CONFIG, **config}, tensors=tensors, blocks=blocks)
 
 
-def _pack_ia3(peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftAdapter:
+def _pack_ia3(peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftAdapter | None:
+    """Convert vectors; None if peft cannot represent them."""
     tensors: dict[str, Tensor] = {}
     inputs: list[str] = []
     for place in peft_layers:
         layers = [modules[path] for path in place.paths]
         name = f"{ROOT_PREFIX}{place.peft_path}.ia3_l"
-        if isinstance(layers[0], InputScaledLinear):
+        input_scales = [layer.scale for layer in layers if isinstance(layer, InputScaledLinear)]
+        if input_scales and (
+            len(input_scales) < len(layers) or not all(torch.equal(scale, input_scales[0]) for scale in input_scales)
+        ):
+            return None  # the inputs of a layer have one scale in peft
+        if input_scales:
             tensors[name] = layers[0].scale.detach()[None]
             inputs.append(place.peft_path)
         elif any(isinstance(layer, ScaledLinear) for layer in layers):
@@ -208,7 +214,8 @@ def unpack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model
 _SUPPORTED_VALUES: dict[str, Any] = {
     "bias": "none", "use_dora": False, "fan_in_fan_out": True, "lora_bias": False,
     "trainable_token_indices": None, "target_parameters": None, "use_qalora": False, "exclude_modules": None,
-    "layer_replication": None,
+    "layer_replication": None, "alora_invocation_tokens": None, "arrow_config": None, "use_bdlora": None,
+    "kasa_config": None, "monteclora_config": None,
 }  # fmt: skip
 """Keys that change the computation, and their only supported value."""
 
@@ -278,8 +285,9 @@ def _unpack_prompt(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spe
     if table is None or table.ndim != 2 or table.shape[0] < count or table.shape[1] != spec.table:
         problem = "missing" if table is None else f"of shape {list(table.shape)}"
         raise CheckpointError(f"tensor '{TABLE_KEY}' is {problem}; this model expects [{count}, {spec.table}]")
-    # NOTE: for an encoder-decoder peft stores twice as many, and reads the first half.
-    return LoadedAdapter(method=PromptTuning(count=count), tensors={"prompt.table": table[:count].contiguous()})
+    # NOTE: for an encoder-decoder peft stores twice as many, and reads the first half; it does not scale them.
+    scale = spec.width**-0.5 if spec.stacks[0].embed.scale else 1.0
+    return LoadedAdapter(method=PromptTuning(count=count), tensors={"prompt.table": scale * table[:count].contiguous()})
 
 
 def _parse_targets(paths: Mapping[str, Any]) -> tuple[Target, ...]:

@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pretune.core import log
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
+from pretune.core.log import format_count
 from pretune.core.seed import extend_mix, mix_array
 from pretune.core.types import IGNORE_INDEX, Batch, Targets
 from pretune.data.layout import PackedBatch, pack_batches
@@ -195,9 +197,11 @@ def score(model: nn.Module, texts: Sequence[str], *, config: ScoringConfig = DEF
     """
     if not texts:
         return []
-    scores: list[float] = compute_token_logprobs(
-        model, encode_passages(get_tokenizer(model), texts), config
-    ).sums.tolist()
+    result = compute_token_logprobs(model, encode_passages(get_tokenizer(model), texts), config)
+    if result.truncated_passages:
+        count, total = result.truncated_passages, format_count(len(texts), "texts")
+        log.warn(f"{count:,} of {total} longer than the model reads: only their start is scored")
+    scores: list[float] = result.sums.tolist()
     return scores
 
 

@@ -195,18 +195,21 @@ def build_table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], 
     if saved_task.members or "," in saved_task.name:
         raise UsageError(f"{run_dir}: multi-task run of '{saved_task.name}', which needs a --task")
     task_config = _read_task_config(run_dir)
-    if task_config.train is not None and _is_same_file(task_config.train, file):
-        log.warn(f"{file}: training data of the run; {RunDir(run_dir).scores} has scores on other examples")
+    train, *roles_of_run = [getattr(task_config, role, None) for role in ("train", "text", "pair", "label")]
+    if train is not None and _is_same_file(train, file):
+        scores = RunDir(run_dir).scores
+        log.warn(f"{file}: training data of the run{f'; {scores} has scores on other examples' * scores.is_file()}")
     table_columns = match_columns(file, saved_task.text, saved_task.pair)
     default_roles = {
-        "text": task_config.text or table_columns[0],
-        "pair": task_config.pair or table_columns[1],
-        "label": task_config.label,
+        "text": roles_of_run[0] or table_columns[0],
+        "pair": roles_of_run[1] or table_columns[1],
+        "label": roles_of_run[2],
     }
     text, pair, label = ({**default_roles, **roles}[role] for role in ("text", "pair", "label"))
     task_type = saved_task.build_task().type
     has_pair: bool | None = task_type.needs_pair or saved_task.pair is not None
-    if task_type.pair_gold == "score" and task_config.name is not None:
+    is_published = saved_task.name in TASKS if task_config is None else task_config.name is not None
+    if task_type.pair_gold == "score" and is_published:
         has_pair = None  # published regression tasks may have pairs
     return build_user_task(
         {"test": file},
@@ -235,7 +238,10 @@ class _RunFile(TypedDict):
     task: TaskConfig
 
 
-def _read_task_config(run: Path) -> TaskConfig:
+def _read_task_config(run: Path) -> TaskConfig | None:
+    """Return the task section of a run; None of an exported model."""
+    if not RunDir(run).settings.is_file():
+        return None
     return config.from_dict(
         TaskConfig, read_run_record(_RunFile, RunDir(run).settings, CheckpointError)["task"], location="task"
     )
@@ -252,7 +258,7 @@ def _open_divided_task(run: Path, task: Task, data: str | os.PathLike[str] | Non
     if {"train", "dev"} <= set(task.find_available(data)):
         return None
     task_config = _read_task_config(run)
-    if task.name not in (task_config.name or "").split(","):
+    if task_config is None or task.name not in (task_config.name or "").split(","):
         return None
     place = None if data is None else os.fspath(data)
     return open_task(replace(task_config, name=task.name, data=place, train_examples=None, max_eval_examples=None))

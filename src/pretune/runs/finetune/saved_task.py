@@ -94,6 +94,11 @@ class SavedTask:
         names = self.name.split(",") if "," in self.name else []
         return frozenset(TASKS.get(name).kind for name in names if name in TASKS) or frozenset({self.task_kind})
 
+    @property
+    def reads_one_text(self) -> bool:
+        """True if the training files had no second texts."""
+        return self.build_task().type.reads_one_text(self.text, self.pair)
+
     def build_example(self, raw_input: Any, source: str) -> Example:
         """Build an example from a text, two texts, or a mapping with the training columns (or text and pair)."""
         if isinstance(raw_input, Example):
@@ -103,6 +108,8 @@ class SavedTask:
         elif (
             isinstance(raw_input, Sequence) and len(raw_input) == 2 and all(isinstance(part, str) for part in raw_input)
         ):
+            if self.reads_one_text:
+                raise DataError(f"{source}: this run was fine-tuned on single texts, got two")
             raw_input = {"text": raw_input[0], "pair": raw_input[1]}
         if not isinstance(raw_input, Mapping):
             raise DataError(f"{source}: expected a text, two texts or a mapping, got {type(raw_input).__name__}")

@@ -91,8 +91,8 @@ class StepRunner:
         return path
 
     def locate_corpora(self, entries: list[Any]) -> list[str]:
-        """Return the paths of corpora, which a plan gives with their sizes."""
-        return [self.locate(name) for name, _ in entries]
+        """Return the paths of corpora, which a plan gives with their sizes and digests."""
+        return [self.locate(name) for name, *_ in entries]
 
     def find_rate_factor(self, arguments: Arguments) -> float | None:
         """Take the factor of the learning rate out of the arguments; that of a choice is the selected one's."""

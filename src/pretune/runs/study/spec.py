@@ -199,7 +199,7 @@ class PaperTable:
 class Paper:
     """Source of a study."""
 
-    citation: str
+    citation: str = ""
     url: str | None = None
     table: PaperTable | None = None
     note: str | None = None  # differences between the paper's setting and this one
@@ -254,9 +254,9 @@ class Study:
 
     name: str
     title: str
-    about: str  # one line, for `pretune list studies`
-    question: str
-    paper: Paper
+    about: str = ""  # one line, for `pretune list studies`
+    question: str = ""
+    paper: Paper = Paper()
     settings: Settings = ()
     rows: tuple[Row, ...] = ()
     grid: tuple[GridFactor, ...] = ()
@@ -290,6 +290,8 @@ class Study:
             check_name(place, claim.worse, rows)
             check_name(place, claim.measure, measures)
             check_name(place, claim.against or claim.measure, measures)
+            if claim.better == claim.worse and (claim.against or claim.measure) == claim.measure:
+                raise UsageError(f"{place}: compares '{claim.better}' with itself; name two rows, or another measure")
         for entry in self.scales:
             self._check_scale(entry.name, entry.scale, rows, measures)
 

@@ -54,11 +54,7 @@ class TaskSteps(ModelSteps):
     def _identify_task(self, arguments: Mapping[str, Any], task_config: TaskConfig) -> list[list[Any]]:
         """Return names and sizes of a task's files, which are a part of the key of a step; missing ones are noted."""
         if "task" not in arguments:
-            return [
-                [arguments[name], self.find_file(arguments[name], "table")]
-                for name in SPLIT_OPTIONS
-                if name in arguments
-            ]
+            return [self.identify_file(arguments[name], "table") for name in SPLIT_OPTIONS if name in arguments]
         return [entry for name in arguments["task"].split(",") for entry in self._list_files(name)]
 
     def _list_files(self, task: str) -> list[list[Any]]:
@@ -166,7 +162,7 @@ class TaskSteps(ModelSteps):
         arguments: dict[str, Any] = {"model": model, "seed": seed, **options}
         identity = self._list_files(str(options["task"])) if isinstance(options.get("task"), str) else []
         files = [str(options[name]) for name in ("train", "dev") if isinstance(options.get(name), str)]
-        arguments["identity"] = [*identity, *([name, self.find_file(name, "table")] for name in files)]
+        arguments["identity"] = [*identity, *(self.identify_file(name, "table") for name in files)]
         label = f"embeddings on {options.get('task') or options.get('train')}, seed {seed}"
         fields = {name: value for name, value in options.items() if name not in ("task", "train", "dev")}
         embedding = from_dict(EmbeddingConfig, fields, "embeddings")
@@ -204,7 +200,7 @@ class TaskSteps(ModelSteps):
             if shots is not None:
                 arguments["shots"] = shots
             if task in FILE_TASKS:
-                arguments["identity"] = [[options.get("data"), self.find_file(str(options.get("data")), "file")]]
+                arguments["identity"] = [self.identify_file(str(options.get("data")), "file")]
             else:
                 arguments["identity"] = self._list_files(task)
                 examples = int(options.get("limit") or examples)

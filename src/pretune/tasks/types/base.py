@@ -326,10 +326,12 @@ class TaskType:
 
     def read_input(self, fields: Mapping[str, Any], text: str | None, pair: str | None, source: str) -> Example:
         """Return the example of a new input; `text` and `pair` are the columns of the training files."""
-        columns = (text, pair)
+        columns, has_one_text = (text, pair), self.reads_one_text(text, pair)
+        pair_columns = find_pair_columns(map(str, fields))
         if columns == (None, None) and self.finds_pair:
-            columns = find_pair_columns(map(str, fields)) or columns
-        content = read_field(fields, columns[0], _INPUT_NAMES["text"], source)
+            columns = pair_columns or columns
+        is_pair = has_one_text and text not in fields and pair_columns is not None  # of another task
+        content = None if is_pair else read_field(fields, columns[0], _INPUT_NAMES["text"], source)
         extra = self.read_input_fields(fields, content, source)
         if content is None and "text" not in extra:
             field_names = ", ".join(map(str, fields))[:100]
@@ -337,7 +339,7 @@ class TaskType:
                 f"{source}: no field '{text or 'text'}' (has {field_names or 'none'}); pass the text column "
                 "(`pretune predict --text COL`, --text 1 for files without a header)"
             )
-        second = read_field(fields, columns[1], _INPUT_NAMES["pair"], source)
+        second = None if has_one_text else read_field(fields, columns[1], _INPUT_NAMES["pair"], source)
         if second is None and (pair is not None or self.needs_pair):
             raise DataError(
                 f"{source}: this task needs two texts; pass the second as '{pair or self.pair_field}', or after a tab"
@@ -345,6 +347,10 @@ class TaskType:
         facts = {str(name): str(value) for name, value in fields.items() if isinstance(value, str)}
         example = {"text": content, "pair": second, "id": str(fields.get("id", "")), "facts": facts, **extra}
         return Example(**example)
+
+    def reads_one_text(self, text: str | None, pair: str | None) -> bool:
+        """Return True if the training files had a column of texts and none of second texts."""
+        return text is not None and pair is None and not self.needs_pair
 
     def read_input_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
         """Return the fields of an example, other than its texts, that a new input has."""

@@ -191,18 +191,23 @@ class ChoiceReader(TableReader):
         letters = [str(name) for name in names["label"]] if isinstance(names, dict) and "label" in names else []
         if value in letters:
             return letters.index(value)
+        places = {choices.index(value)} if value in choices else set()
         if value.isdecimal():
-            place = int(value)
+            places.add(int(value))
         elif len(value) == 1 and value.isascii() and value.isalpha():
-            place = ord(value.upper()) - ord("A")
-        else:
-            place = choices.index(value) if value in choices else len(choices)
-        if place >= len(choices):
+            places.add(ord(value.upper()) - ord("A"))
+        places = {place for place in places if place < len(choices)}
+        if len(places) > 1:
+            raise data_error(
+                f"{row.location}: '{self.label}' {value[:40]!r} is a choice and the number or letter of another one; "
+                "pass numbers from 0 for choices that are not numbers"
+            )
+        if not places:
             raise data_error(
                 f"{row.location}: '{self.label}' must be the correct one of {len(choices)} choices: a number from 0 to "
                 f"{len(choices) - 1}, a letter from A, or the choice itself, got {value[:40]!r}"
             )
-        return place
+        return places.pop()
 
 
 def read_choices(values: Mapping[str, Any], location: str) -> tuple[str, ...]:

@@ -204,6 +204,9 @@ class SequenceClassification(SequenceType):
             "template": Template(source=f"classify: {'{text} {pair}' if pair else '{text}'}", targets=labels),
         }
 
+    def reads_one_text(self, text: str | None, pair: str | None) -> bool:
+        return pair is None and not self.needs_pair  # pairs of texts are another type
+
 
 class PairClassification(SequenceClassification):
     """One of several classes for a pair of texts."""

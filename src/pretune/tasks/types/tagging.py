@@ -93,6 +93,9 @@ class TokenTagging(TaskType):
             sequences = replace(sequences, targets=targets)
         return build_items(sequences, counts=counts, alignment=alignment)
 
+    def format_prediction(self, prediction: Prediction) -> dict[str, Any]:
+        return {**super().format_prediction(prediction), "tags": list(prediction.tags)}  # of an empty text, too
+
     def describe_limits(self, spec: Model) -> str:
         if not self.needs_both_sides or spec.shape != "decoder":
             return ""
