@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
+from pretune.data import packing
+from pretune.data import stream as stream_module
 from pretune.data.pairs import SegmentPairs
 from pretune.data.plan import BatchShape
 from pretune.data.samples import Blocks, Documents, Sentences
@@ -266,6 +268,21 @@ class TestTwoSides:
                 found += joined[1:-1]
         assert sorted(found) == list(range(len(shards)))
         assert stream.plan(0).source_fill is not None
+
+    def test_epochs_of_many_lengths_are_read_to_the_end(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Lengths that are packed in several parts, in the order of each epoch, give epochs of different lengths."""
+        for module in (packing, stream_module):
+            monkeypatch.setattr(module, "MAX_LENGTH_PAIRS", 2)
+        samples = Documents(limit=16).open(corpus(tmp_path), FRAME)
+        stream = BatchStream(samples, BatchShape(rows=1, length=30, source=30), seed=1, corruption=Halves())
+        for epoch in range(8):
+            steps = stream.get_steps(epoch)
+            assert len(steps) == stream.plan(epoch).batch_count
+            indices = [stream.plan(epoch).get_batch(step - steps.start)[0] for step in steps]
+            assert sum(map(len, indices)) == len(samples)
+            assert stream[steps[-1]].rows == 1 and stream.locate_step(steps.start) == (epoch, 0)
+        counts = {stream.plan(epoch).batch_count for epoch in range(8)}
+        assert len(counts) > 1, "the case does not occur"
 
     def test_a_shape_of_one_side(self, tmp_path: Path) -> None:
         samples = Documents(limit=32).open(corpus(tmp_path), FRAME)

@@ -138,6 +138,8 @@ def test_what_cannot_be_mixed() -> None:
         Mixture(parts=())
     with pytest.raises(UsageError, match="copies"):
         Mixture(parts=(Part(objective=MaskedLM(copies=3)),)).bind(VOCABULARY, "encoder")
+    with pytest.raises(UsageError, match="activation_penalty"):
+        Mixture(parts=(Part(objective=CausalLM(activation_penalty=2.0)),))
     for wrong in ({"weight": 0.0}, {"mark": -1}):
         with pytest.raises(UsageError):
             Part(objective=CausalLM(), **wrong)

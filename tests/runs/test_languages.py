@@ -75,3 +75,36 @@ def test_languages_are_trained(prepared: Prepared, tmp_path: Path) -> None:
 def test_names_that_do_not_fit(prepared: Prepared, languages: tuple[str, ...], count: int | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         open_data(prepared("bpe", "s-mask", "both"), Translation(), languages, count)
+
+
+def test_validation_text_has_the_languages_and_weights_of_the_training_text(tmp_path: Path) -> None:
+    """Sources that are given with `valid` come last, in the same order."""
+    for name in ("en", "de", "en_valid", "de_valid"):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} river stone light {n}" for n in range(40)))
+    paths = {name: tmp_path / f"{name}.txt" for name in ("en", "de", "en_valid", "de_valid")}
+    tokenizer = pt.train_tokenizer("wordpiece", [paths["en"], paths["de"]], vocab=120)
+    valid = [paths["en_valid"], paths["de_valid"]]
+    pt.prepare([paths["en"], paths["de"]], tokenizer=tokenizer, valid=valid, out=tmp_path / "data", workers=0)
+    options: dict[str, Any] = {"length": 32, "tokens": 512, "ranks": 1, "seed": 0, "has_fixed_slots": False}
+    for names in ((), ("en", "de"), ("en", "de", "en", "de")):
+        data = open_data(tmp_path / "data", MaskedLM(), names, 2)
+        for split in ("train", "valid"):
+            segments = data.build_stream(split, **options)[0].segments
+            assert segments is not None and {*segments.unique().tolist()} == {0, 1}, (names, split)
+    with pytest.raises(UsageError, match="3 names for 4 sources"):
+        open_data(tmp_path / "data", MaskedLM(), ("a", "b", "c"), 4)
+    one = tmp_path / "one"
+    pt.prepare([paths["en"], paths["de"]], tokenizer=tokenizer, valid=valid[:1], out=one, workers=0)
+    with pytest.raises(UsageError, match="1 sources of validation text for 2"):
+        open_data(one, MaskedLM(), (), 4)
+    changes = {
+        **FAST,
+        **shrunk("bert-tiny"),
+        "data.max_length": 32,
+        "data.mixing": {"kind": "weighted", "weights": [3, 1]},
+    }
+    run = pt.pretrain(
+        "bert-tiny", objective="masked", data=tmp_path / "data", steps=4, out=tmp_path / "run", overrides=changes
+    )
+    epochs = run.summary["epochs"]
+    assert len(epochs) == 2 and epochs[str(paths["en"])] > 2 * epochs[str(paths["de"])]

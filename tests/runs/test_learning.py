@@ -12,6 +12,7 @@ import pretune as pt
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.runs.data_phases import compute_unigram_loss
 from pretune.runs.samples import SampleHook
+from pretune.training.checkpoints.manager import open_if_intact
 from pretune.training.metrics_log import read_metrics
 from pretune.training.validation import LearningCheck
 from tests.runs.small import FAST, Prepared, shrunk
@@ -129,6 +130,16 @@ def test_stop_early_ends_at_the_best_and_resumes_bit_for_bit(
     again = run(data, tmp_path / "b", lr=1.0, steps=120, resume=True, stop_early=True, overrides=rising)
     assert (first.path / "model.safetensors").read_bytes() == (again.path / "model.safetensors").read_bytes()
     assert again.loss == first.loss and again.summary["steps"] == first.summary["steps"]
+
+
+def test_a_checkpoint_has_the_loss_of_its_own_step(prepared: Prepared, tmp_path: Path) -> None:
+    changes = {"train.eval_every": 4, "train.checkpoint_every": 3, "train.max_checkpoints": 9}
+    run(prepared("bpe", "endoftext"), tmp_path / "run", lr=1e-3, steps=12, overrides=changes)
+    losses = {line["step"]: line["held_out"]["loss"] for line in read_metrics(tmp_path / "run") if "held_out" in line}
+    checkpoints = [open_if_intact(folder) for folder in (tmp_path / "run/checkpoints").iterdir()]
+    scores = {checkpoint.step: checkpoint.score for checkpoint in checkpoints if checkpoint is not None}
+    assert sorted(losses) == [0, 4, 8, 12] and sorted(scores) == [0, 3, 6, 9, 12]
+    assert scores == {step: losses.get(step) for step in scores}
 
 
 def test_stop_early_needs_evaluations(prepared: Prepared, tmp_path: Path) -> None:

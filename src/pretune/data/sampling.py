@@ -220,6 +220,10 @@ class SourceMixture:
             quota = np.array([len(sources)])
             return cls(groups=(np.arange(len(sources)),), quotas=quota, shares=np.ones(1))
         counts = np.bincount(sources, minlength=len(names))
+        if isinstance(mixing, WeightedMixing) and len(mixing.weights) < len(names):
+            unused_count = len(names) - len(mixing.weights)  # sources of validation text come last
+            if not counts[-unused_count:].any():
+                mixing = replace(mixing, weights=(*mixing.weights, *[0.0] * unused_count))
         shares = mixing.compute_shares(sizes, counts)
         for name, share, size in zip(names, shares, sizes, strict=True):
             if share > 0 and not size:

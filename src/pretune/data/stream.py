@@ -20,6 +20,7 @@ import numpy as np
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.layout import lay_out
+from pretune.data.packing import MAX_LENGTH_PAIRS
 from pretune.data.plan import WINDOW_SIZE, BatchShape, PackingPlan, build_plan
 from pretune.data.samples import Samples
 from pretune.data.sampling import Counters, EpochOrder, Mixing, SampleLengths, SourceMixture
@@ -229,11 +230,18 @@ class BatchStream:
 
     @cached_property
     def _batches_per_epoch(self) -> int | None:
-        """Number of batches per epoch; None if it may vary. With one window and fixed lengths it is constant."""
-        is_constant = (
-            self.mixing is None and len(self.samples) <= self._window and not has_random_lengths(self.corruption)
-        )
-        return self.plan(0).batch_count if is_constant else None
+        """Number of batches per epoch; None if it may vary. With one window and fixed lengths it is constant.
+
+        Not with both sides of more distinct lengths than are packed together: each epoch divides them in its order.
+        """
+        if self.mixing is not None or len(self.samples) > self._window or has_random_lengths(self.corruption):
+            return None
+        first, second = compute_row_lengths(self.samples, self.corruption)
+        if self._base_shape.source is not None and second is not None:
+            code = first.astype(np.int64) * (int(second.max(initial=0)) + 1) + second
+            if len(np.unique(code)) > MAX_LENGTH_PAIRS:
+                return None
+        return self.plan(0).batch_count
 
     @cached_property
     def mixture(self) -> SourceMixture:

@@ -57,6 +57,10 @@ SimpleObjective = (
 _LARGE_BATCH_FACTOR = 10**6
 
 
+PENALTIES = ("activation_penalty", "temporal_penalty")
+"""Penalties of an objective that belong to all of its tokens, and so not to a part of a mixture."""
+
+
 @spec
 class Part:
     """One objective of a mixture."""
@@ -101,6 +105,10 @@ class Mixture(Objective):
         if not self.shapes:
             shapes = "; ".join(f"{p.objective.name}: {', '.join(p.objective.shapes)}" for p in self.parts)
             raise UsageError(f"the parts of a mixture have no common model shape ({shapes}); remove some parts")
+        for part in self.parts:
+            for name in PENALTIES:
+                if getattr(part.objective, name, 0.0):
+                    raise UsageError(f"a part of a mixture has no {name}; set it to 0, or train without a mixture")
 
     @property
     def shapes(self) -> tuple[ModelShape, ...]:

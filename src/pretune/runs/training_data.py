@@ -236,21 +236,32 @@ class TrainingData:
 def number_languages(names: Sequence[str], index: DataIndex, count: int | None) -> Ints | None:
     """Return the languages [G, 2] of the two sides of each source, numbered in the order of their names.
 
-    Without names every source has its own language. None for a model without language embeddings (`count` is None).
+    Without names every source has its own language; sources of validation text, which come last, have those of the
+    training sources, in their order. None for a model without language embeddings (`count` is None).
     Raises `UsageError` if the names do not fit the sources or the model.
     """
     sources = index.sources
+    train_count = len(index.settings.get("corpus", {}).get("train", ())) or len(sources)
     if count is None:
         if names:
             raise UsageError("this model has no language embeddings; remove data.languages")
         return None
-    if names and len(names) != len(sources):
+    if names and len(names) not in (train_count, len(sources)):
         raise UsageError(
             f"data.languages has {len(names)} names for {len(sources)} sources: {', '.join(sources)[:200]}"
         )
     if not names and any(split.pairs for split in index.splits.values()):
         raise UsageError("parallel text has two languages: name those of each source, data.languages=en,en-de")
-    sides = [(name.split("-")[0], name.split("-")[-1]) for name in names or map(str, range(len(sources)))]
+    names = names or [*map(str, range(train_count))]
+    if len(names) < len(sources):
+        valid_count = len(sources) - train_count
+        if train_count > 1 and valid_count != train_count:
+            raise UsageError(
+                f"{valid_count} sources of validation text for {train_count} of training text: name the language of "
+                f"each, data.languages for {', '.join(sources)[:200]}"
+            )
+        names = [*names, *(names if train_count > 1 else [*names] * valid_count)]
+    sides = [(name.split("-")[0], name.split("-")[-1]) for name in names]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(name for pair in sides for name in pair))}
     if len(numbers) > count:
         raise UsageError(f"the data has {len(numbers)} languages, but the model only {count}; increase model.languages")

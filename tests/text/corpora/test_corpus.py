@@ -191,3 +191,10 @@ def test_a_folder_with_a_table_of_titles(shared_data: Path) -> None:
         "train-02.txt.xz",
         "valid.txt.xz",
     ]
+
+
+def test_a_carriage_return_inside_a_line_shifts_no_pair(tmp_path: Path) -> None:
+    for name, text in (("en", "one\ntwo a\rb\nthree\r\n"), ("de", "eins\nzwei\ndrei a\rb\n")):
+        (tmp_path / f"a.{name}").write_bytes(text.encode())
+    documents = [*open_corpus([f"pair:{tmp_path}/a.en,{tmp_path}/a.de"]).read_documents()]
+    assert [document.sides for document in documents] == [("one", "eins"), ("two a b", "zwei"), ("three", "drei a b")]

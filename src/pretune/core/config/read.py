@@ -187,8 +187,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError, ArithmeticError, LookupError) as fault:
         raise UsageError(f"{file}: invalid YAML: {_to_printable(str(fault))}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        found = "nothing" if content is None else f"a {format_value(content)[:40]}"
-        raise UsageError(f"{file}: expected settings as `name: value`, got {found}")
+        text = "nothing" if content is None else f"a {format_value(content)[:40]}"
+        raise UsageError(f"{file}: expected settings as `name: value`, got {text}")
     return content
 
 

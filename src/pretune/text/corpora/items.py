@@ -132,7 +132,9 @@ class CorpusFile:
         assert file_format.delimited_format is not None
         return read_delimited(text, file_format.delimited_format, file_format.field, self.name)
 
-    def read_text(self, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[str]:
+    def read_text(
+        self, span: Span, errors: Errors, counts: Counter[str], *, lone_carriage: str = "\n"
+    ) -> Iterator[str]:
         """Yield the decoded text of a text or table file, in chunks."""
         file_format, (start, stop, _) = self.format, span
         if file_format.compression:
@@ -140,9 +142,8 @@ class CorpusFile:
         else:
             end = self.bytes if stop is None else stop
             data = _check_complete(read_chunks(self.path, self.name, "", start, end), end - start, self.name)
-        return decode(
-            data, file_format.encoding, self.name, errors, counts, 0 if start else file_format.bom_bytes, start
-        )
+        skip = 0 if start else file_format.bom_bytes
+        return decode(data, file_format.encoding, self.name, errors, counts, skip, start, lone_carriage=lone_carriage)
 
     def plan_spans(self, n_bytes: int) -> list[Span]:
         file_format = self.format

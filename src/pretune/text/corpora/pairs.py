@@ -107,7 +107,8 @@ def _read_rows(file: CorpusFile, errors: Errors, counts: Counter[str]) -> Iterat
         yield from (text for text, _ in file.read_rows(FULL_SPAN, errors, counts))
         return
     rest, number = "", 0
-    for chunk in file.read_text(FULL_SPAN, errors, counts):  # `split_documents` would skip trailing blank lines
+    # NOTE: a carriage return inside a line must not shift all rows after it; `split_documents` would skip blank lines.
+    for chunk in file.read_text(FULL_SPAN, errors, counts, lone_carriage=" "):
         *lines, rest = (rest + chunk).split("\n")
         yield from lines
         number += len(lines)

@@ -272,10 +272,13 @@ def decode(
     counts: Counter[str] | None = None,
     skip: int = 0,
     offset: int = 0,
+    *,
+    lone_carriage: str = "\n",
 ) -> Iterator[str]:
     """Decode chunks of bytes into text with "\\n" for every newline; a chunk may end within a character or a CRLF.
 
-    `skip` is the length of the byte order mark, `offset` the file position of the first chunk.
+    `skip` is the length of the byte order mark, `offset` the file position of the first chunk. `lone_carriage` replaces
+    a carriage return without a line feed.
     """
     decoder, pending, carriage = _DECODERS[encoding], b"", False
     for chunk in _append_none(data):
@@ -302,7 +305,7 @@ def decode(
         if carriage:
             text = text[:-1]
         if "\r" in text:
-            text = text.replace("\r\n", "\n").replace("\r", "\n")
+            text = text.replace("\r\n", "\n").replace("\r", lone_carriage)
         if text:
             yield text
 

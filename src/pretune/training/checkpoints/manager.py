@@ -242,7 +242,7 @@ class CheckpointHook:
         self.manager, self.expected_facts, self.every, self.on_save = manager, expected_facts, every, on_save
         self.extra_groups = extra_groups  # further tensors by group that a run needs to resume
         self.last_step, self.last_time = -1, 0.0
-        self.score: float | None = None  # validation loss, if evaluated at this step
+        self.evaluation: tuple[int, float] | None = None  # step and validation loss of the last one
 
     def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
         if self.manager is not None:
@@ -257,7 +257,7 @@ class CheckpointHook:
 
     def set_score(self, step: int, score: float) -> None:
         """Set the validation loss of the current weights; a checkpoint saved before it was known is saved again."""
-        self.score = score
+        self.evaluation = step, score
         if self.last_step == step:
             self.last_step = -1
 
@@ -275,10 +275,9 @@ class CheckpointHook:
                 if progress:
                     groups["history"] = {"progress": torch.tensor(progress, dtype=torch.float64)}
                 if self.manager is not None:
-                    self.manager.save(
-                        loop.state.step, groups, {**self.expected_facts, "state": state}, score=self.score
-                    )
-            self.score = None
+                    step, score = self.evaluation or (-1, None)
+                    facts = {**self.expected_facts, "state": state}
+                    self.manager.save(loop.state.step, groups, facts, score=score if step == loop.state.step else None)
             loop.state.saving += time.monotonic() - start_time
         if wait and self.manager is not None:
             self.manager.wait()
