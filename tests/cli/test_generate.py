@@ -125,10 +125,12 @@ def test_what_is_refused(capsys: Capture, runs: dict[str, str], tmp_path: Path) 
     assert "prompt 1" in refused(capsys, 2, "generate", gpt, "")
     assert "`pretune fill`" in refused(capsys, 2, "generate", bert, "The king")
     error = refused(capsys, 2, "generate", gpt, "The", "--max-new-tokens=0")
-    assert "max_new_tokens" in error and "got 0" in error
+    assert "--max-new-tokens" in error and "got 0" in error
     assert str(tmp_path / "none") in refused(capsys, 4, "generate", str(tmp_path / "none"), "The")
     assert str(tmp_path / "none") in refused(capsys, 3, "generate", gpt, f"--input={tmp_path / 'none'}")
     (tmp_path / "p").write_text("The\n\nA\n")
+    assert "line 2" in refused(capsys, 3, "generate", gpt, f"--input={tmp_path / 'p'}")
+    (tmp_path / "p").write_text("The\u2028king\n\nA\n")  # no line ends there
     assert "line 2" in refused(capsys, 3, "generate", gpt, f"--input={tmp_path / 'p'}")
     (tmp_path / "q").write_bytes(b"\xff")
     assert "byte 0" in refused(capsys, 3, "generate", gpt, f"--input={tmp_path / 'q'}")

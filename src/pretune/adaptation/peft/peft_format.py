@@ -120,7 +120,8 @@ def _pack_ia3(peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftA
         name = f"{ROOT_PREFIX}{place.peft_path}.ia3_l"
         input_scales = [layer.scale for layer in layers if isinstance(layer, InputScaledLinear)]
         if input_scales and (
-            len(input_scales) < len(layers) or not all(torch.equal(scale, input_scales[0]) for scale in input_scales)
+            len(input_scales) < len(layers)
+            or not all(torch.equal(scale, input_scales[0]) for scale in input_scales[1:])
         ):
             return None  # the inputs of a layer have one scale in peft
         if input_scales:
