@@ -98,7 +98,7 @@ class ModelSteps:
 
     def add(self, action: StepAction, label: str, arguments: Mapping[str, Any], estimate: StepEstimate) -> str:
         """Add a step unless there is an equal one, and return its key."""
-        names = [] if action == "pretrain" else ["model"]  # of a family
+        names = [] if action == "pretrain" else ["model"]  # there it names a family
         paths = [arguments[name] for name in (*names, *MODEL_ARGUMENTS) if name in arguments]
         if digests := [[path, digest] for path in paths if (digest := self._compute_digest(path)) is not None]:
             arguments = {**arguments, "identity": [*arguments.get("identity", ()), *digests]}
