@@ -236,10 +236,9 @@ class BatchStream:
         """
         if self.mixing is not None or len(self.samples) > self._window or has_random_lengths(self.corruption):
             return None
-        first, second = compute_row_lengths(self.samples, self.corruption)
-        if self._base_shape.source is not None and second is not None:
-            code = first.astype(np.int64) * (int(second.max(initial=0)) + 1) + second
-            if len(np.unique(code)) > MAX_LENGTH_PAIRS:
+        if self._base_shape.source is not None:
+            first, second = compute_row_lengths(self.samples, self.corruption)
+            if second is not None and len({*zip(first.tolist(), second.tolist(), strict=True)}) > MAX_LENGTH_PAIRS:
                 return None
         return self.plan(0).batch_count
 

@@ -129,10 +129,8 @@ def export(
     if len(directories) > 1:  # the task and its split, by which the model is evaluated
         replace(SavedTask.read(directory), threshold=None).write(target)
         RunDir(target).write_settings(RunDir(directory).read_settings())
-    elif RunDir(
-        directory
-    ).task.is_file():  # `predict` and `evaluate` read the directory; settings name the user's files
-        SavedTask.read(directory).write(target)
+    elif RunDir(directory).task.is_file():
+        SavedTask.read(directory).write(target)  # NOTE: without the settings, which name the user's files
     class_name, count = _describe_class(loaded_model)
     if isinstance(loaded_model, ModelWithHead) and loaded_model.head is not None and not io.export_head(loaded_model):
         log.warn("no Hugging Face class has this task head; it is saved, but only pretune can load it")

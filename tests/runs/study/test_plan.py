@@ -333,8 +333,9 @@ def test_other_weights_are_other_steps(tmp_path: Path, path: str) -> None:
     tokenizer = pt.train_tokenizer("wordpiece", [write_corpus(tmp_path)], vocab=120)
     model = pt.build("bert-tiny", vocab=120, width=16, heads=2, depth=1)
     model.assets.files = tokenizer.build_files()
-    folder = tmp_path / "model"
+    folder = tmp_path / "checkpoints" / "model"  # the names of folders above do not matter
     pt.save(model, folder)
+    (folder / "checkpoints").mkdir()
     changes: dict[str, Any] = {"rows": {"low": {path: str(folder)}}, "claims": [], "seeds": 1}
     tree = make_tree(tmp_path, **changes)
     if path == "base":
@@ -346,6 +347,7 @@ def test_other_weights_are_other_steps(tmp_path: Path, path: str) -> None:
         tree["settings"]["pretrain"]["objective"] = "distill"
     first = plan_study(read_study(tree, "rates"))
     (folder / "README.md").write_text("a card is no weight")
+    (folder / "checkpoints/state.safetensors").write_text("nor is a checkpoint")
     assert [*plan_study(read_study(tree, "rates")).steps] == [*first.steps]
     name = "tokenizer.json" if path == "tokenizer.path" else "model.safetensors"
     content = bytearray((folder / name).read_bytes())

@@ -195,16 +195,12 @@ def build_table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], 
     if saved_task.members or "," in saved_task.name:
         raise UsageError(f"{run_dir}: multi-task run of '{saved_task.name}', which needs a --task")
     task_config = _read_task_config(run_dir)
-    train, *roles_of_run = [getattr(task_config, role, None) for role in ("train", "text", "pair", "label")]
+    text, pair, label, train = (getattr(task_config, name, None) for name in ("text", "pair", "label", "train"))
     if train is not None and _is_same_file(train, file):
         scores = RunDir(run_dir).scores
         log.warn(f"{file}: training data of the run{f'; {scores} has scores on other examples' * scores.is_file()}")
     table_columns = match_columns(file, saved_task.text, saved_task.pair)
-    default_roles = {
-        "text": roles_of_run[0] or table_columns[0],
-        "pair": roles_of_run[1] or table_columns[1],
-        "label": roles_of_run[2],
-    }
+    default_roles = {"text": text or table_columns[0], "pair": pair or table_columns[1], "label": label}
     text, pair, label = ({**default_roles, **roles}[role] for role in ("text", "pair", "label"))
     task_type = saved_task.build_task().type
     has_pair: bool | None = task_type.needs_pair or saved_task.pair is not None

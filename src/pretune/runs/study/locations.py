@@ -79,11 +79,15 @@ def identify_input(name: str, data: str | None) -> str | None:
     for part in path.removeprefix(PAIR_PREFIX).split(",") if path.startswith(PAIR_PREFIX) else [path]:
         is_model = Path(part).is_dir() and (Path(part) / "MANIFEST.json").is_file()
         for file in sorted(_list_files(part)):
-            is_part = any(file.match(pattern) for pattern in MODEL_FILES) and not {*file.parts} & {*RUN_FOLDERS}
-            if is_part or not is_model:
+            if not is_model or _is_model_file(file.relative_to(part)):
                 _add_content(file, digest)
                 is_empty = False
     return None if is_empty else digest.hexdigest()[:16]
+
+
+def _is_model_file(file: Path) -> bool:
+    """Return whether a file of a run, relative to it, is one of its model."""
+    return file.parts[0] not in RUN_FOLDERS and any(file.match(pattern) for pattern in MODEL_FILES)
 
 
 def _add_content(file: Path, digest: Any) -> None:
