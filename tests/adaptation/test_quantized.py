@@ -10,7 +10,15 @@ import pretune as pt
 from pretune.adaptation.adapted import adapt
 from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.peft.io import AdapterExtras, save_adapter
-from pretune.adaptation.quantized import FEW_ROWS, Linear8bit, Quantization, count_bytes, is_quantized, quantize_model
+from pretune.adaptation.quantized import (
+    FEW_ROWS,
+    Linear8bit,
+    Quantization,
+    count_bytes,
+    count_parameters,
+    is_quantized,
+    quantize_model,
+)
 from pretune.core.errors import UsageError
 from pretune.models.model import build
 from tests.contracts.laws import read
@@ -86,6 +94,15 @@ def test_a_head_is_left_alone() -> None:
     quantize_model(model, "int8")
     after = model.head.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_quantized_weights_are_counted(kind: Quantization) -> None:
+    model = rough(build(tiny("bert")))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count_parameters(model) == count
+    quantize_model(model, kind)
+    assert count_parameters(model) == count > sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_it_is_not_saved(tmp_path: Path) -> None:

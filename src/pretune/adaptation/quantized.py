@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.peft.base import TARGETS, find_linears
-from pretune.adaptation.peft.qlora import Linear4bit
+from pretune.adaptation.peft.qlora import Linear4bit, Weight4bit
 from pretune.core.errors import UsageError, suggest
 from pretune.models.model import LanguageModel
 from pretune.nn.quantized_products import is_supported, multiply_int8
@@ -88,6 +88,17 @@ def quantize_model(model: LanguageModel | ModelWithHead, kind: Quantization) -> 
 def is_quantized(model: nn.Module) -> bool:
     """Return whether `quantize_model` has changed a model."""
     return any(isinstance(module, Linear8bit | Linear4bit) for module in model.modules())
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of parameters, those of quantized layers included."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    for module in model.modules():
+        if isinstance(module, Weight4bit):
+            count += module.shape[0] * module.shape[1]
+        elif isinstance(module, Linear8bit):
+            count += module.codes.numel()
+    return count
 
 
 def count_bytes(model: nn.Module) -> int:

@@ -6,6 +6,7 @@ Files of a run are read by the functions of reports, which show the same facts.
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pretune.adaptation.quantized import count_parameters
 from pretune.analysis.attention_inputs import count_heads, list_parts
 from pretune.core import io
 from pretune.core.errors import CheckpointError, PretuneError
@@ -134,7 +135,7 @@ def _list_facts(model: "ServedModel") -> Iterator[tuple[str, str]]:
     spec = network.spec
     yield "family", f"{spec.family} ({network.shape})"
     yield "size", format_size(_get_sizes(network))
-    yield "parameters", f"{sum(weight.numel() for weight in network.parameters()):,}"
+    yield "parameters", f"{count_parameters(network):,}"
     if spec.max_length is not None:
         yield "maximum length", f"{spec.max_length:,} tokens"
     length = min(spec.max_length or MAX_FLOPS_LENGTH, MAX_FLOPS_LENGTH)

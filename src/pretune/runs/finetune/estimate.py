@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from pretune.adaptation.adapted import FlopsCounter
+from pretune.adaptation.quantized import count_parameters
 from pretune.core import config
 from pretune.models.devices import DEVICES
 from pretune.runs.estimate import THIS_MACHINE, detect_device, estimate_cost
@@ -86,7 +87,7 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
         "cut": counts.truncated_share,
         "max_length": sorted({encoder.rules.max_length for encoder in reader.encoders}),
         "length": counts.tokens / max(counts.sequences, 1),
-        "parameters": sum(parameter.numel() for parameter in adapted_model.model.parameters()),
+        "parameters": count_parameters(adapted_model.model),
         "trained": trainable_count,
         "trials": len(steps) * len(plan.seeds) + len(plan.rates) - 1,
         "steps": total,

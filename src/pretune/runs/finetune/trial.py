@@ -20,6 +20,7 @@ from pretune.adaptation.adapted import FlopsCounter
 from pretune.adaptation.distillation import LayerStageHook, TaskTeacher
 from pretune.adaptation.methods import round_frozen_weights
 from pretune.adaptation.peft.base import sample_weight
+from pretune.adaptation.quantized import count_parameters
 from pretune.adaptation.teacher import PROJECTIONS, DistillationFlops, detach_teacher
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DivergedError, NonFiniteError
@@ -327,7 +328,7 @@ class FinetuneTrial:
                 for name, parameter in self.adapted_model.trainable_parameters.items()
                 if not name.startswith(PROJECTIONS)
             ),
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "parameters": count_parameters(self.model),
             "counts": config.to_dict(sum_counts(self.items)),
             "balance": self.task.type.count_labels(self.train_examples),
             "notes": self.notes,
