@@ -39,6 +39,21 @@ def test_chance_is_that_of_random_neighbours() -> None:
     assert compute_agreement(vectors, labels) == pytest.approx(compute_chance(labels), abs=0.06)
 
 
+def test_the_order_of_equal_texts_does_not_count() -> None:
+    rng = np.random.default_rng(1)
+    vectors = np.repeat(rng.normal(size=(3, 8)), 4, axis=0).astype(np.float32)
+    labels = ["a", "a", "b", "b"] * 3
+    assert compute_agreement(vectors, labels) == pytest.approx(1 / 3)
+    for _ in range(3):
+        order = rng.permutation(12)
+        assert compute_agreement(vectors[order], [labels[i] for i in order]) == pytest.approx(1 / 3)
+
+
+def test_any_seed_is_one_of_tsne() -> None:
+    vectors = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    assert np.array_equal(project(vectors, "tsne", 2**40 + 1)[0], project(vectors, "tsne", 1)[0])
+
+
 @pytest.mark.parametrize("family", keep_quick(SHAPES, "bert"))
 def test_points_are_of_the_embeddings(family: str) -> None:
     model = model_of(family)

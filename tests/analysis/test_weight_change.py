@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import pretune as pt
+from pretune.adaptation.peft.bitfit import BitFit
 from pretune.analysis.weight_change import analyze_diff, compare_weights
 from pretune.cli import main
 from pretune.core.errors import UsageError
+from pretune.text.tokenizer.training import train
 from tests.analysis.models import FAMILY_NAMES, model_of
 from tests.selection import keep_quick
 
@@ -83,6 +85,42 @@ def test_a_task_head_is_new_and_its_pooler_is_not() -> None:
     changes = analyze_diff(tuned, other)
     assert (changes.added, changes.removed) == (3 * width + 3, 2 * width + 2)
     assert analyze_diff(tuned, tuned).added == 0
+
+
+def test_biases_of_a_merged_adapter_were_zero() -> None:
+    model, tuned = model_of("t5"), copy.deepcopy(model_of("t5"))
+    method = BitFit()
+    new_names = [name for name in method.apply(tuned) if name not in dict(model.named_parameters())]
+    with torch.no_grad():
+        for name in new_names:
+            tuned.get_parameter(name).fill_(0.1)
+    method.merge(tuned)
+    changes = compare_weights(model, tuned, is_merged=True)
+    count = sum(tuned.get_parameter(name).numel() for name in new_names)
+    assert count and changes.added == 0 and changes.total.change_squares == pytest.approx(0.01 * count, rel=1e-5)
+    assert {layer.name for layer in changes.layers if layer.distance} >= {"encoder 1", "decoder 1"}
+    assert compare_weights(model, tuned).added == count
+
+
+def test_the_final_norm_is_no_part_of_the_last_layer() -> None:
+    model, moved = model_of("gpt2"), copy.deepcopy(model_of("gpt2"))
+    with torch.no_grad():
+        moved.get_parameter("decoder.norm.weight").add_(0.5)
+    layers = {layer.name: layer for layer in compare_weights(model, moved).layers}
+    assert [name for name, layer in layers.items() if layer.distance] == ["decoder norm"]
+    assert [*layers["decoder norm"].kinds] == ["norms"]
+    assert layers["decoder 2"].params == layers["decoder 1"].params
+
+
+def test_other_families_and_other_numbers_of_tokens(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="family"):
+        analyze_diff(model_of("gpt"), model_of("gpt2"))
+    model, other = model_of("bert"), copy.deepcopy(model_of("bert"))
+    tokenizer = train("wordpiece", ["other words of another text " * 9], vocab=model.spec.vocab)
+    other.assets.tokenizer, other.assets.files = tokenizer.raw, tokenizer.build_files()
+    changes = compare_weights(model, other)
+    assert changes.added == changes.removed >= model.tokens.weight.numel()
+    assert "encoder 1" in {layer.name for layer in changes.layers} and changes.distance == 0
 
 
 @pytest.mark.slow

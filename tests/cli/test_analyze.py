@@ -1,10 +1,13 @@
 """The verbs after `pretune analyze`: their help and examples; what they print has tests in tests/analysis."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 
+import pretune as pt
 from pretune.cli import app, main
+from tests.analysis.models import model_of
 from tests.cli.asked import examples, parsed
 
 Capture = pytest.CaptureFixture[str]
@@ -28,6 +31,20 @@ def test_the_help_lists_them(capsys: Capture) -> None:
     assert main(["analyze", "--help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"  {name} " in shown for name in app.ANALYSES)
+
+
+def test_settings_are_checked_before_anything_is_read(tmp_path: Path, capsys: Capture) -> None:
+    pt.save(model_of("bert"), tmp_path / "model")
+    model = str(tmp_path / "model")
+    codes = {
+        ("attention", model, "--texts", "-1"): 2,
+        ("attention", model, "--texts", "0"): 2,
+        ("layers", model, "--task", "length", "--device", "gpu"): 2,
+        ("layers", model, "--task", "length", "--device", "cuda:99"): 6,
+    }
+    for command, code in codes.items():
+        assert main(["--quiet", "analyze", *command]) == code
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_an_unknown_one_is_named(capsys: Capture) -> None:

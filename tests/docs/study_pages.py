@@ -50,7 +50,7 @@ def render_pages() -> dict[Path, str]:
 
 def render_page(by_scale: Mapping[str, Facts]) -> str:
     """Return a page: the question, the paper's table, then for each scale our table, what holds, cost and command."""
-    study = next(iter(by_scale.values()))["study"]
+    study = [*by_scale.values()][-1]["study"]  # of the largest scale, whose note states how it differs
     paper = study["paper"]
     source = f"[{paper['citation']}]({paper['url']})" if paper["url"] else paper["citation"]
     lines = [f"# {study['title']}", "", study["question"], "", f"Source: {source}.", ""]

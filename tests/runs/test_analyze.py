@@ -14,7 +14,11 @@ from tests.runs import tasked
 from tests.selection import keep_quick
 
 Capture = pytest.CaptureFixture[str]
-FAMILIES = {"bert-tiny": ("wordpiece", "cls-sep"), "gpt2-small": ("bpe", "endoftext")}
+FAMILIES = {
+    "bert-tiny": ("wordpiece", "cls-sep"),
+    "gpt2-small": ("bpe", "endoftext"),
+    "t5-small": ("unigram", "sentinels"),  # without biases
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +42,15 @@ def finetune(made: Path, family: str, method: str) -> tuple[Path, dict[str, Any]
     return run, json.loads((run / "scores.json").read_text())["forgetting"]
 
 
-CASES = [(family, method) for family in FAMILIES for method in ("full", "lora", "bitfit", "adapter", "frozen")]
+CASES = [
+    (family, method)
+    for family in FAMILIES
+    for method in ("full", "lora", "bitfit", "adapter", "frozen")
+    if (family, method) != ("t5-small", "frozen")  # which would have nothing to train
+]
 
 
-@pytest.mark.parametrize(("family", "method"), keep_quick(CASES, ("bert-tiny", "lora")))
+@pytest.mark.parametrize(("family", "method"), keep_quick(CASES, ("bert-tiny", "lora"), ("t5-small", "bitfit")))
 def test_it_is_what_was_measured_in_training(family: str, method: str, made: Path) -> None:
     run, expected = finetune(made, family, method)
     found = analyze_forgetting(run, data=made / family / "data")
@@ -52,8 +61,9 @@ def test_it_is_what_was_measured_in_training(family: str, method: str, made: Pat
     if method != "frozen":
         assert found.difference != 0
     for layer in found.changes.layers:
-        part = layer.name if " " not in layer.name else f"{layer.name.split()[0]}.{int(layer.name.split()[1]) - 1}"
-        if part in expected["by_part"] and part != "heads" and method not in ("bitfit", "adapter"):
+        stack, _, place = layer.name.partition(" ")
+        part = f"{stack}.{int(place) - 1}" if place.isdecimal() else layer.name.replace(" ", ".")
+        if part != "heads" and method != "adapter":
             assert layer.distance == pytest.approx(expected["by_part"][part], abs=1e-6), part
     assert "loss" in repr(found) and found.to_dict()["kind"] == "forgetting"
 

@@ -30,6 +30,8 @@ MAX_TEXTS = 2000
 MIN_TEXTS = 3
 CHUNK_ROWS = 1024
 """Rows of the similarity matrix that are computed at once."""
+TIE = 1e-6
+"""Difference of cosines up to which two rows are equally near; equal texts differ by rounding."""
 Floats = NDArray[np.float32]
 
 
@@ -157,21 +159,26 @@ def project(vectors: Floats, method: str, seed: int) -> tuple[Floats, tuple[str,
     count = min(50, *vectors.shape)
     reduced_vectors = PCA(count, svd_solver="full").fit_transform(vectors)
     perplexity = min(30.0, (len(vectors) - 1) / 3)
-    tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=seed)
+    tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=seed % 2**32)
     points = tsne.fit_transform(reduced_vectors).astype(np.float32)
     return points, (f"t-SNE 1 (perplexity {perplexity:g})", "t-SNE 2")
 
 
 def compute_agreement(vectors: Floats, labels: Sequence[str]) -> float:
-    """Return the share of rows whose nearest other row, by cosine, has the same label."""
+    """Return the share of rows whose nearest other row, by cosine, has the same label.
+
+    Of equally near rows the mean counts, so that the order of the rows does not.
+    """
     rows = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     names = np.array(labels, dtype=object)
-    count = 0
+    total = 0.0
     for start in range(0, len(rows), CHUNK_ROWS):
         scores = rows[start : start + CHUNK_ROWS] @ rows.T
         scores[np.arange(len(scores)), start + np.arange(len(scores))] = -2.0
-        count += int((names[scores.argmax(1)] == names[start : start + CHUNK_ROWS]).sum())
-    return count / len(rows)
+        is_nearest = scores >= scores.max(1, keepdims=True) - TIE
+        agrees = names[None, :] == names[start : start + CHUNK_ROWS, None]
+        total += float(((is_nearest & agrees).sum(1) / is_nearest.sum(1)).sum())
+    return total / len(rows)
 
 
 def compute_chance(labels: Sequence[str]) -> float:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import nn
 
 from pretune.adaptation.io import load
@@ -23,6 +22,7 @@ from pretune.text.corpora.builtin import Docs, Reviews
 from pretune.text.corpora.items import FULL_SPAN
 from pretune.text.sentences import split_sentences
 from pretune.text.tokenizer import Tokenizer
+from pretune.training.distributed import resolve_device
 
 ModelSource = str | os.PathLike[str] | nn.Module
 """A model, its directory, or hf:OWNER/NAME."""
@@ -46,10 +46,9 @@ def open_model(model: ModelSource, device: str | None = None) -> LanguageModel:
     """
     if isinstance(model, nn.Module):
         language_model = get_language_model(model)
-        language_model = language_model if device is None else language_model.to(device)
+        language_model = language_model if device is None else language_model.to(resolve_device(device))
     else:
-        target_device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        language_model = get_language_model(load(Path(model), device=target_device))
+        language_model = get_language_model(load(Path(model), device=resolve_device(device)))
     if language_model.prompt is not None:
         raise UsageError("a model with a tuned prompt cannot be analyzed; use its base model")
     return language_model

@@ -13,8 +13,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from pretune.adaptation.adapted import ModelWithHead
@@ -25,6 +26,7 @@ from pretune.core.api import Result, check_arguments
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.inference.text_model import get_language_model
 from pretune.models.model import LanguageModel
+from pretune.text.tokenizer import Tokenizer
 from pretune.training.optim.base import HEADS_PART, split_parts
 
 OTHER_KIND = "other"
@@ -154,27 +156,43 @@ def analyze_diff(
         if isinstance(model, nn.Module):
             raise UsageError("one model has no known start; pass two models")
         model, final = find_base(Path(model)), model
-    (initial_model, initial_head), (final_model, final_head) = (open_merged(source, base) for source in (model, final))
+    initial, last = (open_merged(source, base) for source in (model, final))
     names = [str(source) if not isinstance(source, nn.Module) else "model" for source in (model, final)]
-    return compare_weights(initial_model, final_model, names=names, heads=(initial_head, final_head))
+    families = [merged_model.model.spec.family for merged_model in (initial, last)]
+    if families[0] != families[1]:
+        raise UsageError(
+            f"'{names[0]}' is of the family {families[0]}, '{names[1]}' of {families[1]}; compare models of one"
+        )
+    return compare_weights(
+        initial.model, last.model, names=names, heads=(initial.head, last.head), is_merged=last.is_merged
+    )
 
 
-def open_merged(
-    model: ModelSource, base: str | os.PathLike[str] | None = None
-) -> tuple[LanguageModel, nn.Module | None]:
+class MergedModel(NamedTuple):
+    """A language model, its task head, and whether an adapter was merged into it."""
+
+    model: LanguageModel
+    head: nn.Module | None
+    is_merged: bool = False
+
+
+def open_merged(model: ModelSource, base: str | os.PathLike[str] | None = None) -> MergedModel:
     """Return a language model on the CPU with its adapter merged, and its task head, if it has one.
 
     An adapter that cannot be merged stays as it is.
     """
     if isinstance(model, nn.Module):
-        return get_language_model(model), model.head if isinstance(model, ModelWithHead) else None
+        return MergedModel(get_language_model(model), model.head if isinstance(model, ModelWithHead) else None)
     folder = Path(model)
     is_adapter = (folder / ADAPTER_FILE).is_file()
     loaded_model, method = load_with_method(folder, base=Path(base) if base is not None and is_adapter else None)
     language_model = get_language_model(loaded_model)
-    if method is not None and method.is_mergeable:
+    is_merged = method is not None and method.is_mergeable
+    if method is not None and is_merged:
         method.merge(language_model)
-    return language_model, loaded_model.head if isinstance(loaded_model, ModelWithHead) else None
+    return MergedModel(
+        language_model, loaded_model.head if isinstance(loaded_model, ModelWithHead) else None, is_merged
+    )
 
 
 def compare_weights(
@@ -183,10 +201,12 @@ def compare_weights(
     *,
     names: Sequence[str] = ("before", "after"),
     heads: tuple[nn.Module | None, nn.Module | None] = (None, None),
+    is_merged: bool = False,
 ) -> WeightChanges:
     """Compare the weights that two models share; of tables with new rows (added tokens), the common rows.
 
-    `heads` are the task heads of fine-tuned models.
+    `heads` are the task heads of fine-tuned models. A weight that a merged adapter added (a bias) was 0. Tables of
+    tokens are left out if the tokenizers number tokens differently.
     """
     initial_weights, final_weights = (
         {**dict(model.named_parameters()), **_list_head_weights(head)}
@@ -194,15 +214,22 @@ def compare_weights(
     )
     total, added_count, removed_count = WeightChange(), 0, 0
     layers: list[LayerChange] = []
-    parts = split_parts(initial_model)
+    parts = split_layers(initial_model)
+    if is_merged:
+        for part, part_names in split_layers(final_model).items():
+            new_names = [name for name in part_names if name not in initial_weights]
+            parts.setdefault(part, []).extend(new_names)
+            initial_weights |= {name: torch.zeros_like(final_weights[name]) for name in new_names}
     known_names = {name for part_names in parts.values() for name in part_names}
     parts.setdefault(HEADS_PART, []).extend(name for name in initial_weights if name not in known_names)
+    has_common_tokens = _number_tokens_alike(initial_model, final_model)
     for part, part_names in parts.items():
         layer = LayerChange(name=_name_layer(part))
         for name in part_names:
             initial, final = initial_weights[name], final_weights.get(name)
             is_other_head = final is not None and name.startswith(HEAD_PREFIX) and final.shape != initial.shape
-            if final is None or is_other_head:
+            is_other_vocabulary = not has_common_tokens and _has_row_per_token(name, initial, initial_model)
+            if final is None or is_other_head or is_other_vocabulary:
                 removed_count += initial.numel()
                 added_count += 0 if final is None else final.numel()
                 continue
@@ -226,6 +253,28 @@ def compare_weights(
     return WeightChanges(
         initial=names[0], final=names[1], total=total, layers=layers, added=added_count, removed=removed_count
     )
+
+
+def split_layers(model: nn.Module) -> dict[str, list[str]]:
+    """Return the parameter names by part, as `split_parts`, but with the final norm of a stack as a part of its own."""
+    names_by_part: dict[str, list[str]] = {}
+    for part, names in split_parts(model).items():
+        for name in names:
+            is_after = "." in part and not name.startswith(f"{part}.")
+            names_by_part.setdefault(name.rpartition(".")[0] if is_after else part, []).append(name)
+    return names_by_part
+
+
+def _number_tokens_alike(initial_model: LanguageModel, final_model: LanguageModel) -> bool:
+    """Return whether the ids that two tokenizers share are of the same tokens; unknown tokenizers count as equal."""
+    first, last = initial_model.tokenizer, final_model.tokenizer
+    if not isinstance(first, Tokenizer) or not isinstance(last, Tokenizer) or first.sha256 == last.sha256:
+        return True
+    return all(first.raw.id_to_token(i) == last.raw.id_to_token(i) for i in range(min(first.vocab, last.vocab)))
+
+
+def _has_row_per_token(name: str, weight: Tensor, model: LanguageModel) -> bool:
+    return weight.shape[:1] == (model.spec.vocab,) and ("tokens" in name or name.startswith("head"))
 
 
 def _list_head_weights(head: nn.Module | None) -> dict[str, Tensor]:
@@ -261,7 +310,7 @@ def _name_layer(part: str) -> str:
     ('encoder 1', 'embeddings')
     """
     stack, _, number = part.rpartition(".")
-    return f"{stack.replace('.', ' ')} {int(number) + 1}" if stack and number.isdecimal() else part
+    return f"{stack.replace('.', ' ')} {int(number) + 1}" if stack and number.isdecimal() else part.replace(".", " ")
 
 
 def _find_kind(part: str, name: str) -> str | None:
@@ -274,4 +323,5 @@ def _find_kind(part: str, name: str) -> str | None:
         return None
     inner = name.removeprefix(f"{part}.") if name.startswith(f"{part}.") else name.partition(".")[2]
     module = inner.partition(".")[0]
-    return "norms" if "norm" in module else module if "." in inner else OTHER_KIND
+    is_norm = "norm" in module or "norm" in part.rpartition(".")[2]
+    return "norms" if is_norm else module if "." in inner else OTHER_KIND

@@ -113,6 +113,8 @@ def attention(
     if text is not None:
         _view_text(model, text, part, layer, head, mean, out, base, device, as_json)
         return
+    if texts < 1:
+        raise UsageError(f"--texts must be >= 1, got {texts}")
     inputs = None if source is None else read_texts(source, field)
     from pretune.analysis.attention import analyze_attention
     from pretune.analysis.held_out import open_model, read_held_out

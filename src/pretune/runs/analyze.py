@@ -103,14 +103,16 @@ def analyze_forgetting(
     initial_model = _load_initial(directory, start)
     body, method = _load_final(directory, initial_model, None if base is None else start)
     ranks = Ranks(torch.device(resolve_device(device)))
-    meter = ForgettingMeter(body, initial_model, os.fspath(prepared_data), ranks, None, method)
+    meter = ForgettingMeter(body, initial_model, os.fspath(prepared_data), ranks, None, method, start)
     record = meter.compare()
     return ForgettingResult(
         objective=record["objective"],
         data=record["data"],
         before=record["before"],
         after=record["after"],
-        changes=compare_weights(initial_model, meter.merge_body(), names=(str(start), str(directory))),
+        changes=compare_weights(
+            initial_model, meter.merge_body(), names=(str(start), str(directory)), is_merged=meter.merge is not None
+        ),
     )
 
 

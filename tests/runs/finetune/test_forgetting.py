@@ -1,5 +1,6 @@
 """Forgetting: what a model is asked, how far it has moved, and data that do not fit it."""
 
+import json
 import re
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from pretune.adaptation.freeze import Frozen, Full, Gradual
 from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.methods import METHODS
 from pretune.adaptation.peft.bitfit import BitFit
+from pretune.cli import main
 from pretune.core import config
 from pretune.core.errors import DataError, UsageError
 from pretune.data.prepare.run import prepare
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build
+from pretune.runs.analyze import analyze_forgetting
 from pretune.runs.finetune.adapted_model import load_base_model
 from pretune.runs.finetune.config import BaseConfig
 from pretune.runs.finetune.forgetting import ForgettingMeter, find_objective
@@ -47,6 +50,21 @@ def test_a_model_is_asked_what_it_was_taught(family: str) -> None:
     assert config.get_kind(found) == ASKED.get(family, config.get_kind(found))
 
 
+def test_a_run_is_asked_what_it_was_pretrained_with(base: Path, data: Path, tmp_path: Path) -> None:
+    """Also below a run that was fine-tuned from it; a model of unknown origin is asked what its paper asks."""
+    run, tuned = tmp_path / "run", tmp_path / "tuned"
+    options = ["--objective", "span_masked", "--steps", "1", "--set", "data.max_length=32", "--set", "train.lr=1e-3"]
+    options += ["--set", "model.width=16", "--set", "model.depth=1", "--set", "model.heads=2"]
+    assert main(["--quiet", "pretrain", "bert-tiny", "--data", str(data), *options, "--out", str(run)]) == 0
+    tasked.classes(tmp_path / "table.csv", 20)
+    command = ["finetune", str(run), "--train", str(tmp_path / "table.csv"), "--steps", "1", "--baselines", "none"]
+    assert main(["--quiet", *command, "--forgetting", str(data), "--out", str(tuned)]) == 0
+    assert json.loads((tuned / "scores.json").read_text())["forgetting"]["objective"] == "span_masked"
+    assert analyze_forgetting(tuned).objective == "span_masked"
+    assert config.get_kind(find_objective(body_of(run), tuned)) == "span_masked"
+    assert config.get_kind(find_objective(body_of(base), base)) == "masked"
+
+
 @pytest.fixture(scope="module")
 def data(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text with the model's own tokenizer."""
@@ -61,7 +79,7 @@ def body_of(base: Path) -> LanguageModel:
 
 def test_the_distance_is_relative_to_the_weights(base: Path, data: Path) -> None:
     body = body_of(base)
-    memory = ForgettingMeter(body, body_of(base), str(data), CPU, None, Full())
+    memory = ForgettingMeter(body, body_of(base), str(data), CPU, None, Full(), base)
     still = memory.compare()
     assert still["distance"] == still["difference"] == 0 and still["objective"] == "masked"
     assert still["before"] == still["after"] and still["before"]["loss"] > 1
@@ -80,7 +98,7 @@ def test_before_is_the_model_as_it_was_pretrained(name: str, base: Path, data: P
     body, method = body_of(base), METHODS.get(name)(**({"count": 4} if name in ("prefix", "prompt") else {}))
     assert not isinstance(method, Full | Frozen | Gradual)
     trained = method.apply(adapt(body, Classification(classes=2)).model)  # which shares the blocks
-    memory = ForgettingMeter(body, body_of(base), str(data), CPU, None, method)
+    memory = ForgettingMeter(body, body_of(base), str(data), CPU, None, method, base)
     new = memory.compare()
     assert new["before"] == memory._compute_loss(body_of(base))
     assert (new["difference"] == 0) == (name not in ("prefix", "qlora"))
@@ -92,7 +110,7 @@ def test_before_is_the_model_as_it_was_pretrained(name: str, base: Path, data: P
     assert (found["distance"] == new["distance"]) == (not method.is_mergeable)
     if method.is_mergeable:
         method.merge(body)
-        again = ForgettingMeter(body, body_of(base), str(data), CPU, None, Full()).compare()
+        again = ForgettingMeter(body, body_of(base), str(data), CPU, None, Full(), base).compare()
         assert again["distance"] == pytest.approx(found["distance"])
         assert again["by_part"] == pytest.approx(found["by_part"])
 
@@ -103,7 +121,7 @@ def test_biases_that_were_not_there_have_moved_from_zero(tmp_path: Path) -> None
     text = prepare([tmp_path / "text.txt"], tokenizer=folder, out=tmp_path / "data", holdout=0.2, workers=0).path
     body, method = body_of(folder), BitFit()
     trained = method.apply(adapt(body, Classification(classes=2)).model)
-    memory = ForgettingMeter(body, body_of(folder), str(text), CPU, None, method)
+    memory = ForgettingMeter(body, body_of(folder), str(text), CPU, None, method, folder)
     assert memory.compare()["distance"] == 0
     with torch.no_grad():
         for path, parameter in body.named_parameters():
@@ -119,8 +137,8 @@ def test_what_does_not_fit_is_told(base: Path, data: Path, tmp_path: Path) -> No
     (tmp_path / "text.txt").write_text("\n\n".join(tasked.corpus()))
     elsewhere = prepare([tmp_path / "text.txt"], tokenizer=other, out=tmp_path / "data", holdout=0.2, workers=0).path
     with pytest.raises(DataError, match=re.escape(str(elsewhere))):
-        ForgettingMeter(body, body, str(elsewhere), CPU, None, Full())
+        ForgettingMeter(body, body, str(elsewhere), CPU, None, Full(), base)
     bare = build(tiny("electra"))
     assert bare.spec.head is None
-    with pytest.raises(UsageError, match="--forgetting"):
-        ForgettingMeter(bare, bare, str(data), CPU, None, Full())
+    with pytest.raises(UsageError, match="head"):
+        ForgettingMeter(bare, bare, str(data), CPU, None, Full(), base)

@@ -1,11 +1,14 @@
 """Forgetting: pre-training loss on validation text before and after fine-tuning, and the change of the weights.
 
 Before is the pre-trained model without additions of a method (prefix, 4-bit weights, new blocks). After is the trained
-model; what can be merged counts as a change of the weights, and a new bias started at zero.
+model; what can be merged counts as a change of the weights, and a new bias started at zero. The loss is of the
+objective that the model was pre-trained with, as far as its run is here; else of its paper's, or its shape's.
 """
 
+import contextlib
 import copy
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,17 @@ from torch import Tensor
 
 from pretune.adaptation.freeze import Frozen, Full, Gradual
 from pretune.adaptation.methods import AnyMethod, count_positions
-from pretune.core.errors import DataError, UsageError
+from pretune.analysis.held_out import find_base
+from pretune.analysis.weight_change import split_layers
+from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.hub import is_hub
+from pretune.core.run_dir import RunDir
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel
 from pretune.objectives.base import Objective
 from pretune.runs.config import read_objective
 from pretune.runs.training_data import DataConfig, TrainingData
 from pretune.training.distributed import Ranks
-from pretune.training.optim import split_parts
 from pretune.training.step import ModelWithLoss
 from pretune.training.validation import compute_validation_loss
 
@@ -32,7 +38,7 @@ OBJECTIVE_BY_SHAPE = {"encoder": "masked", "decoder": "causal", "encoder-decoder
 
 
 class ForgettingMeter:
-    """Measures the loss and weight change of a body that a method trains."""
+    """Measures the loss and weight change of a body that a method trains; `start` is the directory of its base."""
 
     def __init__(
         self,
@@ -42,13 +48,14 @@ class ForgettingMeter:
         ranks: Ranks,
         precision: torch.dtype | None,
         method: AnyMethod,
+        start: str | os.PathLike[str],
     ) -> None:
         if body.spec.head is None:
             raise UsageError(
-                "--forgetting: this model has no language-modelling head, so no pre-training loss; remove the option"
+                "forgetting is the change of a pre-training loss; this model has no language-modelling head"
             )
         self.body, self.ranks, self.precision = body.to(ranks.device), ranks, precision  # including heads
-        self.objective = find_objective(body)
+        self.objective = find_objective(body, Path(start))
         self.merge = None if isinstance(method, Full | Frozen | Gradual) or not method.is_mergeable else method.merge
         tokenizer: Any = base.tokenizer  # the body's may have added task tokens
         longest = body.spec.max_length
@@ -78,7 +85,7 @@ class ForgettingMeter:
             if name in self.initial_weights or self.merge is not None
         }
         names_by_part = {
-            part: [name for name in names if name in squares] for part, names in split_parts(merged_body).items()
+            part: [name for name in names if name in squares] for part, names in split_layers(merged_body).items()
         }
         return {
             "objective": self.objective.name,
@@ -111,18 +118,31 @@ class ForgettingMeter:
         return metrics
 
 
-def find_objective(body: LanguageModel) -> Objective:
-    """Return the objective of the model's paper, or the default of its shape."""
+def find_objective(body: LanguageModel, start: Path | None = None) -> Objective:
+    """Return the objective of the run that pre-trained the model, of its paper, or the default of its shape."""
     family = FAMILIES.get(body.spec.family) if body.spec.family in FAMILIES else None
-    if family is not None and family.training is not None:
-        objective = read_objective(dict(family.training.objective))
+    candidates = [
+        None if start is None else _read_run_objective(start),
+        None if family is None or family.training is None else dict(family.training.objective),
+    ]
+    for objective in (read_objective(tree) for tree in candidates if tree is not None):
         if body.shape in objective.shapes and objective.pairs in (None, "kept"):
             return objective
     if body.shape not in OBJECTIVE_BY_SHAPE:
         raise UsageError(
-            f"--forgetting does not support the shape '{body.shape}' (allowed: {', '.join(OBJECTIVE_BY_SHAPE)})"
+            f"forgetting is not measured for the shape '{body.shape}' (allowed: {', '.join(OBJECTIVE_BY_SHAPE)})"
         )
     return read_objective(OBJECTIVE_BY_SHAPE[body.shape])
+
+
+def _read_run_objective(directory: Path) -> dict[str, Any] | str | None:
+    """Return the objective of a pre-training run, or of the one that a fine-tuned run started from; None if unknown."""
+    if is_hub(directory) or not RunDir(directory).settings.is_file():
+        return None
+    with contextlib.suppress(CheckpointError, UsageError):
+        tree = RunDir(directory).read_settings()
+        return tree["objective"] if "objective" in tree else _read_run_objective(find_base(directory))
+    return None
 
 
 def _compute_squares(weight: Tensor, initial_weight: Tensor | None) -> tuple[float, float]:

@@ -197,7 +197,7 @@ class FinetuneTrial:
         if forgetting is not None:
             base_model = load_base_model(replace(tuning.base, extra_layers=0), seed=fit.seed)
             self.forgetting_meter = ForgettingMeter(
-                self.adapted_model.body, base_model, forgetting, lone, self.precision, tuning.method
+                self.adapted_model.body, base_model, forgetting, lone, self.precision, tuning.method, tuning.base.path
             )
         self.fingerprints = {
             "config": tuning.sha256(),
