@@ -176,7 +176,7 @@ def read_sequences(phases: DataPhases, count: int) -> Iterator[np.ndarray]:
     step = 0
     while count > 0:
         epoch, number = stream.locate_step(step)
-        draws, plan = stream._get_epoch(epoch)
+        draws, plan = stream.get_epoch(epoch)
         samples, _ = plan.get_batch(number, 0, 1)
         cut = stream.samples.cut(draws.take(samples))
         yield from (np.asarray(cut.tokens[a:b]) for a, b in zip(cut.offsets[:-1], cut.offsets[1:], strict=True))

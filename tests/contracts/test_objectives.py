@@ -16,6 +16,7 @@ from pretune.core.types import IGNORE_INDEX, Loss
 from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences
 from pretune.data.stream import predict_lengths
+from pretune.data.token_counts import count_corrupted_tokens
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import MODEL_SHAPES, Corruption, ModelShape, Objective, Vocabulary
 from pretune.text.styles import KINDS
@@ -108,7 +109,8 @@ def plans_hold(made: Setting, before: Sequences, after: Sequences, seed: int) ->
     assert before.special is not None
     first = before.lengths if before.sides is None else np.where(before.sides > 0, before.sides, before.lengths)
     special = np.diff(np.append(0, np.cumsum(before.special))[before.offsets])
-    known = SampleLengths(first, before.lengths - first, special)
+    ends = before.special[np.maximum(before.offsets[1:] - 1, 0)] & (before.lengths > 0)
+    known = SampleLengths(first, before.lengths - first, special, ends)
     rng = Counters.from_sequences(seed, before, copies=made.corruption.copies)
     (source, target), most = predict_lengths(made.corruption, known, rng), predict_lengths(made.corruption, known, None)
     assert (target is None) == (most[1] is None) == (after.source is None)
@@ -116,6 +118,8 @@ def plans_hold(made: Setting, before: Sequences, after: Sequences, seed: int) ->
     assert after.source is None or (after.source.lengths <= source).all()
     assert target is None or most[1] is None or (target <= most[1]).all()
     assert (source >= 1)[before.lengths > 0].all() and (target is None or (target >= 1).all())
+    tokens = after.lengths if after.source is None else after.lengths + after.source.lengths
+    assert (count_corrupted_tokens(made.corruption, known, rng) == tokens).all(), "the tokens are miscounted"
 
 
 def specials_are_left_alone(made: Setting, before: Sequences, after: Sequences) -> None:

@@ -254,7 +254,8 @@ class TestHeads:
 class TestForecast:
     def test_what_a_run_will_take(self, data: Path) -> None:
         found = estimate_pretrain(build_pretrain_config("bert-tiny", data=data, steps=100, device="cpu"))
-        assert found["tokens"] == 204_800 and found["flops"] == found["tokens"] * found["flops_per_token"]
+        assert 0 < found["tokens"] < 204_800, "the data fills no batch"
+        assert found["flops"] == found["tokens"] * found["flops_per_token"]
         one = found["devices"]["h100"]
         assert one["seconds"] > 0 and one["dollars"] > 0
         twice = estimate_pretrain(build_pretrain_config("bert-tiny", data=data, steps=200, device="cpu"))

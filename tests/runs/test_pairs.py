@@ -111,7 +111,7 @@ def test_weights_draw_among_the_parts_of_a_kind(prepared: Prepared) -> None:
     chosen: list[tuple[bool, int]] = []
     for epoch in range(12):
         for step in made.get_steps(epoch):
-            draws, plan = made._get_epoch(epoch)
+            draws, plan = made.get_epoch(epoch)
             which, _ = plan.get_batch(step - made.get_steps(epoch)[0])
             cut = made.samples.cut(draws.take(which))
             rng = reading_counters(made, cut)

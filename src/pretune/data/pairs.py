@@ -34,7 +34,7 @@ from pretune.core.seed import mix
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.samples import Samples, compute_text_room
 from pretune.data.sampling import EpochOrder, Purpose, SampleLengths, derive_keys, to_uniform
-from pretune.data.sequences import Ints, Sequences, split_windows
+from pretune.data.sequences import Bools, Ints, Sequences, split_windows
 from pretune.data.shards import Shards
 from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 
@@ -114,7 +114,7 @@ class SegmentPairSamples(Samples):
         second = self._table.second_length[index]
         special = np.where(second > 0, self.template.pair_special_count, self.template.special_count)
         lengths = self._table.first_length[index] + second + special
-        return SampleLengths(lengths, np.zeros_like(lengths), special)
+        return SampleLengths(lengths, np.zeros_like(lengths), special, _find_special_ends(self.template, second > 0))
 
     def assign_partners(self, draws: EpochOrder) -> EpochOrder:
         """Return the draws with sampled `labels` (broken or intact) and the `partners` that provide second segments."""
@@ -199,6 +199,11 @@ def _find_middle_sentences(sentences: Ints, start: Ints, length: Ints) -> Ints:
     high_gap = np.where(high < end, high - middle, np.inf)
     nearest = np.where(low_gap <= high_gap, low, high)
     return np.where(np.minimum(low_gap, high_gap) < np.inf, nearest - start, length)
+
+
+def _find_special_ends(template: TokenTemplate, is_pair: Bools) -> Bools:
+    """Return a mask [n] of the samples that end in a special token, by their layout: of a pair, or of one text."""
+    return np.where(is_pair, template.pair[-1][0] != TEXT_B, bool(template.suffix))
 
 
 @spec
@@ -290,6 +295,7 @@ class ParallelSamples(Samples):
             first + np.where(is_pair, first_special, self.template.special_count),
             np.where(is_pair, second + special - first_special, 0),
             np.where(is_pair, special, self.template.special_count),
+            _find_special_ends(self.template, is_pair),
         )
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:

@@ -12,6 +12,7 @@ epoch may have empty rows. So every draw is read exactly once, and the batch of 
 """
 
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,6 +97,16 @@ class LengthSchedule:
         if abs(total - 1) > 1e-6:
             raise UsageError(f"the shares of a length schedule must add up to 1, got {total:.6g}")
 
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """Share of the run at the end of each phase."""
+        return tuple(itertools.accumulate(phase.share for phase in self.phases))
+
+    def divide(self, steps: int) -> list[int]:
+        """Return the number of steps of each phase in a run of `steps` steps."""
+        last_steps = [*(round(end * steps) for end in self.ends[:-1]), steps]
+        return [last - first for first, last in itertools.pairwise([0, *last_steps])]
+
     def build_stages(self, *, steps: int, tokens: int, multiple: int = 1) -> tuple[LengthStage, ...]:
         """Return the stages of a run of `steps` steps with `tokens` tokens each.
 
@@ -157,6 +168,11 @@ class PackingPlan:
         if not len(edges):
             edges = self.starts[-1:]
         return self.order[edges[0] : edges[-1]], np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+
+    def accumulate(self, values: Ints) -> Ints:
+        """Return the sum of the values [n] of the draws before each batch, and of all of them: [batches + 1]."""
+        rows = np.minimum(np.arange(self.batch_count + 1) * self.rows, len(self.starts) - 1)
+        return compute_offsets(values[self.order])[self.starts[rows]]
 
 
 def build_plan(

@@ -148,7 +148,12 @@ class RangeSamples(Samples):
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         lengths = self._table[1][slice(None) if draws is None else draws.samples] + self.template.special_count
-        return SampleLengths(lengths, np.zeros_like(lengths), np.full_like(lengths, self.template.special_count))
+        return SampleLengths(
+            lengths,
+            np.zeros_like(lengths),
+            np.full_like(lengths, self.template.special_count),
+            np.full(len(lengths), bool(self.template.suffix)),
+        )
 
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
         start, length = (column[draws.samples] for column in self._table)
@@ -183,8 +188,10 @@ class BlockSamples(Samples):
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         start = (np.arange(len(self)) if draws is None else draws.samples) * self.kind.length
         lengths = np.minimum(self.kind.length, self._document_starts[-1] - start)
-        special = self._count_special(start + lengths) - self._count_special(start)
-        return SampleLengths(lengths, np.zeros_like(lengths), special)
+        before_start, before_last, total = (
+            self._count_special(positions) for positions in (start, start + lengths - 1, start + lengths)
+        )
+        return SampleLengths(lengths, np.zeros_like(lengths), total - before_start, total > before_last)
 
     def _count_special(self, positions: Ints) -> Ints:
         """Return the number of special tokens before each position of the concatenation."""

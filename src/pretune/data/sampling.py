@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from pretune.core.config import Fraction, Ge, Positive, spec
 from pretune.core.errors import DataError, UsageError
 from pretune.core.seed import extend_mix, mix
-from pretune.data.sequences import Ints, Sequences, spread
+from pretune.data.sequences import Bools, Ints, Sequences, spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,12 @@ class EpochOrder:
 
 
 class SampleLengths(NamedTuple):
-    """Lengths of samples, known without reading tokens: tokens of each side and special tokens."""
+    """Lengths of samples, known without reading tokens: tokens of each side, special tokens, and their ends."""
 
     first_lengths: Ints  # [n] tokens of the sample, or of its first side
     second_lengths: Ints  # [n] tokens of the second side, 0 if there is none
     special_counts: Ints  # [n] special tokens, included in the lengths above
+    ends_in_special: Bools  # [n] True if the last token is special
 
     @property
     def lengths(self) -> Ints:
@@ -72,7 +73,12 @@ class SampleLengths(NamedTuple):
 
     def take(self, selection: Ints) -> "SampleLengths":
         """Return the lengths of the selected samples."""
-        return SampleLengths(*(column[selection] for column in self))
+        return SampleLengths(
+            self.first_lengths[selection],
+            self.second_lengths[selection],
+            self.special_counts[selection],
+            self.ends_in_special[selection],
+        )
 
 
 class Purpose(IntEnum):

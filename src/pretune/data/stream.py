@@ -179,7 +179,7 @@ class BatchStream:
     def read_sequences(self, step: int, *, part: int = 0, parts: int = 1) -> tuple[Sequences, Ints]:
         """Return the corrupted sequences of a batch, or of a part of it, and the row of each."""
         epoch, index = self.locate_step(step)
-        draws, plan = self._get_epoch(epoch)
+        draws, plan = self.get_epoch(epoch)
         samples, row = plan.get_batch(index, part, parts)
         cut = self.samples.cut(draws.take(samples), words=self._words, sentences=self._sentences)
         if self.corruption is not None:
@@ -203,8 +203,8 @@ class BatchStream:
         """
         if step < 0:
             raise UsageError(f"step must be >= 0, got {step}")
-        if self._batches_per_epoch is not None:
-            return divmod(step, self._batches_per_epoch)
+        if self.batches_per_epoch is not None:
+            return divmod(step, self.batches_per_epoch)
         while step >= self._starts[-1]:
             self.get_steps(len(self._starts) - 1)
         epoch = bisect.bisect_right(self._starts, step) - 1
@@ -212,8 +212,8 @@ class BatchStream:
 
     def get_steps(self, epoch: int) -> range:
         """Return the range of steps of an epoch."""
-        if self._batches_per_epoch is not None:
-            return range(epoch * self._batches_per_epoch, (epoch + 1) * self._batches_per_epoch)
+        if self.batches_per_epoch is not None:
+            return range(epoch * self.batches_per_epoch, (epoch + 1) * self.batches_per_epoch)
         while len(self._starts) <= epoch + 1:
             self._starts.append(self._starts[-1] + self.plan(len(self._starts) - 1).batch_count)
         return range(*self._starts[epoch : epoch + 2])
@@ -226,10 +226,10 @@ class BatchStream:
 
     def plan(self, epoch: int) -> PackingPlan:
         """Return the packing plan of an epoch."""
-        return self._get_epoch(epoch)[1]
+        return self.get_epoch(epoch)[1]
 
     @cached_property
-    def _batches_per_epoch(self) -> int | None:
+    def batches_per_epoch(self) -> int | None:
         """Number of batches per epoch; None if it may vary. With one window and fixed lengths it is constant.
 
         Not with both sides of more distinct lengths than are packed together: each epoch divides them in its order.
@@ -267,7 +267,7 @@ class BatchStream:
         ]
         return replace(self._base_shape, sequences=min(max_sequences))
 
-    def _get_epoch(self, epoch: int) -> tuple[EpochOrder, PackingPlan]:
+    def get_epoch(self, epoch: int) -> tuple[EpochOrder, PackingPlan]:
         """Return draws and plan of an epoch; at most `_MAX_PLANS` epochs stay in memory."""
         if epoch not in self._epochs:
             while len(self._epochs) >= _MAX_PLANS:

@@ -21,7 +21,7 @@ from typing import Annotated
 import numpy as np
 
 from pretune.core.config import Gt, Le, spec
-from pretune.data.sampling import Counters
+from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.masked import MaskReplacement, ReplacementShares
@@ -59,9 +59,21 @@ class MaskedSeq2seqCorruption(BaseCorruption):
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return self.layout.lengths(n, np.ceil(self.rate * n).astype(np.int64))
 
+    @property
+    def has_random_counts(self) -> bool:
+        return True
+
+    def count_tokens(self, lengths: SampleLengths, rng: Counters) -> Ints:
+        """Return the tokens of both sides; the decoder reads at least the start token."""
+        return lengths.lengths + np.maximum(self._draw_counts(lengths.lengths - lengths.special_counts, rng), 1)
+
+    def _draw_counts(self, ordinary: Ints, rng: Counters) -> Ints:
+        """Draw the length of the span for these numbers of ordinary tokens."""
+        return np.maximum(round_randomly(self.rate * ordinary, rng.uniform(0)), np.minimum(ordinary, 1))
+
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         index, sizes = find_ordinary_tokens(sequences)
-        counts = np.maximum(round_randomly(self.rate * sizes, rng.uniform(0)), np.minimum(sizes, 1))
+        counts = self._draw_counts(sizes, rng)
         start = np.minimum((rng.uniform(1) * (sizes - counts + 1)).astype(np.int64), sizes - counts)
         positions = index[spread(compute_starts(sizes) + start, counts)]
         tokens = sequences.tokens.copy()

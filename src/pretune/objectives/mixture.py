@@ -30,6 +30,7 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, spread
 from pretune.data.stream import Corruption, has_random_lengths, predict_lengths
+from pretune.data.token_counts import count_corrupted_tokens, has_random_counts
 from pretune.objectives.base import MODEL_SHAPES, BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.causal import CausalLM
 from pretune.objectives.denoising import Denoising
@@ -202,6 +203,19 @@ class MixtureCorruption(BaseCorruption):
             if part_target is not None:
                 sides, target[index] = 2, part_target
         return source, target if sides == 2 else None
+
+    @property
+    def has_random_counts(self) -> bool:
+        return self.has_random_lengths or any(has_random_counts(corruption) for corruption in self.corruptions)
+
+    def count_tokens(self, lengths: SampleLengths, rng: Counters) -> Ints:
+        """Return the tokens of the sampled part of each sequence, mode token included."""
+        part_ids, counts = self._draw_parts(lengths.second_lengths > 0, rng), np.zeros_like(lengths.first_lengths)
+        for number, (corruption, mode_token) in enumerate(zip(self.corruptions, self.mode_tokens, strict=True)):
+            index = np.flatnonzero(part_ids == number)
+            part_counts = count_corrupted_tokens(corruption, lengths.take(index), rng.take(index).derive(number))
+            counts[index] = part_counts + (mode_token is not None)
+        return counts
 
     def _find_max_lengths(
         self, lengths: Sequence[tuple[Ints, Ints | None]], parts: Sequence[int]

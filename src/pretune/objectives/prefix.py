@@ -83,6 +83,15 @@ class PrefixSplitCorruption(BaseCorruption):
         source, target = prefix_length + lengths.special_counts, n - prefix_length
         return self.layout.lengths(np.where(ordinary > 0, source, n), np.where(ordinary > 0, target, 0))
 
+    @property
+    def has_random_counts(self) -> bool:
+        return False
+
+    def count_tokens(self, lengths: SampleLengths, rng: Counters) -> Ints:
+        """Return the tokens of both sides: the text, and again its closing token, or the start of an empty target."""
+        is_split = lengths.lengths - lengths.special_counts > 1
+        return lengths.lengths + np.where(is_split, lengths.ends_in_special, 1)
+
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         prefix = draw_split_points(sequences, rng)
         first = sequences.compute_positions() < np.repeat(prefix, sequences.lengths)

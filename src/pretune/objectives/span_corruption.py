@@ -101,6 +101,17 @@ class SentinelCorruption(BaseCorruption):
         target = noise + spans + self.objective.closing + (lengths.special_counts > 0)
         return self.layout.lengths(n - noise + spans, target)
 
+    @property
+    def has_random_counts(self) -> bool:
+        return False
+
+    def count_tokens(self, lengths: SampleLengths, rng: Counters) -> Ints:
+        """Return the tokens of source and target, from the numbers of tokens and of spans."""
+        noise, spans = self.count_noise(lengths.lengths - lengths.special_counts)
+        target = noise + spans + self.objective.closing + lengths.ends_in_special
+        source_length, target_length = self.layout.lengths(lengths.lengths - noise + spans, target)
+        return source_length if target_length is None else source_length + target_length
+
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         index, sizes = find_ordinary_tokens(sequences)
         self._check_specials(sequences.lengths - sizes)

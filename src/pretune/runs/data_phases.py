@@ -18,6 +18,7 @@ from pretune.data.shards import Shards
 from pretune.data.stream import BatchStream
 from pretune.runs.config import PretrainConfig
 from pretune.runs.estimate import estimate_steps_on_cores
+from pretune.runs.run_length import build_train_streams, count_steps
 from pretune.runs.training_data import TrainingData
 from pretune.training.config import TrainConfig
 from pretune.training.distributed import Ranks
@@ -47,13 +48,15 @@ class DataPhases:
     validation: tuple[BatchStream, int] | None  # validation stream and its number of batches
 
     @classmethod
-    def open(cls, settings: PretrainConfig, source: TrainingData, ranks: Ranks) -> "DataPhases":
-        """Open the data of a run for these ranks."""
-        phases = settings.data.schedule.phases
-        streams = tuple(_build_stream(settings, source, ranks, "train", phase.length) for phase in phases)
+    def open(
+        cls, settings: PretrainConfig, source: TrainingData, ranks: Ranks, planned_steps: int | None = None
+    ) -> "DataPhases":
+        """Open the data of a run for these ranks; `planned_steps` are those that a resumed run was started with."""
+        phases, has_fixed_slots = settings.data.schedule.phases, ranks.device.type == "cuda"
+        streams = build_train_streams(settings, source, ranks=ranks.world, has_fixed_slots=has_fixed_slots)
         for stream, phase in zip(streams, phases, strict=True):
             check_enough_tokens(stream.samples, phase.length)
-        steps = _count_steps(settings, streams)
+        steps = count_steps(settings, streams) if planned_steps is None else planned_steps
         if steps is not None:
             settings.train.schedule.compute_factor(0, steps)  # raises if it does not fit
         validation = _build_validation(settings, source, ranks, steps)
@@ -129,17 +132,6 @@ def compute_unigram_loss(train_counts: Ints, target_counts: Ints, special_ids: S
     return float(-(target_counts[is_target] * np.log(probabilities[is_target])).sum() / total)
 
 
-def _build_stream(settings: PretrainConfig, source: TrainingData, ranks: Ranks, split: str, length: int) -> BatchStream:
-    return source.build_stream(
-        split,
-        length=length,
-        tokens=settings.train.batch_tokens,
-        ranks=ranks.world,
-        seed=settings.train.seed,
-        has_fixed_slots=ranks.device.type == "cuda",
-    )
-
-
 def compute_eval_interval(train: TrainConfig, steps: int | None) -> int:
     """Return the steps between evaluations; 0 for only the first and the last."""
     return train.eval_every or (0 if steps is None else max(steps // EVALUATIONS_PER_RUN, 1))
@@ -152,7 +144,14 @@ def _build_validation(
     if split is None or not split.tokens or train.eval_tokens == 0:
         return None
     try:
-        stream = _build_stream(settings, source, ranks, "valid", settings.data.schedule.phases[-1].length)
+        stream = source.build_stream(
+            "valid",
+            length=settings.data.schedule.phases[-1].length,
+            tokens=train.batch_tokens,
+            ranks=ranks.world,
+            seed=train.seed,
+            has_fixed_slots=ranks.device.type == "cuda",
+        )
     except DataError as fault:  # too little text for pairs
         log.warn(f"validation text: {fault}")
         return None
@@ -166,22 +165,6 @@ def _build_validation(
     every = compute_eval_interval(train, steps)
     times = 2 if not every else 1 + math.ceil(length / every)
     return stream, min(count, max(int(EVAL_BATCHES_PER_STEP * length / times), 1))
-
-
-def _count_steps(settings: PretrainConfig, streams: tuple[BatchStream, ...]) -> int | None:
-    """Return the number of steps; None if the budget decides."""
-    train = settings.train
-    if train.budget is not None:
-        return None
-    if train.steps is not None:
-        return train.steps
-    if train.tokens is not None:
-        return max(round(train.tokens / train.batch_tokens), 1)
-    shares = [phase.share for phase in settings.data.schedule.phases]
-    # Each phase takes its share of the epochs.
-    per_epoch = [len(stream.get_steps(0)) for stream in streams]
-    steps = sum(share * count for share, count in zip(shares, per_epoch, strict=True))
-    return max(round((train.epochs or 1.0) * steps), 1)
 
 
 def count_workers(train: TrainConfig, ranks: Ranks) -> int:

@@ -251,7 +251,7 @@ def parse_duration(text: str) -> float:
 
 
 def estimate_steps(train: PretrainTrainConfig, tokens: int) -> int | None:
-    """Estimate the steps of a run on data of `tokens` tokens; None if the budget decides."""
+    """Estimate the steps of a run on data of `tokens` tokens, before the data is packed; None if the budget decides."""
     if train.budget is not None:
         return None
     if train.steps is not None:

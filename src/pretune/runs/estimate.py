@@ -9,6 +9,7 @@ import torch
 
 from pretune.adaptation.teacher import DistillationFlops, check_teacher
 from pretune.data.prepared_data import PreparedData
+from pretune.data.stream import Corruption
 from pretune.models import catalog
 from pretune.models.cost import CO2_KG_PER_KWH
 from pretune.models.devices import DEVICES, DOLLARS_PER_KWH, Device
@@ -17,7 +18,9 @@ from pretune.models.spec import Model
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.distill import Distill
 from pretune.runs.config import PretrainConfig
-from pretune.runs.defaults import estimate_steps, explain_rate
+from pretune.runs.defaults import explain_rate
+from pretune.runs.run_length import measure_length
+from pretune.runs.training_data import floor_rows
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.cost import build_flops_counter
@@ -35,13 +38,12 @@ MEASURE_SECONDS, MEASURE_REPEATS = 0.02, 5
 def estimate_pretrain(settings: PretrainConfig, device: str = "cpu") -> dict[str, Any]:
     """Estimate parameters, FLOPs and cost on this machine and on known devices; with a budget, the tokens it covers.
 
-    Assumes full sequences; tokens count both sides of an encoder-decoder.
+    Steps and tokens are those of the run; tokens count both sides of an encoder-decoder. FLOPs assume full sequences.
     """
     spec = catalog.convert_to_shape(settings.model, settings.objective.shapes)
     data = PreparedData.open(settings.data.path)
     per_token = compute_training_flops(settings, spec, Tokenizer.load(data.tokenizer))
-    steps = estimate_steps(settings.train, data.tokens)
-    tokens = None if steps is None else steps * settings.train.batch_tokens
+    steps, tokens = measure_length(settings)
     flops = None if tokens is None else tokens * per_token
     return {
         "rate": explain_rate(settings),
@@ -125,10 +127,7 @@ def compute_training_flops(
     corruption = settings.objective.bind(vocabulary, spec.shape)
     count, total = _build_flops_counter(settings, spec, teacher), 0.0
     for phase in settings.data.schedule.phases:
-        source, target = (
-            None if side is None else int(side[0]) for side in corruption.lengths(np.array([phase.length]))
-        )
-        n, m = (target, source or 0) if target is not None else (source or 0, 0)
+        n, m = _compute_row_lengths(corruption, phase.length)
         stats = BatchStats(
             sequences=_SEQUENCES,
             tokens=_SEQUENCES * n,
@@ -140,6 +139,22 @@ def compute_training_flops(
         )
         total += phase.share * count(stats) / stats.total_tokens
     return total
+
+
+def estimate_batch_tokens(settings: PretrainConfig, spec: catalog.AnySpec, tokenizer: Tokenizer) -> float:
+    """Estimate the tokens of a batch without data, averaged over the phases of the run: those of full rows."""
+    vocabulary = Vocabulary.from_tokenizer(tokenizer, start=settings.model.special.start)
+    corruption, total = settings.objective.bind(vocabulary, spec.shape), 0.0
+    for phase in settings.data.schedule.phases:
+        row = sum(_compute_row_lengths(corruption, phase.length))
+        total += phase.share * row * floor_rows(max(settings.train.batch_tokens // row, 1))
+    return total
+
+
+def _compute_row_lengths(corruption: Corruption, length: int) -> tuple[int, int]:
+    """Return the tokens of a full sequence of this length after corruption: in the decoder, or alone, and a source."""
+    source, target = (None if side is None else int(side[0]) for side in corruption.lengths(np.array([length])))
+    return (target, source or 0) if target is not None else (source or 0, 0)
 
 
 def _build_flops_counter(

@@ -69,7 +69,7 @@ def pretrain(
         data: Directory of `pt.prepare`.
         objective: Training objective; see `pt.list_objectives`. None: that of the model's paper.
         steps: Number of optimizer steps.
-        tokens: Number of training tokens.
+        tokens: Number of tokens that the model reads; the last step is the first that reaches it.
         epochs: Number of passes over the data.
         budget: Wall-clock time: "10m", "1h30m", or seconds. The learning rate reaches the end of its schedule then.
         init_from: Run or Hugging Face directory whose weights training starts from.

@@ -1,7 +1,6 @@
 """Pre-training run: opens and checks data and model, trains them, and writes the model with its card and cost."""
 
 import contextlib
-import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,8 +36,8 @@ from pretune.runs.config import PretrainConfig
 from pretune.runs.data_phases import DataPhases, compute_eval_interval, count_workers
 from pretune.runs.defaults import explain_rate
 from pretune.runs.model_card import build_pretraining_card
+from pretune.runs.run_length import open_training_data
 from pretune.runs.samples import SampleHook, SampleObjective, build_trigger, check_prompts, estimate_sample_cost
-from pretune.runs.training_data import TrainingData
 from pretune.training.checkpoints import collect_weights
 from pretune.training.clock import IN_FLIGHT_STEPS, TrainingClock
 from pretune.training.config import TrainConfig, configure_model
@@ -47,7 +46,7 @@ from pretune.training.distributed import Ranks, fill, unshard_all
 from pretune.training.loop import GracefulShutdown
 from pretune.training.metrics_log import read_metrics
 from pretune.training.optim import build_parameter_groups
-from pretune.training.records import CostFile
+from pretune.training.records import CostFile, ResumeFile
 from pretune.training.step import TrainState
 from pretune.training.trainer import Trainer, TrainingPhase
 from pretune.training.validation import EarlyStopping, Evaluation, LearningCheck, build_evaluator
@@ -110,15 +109,8 @@ class PretrainRun:
         self._start_workers(settings.train)
         self.spec = catalog.convert_to_shape(settings.model, settings.objective.shapes)
         distill = settings.objective if isinstance(settings.objective, Distill) else None
-        self.source = TrainingData.open(
-            settings.data,
-            settings.objective if distill is None else distill.base,
-            self.spec.shape,
-            start=settings.model.special.start,
-            max_positions=settings.model.max_length,
-            languages=settings.model.stacks[0].embed.languages,
-        )
-        self.data_phases = DataPhases.open(settings, self.source, ranks)
+        self.source = open_training_data(settings)
+        self.data_phases = DataPhases.open(settings, self.source, ranks, read_steps(run_dir) if resume else None)
         self._check_early_stopping()
         check_prompts(settings.train.prompts, self.spec.shape, settings.model.max_length, self.source.tokenizer)
         self.model: Any = catalog.build_any(self.spec, seed=settings.train.seed, device=ranks.device)
@@ -174,7 +166,7 @@ class PretrainRun:
                 schedule=train.schedule,
                 steps=data_phases.steps,
                 budget=train.budget,
-                phase_ends=tuple(itertools.accumulate(phase.share for phase in data_phases.phases)),
+                phase_ends=self.settings.data.schedule.ends,
             ),
             config=train,
             groups=None
@@ -310,6 +302,17 @@ class PretrainRun:
             io.atomic_write(run_dir.card, text.encode())
             run_dir.write_cost(summary)
         return PretrainedRun(run_dir.path, summary)
+
+
+def read_steps(run_dir: RunDir) -> int | None:
+    """Return the number of steps that a run was started with; None if it has a budget.
+
+    A resumed run has the same, also if another version of pretune would count other ones.
+    """
+    location = str(run_dir.settings)
+    tree = config.check_record(ResumeFile, run_dir.read_settings(), CheckpointError, location)
+    steps = tree.get("environment", {}).get("steps")
+    return None if steps is None else config.check_record(int, steps, CheckpointError, f"{location}: 'steps'")
 
 
 def load_finished_run(run_dir: RunDir) -> PretrainedRun | None:

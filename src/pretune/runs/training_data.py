@@ -295,7 +295,7 @@ def _choose_shape(
     else:
         lengths = samples.measure_lengths()
         if lengths.lengths.max(initial=0) < length:  # no sequence is full: rows still hold a full one
-            full_sequence = (length, 0, lengths.special_counts.max(initial=0))
+            full_sequence = (length, 0, lengths.special_counts.max(initial=0), False)
             lengths = SampleLengths(
                 *(np.append(column, value) for column, value in zip(lengths, full_sequence, strict=True))
             )

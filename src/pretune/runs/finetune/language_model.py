@@ -66,12 +66,10 @@ def estimate_language_model(tuning: FinetuneConfig, task_data: TaskData) -> dict
     sample = texts[:: math.ceil(len(texts) / SAMPLE_TEXTS)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / FOLDER
-        data = _prepare_texts(tuning, sample, folder)
+        _prepare_texts(tuning, sample, folder)
         settings = build_pretrain_config(**_list_options(tuning, folder))
-        per_token = estimate_pretrain(settings)["flops_per_token"]
-    tokens = round(tuning.tune.lm_epochs * data.tokens * len(texts) / len(sample))
-    steps = max(math.ceil(tokens / settings.train.batch_tokens), math.ceil(tuning.tune.lm_epochs))
-    return {"steps": steps, "tokens": tokens, "flops": tokens * per_token}
+        estimate = estimate_pretrain(settings)
+    return {name: round(estimate[name] * len(texts) / len(sample)) for name in ("steps", "tokens", "flops")}
 
 
 def list_texts(task_data: TaskData) -> list[str]:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,8 @@ from pretune.models.families import FAMILIES
 from pretune.models.generator_discriminator import Pair
 from pretune.models.spec import Model
 from pretune.runs.config import PretrainConfig
-from pretune.runs.defaults import build_paper_config, estimate_steps
-from pretune.runs.estimate import compute_training_flops, detect_device, measure_flops
+from pretune.runs.defaults import build_paper_config
+from pretune.runs.estimate import compute_training_flops, detect_device, estimate_batch_tokens, measure_flops
 from pretune.runs.finetune.config import FinetuneConfig, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS, build_finetune_config, read_base_spec
 from pretune.runs.study.locations import HUB_PREFIX
@@ -51,6 +52,7 @@ class PlannedModel:
     flops_per_token: float
     parameters: int  # of all models that are trained together: a generator is included
     data_tokens: int
+    batch_tokens: float  # of a step, if all rows are full
 
     @property
     def spec(self) -> Model:
@@ -117,15 +119,22 @@ class Estimator:
             flops = compute_training_flops(config, spec, planned_tokenizer, teacher)
             parameters = sum(model.params().total for model in catalog.list_models(spec))
             self._models[key] = PlannedModel(
-                config=config, flops_per_token=flops, parameters=parameters, data_tokens=facts.tokens
+                config=config,
+                flops_per_token=flops,
+                parameters=parameters,
+                data_tokens=facts.tokens,
+                batch_tokens=estimate_batch_tokens(config, spec, planned_tokenizer),
             )
         return self._models[key]
 
     def estimate_pretrain(self, model: PlannedModel) -> StepEstimate:
         """Return the cost of a pre-training run."""
         train_config = model.config.train
-        steps = estimate_steps(train_config, model.data_tokens) or 0
-        tokens = steps * train_config.batch_tokens if train_config.tokens is None else train_config.tokens
+        if train_config.steps is not None:
+            tokens = round(train_config.steps * model.batch_tokens)
+        else:
+            tokens = train_config.tokens or round((train_config.epochs or 1.0) * model.data_tokens)
+        steps = train_config.steps or math.ceil(tokens / model.batch_tokens)
         flops = tokens * model.flops_per_token
         rate = self.find_rate(model.spec)
         seconds = flops * (1 + VALIDATION_SHARE) / rate + steps * STEP_SECONDS[self.device_type]
