@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.nn.attention import Attention
-from pretune.nn.heads import Head, PairHead, Pooler, Transform
+from pretune.nn.heads import Head, PairHead, Pooler, PoolingMode, Transform, pool_states
 from pretune.nn.layers import ACTIVATIONS, Embed, Factor, FeedForward, LayerNorm, Norm, RMSNorm
 
 X = torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
@@ -215,3 +216,14 @@ def test_heads_must_divide_the_width() -> None:
     with pytest.raises(UsageError, match=r"heads.*5.*width.*12"):
         Attention(heads=5).build(width=12)
     assert Attention(heads=5, head_width=3).resolve_shape(width=12) == (5, 5, 3)
+
+
+@pytest.mark.parametrize("mode", ["mean", "mean_sqrt", "weighted"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_means_of_half_precision_are_exact(mode: PoolingMode, dtype: torch.dtype) -> None:
+    """Half precision has no position 257 (bf16), and no sum of 300 times 700 (fp16)."""
+    batch = pt.batch([range(700)])
+    states = (torch.randn(700, 8, generator=torch.Generator().manual_seed(0)) + 3).mul(40).to(dtype)
+    result, reference = (pool_states(part, batch, mode)[:1] for part in (states, states.double()))
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), reference, rtol=1e-5, atol=1e-5)

@@ -241,7 +241,7 @@ class PoolingConfig:
 
 
 def pool_states(states: Tensor, batch: Batch, mode: PoolingMode) -> Tensor:
-    """Pool states `[N, W]` into one vector per cell `[C, W]`; means are at least fp32.
+    """Pool states `[N, W]` into one vector per cell `[C, W]`; means and weighted sums are at least fp32.
 
     NOTE: means of texts differ far less than states do, often by less than half precision can represent.
     """
@@ -254,6 +254,7 @@ def pool_states(states: Tensor, batch: Batch, mode: PoolingMode) -> Tensor:
         # NOTE: logits of an empty cell must be finite, or gradients are not.
         return largest.where(sizes[:, None] > 0, 0.0)
     if mode in ("mean_sqrt", "weighted"):
+        states = states.to(torch.promote_types(states.dtype, torch.float32))
         counts = sizes.clamp(min=1)[:, None].to(states.dtype)
         if mode == "mean_sqrt":
             return _compute_means(states, batch) * counts.sqrt()
