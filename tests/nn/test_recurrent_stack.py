@@ -80,6 +80,23 @@ def test_states_are_those_of_torch(sequences: list[list[int]], backend: Any) -> 
         torch.testing.assert_close(found, expected)
 
 
+def test_cached_steps_run_the_recurrence_of_the_backend() -> None:
+    """With clipping, the written-out recurrence differs from that of torch."""
+    model = build(make_spec(LSTM(hidden=5, projection=4, cell_clip=0.05, output_clip=0.02)), seed=1).eval()
+    sequence, logits = [3, 1, 4, 1, 5, 9, 2, 6], {}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)
+        for backend in (None, "eager"):
+            model.attention_backend = backend
+            logits[backend] = model(pt.batch([sequence])).logits
+            cache = model.new_cache(1, len(sequence))
+            model(pt.batch([sequence[:2]]), cache=cache)
+            steps = [model.step(torch.tensor([token]), cache)[0] for token in sequence[2:]]
+            torch.testing.assert_close(torch.stack(steps), logits[backend][2:])
+    assert not torch.allclose(logits[None], logits["eager"])
+
+
 def test_clipping_is_exact_in_the_written_out_recurrence_only() -> None:
     spec = make_spec(LSTM(hidden=5, projection=4, cell_clip=0.05, output_clip=0.02))
     model = build(spec, seed=1).eval()

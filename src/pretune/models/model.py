@@ -336,7 +336,7 @@ class LanguageModel(nn.Module):
             raise UsageError("step needs a decoder with a vocabulary head")
         if not tokens.is_cuda and int(cache.lengths.max()) >= cache.capacity:
             raise UsageError(f"the cache is full: its capacity is {cache.capacity} tokens per sequence")
-        states = self.decoder.step(self.embed_tokens(tokens), cache)
+        states = self.decoder.step(self.embed_tokens(tokens), cache, backend=self.attention_backend)
         out: Tensor = self.head(states, self.tokens.weight)
         return out
 

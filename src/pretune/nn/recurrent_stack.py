@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from pretune.core.config import Fraction, NewField, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
+from pretune.nn.attention_mask import Backend
 from pretune.nn.cache import KVCache, LayerCache, RecurrentState
 from pretune.nn.layers import Embed
 from pretune.nn.lstm import LSTM, LSTMLayer, States, StepLayout, reverse_index
@@ -191,12 +192,12 @@ class RecurrentStack(nn.Module):
         mask = layouts[-1].draw_mask(parts[-1], p)
         return [layout.drop_units(steps, p, mask) for steps, layout in zip(parts, layouts, strict=True)]
 
-    def step(self, x: Tensor, cache: KVCache) -> Tensor:
+    def step(self, x: Tensor, cache: KVCache, *, backend: Backend | None = None) -> Tensor:
         """Return the states `[B, W]` of one new token per sequence, and update the states of the layers."""
-        x = self.embed(x, None, None)
+        x, exact = self.embed(x, None, None), self.exact or backend == "eager"
         for i, layer in enumerate(self):
             state = _get_state(cache, i)
-            x, states = layer.step(x, state.read(), self.exact)
+            x, states = layer.step(x, state.read(), exact)
             state.write(states)
         cache.lengths = cache.lengths + 1
         return x

@@ -193,8 +193,11 @@ class TransformerStack(nn.Module):
             last_input=last_input,
         )
 
-    def step(self, x: Tensor, cache: KVCache) -> Tensor:
-        """Return the states `[B, W]` of one new token per sequence, and append it to the cache."""
+    def step(self, x: Tensor, cache: KVCache, *, backend: Backend | None = None) -> Tensor:
+        """Return the states `[B, W]` of one new token per sequence, and append it to the cache.
+
+        All backends share one implementation.
+        """
         positions = self.shift_positions(cache.lengths)
         x = self.embed_inputs(x, positions, None)
         bias = self._get_bias(self.position) if self._has_position("bias") else None
