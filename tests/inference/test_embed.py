@@ -14,9 +14,11 @@ from pretune.data.sequences import Sequences
 from pretune.inference import embed as embed_module
 from pretune.inference import sentence_modules
 from pretune.inference.embed import BATCH_TOKENS, build_embedder, encode_texts, split_into_chunks
-from pretune.inference.pooling import POOLINGS, Embedding, TextEncoder
+from pretune.inference.pooling import POOLINGS, Embedding, TextEncoder, compute_layers
 from pretune.inference.text_model import get_tokenizer
-from tests.contracts.tiny import CASES, model_of
+from pretune.models.catalog import resolve
+from pretune.models.model import build
+from tests.contracts.tiny import CASES, model_of, rough
 from tests.inference.readers import TEXTS, decoder, encoder
 
 EXACT = {"rtol": 0.0, "atol": 1e-6}
@@ -111,6 +113,27 @@ def test_too_long_is_counted() -> None:
     short = build_embedder(model, length=5)(["the cat plays music", "the cat plays"])
     assert (short.truncated_texts, short.truncated_tokens) == (1, 1)
     np.testing.assert_allclose(short.vectors[0], short.vectors[1], **EXACT)
+
+
+def test_the_language_of_a_model_is_read() -> None:
+    """As `model.states` does; every layer has it, too."""
+    spec = resolve("xlm", {"vocab": encoder().spec.vocab, "width": 32, "depth": 2, "heads": 4})
+    model = rough(build(spec)).eval()
+    model.assets = encoder().assets
+    vectors = {}
+    for language in (None, 0, 3):
+        model.set_language(language)
+        batch = get_tokenizer(model)(["the cat plays"])
+        with torch.no_grad():
+            reference = model(batch, hidden=True).hidden
+            for state, other in zip(compute_layers(model, batch), reference, strict=True):
+                torch.testing.assert_close(state, other)
+        for layer in (None, 1):
+            vectors[language, layer] = pt.embed(model, ["the cat plays"], layer=layer)
+            np.testing.assert_allclose(
+                vectors[language, layer][0], reference[-1 if layer is None else layer].mean(0), **EXACT
+            )
+    assert not np.allclose(vectors[0, None], vectors[3, None]) and not np.allclose(vectors[None, 1], vectors[0, 1])
 
 
 def test_a_prefix_takes_positions() -> None:

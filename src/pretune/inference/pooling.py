@@ -14,7 +14,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.models.model import LanguageModel
 from pretune.nn.heads import pool_states
-from pretune.nn.stack import OutputFlags
+from pretune.nn.stack import OutputFlags, StackOutput
 
 Pooling = Literal["mean", "cls", "max", "last", "mean_sqrt", "weighted", "static"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -80,22 +80,13 @@ class TextEncoder(nn.Module):
 
 def compute_states(model: LanguageModel, batch: Batch, layer: int | None = None) -> Tensor:
     """Return the states `[N, W]` of a layer, of the encoder if there is one. No head is run."""
-    if model.prompt is not None:
-        raise UsageError("a model with a tuned prompt cannot embed; use its base model")
-    rows = model.embed_tokens(batch.tokens)
-    output = _get_stack(model)(
-        rows, batch, flags=OutputFlags(hidden=layer is not None, backend=model.attention_backend)
-    )
-    states: Tensor = output.states if layer is None else output.hidden[layer]
-    return states
+    return _run_stack(model, batch).states if layer is None else compute_layers(model, batch)[layer]
 
 
 def compute_layers(model: LanguageModel, batch: Batch) -> tuple[Tensor, ...]:
     """Return the states `[N, W]` of the embeddings and of every layer, of the encoder if there is one."""
-    if model.prompt is not None:
-        raise UsageError("a model with a tuned prompt cannot embed; use its base model")
-    flags = OutputFlags(hidden=True, backend=model.attention_backend)
-    hidden: tuple[Tensor, ...] = _get_stack(model)(model.embed_tokens(batch.tokens), batch, flags=flags).hidden
+    hidden = _run_stack(model, batch, hidden=True).hidden
+    assert hidden is not None
     return hidden
 
 
@@ -112,7 +103,11 @@ def _get_depth(model: LanguageModel) -> int:
     return stack.depth
 
 
-def _get_stack(model: LanguageModel) -> nn.Module:
+def _run_stack(model: LanguageModel, batch: Batch, *, hidden: bool = False) -> StackOutput:
+    if model.prompt is not None:
+        raise UsageError("a model with a tuned prompt cannot embed; use its base model")
     stack = model.encoder if model.encoder is not None else model.decoder
     assert stack is not None
-    return stack
+    flags = OutputFlags(hidden=hidden, backend=model.attention_backend)
+    output: StackOutput = stack(model.embed_tokens(batch.tokens), model.add_language(batch), flags=flags)
+    return output

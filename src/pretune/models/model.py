@@ -146,8 +146,7 @@ class LanguageModel(nn.Module):
             raise UsageError("an encoder-decoder needs a batch with source and target")
         if batch.source is not None and not self.spec.is_encoder_decoder:
             raise UsageError("a batch with a source needs an encoder-decoder; this model has one stack")
-        if self.language is not None and read.segments is None:
-            read = replace(read, segments=torch.full_like(read.tokens, self.language))
+        read = self.add_language(read)
         self._check_positions(batch)
         if cache is not None:
             cache.assign_slots(batch)
@@ -178,6 +177,12 @@ class LanguageModel(nn.Module):
         if language is not None and not 0 <= language < (languages or 0):
             raise UsageError(f"no language {language}: this model has embeddings of {languages or 0} languages, from 0")
         self.language = language
+
+    def add_language(self, batch: Batch) -> Batch:
+        """Return a batch that names no language in the one set by `set_language`, if any."""
+        if self.language is None or batch.segments is not None:
+            return batch
+        return replace(batch, segments=torch.full_like(batch.tokens, self.language))
 
     def _check_positions(self, batch: Batch) -> None:
         """Raise `UsageError` if a sequence exceeds the position table; skipped on a GPU, where it would synchronize."""

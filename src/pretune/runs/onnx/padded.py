@@ -46,16 +46,9 @@ def compute_states(model: LanguageModel, batch: Batch) -> Tensor:
     """Return the states `[B T, W]` of an encoder or decoder; of an encoder-decoder those of the encoder."""
     stack = model.encoder if model.encoder is not None else model.decoder
     assert stack is not None
-    output = stack(model.embed_tokens(batch.tokens), add_language(model, batch), flags=FLAGS)
+    output = stack(model.embed_tokens(batch.tokens), model.add_language(batch), flags=FLAGS)
     states: Tensor = output.states
     return states
-
-
-def add_language(model: LanguageModel, batch: Batch) -> Batch:
-    """Return the batch in the language that is set in the model, if any."""
-    if model.language is None or batch.segments is not None:
-        return batch
-    return replace(batch, segments=torch.full_like(batch.tokens, model.language))
 
 
 def pool_rows(states: Tensor, attention_mask: Tensor, mode: PoolingMode) -> Tensor:
@@ -89,7 +82,7 @@ class PaddedLanguageModel(nn.Module):
         if model.head is None:
             return (_split_rows(compute_states(model, batch), tokens),)
         assert model.encoder is not None
-        output = model.encoder(model.embed_tokens(batch.tokens), add_language(model, batch), flags=FLAGS)
+        output = model.encoder(model.embed_tokens(batch.tokens), model.add_language(batch), flags=FLAGS)
         logits = model.logits(model.decode_masks(output, batch))
         assert logits is not None
         return (_split_rows(logits, tokens),)
