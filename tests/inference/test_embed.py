@@ -115,6 +115,12 @@ def test_too_long_is_counted() -> None:
     np.testing.assert_allclose(short.vectors[0], short.vectors[1], **EXACT)
 
 
+def test_equal_texts_are_counted_each() -> None:
+    result = build_embedder(encoder())(["bird " * 100, "bird", "bird " * 100, "bird " * 50])
+    assert (result.truncated_texts, result.truncated_tokens) == (3, 62 + 62 + 12)
+    assert result.lost_tokens.tolist() == [62, 0, 62, 12] and result.lengths.tolist() == [40, 3, 40, 40]
+
+
 def test_the_language_of_a_model_is_read() -> None:
     """As `model.states` does; every layer has it, too."""
     spec = resolve("xlm", {"vocab": encoder().spec.vocab, "width": 32, "depth": 2, "heads": 4})

@@ -56,13 +56,22 @@ MAX_PENDING_BATCHES = 16
 
 @dataclass(slots=True, kw_only=True)
 class EmbeddingResult:
-    """Vectors `[S, W]` of texts, their tokens `[S]` (0 for word vectors), and counts of truncated and empty texts."""
+    """Vectors `[S, W]` of texts, their tokens and truncated tokens `[S]` (0 for word vectors), and empty texts."""
 
     vectors: Floats
-    lengths: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    truncated_texts: int = 0
-    truncated_tokens: int = 0
+    lengths: Ints
+    lost_tokens: Ints
     empty_texts: int = 0
+
+    @property
+    def truncated_texts(self) -> int:
+        """Number of truncated texts."""
+        return int((self.lost_tokens > 0).sum())
+
+    @property
+    def truncated_tokens(self) -> int:
+        """Number of tokens that truncation removed from all texts."""
+        return int(self.lost_tokens.sum())
 
 
 @dataclass(slots=True)
@@ -116,8 +125,9 @@ class Embedder:
         if isinstance(texts, str):
             raise UsageError("texts must be a list, got a single text; use [text]")
         unique_texts = list(dict.fromkeys(texts))
-        vectors, lengths = np.zeros((len(unique_texts), self.width), np.float32), np.zeros(len(unique_texts), np.int64)
-        result = EmbeddingResult(vectors=vectors, lengths=lengths)
+        lengths, lost_tokens = np.zeros((2, len(unique_texts)), np.int64)
+        vectors = np.zeros((len(unique_texts), self.width), np.float32)
+        result = EmbeddingResult(vectors=vectors, lengths=lengths, lost_tokens=lost_tokens)
         layers = list_linear_weights(self.encoder.model) if sum(map(len, unique_texts)) >= MIN_CHARACTERS else []
         with eval_mode(self.encoder), column_major_weights(layers):
             self._embed_batches(unique_texts, result, on_progress)
@@ -125,6 +135,7 @@ class Embedder:
         if len(unique_texts) < len(texts):
             order = [index[text] for text in texts]
             result.vectors, result.lengths = result.vectors[order], result.lengths[order]
+            result.lost_tokens = result.lost_tokens[order]
         result.empty_texts = sum(not text.strip() for text in texts)
         return result
 
@@ -181,8 +192,7 @@ class Embedder:
             without_special=self.is_static,
         )
         result.lengths[indices] = encoded_texts.sequences.lengths
-        result.truncated_texts += encoded_texts.truncated_texts
-        result.truncated_tokens += encoded_texts.truncated_tokens
+        result.lost_tokens[indices] = encoded_texts.lost_tokens
         if self.is_static:
             return [(indices, np.arange(len(indices)), encoded_texts.sequences)]
         device = self.encoder.model.tokens.weight.device
@@ -237,8 +247,9 @@ class WordEmbedder(Embedder):
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         if on_progress is not None:
             on_progress(len(texts), len(texts))
-        lengths = np.zeros(len(texts), dtype=np.int64)
-        return EmbeddingResult(vectors=vectors, lengths=lengths, empty_texts=sum(not text.strip() for text in texts))
+        lengths, lost_tokens = np.zeros((2, len(texts)), np.int64)
+        empty_texts = sum(not text.strip() for text in texts)
+        return EmbeddingResult(vectors=vectors, lengths=lengths, lost_tokens=lost_tokens, empty_texts=empty_texts)
 
 
 def embed(
@@ -314,8 +325,12 @@ class EncodedTexts:
     """Tokenized texts, and how much was truncated."""
 
     sequences: Sequences  # with special tokens; a text may have no tokens at all
-    truncated_texts: int
-    truncated_tokens: int
+    lost_tokens: Ints  # by truncation, of each text
+
+    @property
+    def truncated_texts(self) -> int:
+        """Number of truncated texts."""
+        return int((self.lost_tokens > 0).sum())
 
 
 def split_into_chunks(
@@ -343,6 +358,5 @@ def encode_texts(
     pieces, text_tokens = template.wrap(starts, kept_counts), encoding.ids[spread(starts, kept_counts)]
     return EncodedTexts(
         sequences=Sequences.from_pieces(pieces, text_tokens, segments=template.has_segments),
-        truncated_texts=int((counts > kept_counts).sum()),
-        truncated_tokens=int((counts - kept_counts).sum()),
+        lost_tokens=counts - kept_counts,
     )
