@@ -33,17 +33,17 @@ def count_prompt_slots(model: LanguageModel) -> int:
 
 
 def get_length_limits(model: LanguageModel) -> tuple[int | None, int | None]:
-    """Return the maximum tokens of the source and of the decoder (prompt and new tokens); None: no limit.
+    """Return the maximum tokens of the encoder and of the decoder (prompt and new tokens); None: no limit.
 
     Positions used by prefixes and tuned prompts are subtracted.
     """
-    max_length = model.spec.max_length
-    if max_length is None or model.decoder is None:
+    max_length, slots = model.spec.max_length, count_prompt_slots(model)
+    if max_length is None:
         return None, None
-    decoder_limit = max_length - model.decoder.prefix_length
-    if model.encoder is None:
-        return None, decoder_limit - count_prompt_slots(model)
-    return max_length - model.encoder.prefix_length - count_prompt_slots(model), decoder_limit
+    encoder_limit = None if model.encoder is None else max_length - model.encoder.prefix_length - slots
+    if model.decoder is None:
+        return encoder_limit, None
+    return encoder_limit, max_length - model.decoder.prefix_length - (slots if model.encoder is None else 0)
 
 
 def prefill(

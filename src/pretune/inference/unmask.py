@@ -9,6 +9,7 @@ a text without those either a run of three or more underscores.
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,14 +17,15 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from tokenizers.models import WordPiece
+from tokenizers.models import WordLevel
 from torch import Tensor
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.layout import pack_in_order
 from pretune.data.sequences import Sequences, compute_offsets, reserve
-from pretune.inference.prompts import count_prompt_slots
+from pretune.inference.generate import REPLACEMENT_CHARACTER
+from pretune.inference.prompts import count_prompt_slots, get_length_limits
 from pretune.inference.text_model import check_outputs
 from pretune.models.model import LanguageModel
 from pretune.text.template import TemplatedTokens
@@ -113,7 +115,7 @@ def unmask(
             "cannot fill masks: the model has no vocabulary head; load one with its head (the generator of a "
             "discriminator is in its folder 'generator')"
         )
-    encoded_texts = [_encode_blanks(tokenizer, blanks, mask, model) for blanks in texts]
+    encoded_texts = [_encode_blanks(tokenizer, blanks, mask, model, max_pieces) for blanks in texts]
     if max_pieces == 1:
         queries = [(text, _find_masks(text, mask)) for text in encoded_texts]
         return [[_predict_single(tokenizer, row, k) for row in rows] for rows in _compute_logprobs(model, queries)]
@@ -126,16 +128,20 @@ def unmask(
     ]
 
 
-def _encode_blanks(tokenizer: Tokenizer, blanks: Blanks, mask: int, model: LanguageModel) -> TemplatedTokens:
-    """Encode the text with a mask token in each blank."""
+def _encode_blanks(
+    tokenizer: Tokenizer, blanks: Blanks, mask: int, model: LanguageModel, max_pieces: int
+) -> TemplatedTokens:
+    """Encode the text with a mask token in each blank; raises a UsageError if no word of `max_pieces` tokens fits."""
     tokens = tokenizer.encode(blanks.fill([tokenizer.get_token(mask)] * blanks.count), add_special_tokens=False)
     templated_tokens = tokenizer.template.apply(tokens)
     if len(_find_masks(templated_tokens, mask)) != blanks.count:
         raise UsageError("cannot fill masks: the tokenizer does not recognize its mask token in text")
-    max_length = model.spec.max_length
-    if max_length is not None and len(templated_tokens.ids) + count_prompt_slots(model) > max_length:
+    max_length = get_length_limits(model)[0]
+    if max_length is not None and len(templated_tokens.ids) + max_pieces - 1 > max_length:
+        words = f" with words of {max_pieces} tokens" if max_pieces > 1 else ""
         raise UsageError(
-            f"the text has {len(templated_tokens.ids)} tokens; the model's limit is {max_length}; shorten it"
+            f"the text has {len(templated_tokens.ids)} tokens; the model's limit is {max_length - max_pieces + 1}"
+            f"{words}; shorten it"
         )
     return templated_tokens
 
@@ -167,7 +173,7 @@ def _predict_words(
     """Return the best whole words of one token, of two, …"""
     pieces = get_piece_masks(tokenizer, model.spec.vocab)
     is_text_start = blank == 0 and not blanks.parts[0]
-    allowed_first = (
+    allowed_first = pieces.is_complete & (
         pieces.starts_text if is_text_start else pieces.starts_word if blanks.follows_space(blank) else pieces.is_text
     )
     predictions: dict[str, tuple[float, FillPrediction]] = {}
@@ -261,13 +267,13 @@ def _build_batch(model: LanguageModel, queries: Sequence[tuple[TemplatedTokens, 
 
 MARKERS = ("Ġ", "▁")
 """Markers of a preceding space: byte-level vocabularies, and SentencePiece."""
-CONTINUATION_PREFIX = "##"
 
 
 class PieceMasks(NamedTuple):
     """Boolean masks `[V]` over the model's vocabulary."""
 
     is_text: Tensor  # not special, and in the tokenizer's vocabulary
+    is_complete: Tensor  # whole characters, no single bytes of one
     starts_word: Tensor  # may follow a space
     starts_text: Tensor  # may start a text
     continues_word: Tensor  # continues a word
@@ -284,23 +290,31 @@ def get_piece_masks(tokenizer: Tokenizer, vocab: int) -> PieceMasks:
 
 
 def _classify_pieces(tokenizer: Tokenizer, vocab: int) -> PieceMasks:
-    is_text, starts_word, starts_text, continues_word = (torch.zeros(vocab, dtype=torch.bool) for _ in range(4))
-    pieces = {i: piece for piece, i in tokenizer.raw.get_vocab(with_added_tokens=False).items()}
-    marker = max(MARKERS, key=lambda mark: sum(piece.startswith(mark) for piece in pieces.values()))
-    has_marker = not isinstance(tokenizer.raw.model, WordPiece) and any(
-        piece.startswith(marker) for piece in pieces.values()
-    )
+    """Classify tokens by their text: the spelling in a vocabulary may be one of bytes."""
+    model = tokenizer.raw.model
+    pieces = {i: piece for piece, i in tokenizer.raw.get_vocab(with_added_tokens=False).items() if i < vocab}
+    texts = dict(zip(pieces, tokenizer.raw.decode_batch([[i] for i in pieces]), strict=True))
+    marked_ids = {i for i, piece in pieces.items() if piece.startswith(MARKERS) and texts[i][:1] != piece[0]}
+    has_marker = bool(marked_ids)
+    prefix, suffix = (getattr(model, name, None) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix"))
+    # Without marks of words, as in vocabularies of characters, every letter may continue a word.
+    has_words = has_marker or prefix != "" or suffix != "" or isinstance(model, WordLevel)
     mask = tokenizer.raw.get_added_tokens_decoder().get(tokenizer.special.get("mask", -1))
     mask_includes_space = mask is not None and mask.lstrip  # the filler must then bring the space
-    for i, piece in pieces.items():
-        if i in tokenizer.special_ids or i >= vocab:
-            continue
-        is_text[i] = True
-        starts_text[i] = has_marker or not piece.startswith(CONTINUATION_PREFIX)
-        if has_marker:
-            starts_word[i] = piece.startswith(marker) or not mask_includes_space
-            continues_word[i] = not piece.startswith(marker) and piece.isalnum()
-        else:
-            starts_word[i] = not piece.startswith(CONTINUATION_PREFIX)
-            continues_word[i] = piece.startswith(CONTINUATION_PREFIX) and len(piece) > len(CONTINUATION_PREFIX)
-    return PieceMasks(is_text, starts_word, starts_text, continues_word)
+    is_text, is_complete, starts_word, starts_text, continues_word = np.zeros((5, vocab), dtype=np.bool_)
+    for i in pieces.keys() - tokenizer.special_ids:
+        piece, text, is_marked = pieces[i], texts[i], i in marked_ids
+        is_continuation = not has_marker and prefix != "" and piece.startswith(prefix)
+        is_text[i], is_complete[i] = True, REPLACEMENT_CHARACTER not in text
+        starts_text[i] = not is_continuation and (has_words or not text.isspace())
+        starts_word[i] = starts_text[i] and (is_marked or not (has_marker and mask_includes_space))
+        if is_continuation:
+            continues_word[i] = len(piece) > len(prefix)
+        elif has_marker or not has_words:
+            continues_word[i] = not is_marked and _is_word_part(text)
+    return PieceMasks(*map(torch.from_numpy, (is_text, is_complete, starts_word, starts_text, continues_word)))
+
+
+def _is_word_part(text: str) -> bool:
+    """Return True for letters, digits and the marks on them, such as the vowel signs of Indic scripts."""
+    return bool(text) and all(letter.isalnum() or unicodedata.category(letter)[0] == "M" for letter in text)
