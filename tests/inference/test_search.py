@@ -212,6 +212,20 @@ def test_an_answer() -> None:
     assert json.dumps(result[0]._asdict())
 
 
+@pytest.mark.parametrize("method", [pt.PrefixTuning(count=20), pt.PromptTuning(count=20)])
+def test_virtual_tokens_leave_less_room_for_hits(method: Any) -> None:
+    small, results = decoder(), []
+    hits = [Hit(str(i), "cat", 1.0) for i in range(90)]
+    for is_tuned in (False, True):
+        reader = pt.build("gpt2", seed=1, width=32, depth=1, heads=4, hidden=48, vocab=small.spec.vocab, positions=300)
+        reader.assets = small.assets
+        if is_tuned:
+            pt.add_adapter(reader, method)
+        results += answer_questions(reader.eval(), ["who plays?"], [hits], max_new_tokens=5)
+    sizes = [len(get_tokenizer(small).encode(result.prompt, add_special_tokens=False)) for result in results]
+    assert sizes[1] <= 300 - 20 - 5 < sizes[0] <= 300 - 5 and 0 < results[1].hits_read < results[0].hits_read
+
+
 def test_answers_of_encoder_decoders() -> None:
     """They read the question and the passages as they do in SQuAD's template; hits are dropped where they are made for
     less, but for the first where no table of positions ends."""

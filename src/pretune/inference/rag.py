@@ -12,6 +12,7 @@ from pretune.inference.decode import check_can_generate
 from pretune.inference.generate import StopStrings, generate_texts
 from pretune.inference.generation_config import build_generation_config
 from pretune.inference.index import Hit
+from pretune.inference.prompts import get_length_limits
 from pretune.inference.text_model import get_language_model, get_tokenizer
 
 PROMPT = "Answer the question from the passages.\n\n{passages}\n\nQuestion: {question}\nAnswer:"
@@ -38,8 +39,9 @@ def answer_questions(
     If the reader has no limit of positions, at least one hit is used, even beyond its training length.
     """
     check_can_generate(get_language_model(reader))
-    spec = get_language_model(reader).spec
-    max_length = spec.max_length or spec.context
+    spec, limits = get_language_model(reader).spec, get_length_limits(get_language_model(reader))
+    limit = limits[0 if spec.is_encoder_decoder else 1]
+    max_length = spec.context if limit is None else limit
     prompt_tokens = (
         None if max_length is None else max_length - MARGIN - (0 if spec.is_encoder_decoder else max_new_tokens)
     )
