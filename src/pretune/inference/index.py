@@ -119,6 +119,13 @@ class Index:
         """Settings of the embedder."""
         return config.from_dict(Embedding, self.metadata["embedding"], location=str(self.path / METADATA_FILE))
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Settings of the embedder, as options of `embed`."""
+        embedding = self.embedding_config
+        values = {name: getattr(embedding, name) for name in ("layer", "normalise", "length", "prompt")}
+        return {"pooling": "+".join(embedding.pooling), **values}
+
     @cached_property
     def parts(self) -> list[NDArray[np.float32]]:
         """Vectors, memory-mapped."""
@@ -161,12 +168,7 @@ class Index:
         source = self.metadata["model"] if model is None else model
         if model is None and not os.path.isdir(self.metadata["model"]):  # noqa: PTH112 (no error for any name)
             raise CheckpointError(f"{self.path}: its model {source} does not exist; pass its path with --model")
-        embedding = self.embedding_config
-        embedding_options: dict[str, Any] = {
-            "pooling": "+".join(embedding.pooling),
-            **{name: getattr(embedding, name) for name in ("layer", "normalise", "length", "prompt")},
-        }
-        embedder = _check_embedder(build_embedder(source, **embedding_options, **options))
+        embedder = _check_embedder(build_embedder(source, **self.options, **options))
         self.check_embedder(embedder)
         return embedder
 
@@ -224,9 +226,10 @@ def build(
     """Embed texts and write an index of them, or `add` them to one; `options` as for `embed`, cosine by default.
 
     `prompt` is the prefix of every text and query, `query_prompt` of queries only; by default the prompts for documents
-    and queries in the model's directory, if any.
+    and queries in the model's directory, if any. An addition takes the options of the index; others are refused.
     """
-    directory, row_ids = Path(out), [str(i) for i in range(1, len(texts) + 1)] if ids is None else list(ids)
+    directory, row_ids = Path(out), [str(i) for i in (range(1, len(texts) + 1) if ids is None else ids)]
+    given_options = _drop_none(options)
     if method not in METHODS:
         raise UsageError(f"unknown method '{method}' (known: {', '.join(METHODS)})")
     if not texts or len(row_ids) != len(texts):
@@ -240,16 +243,19 @@ def build(
             raise UsageError(
                 f"{directory}: method is '{previous.metadata['method']}'; cannot add to it with '{method}'"
             )
-        embedder = previous.load_embedder(model, device=device)
+        other_options = _check_same_options(previous, given_options)
+        embedder = previous.load_embedder(model, device=device, **other_options)
         row_ids = row_ids if ids is not None else [str(len(previous) + i) for i in range(1, len(texts) + 1)]
         _check_unique_ids([name for name, _ in previous.rows] + row_ids)
         query_prompt = previous.metadata.get("query_prompt")
     else:
-        embedding_options = {"normalise": True, **_drop_none(options)}
+        embedding_options = {"normalise": True, **given_options}
         query_prompt = embedding_options.pop("query_prompt", None)
         embedder = _check_embedder(build_embedder(model, device=device, **embedding_options))
         if "prompt" not in embedding_options:
             document_prompt, default_query_prompt = embedder.prompts
+            if document_prompt is not None and default_query_prompt is None:
+                default_query_prompt = embedder.encoder.config.prompt
             embedder = embedder.with_prompt(document_prompt)
             query_prompt = default_query_prompt if query_prompt is None else query_prompt
     result = embedder(list(texts), on_progress)
@@ -355,6 +361,19 @@ def _check_unique_ids(ids: Sequence[str]) -> None:
         if name in unique_ids:
             raise DataError(f"duplicate id '{name[:60]}'; ids must be unique")
         unique_ids.add(name)
+
+
+def _check_same_options(index: Index, options: dict[str, Any]) -> dict[str, Any]:
+    """Raise a UsageError for an option that differs from that of an index; return those that are not stored in it."""
+    stored_options, other_options = index.options, dict(options)
+    stored_options["query_prompt"] = index.metadata.get("query_prompt", stored_options["prompt"])
+    for name, stored_value in stored_options.items():
+        value = other_options.pop(name, stored_value)
+        if name == "pooling" and not isinstance(value, str):
+            value = "+".join(value)
+        if value != stored_value:
+            raise UsageError(f"{index.path}: {name} is {stored_value!r}; cannot add to it with {value!r}")
+    return other_options
 
 
 def _drop_none(options: dict[str, Any]) -> dict[str, Any]:
