@@ -1,4 +1,4 @@
-"""Options of an index: kept by additions, ids of any type, prompts of documents and queries."""
+"""Options of an index: kept by additions, ids of any type, prompts of documents and queries, any number of hits."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,8 @@ from pretune.core.errors import DataError, UsageError
 from pretune.inference import sentence_modules
 from pretune.inference.index import Index, build
 from pretune.inference.pooling import Embedding, TextEncoder
+from pretune.inference.search_methods import BM25, FAISS_METHODS, extend_faiss, search_exact, search_faiss
+from pretune.inference.word_vectors import split_words
 from tests.inference.readers import TEXTS, encoder
 
 DOCUMENTS = [text for text in dict.fromkeys(TEXTS) if text]
@@ -61,3 +63,30 @@ def test_queries_do_not_get_the_prompt_of_documents(name: str, default: str, tmp
     separate = build(model, DOCUMENTS, out=tmp_path / "j", prompt="money in ", query_prompt=default)
     assert index.embedding_config.prompt == "money in "
     assert index.search(["the cat plays"], 3, model=model) == separate.search(["the cat plays"], 3, model=model)
+
+
+def test_bm25_reads_words_as_word_vectors_do() -> None:
+    for text in ("the cat sat: 5 birds", "Café, cafe\u0301 and the किताब", "我喜欢猫"):
+        assert list(BM25([text], stemming=False).term_ids) == list(dict.fromkeys(split_words(text)))
+    assert BM25(["the dog’s house", "a cat"]).search(["dog"], 1)[1].tolist() == [[0]]
+
+
+@pytest.mark.parametrize("k", [10**12, 10**30])
+def test_more_hits_than_texts(k: int, tmp_path: Path) -> None:
+    assert BM25(["a b", "b c", "d"]).search(["b"], k)[1].tolist() == [[0, 1, -1]]
+    vectors = np.eye(4, dtype=np.float32)
+    assert search_exact([vectors], vectors[:1], k)[1].shape == (1, 4)
+    pytest.importorskip("faiss", reason="the extra `index` is not installed")
+    for method in FAISS_METHODS:
+        (tmp_path / method).write_bytes(extend_faiss(None, [], vectors, method))
+        assert sorted(search_faiss(tmp_path / method, [vectors], method, vectors[:1], k)[1][0]) == [0, 1, 2, 3]
+
+
+def test_enough_cells_for_all_hits(tmp_path: Path) -> None:
+    pytest.importorskip("faiss", reason="the extra `index` is not installed")
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((400, 16)).astype(np.float32)
+    (tmp_path / "ivf").write_bytes(extend_faiss(None, [], vectors, "ivf"))
+    for k in (10, 100, 399, 400):
+        numbers = search_faiss(tmp_path / "ivf", [vectors], "ivf", vectors[:50], k)[1]
+        assert numbers.shape == (50, k) and (numbers >= 0).all()

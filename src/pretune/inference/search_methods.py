@@ -11,7 +11,6 @@ checked before it is passed to faiss.
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,21 +21,21 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from pretune.core.errors import CheckpointError, DataError, NonFiniteError, UsageError
+from pretune.inference.word_vectors import split_words
 from pretune.metrics.generation import stem
 from pretune.models import tensor_files
 
 K1, B = 1.2, 0.75
 """Saturation of term frequency, and strength of length normalization."""
 
-_WORD = re.compile(r"\w+")
 Floats = NDArray[np.float32]
 SearchResult = tuple[Floats, NDArray[np.int64]]
 """Scores and indices, best first."""
 
 
-def split_words(text: str, stemming: bool = True) -> list[str]:
-    """Return the lowercase words of a text, stemmed by default."""
-    words = _WORD.findall(text.lower())
+def split_terms(text: str, stemming: bool = True) -> list[str]:
+    """Return the words of a text, stemmed by default; an apostrophe ends a word, so that "dog's" matches "dog"."""
+    words = [part for word in split_words(text) for part in word.replace("’", "'").split("'")]
     return [stem(word) for word in words] if stemming else words
 
 
@@ -50,7 +49,7 @@ class BM25:
         term_ids: dict[str, int] = {}
         terms, documents, term_counts, sizes = list[int](), list[int](), list[int](), list[int]()
         for document, text in enumerate(texts):
-            word_counts = Counter(split_words(text, stemming))
+            word_counts = Counter(split_terms(text, stemming))
             sizes.append(sum(word_counts.values()))
             for word, count in word_counts.items():
                 terms.append(term_ids.setdefault(word, len(term_ids)))
@@ -73,14 +72,18 @@ class BM25:
     def score(self, query: str) -> NDArray[np.float64]:
         """Return the score of every document, 0 without a word of the query; repeated query words count repeatedly."""
         out = np.zeros(self.count)
-        for word, times in Counter(split_words(query, self.stemming)).items():
+        for word, times in Counter(split_terms(query, self.stemming)).items():
             if word in self.term_ids:
                 part = slice(*self.starts[self.term_ids[word] : self.term_ids[word] + 2])
                 out[self.documents[part]] += times * self.weights[part]
         return out
 
     def search(self, queries: Sequence[str], k: int = 10) -> SearchResult:
-        """Return scores and indices of the k best documents per query; ties by index; -1 where fewer match."""
+        """Return scores and indices of the k best documents per query; ties by index; -1 where fewer match.
+
+        With fewer than k documents, there are as many columns as documents.
+        """
+        k = min(k, self.count)
         scores = np.zeros((len(queries), k), dtype=np.float32)
         numbers = np.full((len(queries), k), -1, dtype=np.int64)
         for row, query in enumerate(queries):
@@ -162,9 +165,13 @@ def extend_faiss(file: Path | None, parts: Sequence[Floats], vectors: Floats, me
 
 
 def search_faiss(file: Path, parts: Sequence[Floats], method: str, queries: Floats, k: int) -> SearchResult:
-    """Return scores and indices `[Q, k]`, best first; -1 where too few were found."""
+    """Return scores and indices `[Q, k]`, best first; -1 where too few were found.
+
+    With fewer than k vectors, there are as many columns as vectors.
+    """
     if k < 1:
         raise UsageError(f"k must be >= 1, got {k}")
+    k = min(k, sum(map(len, parts)))
     faiss = _import_faiss()
     if method == "hnsw":
         index = _read_graph(faiss, file, parts)
@@ -180,7 +187,9 @@ def search_faiss(file: Path, parts: Sequence[Floats], method: str, queries: Floa
             )  # NOTE: named, so that it outlives the call
             index.add_core(len(part), faiss.swig_ptr(part), None, faiss.swig_ptr(part_cells))
             start += len(part)
-        index.nprobe = max(1, index.nlist // 8)
+        # The smallest cells that hold k vectors: any other cells hold as many.
+        sizes = np.sort(np.bincount(cells, minlength=len(centroids)))
+        index.nprobe = max(1, index.nlist // 8, int(np.searchsorted(np.cumsum(sizes), k)) + 1)
     scores, numbers = index.search(queries, k)
     if not np.isfinite(scores[numbers >= 0]).all():
         raise NonFiniteError(f"{file}: non-finite vectors; build the index again")
