@@ -21,6 +21,7 @@ from pretune.evaluation.generative import (
 )
 from pretune.evaluation.prompts import PromptTemplate
 from pretune.inference.decode import generate_tokens
+from pretune.inference.generate import Continuation
 from pretune.inference.scoring import ScoringConfig
 from pretune.inference.text_model import get_tokenizer
 from pretune.tasks import TASKS
@@ -61,8 +62,9 @@ def slowly(family: str, text: str, given: bool, most: int) -> str:
         if token in ends:
             break
         written.append(token)
-    whole = tokenizer.decode([*ids, *written], special=False) if family != "t5" else ""
-    tail = whole[len(tokenizer.decode(ids, special=False)) :] if whole else tokenizer.decode(written, special=False)
+    decode = Continuation(tokenizer)
+    whole = decode([*ids, *written]) if family != "t5" else ""
+    tail = whole[len(decode(ids)) :] if whole else decode(written)
     return tail.strip().split("\n")[0].strip()
 
 

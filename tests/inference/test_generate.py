@@ -212,6 +212,32 @@ def test_a_stream_takes_nothing_back() -> None:
     assert "".join(messages) == "a ENxé " and messages == ["a", " ", "ENx", "é "]
 
 
+BYTES = "a😀é😀".encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (BYTES, "a😀é😀"),
+        *((BYTES[:-size], "a😀é\ufffd") for size in (1, 2, 3)),
+        (BYTES[:5] + b"\x80" + BYTES[5:], "a😀\ufffdé😀"),  # invalid, not incomplete
+        (b"\xff" + BYTES[:4], "\ufffda\ufffd"),
+    ],
+)
+def test_a_stream_of_byte_tokens(data: bytes, expected: str) -> None:
+    """Whole characters stay, whatever follows them; an incomplete one at the end is one placeholder."""
+    words = tokenizer("unigram", "sentinels")
+    ids = [words.token_to_id(f"<0x{byte:02X}>") for byte in data]
+    follow = Continuation(words, words.encode("The king", add_special_tokens=False))
+    messages: list[str] = []
+    stream = TextStreamer(messages.append, StopStrings())
+    for count in range(1, len(ids) + 1):
+        stream.update(follow(ids[:count]))
+    stream.finish(follow(ids))
+    assert "".join(messages) == follow(ids) == expected
+    assert follow([*ids, words.special["eos"], *words.encode("went", add_special_tokens=False)]) == f"{expected} went"
+
+
 def test_stops_that_mean_nothing() -> None:
     with pytest.raises(UsageError):
         StopStrings(["", "a"])

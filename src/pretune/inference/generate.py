@@ -1,7 +1,9 @@
 """Text generation (`pretune.generate`): prompts in, texts out; stop strings and streaming of text."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Literal, NamedTuple, Unpack
 
 from torch import nn
@@ -62,6 +64,8 @@ class StopStrings:
 TextCallback = Callable[[str], None]
 REPLACEMENT_CHARACTER = "\ufffd"
 """Placeholder of incomplete UTF-8 bytes."""
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""Token of a byte, in vocabularies that spell unknown characters in bytes."""
 
 
 class Continuation:
@@ -73,13 +77,31 @@ class Continuation:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self.tokenizer, self.prompt = tokenizer, list(prompt)
-        self.prompt_text = tokenizer.decode(self.prompt, special=False) if self.prompt else ""
+        self.prompt_text = self._decode(self.prompt) if self.prompt else ""
 
     def __call__(self, tokens: Sequence[int]) -> str:
-        text = self.tokenizer.decode([*self.prompt, *tokens], special=False)
+        text = self._decode([*self.prompt, *tokens])
         if text.startswith(self.prompt_text):
             return text[len(self.prompt_text) :]
-        return self.tokenizer.decode(list(tokens), special=False)
+        return self._decode(tokens)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        """Decode tokens; of byte tokens, only bytes that are no UTF-8 become U+FFFD.
+
+        NOTE: the library replaces a whole run of byte tokens if one is invalid, also characters that are complete. The
+        text would then change while it grows.
+        """
+        raw, text = self.tokenizer.raw, self.tokenizer.decode(list(tokens), special=False)
+        if REPLACEMENT_CHARACTER not in text or raw.decoder is None or raw.decoder.decode(["<0x41>"]) != "A":
+            return text
+        special = {token.content for token in raw.get_added_tokens_decoder().values() if token.special}
+        pieces = [piece for i in tokens if (piece := raw.id_to_token(i)) is not None and piece not in special]
+        decoded_pieces = list[str]()
+        for is_byte, run in groupby(pieces, key=lambda piece: bool(_BYTE.fullmatch(piece))):
+            run_pieces = list(run)
+            data = bytes(int(piece[3:5], 16) for piece in run_pieces if is_byte)
+            decoded_pieces += [data.decode(errors="replace")] if is_byte else run_pieces
+        return str(raw.decoder.decode(decoded_pieces))
 
 
 class TextStreamer:
