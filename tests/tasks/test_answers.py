@@ -12,10 +12,13 @@ from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.example import AnswerCandidate, Example, Prediction
 from pretune.tasks.predict import predict
 from pretune.tasks.stream import TaskStream
+from pretune.tasks.task import Template
 from pretune.tasks.types.span import _score_spans
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.training import train
 from pretune.training.step import ModelWithLoss
 from tests.tasks.oracle import perfect
-from tests.tasks.small import KINDS, SHAPES, encoder_for, examples_of, model_for, task_of
+from tests.tasks.small import KINDS, SHAPES, TEXT, encoder_for, examples_of, model_for, task_of
 
 PAIRS = [(shape, kind) for shape in SHAPES for kind in KINDS if (shape, kind) != ("bert", "generation")]
 
@@ -176,6 +179,39 @@ def test_what_is_written_stands_for_a_label_or_nothing() -> None:
         2.5,
         2.5,
     ]
+
+
+@pytest.mark.parametrize(("kind", "lowercase"), [("unigram", True), ("wordpiece", False), ("wordpiece", True)])
+def test_labels_are_compared_as_the_tokenizer_decodes_them(kind: str, lowercase: bool) -> None:
+    targets = ("Not_good", "Choice1 (old)", "the old man walked down to the river and " * 2 + "his boat")
+    task = replace(task_of("classification"), labels=targets, template=Template(source="{text}", targets=targets))
+    rules = TaskEncoder.from_task(task, model_for("t5", task), build_tokenizer(kind, lowercase)).rules
+    for label, target in enumerate(targets):
+        ids = rules.tokenizer.encode(target, add_special_tokens=False)[: rules.max_new_tokens]
+        answer = rules.tokenizer.decode(ids, special=False)
+        assert task.type.parse_answer(rules, Example(text=""), answer).label == label
+    assert task.type.parse_answer(rules, Example(text=""), "his boat").label is None
+    choice = replace(task_of("choice"), template=None)
+    question = Example(text="", choices=("old_man", "good_film"))
+    for option in (0, 1):
+        assert choice.type.parse_answer(rules, question, rules.spell(question.choices[option])).label == option
+    scores = replace(rules, scale=(0.0, 5.0))
+    assert task_of("regression").type.parse_answer(scores, Example(text=""), rules.spell("1.6")).value == 1.6
+
+
+@pytest.mark.parametrize("targets", [("Good", "good"), ("good", "Ω"), ("the old man " * 9 + "a", "the old man " * 9)])
+def test_labels_that_cannot_be_told_apart_are_an_error(targets: tuple[str, ...]) -> None:
+    task = replace(task_of("classification"), labels=targets, template=Template(source="{text}", targets=targets))
+    model = model_for("t5", task)
+    with pytest.raises(DataError, match="label"):
+        TaskEncoder.from_task(task, model, build_tokenizer("wordpiece", True))
+    with_head = model_for("t5", task, text_to_text=False)
+    assert not TaskEncoder.from_task(task, with_head, build_tokenizer("wordpiece", True)).is_generative
+
+
+def build_tokenizer(kind: str, lowercase: bool) -> Tokenizer:
+    texts = [*TEXT, "Not_good Choice1 (old) 1.6"] * 3
+    return train(kind, texts, vocab=400, style="sentinels", lowercase=lowercase)
 
 
 def test_words_without_tokens_are_outside() -> None:

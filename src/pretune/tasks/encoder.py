@@ -24,7 +24,7 @@ from pretune.models.spec import Model
 from pretune.tasks.encoding import EncodingRules, Items, build_task_template, compact
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
-from pretune.tasks.types.text_to_text import TextToText, encode_text_to_text
+from pretune.tasks.types.text_to_text import TextToText, encode_text_to_text, spell_targets
 from pretune.text.tokenizer import Tokenizer
 
 MAX_DEFAULT_LENGTH = 512
@@ -119,6 +119,8 @@ class TaskEncoder:
             scale=scale,
             has_lm_loss=isinstance(model.spec, Classification) and model.spec.lm_loss_weight > 0,
         )
+        if is_generative:
+            rules = replace(rules, target_spellings=spell_targets(rules))
         encoder = cls(rules, model.spec, slots)
         max_default = min(
             spec.max_length - reserved_positions if spec.max_length else MAX_DEFAULT_LENGTH, MAX_DEFAULT_LENGTH

@@ -270,10 +270,19 @@ class EncodingRules:
     max_new_tokens: int  # maximum length of a generated answer, without special tokens
     scale: tuple[float, float] | None = None  # of a regression
     has_lm_loss: bool = False  # the next token is a target too
+    target_spellings: tuple[str, ...] = ()  # targets of the task's template as the tokenizer decodes them
 
     def tokenize(self, texts: Sequence[str]) -> TokenPool:
         """Tokenize texts."""
         return TokenPool.from_texts(self.tokenizer, texts)
+
+    def spell(self, answer: str) -> str:
+        """Return an answer as it is generated: encoded, truncated and decoded.
+
+        A tokenizer may change the spelling: lower case, other spaces around punctuation.
+        """
+        ids = self.tokenizer.encode(answer, add_special_tokens=False, literal=True)
+        return self.tokenizer.decode(ids[: self.max_new_tokens], special=False).strip()
 
     def fit(self, pool: TokenPool, first: Ints, second: Ints | None = None) -> tuple[PooledSequences, Ints]:
         """Truncate texts of the pool, or pairs, and lay them out; return also the number of tokens each lost."""

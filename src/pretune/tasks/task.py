@@ -55,9 +55,13 @@ class Template:
             return source, None if example.label is None else self.targets[int(example.label)]
         return source, _fill(self.target, values)
 
-    def parse_label(self, text: str) -> int | None:
-        """Return the label of a generated text; None if it is no label, which always counts as wrong."""
-        return self.targets.index(text.strip()) if text.strip() in self.targets else None
+    def parse_label(self, text: str, spellings: tuple[str, ...] = ()) -> int | None:
+        """Return the label of a generated text; None if it is no label, which always counts as wrong.
+
+        `spellings` are the targets as a tokenizer decodes them, if that changes them ("Good" as "good").
+        """
+        targets = spellings or self.targets
+        return targets.index(text.strip()) if text.strip() in targets else None
 
 
 @dataclass(frozen=True, slots=True)

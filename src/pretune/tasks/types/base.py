@@ -111,7 +111,8 @@ class TaskType:
     def parse_answer(self, rules: EncodingRules, example: Example, text: str) -> Prediction:
         """Parse a generated answer; one that is no valid answer has no label, and counts as wrong."""
         template = self.task.template
-        return Prediction(text=text, label=template.parse_label(text) if template and template.targets else None)
+        label = template.parse_label(text, rules.target_spellings) if template and template.targets else None
+        return Prediction(text=text, label=label)
 
     # Decoding
 

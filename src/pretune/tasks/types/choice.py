@@ -119,9 +119,14 @@ class MultipleChoice(TaskType):
         """Parse a generated answer: a target of the template, or else one of the options."""
         template = self.task.template
         if template is not None and template.targets:
-            label = template.parse_label(text)
+            label = template.parse_label(text, rules.target_spellings)
         else:
-            matches = [index for index, option in enumerate(example.choices) if normalise(option) == normalise(text)]
+            answer = normalise(text)
+            matches = [
+                index
+                for index, option in enumerate(example.choices)
+                if answer in (normalise(option), normalise(rules.spell(option)))
+            ]
             label = matches[0] if matches else None
         scores = tuple(float(index == label) for index in range(len(example.choices)))
         return Prediction(text=text, label=label, scores=scores)

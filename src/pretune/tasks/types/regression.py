@@ -1,6 +1,7 @@
 """Regression: a score for a text, or for a pair of texts, such as their similarity."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -62,7 +63,7 @@ class SequenceRegression(SequenceType):
         """Parse a generated score; if it is no number, return the middle of the scale."""
         low, high = rules.scale or (-math.inf, math.inf)
         try:
-            value = float(text)
+            value = float(re.sub(r"\s*\.\s*", ".", text))  # WordPiece decodes "3.8" as "3. 8"
         except ValueError:
             value = math.nan
         if not math.isfinite(value):

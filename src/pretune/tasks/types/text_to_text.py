@@ -16,7 +16,7 @@ import numpy as np
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.token import Generation
 from pretune.core.config import spec
-from pretune.core.errors import UsageError
+from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Ints, Sequences
 from pretune.tasks.encoding import (
@@ -102,6 +102,30 @@ def encode_text_to_text(rules: EncodingRules, examples: Sequence[Example], *, tr
     empty = int((pool.lengths[:count] == 0).sum())
     counts = Counts(examples=count, cut=int((lost > 0).sum()), lost=int(lost.sum()), empty=empty)
     return build_items(sequences, counts=counts)
+
+
+def spell_targets(rules: EncodingRules) -> tuple[str, ...]:
+    """Return the targets of the task's template as the tokenizer decodes them.
+
+    Raises:
+        DataError: Two targets are decoded to the same text, or one has an unknown token.
+    """
+    targets = rules.task.template.targets if rules.task.template else ()
+    spellings, unknown = tuple(map(rules.spell, targets)), rules.tokenizer.special.get("unk")
+    for target, spelling in zip(targets, spellings, strict=True):
+        problem = ""
+        if unknown in rules.tokenizer.encode(target, add_special_tokens=False, literal=True):
+            problem = "has characters that are not in the vocabulary"
+        elif not spelling:
+            problem = "has no tokens"
+        elif spellings.count(spelling) > 1:
+            problem = f"is generated as {spelling[:40]!r}, and so is another label"
+        if problem:
+            raise DataError(
+                f"task '{rules.task.name}': the label {target[:40]!r} {problem}; rename it, or use a classification "
+                "head (--set tune.text_to_text=false)"
+            )
+    return spellings
 
 
 def get_start_token(rules: EncodingRules) -> int:
