@@ -113,6 +113,38 @@ def test_lines_come_in_pairs(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.tsv", 'sentence_good\tsentence_bad\nIt "is", so\tIt are, so\nb\tc\n'),
+        ("p.csv", 'UID,sentence_bad,sentence_good\nu,"It are, so","It ""is"", so"\nu,c,b\n'),
+        ("p.txt", 'sentence_good;sentence_bad\n"It ""is"", so";It are, so\nb;c\n'),
+    ],
+)
+def test_tables_have_both_sentences_by_name(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+    for file in (tmp_path / name, tmp_path / f"{name}.gz"):
+        pairs = [(pair.text, pair.pair) for pair in read_pairs(file, "bad-first")]
+        assert pairs == [('It "is", so', "It are, so"), ("b", "c")]
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    pairs, skipped = read_pair_folder(tmp_path)
+    assert len(pairs) == 4 and skipped == ["other.csv"]
+    with pytest.raises(DataError, match="'sentence_good'"):
+        read_pairs(tmp_path / "other.csv")
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_json_array_is_an_error(tmp_path: Path, indent: int | None) -> None:
+    file = tmp_path / "pairs.json"
+    file.write_text(json.dumps([{"sentence_good": "a", "sentence_bad": "b"}] * 2, indent=indent))
+    with pytest.raises(DataError, match="JSON lines"):
+        read_pairs(file)
+    file = tmp_path / "pairs.txt"
+    file.write_text("[MASK] is old.\n[MASK] are old.\n")
+    assert read_pairs(file)[0].text == "[MASK] is old."
+
+
 def test_bias_files_are_tables(tmp_path: Path) -> None:
     file = tmp_path / "crows.csv"
     file.write_text(',sent_more,sent_less,bias_type\n0,"He, too",She,gender\n1,b,c,age\n')

@@ -6,6 +6,7 @@ sentences with the same tokens are tied.
 """
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -135,7 +136,8 @@ def _drop_zero_counts(counts: dict[str, int]) -> dict[str, int]:
 ORDERS = ("good-first", "bad-first")
 GOOD, BAD = "sentence_good", "sentence_bad"
 COMPRESSED_SUFFIXES = frozenset({".gz", ".xz", ".zst", ".bz2"})
-TEXT_SUFFIXES = frozenset({"", ".txt", ".jsonl", ".json", ".ndjson"})
+TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
+TEXT_SUFFIXES = frozenset({"", ".txt", ".jsonl", ".json", ".ndjson"}) | TABLE_SUFFIXES
 """File extensions of pairs."""
 IGNORED_STEMS = frozenset(
     {"readme", "license", "licence", "copying", "notice", "citation", "authors", "changelog", "manifest"}
@@ -144,7 +146,10 @@ IGNORED_STEMS = frozenset(
 
 
 def read_pairs(path: Path, order: str = "good-first") -> list[Example]:
-    """Read the pairs of a file, each with the better sentence as its text; `order` is the order of the lines."""
+    """Read the pairs of a file, each with the better sentence as its text.
+
+    A file has two lines per pair, in the given `order`; or it is a table or JSON lines with both sentences by name.
+    """
     if order not in ORDERS:
         raise UsageError(f"unknown order '{order[:40]}' (allowed: {', '.join(ORDERS)})")
     if not path.is_file():
@@ -154,6 +159,13 @@ def read_pairs(path: Path, order: str = "good-first") -> list[Example]:
         raise DataError(f"{path}: no sentences; expected two lines per pair, the better sentence first, or JSON lines")
     if rows[0][1].startswith("{"):
         return [_parse_object(row) for row in Jsonl().read_rows(path)]
+    if re.match(r"\[\s*(\{|$)", rows[0][1]):
+        raise DataError(f"{path}: a JSON array; write JSON lines, one object with {GOOD} and {BAD} per line")
+    if _is_table(path, rows[0][1]):
+        table = open_table(path, [GOOD, BAD])
+        for column in (GOOD, BAD):
+            table.check_column(column)
+        return [_parse_object(row) for row in table.read_rows()]
     if len(rows) % 2:
         raise DataError(f"{path}:{rows[-1][0]}: odd number of lines ({len(rows)}); expected two lines per pair")
     examples = []
@@ -167,7 +179,7 @@ def read_pair_folder(path: Path, order: str = "good-first") -> tuple[list[Exampl
     """Read the pairs of each file of a folder, with the file's name as their set; also return the skipped files.
 
     Hidden files are ignored. Files that describe the folder (README, LICENSE, …), of other extensions, empty ones, and
-    JSON lines without both sentences are skipped; any other file that is not readable as pairs is an error.
+    tables and JSON lines without both sentences are skipped; any other file that is not readable as pairs is an error.
     """
     examples: list[Example] = []
     skipped_files: list[str] = []
@@ -181,7 +193,7 @@ def read_pair_folder(path: Path, order: str = "good-first") -> tuple[list[Exampl
         examples += [replace(pair, group=name if names[name] == 1 else file.name) for pair in read_pairs(file, order)]
     if not examples:
         hint = f" (skipped: {', '.join(skipped_files[:5])})" if skipped_files else ""
-        raise DataError(f"{path}: no file of sentence pairs in this folder{hint}; pass .txt or .jsonl files")
+        raise DataError(f"{path}: no file of sentence pairs in this folder{hint}; pass .txt, .jsonl, .csv or .tsv files")
     return examples, skipped_files
 
 
@@ -194,13 +206,25 @@ def _get_set_name(file: Path) -> str:
 
 
 def _holds_pairs(file: Path) -> bool:
-    inner = file.with_suffix("") if file.suffix.lower() in COMPRESSED_SUFFIXES else file
+    inner = _remove_compression(file)
     if inner.suffix.lower() not in TEXT_SUFFIXES or inner.stem.lower() in IGNORED_STEMS:
         return False
     first = next((line.strip() for _, line in read_lines(file) if line.strip()), "")
+    if first and _is_table(file, first):
+        return {GOOD, BAD} <= {*open_table(file, [GOOD, BAD]).columns}
     if not first.startswith("{"):
         return bool(first)
     return {GOOD, BAD} <= next(iter(Jsonl().read_rows(file))).values.keys()
+
+
+def _remove_compression(file: Path) -> Path:
+    return file.with_suffix("") if file.suffix.lower() in COMPRESSED_SUFFIXES else file
+
+
+def _is_table(file: Path, first: str) -> bool:
+    """Return True for CSV and TSV by the extension, or by a first line that names both sentences."""
+    cells = {cell.strip(' "') for cell in re.split(r"[\t,;|]", first)}
+    return _remove_compression(file).suffix.lower() in TABLE_SUFFIXES or {GOOD, BAD} <= cells
 
 
 def _parse_object(row: TableRow) -> Example:
