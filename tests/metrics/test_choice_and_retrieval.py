@@ -81,3 +81,12 @@ def test_perplexities() -> None:
 def test_bad_input_is_named(call: Any, value: str) -> None:
     with pytest.raises(DataError, match=value):
         call()
+
+
+def test_numpy_labels_are_indices() -> None:
+    gold, rows = list(np.array([0, 1])), np.array([[0.75, 0.25], [0.25, 0.75]])
+    assert choice_accuracy(gold, rows) == 1.0
+    assert calibration_error(gold, rows) == pytest.approx(0.25)
+    for label in (True, np.bool_(True), 1.0):
+        with pytest.raises(DataError):
+            choice_accuracy([label], rows[:1])

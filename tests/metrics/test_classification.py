@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
 from pretune.metrics.classification import (
+    NO_LABEL,
     accuracy,
     accuracy_f1,
     accuracy_f1_macro,
@@ -136,3 +137,12 @@ def test_large_counts_are_exact() -> None:
 def test_bad_input_is_named(function: Any, gold: list[Any], predicted: list[Any], value: str) -> None:
     with pytest.raises(DataError, match=value):
         function(gold, predicted)
+
+
+def test_an_invalid_answer_is_wrong_but_no_class() -> None:
+    gold = [0, 1, 2] * 4
+    predicted = [NO_LABEL, *gold[1:]]
+    assert f1_macro(gold, predicted) == pytest.approx((6 / 7 + 1 + 1) / 3)
+    assert accuracy_f1_macro(gold, predicted)["accuracy"] == pytest.approx(11 / 12)
+    signs = [-1, -1, 1]  # labels of the user
+    assert f1_macro(signs, [-1, 1, 1]) == pytest.approx(sk.f1_score(signs, [-1, 1, 1], average="macro"))

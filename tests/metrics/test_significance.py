@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
-from pretune.metrics.classification import accuracy, accuracy_f1, matthews
+from pretune.metrics.classification import accuracy, accuracy_f1, f1_macro, matthews
 from pretune.metrics.significance import (
     compute_interval,
     paired_bootstrap,
@@ -121,3 +121,16 @@ def test_the_same_seed_gives_the_same_numbers_and_memory_stays_small() -> None:
 def test_bad_input_is_named(call: object, value: str) -> None:
     with pytest.raises(DataError, match=value or None):
         assert callable(call) and call()
+
+
+@pytest.mark.parametrize("runs", [3, 5, 10])
+def test_identical_runs_are_no_better(runs: int) -> None:
+    gold, predicted = made(0.7, 201, 3)
+    for metric in (accuracy_f1, f1_macro):
+        found = paired_bootstrap(gold, [predicted] * runs, [predicted], metric, rounds=200)
+        assert (found.difference, found.low, found.high, found.p) == (0.0, 0.0, 0.0, 1.0)
+    scores = np.random.default_rng(0).choice([0.1, 0.3, 2 / 7, 0.8], 200)
+    for scale in (1.0, 100.0):
+        means = [sum([score] * runs) / runs for score in (scale * scores).tolist()]
+        assert paired_bootstrap_of_means(means, (scale * scores).tolist(), rounds=500).p == 1.0
+    assert paired_bootstrap_of_means([0.1 + 1e-6] * 20, [0.1] * 20, rounds=99).p == 0.01

@@ -5,8 +5,9 @@ scikit-learn: it takes 10 to 90 times as long for a test set of 200 examples, an
 """
 
 import math
+import numbers
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,6 +15,9 @@ import numpy as np
 
 from pretune.core.errors import DataError
 from pretune.metrics import check_finite, check_labels, check_pairs, ratio
+
+NO_LABEL = -1
+"""Predicted label of an invalid answer or of a tie: always wrong, and no class."""
 
 
 def accuracy(gold: Iterable[Any], predictions: Iterable[Any]) -> float:
@@ -44,7 +48,7 @@ def f1(gold: Iterable[Any], predictions: Iterable[Any], *, positive: Any = 1) ->
 
 
 def f1_macro(gold: Iterable[Any], predictions: Iterable[Any], *, labels: Sequence[Any] | None = None) -> float:
-    """Macro F1: F1 averaged over the classes that occur in gold or predictions.
+    """Macro F1: F1 averaged over the classes that occur in gold or predictions; `NO_LABEL` is no class.
 
     `labels` fixes the classes; a class that does not occur then counts as 0.
 
@@ -52,7 +56,7 @@ def f1_macro(gold: Iterable[Any], predictions: Iterable[Any], *, labels: Sequenc
     0.6
     """
     counts = _count_pairs(gold, predictions)
-    classes = {label for pair in counts for label in pair} if labels is None else [*labels]
+    classes: Collection[Any] = _find_classes(counts) if labels is None else [*labels]
     if not classes:
         raise DataError("labels is empty; pass at least one class")
     return math.fsum(_f1(counts, label) for label in classes) / len(classes)
@@ -139,6 +143,11 @@ def _count_pairs(gold: Iterable[Any], predictions: Iterable[Any]) -> Counter[tup
     return Counter(zip(*check_labels(gold, predictions), strict=True))
 
 
+def _find_classes(counts: Counter[tuple[Any, Any]]) -> set[Any]:
+    gold = {g for g, _ in counts}
+    return gold | {p for _, p in counts if p != NO_LABEL}
+
+
 def _f1(counts: Counter[tuple[Any, Any]], label: Any) -> float:
     right = counts[label, label]
     return ratio(2 * right, sum(n * ((g == label) + (p == label)) for (g, p), n in counts.items()))
@@ -180,7 +189,7 @@ def calibration_error(gold: Iterable[int], predictions: Iterable[Sequence[float]
 def _is_correct(index: int, gold: Any, scores: Any) -> bool:
     """Return whether the right option beats every other one."""
     values = check_finite(f"score of example {index}, option", scores)
-    if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < len(values):
+    if isinstance(gold, bool) or not isinstance(gold, numbers.Integral) or not 0 <= int(gold) < len(values):
         raise DataError(f"gold {index} is {gold!r:.40}; expected the index of one of {len(values)} options, from 0")
     return all(values[gold] > value for i, value in enumerate(values) if i != gold)
 

@@ -21,6 +21,9 @@ from pretune.metrics import Metric, check_finite, get_headline
 
 Floats = NDArray[np.float64]
 
+ROUNDING = 1e-12
+"""Differences up to this share of the scores are rounding errors, that is no difference."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
@@ -98,7 +101,7 @@ def paired_bootstrap(
             sum(get_headline(metric(sample_gold, [run[i] for i in indices])) for run in side) / len(side)
             for side in sides
         )
-        return first - second
+        return 0.0 if abs(first - second) <= ROUNDING * max(abs(first), abs(second)) else first - second
 
     return _bootstrap(
         len(examples), rounds, level, seed, lambda samples: np.array([compute_difference(rows) for rows in samples])
@@ -116,8 +119,13 @@ def paired_bootstrap_of_means(
     first, second = (np.asarray(check_finite("score of example", side)) for side in (system, baseline))
     if len(first) != len(second):
         raise DataError(f"{len(first)} scores, but {len(second)} of the baseline; pass one per example for both")
-    gaps = first - second
-    return _bootstrap(len(gaps), rounds, level, seed, lambda rows: np.asarray(gaps[rows].mean(axis=1)))
+    gaps, tolerance = first - second, ROUNDING * max(np.abs(first).max(initial=0), np.abs(second).max(initial=0))
+
+    def compute_differences(rows: NDArray[np.int64]) -> Floats:
+        means = gaps[rows].mean(axis=1)
+        return np.where(np.abs(means) <= tolerance, 0.0, means)
+
+    return _bootstrap(len(gaps), rounds, level, seed, compute_differences)
 
 
 def compute_margin(first: float, second: float, examples: int) -> float:

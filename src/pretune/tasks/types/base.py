@@ -12,7 +12,7 @@ from pretune.adaptation.heads.base import TaskHead
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.log import format_count
 from pretune.metrics import METRIC_INPUTS, METRICS
-from pretune.metrics.classification import group_values
+from pretune.metrics.classification import NO_LABEL, group_values
 from pretune.models.spec import Model
 from pretune.tasks.encoding import EncodingRules, Floats, Items, PredictedLogits, read_classes
 from pretune.tasks.example import Example, Prediction, format_example
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 MAX_ROW_CHARACTERS = 600
 """Maximum number of characters of a text in predictions.jsonl."""
-NO_LABEL = -1
-"""Label of an invalid answer: always wrong."""
 
 LabelsAndPredictions = tuple[list[Any], list[Any]]
 """Labels (or other references) and predictions, one each."""
