@@ -11,8 +11,9 @@ import io as memory
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from pretune.core import io
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import atomic_write, open_regular
+from pretune.text.language import UNSPACED_LETTERS
 
 Floats = NDArray[np.float32]
 
@@ -33,12 +35,27 @@ _HEADER = re.compile(rb"([0-9]{1,12}) ([0-9]{1,6}) ?\r?\n?")
 
 
 def split_words(text: str) -> list[str]:
-    """Return the lowercase words of a text, without punctuation; an apostrophe inside a word belongs to it.
+    """Return the lowercase words of a text in NFC, without punctuation; an apostrophe inside a word belongs to it.
 
-    >>> split_words("Don't stop: it's 5 o'clock!")
-    ["don't", 'stop', "it's", '5', "o'clock"]
+    In scripts without spaces between words (kana, Han, Thai) every character is a word.
+
+    >>> split_words("Don't stop: it's 5 o'clock!"), split_words("好电影 by Ann")
+    (["don't", 'stop', "it's", '5', "o'clock"], ['好', '电', '影', 'by', 'ann'])
     """
-    return _WORD.findall(text.lower())
+    if text.isascii():
+        return _WORD.findall(text.lower())
+    return _compile_word().findall(unicodedata.normalize("NFC", text).lower())
+
+
+@cache
+def _compile_word() -> re.Pattern[str]:
+    r"""Return the pattern of words: letters and digits with their combining marks, which `\w` does not match."""
+    combining_marks = "".join(
+        character for character in map(chr, range(0x300, 0x1F000)) if unicodedata.category(character) in ("Mn", "Mc")
+    )
+    letters = rf"[^\W{UNSPACED_LETTERS}]"
+    word = rf"{letters}+(?:[{combining_marks}]+{letters}*)*"
+    return re.compile(rf"(?=\w)[{UNSPACED_LETTERS}][{combining_marks}]*|{word}(?:['’]{word})*")
 
 
 class WordVectors:

@@ -33,6 +33,8 @@ _SCRIPTS = {
     "ka": "\u10a0-\u10ff",
     "hy": "\u0530-\u058f",
 }
+UNSPACED_LETTERS = r"\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f\U00020000-\U0003134f"
+"""Ranges of a regular expression: characters of scripts without spaces between words (kana, Han, Thai)."""
 _LETTERS = {name: re.compile(f"[{letters}]+") for name, letters in _SCRIPTS.items()}
 _NOT_LATIN = re.compile(r"[^\x00-\u036f\u1e00-\u206f]+")
 

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix_array
+from pretune.text.language import UNSPACED_LETTERS
 
 _SEED = 0x6E65_6172  # of the hash functions; changing it changes signatures
 _BLOCK = 1024  # shingles hashed at a time
 _RECALL = 0.98  # minimum probability that a pair at the threshold shares a band
-_NO_SPACES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f\U00020000-\U0003134f]")
+_NO_SPACES = re.compile(f"[{UNSPACED_LETTERS}]")
 _TO_SPACES = bytes(32 if 32 < byte < 128 and not chr(byte).isalnum() else byte for byte in range(256))
 
 
