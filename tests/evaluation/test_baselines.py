@@ -158,3 +158,41 @@ def test_parts_of_speech_by_the_word_alone(shared_data: Path) -> None:
     found = FrequentTag().fit(words, tags)(test)
     pairs = [(a, b) for x, y in zip(found, gold, strict=True) for a, b in zip(x, y, strict=True)]
     assert np.mean([a == b for a, b in pairs]) > 0.84
+
+
+@pytest.mark.filterwarnings("ignore:Label")
+def test_a_task_with_one_label_has_a_baseline() -> None:
+    train = [Example(text=f"{'cats' if i % 2 else 'dogs'} {i}", tags=("cat",) if i % 2 else ()) for i in range(12)]
+    test = [Example(text="cats", tags=("cat",)), Example(text="dogs")]
+    predictions = BASELINES.get("one_vs_rest")().predict(train, test)
+    assert [prediction.tags for prediction in predictions] == [("cat",), ()]
+    always = [Example(text=f"cats {i}", tags=("cat",)) for i in range(12)]
+    assert [prediction.tags for prediction in BASELINES.get("one_vs_rest")().predict(always, test)] == [("cat",)] * 2
+
+
+@pytest.mark.parametrize(
+    "letters", ["的一是在不了有和人这中大为上个国我以要他时来", "กขคงจฉชซญฎฏฐฑฒณดตถทธนบปผฝพฟภมยรลวศ"]
+)
+def test_text_without_spaces_has_baselines(letters: str) -> None:
+    rng = np.random.default_rng(0)
+    task = Task(name="t", kind="classification", metrics=("accuracy",), splits={}, labels=("a", "b"))
+    rows = ["".join(rng.choice([*letters[2:]], 12)) for _ in range(260)]
+    examples = [Example(text=row[:6] + letters[i % 2] + row[6:], label=i % 2) for i, row in enumerate(rows)]
+    results, _ = run_baselines(task, examples[:200], examples[200:], ["svm", "vectors"])
+    accuracies = {
+        result.name: np.mean([p.label == e.label for p, e in zip(result.predictions, examples[200:], strict=True)])
+        for result in results
+    }
+    assert accuracies["svm"] > 0.8 and accuracies["vectors"] > 0.8
+
+
+def test_a_baseline_without_data_is_skipped() -> None:
+    task = Task(name="t", kind="classification", metrics=("accuracy",), splits={}, labels=("a", "b"))
+    examples = [Example(text=f"w{i} v{i}", label=i % 2) for i in range(8)]
+    results, skipped = run_baselines(task, examples, examples, ["majority", "svm", "vectors"])
+    assert [result.name for result in results] == ["majority", "svm"] and "2 times" in skipped["vectors"]
+
+
+def test_texts_without_common_words_have_features() -> None:
+    texts: list[Text] = [f"w{i}" for i in range(1200)]
+    assert TfIdf(texts)(texts[:2]).toarray().sum() == pytest.approx(2)

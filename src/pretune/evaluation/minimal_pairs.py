@@ -193,7 +193,9 @@ def read_pair_folder(path: Path, order: str = "good-first") -> tuple[list[Exampl
         examples += [replace(pair, group=name if names[name] == 1 else file.name) for pair in read_pairs(file, order)]
     if not examples:
         hint = f" (skipped: {', '.join(skipped_files[:5])})" if skipped_files else ""
-        raise DataError(f"{path}: no file of sentence pairs in this folder{hint}; pass .txt, .jsonl, .csv or .tsv files")
+        raise DataError(
+            f"{path}: no file of sentence pairs in this folder{hint}; pass .txt, .jsonl, .csv or .tsv files"
+        )
     return examples, skipped_files
 
 

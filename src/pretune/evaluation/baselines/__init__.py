@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from pretune.core.errors import UsageError, suggest
+from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.registry import Registry
 from pretune.core.seed import make_generator
 from pretune.evaluation.baselines.base import Baseline, Examples
@@ -131,7 +131,13 @@ def run_baselines(
             start = time.perf_counter()
             with warnings.catch_warnings(), use_one_thread(keep_torch=slot == "bilstm"):
                 warnings.simplefilter("ignore")  # of solvers that did not converge
-                predictions = _build_baseline(name, vectors).predict(subset, test, seed=seed)
+                try:
+                    predictions = _build_baseline(name, vectors).predict(subset, test, seed=seed)
+                except DataError as error:
+                    if slot == "vectors" and vectors is not None:  # the user's file
+                        raise
+                    skip_reasons[get_baseline_name(task, slot)] = str(error)
+                    continue
             rows.append(
                 BaselineResult(
                     name=get_baseline_name(task, slot),

@@ -91,7 +91,11 @@ class TfIdf:
         self._table = TfidfVectorizer(
             analyzer=extract_ngrams, sublinear_tf=True, min_df=compute_min_df(len(texts)), dtype=np.float32
         )
-        self._table.fit(first if second is None else [*first, *second])
+        documents = first if second is None else [*first, *second]
+        try:
+            self._table.fit(documents)
+        except ValueError:  # no term is in two texts
+            self._table.set_params(min_df=1).fit(documents)
 
     def __call__(self, texts: Sequence[Text]) -> Any:
         """Return a sparse matrix with a row for each text."""

@@ -153,6 +153,8 @@ class OneVsRest(TaskBaseline):
         texts = [get_text(example) for example in train]
         features = TfIdf(texts)
         y = np.array([[name in example.tags for name in labels] for example in train], dtype=int)
+        if len(labels) == 1:  # scikit-learn would read one column as two classes
+            y = np.hstack([y, np.zeros_like(y)])
         model = OneVsRestClassifier(LogisticRegression(max_iter=300, random_state=seed))
         if len(train) >= 2 * self.folds:
             split = KFold(self.folds, shuffle=True, random_state=seed)
@@ -160,5 +162,5 @@ class OneVsRest(TaskBaseline):
             model = search.fit(features(texts), y).best_estimator_
         else:
             model = model.fit(features(texts), y)
-        rows = np.asarray(model.predict(features([get_text(example) for example in test])))
+        rows = np.asarray(model.predict(features([get_text(example) for example in test])))[:, : len(labels)]
         return [Prediction(tags=tuple(np.array(labels, dtype=object)[row > 0].tolist())) for row in rows]
