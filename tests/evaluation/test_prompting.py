@@ -203,6 +203,15 @@ def test_choices_may_be_compared_by_the_mean_of_tokens_or_bytes() -> None:
     assert prompter.score_choices([example], ChoiceConfig(length="byte")).scores[0] == pytest.approx(sums / [16, 3])
 
 
+def test_bytes_are_those_of_the_scored_part() -> None:
+    example = Example(text="It was _ before.", choices=("old", "quiet and old"), label=0)
+    for part, sizes in (("answer", [3, 13]), ("after", [7, 7]), ("both", [11, 21])):
+        prompt = PromptTemplate(text="{before}{answer}{after}", scored_part=part)  # type: ignore[arg-type]
+        prompter = Prompter(scorer("gpt2"), prompt)
+        sums = prompter.score_choices([example]).scores[0]
+        assert prompter.score_choices([example], ChoiceConfig(length="byte")).scores[0] == pytest.approx(sums / sizes)
+
+
 def test_calibration_divides_by_what_nothing_gives() -> None:
     model = scorer("gpt2")
     prompter = Prompter(model, SEA, [Example(text="Nobody", label=0)])
@@ -325,6 +334,9 @@ def test_text_to_text_reads_the_template_and_writes_the_answer() -> None:
 def test_bad_input_is_one_line(table: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match=r"\{answer\}.* 0 "):
         PromptTemplate(text="{text}")
+    with pytest.raises(UsageError, match=r"\{answer\}.* 0 "):
+        PromptTemplate(text="{text} {{answer}}")
+    assert render_prompt(PromptTemplate(text="{{{answer}}}"), Example(text="a"), "b").text == "{b}"
     for text in ("{text {answer}", "}{answer}", "{{text}} {answer} {"):
         with pytest.raises(UsageError, match=re.escape(repr(text))):
             PromptTemplate(text=text)

@@ -99,17 +99,12 @@ class Prompter:
         for low in range(0, len(examples), BATCH_EXAMPLES):
             chunk = examples[low : low + BATCH_EXAMPLES]
             shot_counts = self._count_fitting_shots(chunk)
-            logprobs, lengths, truncated_count = self._compute_logprobs(chunk, shot_counts)
+            logprobs, units, truncated_count = self._compute_logprobs(chunk, shot_counts, config.length)
             truncated_texts += truncated_count
             dropped_shots += [len(self.shots) - count for count in shot_counts]
             sums += logprobs
-            for example, count, logs, size in zip(chunk, shot_counts, logprobs, lengths, strict=True):
-                units = {
-                    "sum": np.ones_like(logs),
-                    "token": size,
-                    "byte": _count_bytes(get_options(self.prompt, example)),
-                }
-                score = logs / units[config.length]
+            for example, count, logs, size in zip(chunk, shot_counts, logprobs, units, strict=True):
+                score = logs / size
                 scores.append(score - self._compute_content_free(example, count, config) if config.calibrate else score)
             if on_progress is not None:
                 on_progress(len(scores), len(examples))
@@ -148,9 +143,12 @@ class Prompter:
         return [int(n) + 1 for n in np.diff(encodings.offsets)]
 
     def _compute_logprobs(
-        self, examples: Sequence[Example], shot_counts: Sequence[int]
+        self, examples: Sequence[Example], shot_counts: Sequence[int], length: Literal["sum", "token", "byte"]
     ) -> tuple[list[Floats], list[Floats], int]:
-        """Return log-probabilities and token counts of the options of each example, and the truncated texts."""
+        """Return log-probabilities and lengths of the options of each example, and the truncated texts.
+
+        The length is that of the scored part, without the space before it: its tokens or bytes; 1 for sums.
+        """
         texts: list[str] = []
         spans: list[tuple[int, int]] = []
         for rendered_prompt in self._render_questions(examples, shot_counts):
@@ -160,11 +158,13 @@ class Prompter:
         passages = encode_passages(get_tokenizer(self.model), texts, spans, single_unit=is_single_unit)
         logprobs = compute_token_logprobs(self.model, passages, self.scoring, deduplicate=True)
         edges = np.cumsum([len(get_options(self.prompt, example)) for example in examples])[:-1]
-        return (
-            np.split(logprobs.sums, edges),
-            np.split(logprobs.counts.astype(np.float64), edges),
-            logprobs.truncated_passages,
-        )
+        lengths = np.ones(len(texts))
+        if length == "token":
+            lengths = logprobs.counts.astype(np.float64)
+        elif length == "byte":
+            parts = [text[start:stop].lstrip(" ") for text, (start, stop) in zip(texts, spans, strict=True)]
+            lengths = np.array([float(len(part.encode())) for part in parts])
+        return np.split(logprobs.sums, edges), np.split(lengths, edges), logprobs.truncated_passages
 
     def _render_questions(self, examples: Sequence[Example], shot_counts: Sequence[int]) -> Iterator[RenderedPrompt]:
         for example, count in zip(examples, shot_counts, strict=True):
@@ -182,13 +182,9 @@ class Prompter:
         key = shot_count, get_options(self.prompt, example)
         if key not in self._content_free:
             empty = [make_content_free(example, text) for text in CONTENT_FREE_INPUTS]
-            logprobs, lengths, _ = self._compute_logprobs(empty, [shot_count] * len(empty))
-            units = [
-                {"sum": np.ones_like(size), "token": size, "byte": _count_bytes(key[1])}[config.length]
-                for size in lengths
-            ]
+            logprobs, units, _ = self._compute_logprobs(empty, [shot_count] * len(empty), config.length)
             self._content_free[key] = average_content_free(
-                [logs / unit for logs, unit in zip(logprobs, units, strict=True)]
+                [logs / size for logs, size in zip(logprobs, units, strict=True)]
             )
         return self._content_free[key]
 
@@ -216,7 +212,3 @@ def softmax(scores: Floats) -> Floats:
     """
     exponentials = np.exp(scores - scores.max())
     return np.asarray(exponentials / exponentials.sum())
-
-
-def _count_bytes(texts: Sequence[str]) -> Floats:
-    return np.array([float(len(text.encode())) for text in texts])

@@ -46,6 +46,8 @@ class PromptTemplate:
         for name, form, conversion in fields:
             if not name.isidentifier() or form or conversion:
                 raise UsageError(f"invalid field {{{name[:40]}}} in the prompt; use plain names such as {{text}}")
+        if not any(f"{{{name}}}" == BLANK for name, _, _ in fields):  # {{answer}} is text in braces
+            raise UsageError(f"a prompt needs one {BLANK}, got 0 in {self.text[:60]!r}")
 
 
 class RenderedPrompt(NamedTuple):
