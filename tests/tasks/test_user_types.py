@@ -1,13 +1,16 @@
 """Users' tables of tags, spans, choices and texts: what is read, and the row of every fault."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pretune.core.errors import DataError, UsageError
+from pretune.tasks.example import Prediction
 from pretune.tasks.task import Task
+from pretune.tasks.types.embedding import read_dataset
 from pretune.tasks.user_table import build_user_task, get_columns
 
 
@@ -26,6 +29,42 @@ def test_tags(tmp_path: Path) -> None:
     task = read(tmp_path, rows, "tagging")
     assert (task.kind, task.labels, task.metrics[0]) == ("tagging", ("O", "B-ORG", "B-PER"), "entity_f1")
     assert [example.tags for example in task.read("train")] == [("B-ORG", "O"), ("B-PER",)]
+
+
+@pytest.mark.parametrize("name", ["a.conll", "a.jsonl"])
+def test_bilou_tags_are_read_as_iobes(tmp_path: Path, name: str) -> None:
+    sentences = [[("Anna", "U-PER"), ("left", "O")], [("New", "B-LOC"), ("York", "I-LOC"), ("City", "L-LOC")]]
+    path = tmp_path / name
+    if name == "a.conll":
+        path.write_text("\n\n".join("\n".join(map(" ".join, sentence)) for sentence in sentences) + "\n")
+    else:
+        path = table(tmp_path, [{"words": [w for w, _ in row], "tags": [t for _, t in row]} for row in sentences])
+    task = build_user_task({"train": path}, type="tagging")
+    assert task.labels == ("O", "B-LOC", "E-LOC", "I-LOC", "S-PER") and task.metrics[0] == "entity_f1"
+    examples = [*task.read("train")]
+    assert [example.tags for example in examples] == [("S-PER", "O"), ("B-LOC", "I-LOC", "E-LOC")]
+    assert task.type.score(examples, [Prediction(tags=example.tags) for example in examples])["f1"] == 1.0
+
+
+def test_entity_tags_are_checked_before_training(tmp_path: Path) -> None:
+    single = [{"words": ["Anna", "left"], "tags": ["S-PER", "O"]}]
+    assert read(tmp_path, single, "tagging").metrics[0] == "entity_f1"
+    for tag in ("X-PER", "LOC"):
+        with pytest.raises(DataError, match=tag):
+            read(tmp_path, [*single, {"words": ["Rome"], "tags": [tag]}], "tagging")
+        with pytest.raises(DataError, match=tag):
+            read(tmp_path, [{**single[0], "predicate": 1}, {"words": ["Rome"], "tags": [tag], "predicate": 0}], "srl")
+
+
+@pytest.mark.parametrize("row", [{"score": math.nan}, {"score": "inf"}, {"label": ""}, {"label": None}])
+def test_pairs_for_embeddings_need_a_label_or_a_score(tmp_path: Path, row: dict[str, Any]) -> None:
+    (name,) = row
+    pair = {"sentence1": "a", "sentence2": "b"}
+    values = ["yes", "no"] if name == "label" else [0.5, 1]
+    path = table(tmp_path, [pair | {name: value} for value in values])
+    assert len(read_dataset(train=path).gold) == 2
+    with pytest.raises(DataError, match=r":3: "):
+        read_dataset(train=table(tmp_path, [*(pair | {name: value} for value in values), pair | row]))
 
 
 def test_spans(tmp_path: Path) -> None:

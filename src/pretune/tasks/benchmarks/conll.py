@@ -1,10 +1,13 @@
 """CoNLL columns: one word per line, blank lines between sentences; CoNLL-2003's named entities (Tjong Kim Sang, 2003).
 
 Published in IOB1, where an entity begins with I- unless it touches one of the same type. The reader converts to IOB2,
-where every entity begins with B-: the entities, and so their F1, are the same.
+where every entity begins with B-: the entities, and so their F1, are the same. Users' files may be in BILOU, which is
+IOBES with other letters.
 
-    >>> to_iob2(["I-PER", "I-PER", "O", "I-ORG", "B-ORG", "I-LOC"])
+    >>> normalize_tags(["I-PER", "I-PER", "O", "I-ORG", "B-ORG", "I-LOC"])
     ['B-PER', 'I-PER', 'O', 'B-ORG', 'B-ORG', 'B-LOC']
+    >>> normalize_tags(["U-PER", "O", "B-LOC", "L-LOC"])
+    ['S-PER', 'O', 'B-LOC', 'E-LOC']
 """
 
 import os
@@ -19,17 +22,19 @@ from pretune.tasks.table import read_lines
 from pretune.tasks.task import SplitFile, Task
 
 _DOCUMENT = "-DOCSTART-"
+_IOBES_PREFIXES = {"U-": "S-", "L-": "E-"}
 
 
-def to_iob2(tags: Sequence[str]) -> list[str]:
-    """Convert IOB1 or IOB2 tags to IOB2; other tags are unchanged."""
-    iob2_tags: list[str] = []
+def normalize_tags(tags: Sequence[str]) -> list[str]:
+    """Convert IOB1 tags to IOB2, and BILOU tags to IOBES; other tags are unchanged."""
+    normalized_tags: list[str] = []
     previous = "O"
     for tag in tags:
+        tag = _IOBES_PREFIXES.get(tag[:2], tag[:2]) + tag[2:]
         starts = tag.startswith("I-") and (previous[:2] not in ("B-", "I-") or previous[2:] != tag[2:])
-        iob2_tags.append("B-" + tag[2:] if starts else tag)
+        normalized_tags.append("B-" + tag[2:] if starts else tag)
         previous = tag
-    return iob2_tags
+    return normalized_tags
 
 
 @spec
@@ -49,7 +54,7 @@ class ConllReader:
             if not block:
                 continue
             words = tuple(self._get_cell(cells, self.word, name, line) for line, cells in block)
-            tags = tuple(to_iob2([self._get_cell(cells, self.tag, name, line) for line, cells in block]))
+            tags = tuple(normalize_tags([self._get_cell(cells, self.tag, name, line) for line, cells in block]))
             for (line, _), tag in zip(block, tags, strict=True):
                 if self.labels and tag not in self.labels:
                     raise DataError(f"{name}:{line}: tag must be one of {join_names(self.labels)}, got {tag[:40]!r}")

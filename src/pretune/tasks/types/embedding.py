@@ -5,6 +5,7 @@ read_dataset(task="snli", loss="classes")  # premise, hypothesis, class
 read_dataset(train="pairs.tsv")            # columns anchor, positive, negative; or two texts and a score or label
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ from pretune.data.plan import BatchShape
 from pretune.data.sequences import Ints, Sequences
 from pretune.inference.embed import EncodedTexts, encode_texts
 from pretune.tasks import TASKS
-from pretune.tasks.table import TableRow, find_column, open_table
+from pretune.tasks.table import TableRow, data_error, find_column, open_table
 from pretune.tasks.task import Task
 from pretune.tasks.types.base import TaskType
+from pretune.tasks.user_table import read_label
 from pretune.text.tokenizer import Tokenizer
 
 ENTAILMENT, CONTRADICTION = "entailment", "contradiction"
@@ -118,8 +120,9 @@ def _read_task(task: Task, data: str | os.PathLike[str] | None, split: str) -> P
     low, high = (task.scale or (0.0, 1.0)) if is_scored else (0.0, 1.0)
     texts, gold = list[tuple[str, ...]](), list[float]()
     for example in examples:
-        if example.label is None:
-            raise DataError(f"task '{task.name}': the example '{example.text[:40]}' has no label")
+        if example.label is None or not math.isfinite(example.label):
+            problem = "no label" if example.label is None else "no finite score"
+            raise DataError(f"task '{task.name}': the example '{example.text[:40]}' has {problem}")
         texts.append((example.text, example.pair or ""))
         gold.append((float(example.label) - low) / (high - low))
     return PairDataset(texts=texts, gold=gold, classes=task.labels, is_scored=is_scored)
@@ -140,7 +143,7 @@ def _read_file(path: Path) -> PairDataset:
     if score is not None and columns["negative"] is None:
         return PairDataset(texts=texts, gold=_parse_scores(rows, score), is_scored=True)
     if label is not None and columns["negative"] is None:
-        names = [str(row.get(label)) for row in rows]
+        names = [read_label(row, label) for row in rows]
         classes = tuple(sorted({*names}))
         return PairDataset(texts=texts, gold=[float(classes.index(name)) for name in names], classes=classes)
     return PairDataset(texts=texts, gold=[0.0] * len(texts))
@@ -153,7 +156,9 @@ def _parse_scores(rows: Sequence[TableRow], column: str) -> list[float]:
         try:
             scores.append(float(row.get(column)))
         except (TypeError, ValueError):
-            raise DataError(f"{row.location}: score {str(row.get(column))[:40]!r} is not a number") from None
+            raise data_error(f"{row.location}: score {str(row.get(column))[:40]!r} is not a number") from None
+        if not math.isfinite(scores[-1]):
+            raise data_error(f"{row.location}: score {scores[-1]} is not finite; fill it in, or remove the row")
     low, high = (0.0, 1.0) if min(scores) >= 0 and max(scores) <= 1 else (min(scores), max(scores))
     return [(value - low) / max(high - low, 1e-9) for value in scores]
 

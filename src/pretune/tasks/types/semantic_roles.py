@@ -23,7 +23,7 @@ from pretune.tasks.encoding import EncodingRules, PooledSequences, TokenPool, mi
 from pretune.tasks.example import Example
 from pretune.tasks.table import TableFile, TableRow, data_error, open_table
 from pretune.tasks.task import Task
-from pretune.tasks.types.tagging import TagListReader, TokenTagging, collect_tags, find_word_tokens
+from pretune.tasks.types.tagging import TagListReader, TokenTagging, check_entity_tags, collect_tags, find_word_tokens
 from pretune.tasks.user_table import UserTables
 
 MARK = "*"
@@ -92,6 +92,7 @@ class SemanticRoles(TokenTagging):
                 "index of the predicate"
             )
         labels = tables.labels or collect_tags(reader(train.path), train.path)
+        check_entity_tags(labels, train.path)
         return tables.build_task("srl", replace(reader, labels=labels), metrics=("argument_f1",), labels=labels)
 
 

@@ -23,8 +23,9 @@ from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Ints, compute_offsets, compute_starts
+from pretune.metrics.entities import extract_entities
 from pretune.models.spec import Model
-from pretune.tasks.benchmarks.conll import ConllReader, to_iob2
+from pretune.tasks.benchmarks.conll import ConllReader, normalize_tags
 from pretune.tasks.benchmarks.universal_dependencies import ConlluReader
 from pretune.tasks.encoding import (
     Counts,
@@ -206,7 +207,9 @@ class TokenTagging(TaskType):
                 f"{train.path}: tagging needs a CoNLL file, or JSONL with a list of words and a list of tags"
             )
         reader = replace(reader, labels=tables.labels or collect_tags(reader(train.path), train.path))
-        has_entities = any(tag.startswith("B-") for tag in reader.labels)
+        has_entities = any(tag.startswith(("B-", "S-")) for tag in reader.labels)
+        if has_entities:
+            check_entity_tags(reader.labels, train.path)
         metrics = ("entity_f1", "tag_accuracy") if has_entities else ("tag_accuracy",)
         return tables.build_task("tagging", reader, metrics=metrics, labels=reader.labels)
 
@@ -239,7 +242,7 @@ class TagListReader(TableReader):
         words, tags = (_read_strings(row, column) for column in (self.text, self.label))
         if not words or len(words) != len(tags):
             raise data_error(f"{row.location}: {len(words)} words and {len(tags)} tags; every word needs one tag")
-        tags = tuple(to_iob2(tags))
+        tags = tuple(normalize_tags(tags))
         for tag in tags:
             if self.labels and tag not in self.labels:
                 raise data_error(f"{row.location}: tag {tag[:40]!r} is not in the training data")
@@ -265,6 +268,14 @@ def collect_tags(examples: Iterable[Example], path: Path) -> tuple[str, ...]:
     if len(tags) < 2:
         raise data_error(f"{path}: at least two different tags are needed, got {len(tags)}")
     return tuple(sorted(tags, key=lambda tag: (tag != OUTSIDE_TAG, tag[2:] if tag[1:2] == "-" else tag, tag)))
+
+
+def check_entity_tags(tags: Iterable[str], path: Path) -> None:
+    """Raise DataError for a tag of no scheme, which entity F1 could not score."""
+    try:
+        extract_entities([*tags])
+    except DataError as error:
+        raise data_error(f"{path}: {error}") from None
 
 
 def _read_strings(row: TableRow, column: str) -> tuple[str, ...]:
