@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
 from pretune.evaluation import EvaluationResult
-from pretune.evaluation.perplexity import evaluate_cloze, evaluate_perplexity, read_blanks, split_windows
+from pretune.evaluation.perplexity import (
+    _measure_unscored,
+    evaluate_cloze,
+    evaluate_perplexity,
+    read_blanks,
+    split_windows,
+)
 from pretune.inference.scoring import ScoringConfig
 from pretune.tasks.example import Example
 from tests.inference.scorers import ids, log_softmax, scorer
@@ -86,6 +92,44 @@ def test_every_shape_has_a_perplexity(family: str) -> None:
     first = 2 if family == "gpt" else 0  # nothing is read before the first token of each
     assert found.counts.get("unscored", 0) == first
     assert found.counts["tokens"] == len(ids(model, LONG)) + len(ids(model, "old")) - first
+
+
+def test_unscored_words_and_bytes_are_not_counted() -> None:
+    model, texts = scorer("gpt"), [LONG, f"  {LONG}", "old sea"]
+    tokens = [ids(model, text) for text in texts]
+    found = evaluate_perplexity(model, texts)
+    starts = [model.tokenizer.encode_batch([text], literal=True).starts.tolist() for text in texts]
+    rests = [text[: start[1]].rstrip() for text, start in zip(texts, starts, strict=True)]
+    whole = sum(text[start[1] - 1] == " " for text, start in zip(texts, starts, strict=True))
+    assert found.counts["bytes"] == sum(map(len, texts)) - sum(map(len, rests))
+    assert found.counts["words"] == sum(len(text.split()) for text in texts) - whole
+    nats = 0.0
+    for row in tokens:
+        logs = log_softmax(model, row)
+        nats -= sum(float(logs[at - 1, row[at]]) for at in range(1, len(row)))
+    assert found.scores["bits_per_byte"] == pytest.approx(nats / found.counts["bytes"] / math.log(2), rel=1e-6)
+    assert found.scores["word_perplexity"] == pytest.approx(math.exp(nats / found.counts["words"]), rel=1e-6)
+    apart = evaluate_perplexity(model, texts, window=2, stride=2)  # the first token of every window has no context
+    assert apart.counts["unscored"] == sum(-(-len(row) // 2) - (len(row) % 2) * (len(row) > 2) for row in tokens)
+    assert 0 < apart.counts["bytes"] < found.counts["bytes"] and apart.counts["words"] < found.counts["words"]
+
+
+def test_every_byte_belongs_to_one_token() -> None:
+    texts = [f"  {LONG} ", "old sea", "\u00e9\u4f60 x"]
+    for family in ("gpt", "gpt2", "t5"):
+        tokenizer = scorer(family).tokenizer
+        count = len(tokenizer.encode_batch(texts, literal=True).ids)
+        sizes = [_measure_unscored(tokenizer, texts, np.arange(count) == place)[1] for place in range(count)]
+        assert sum(sizes) == sum(len(text.encode()) for text in texts)
+        assert _measure_unscored(tokenizer, texts, np.ones(count, dtype=bool))[1] == sum(sizes)
+        assert _measure_unscored(tokenizer, texts, np.zeros(count, dtype=bool)) == (0, 0)
+
+
+def test_texts_of_one_token_cannot_be_scored_without_a_start_token() -> None:
+    model = scorer("gpt")
+    word = next(word for word in LONG.lower().split() if len(ids(model, word)) == 1)
+    with pytest.raises(DataError, match="start token"):
+        evaluate_perplexity(model, [word, word])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])

@@ -28,7 +28,7 @@ import numpy as np
 from torch import nn
 
 from pretune.core.errors import DataError, UsageError, explain_missing
-from pretune.data.sequences import compute_offsets, spread
+from pretune.data.sequences import Bools, compute_offsets, spread
 from pretune.evaluation import EvaluationResult
 from pretune.evaluation.minimal_pairs import average_by_group
 from pretune.inference.scoring import DEFAULT_SCORING, Passages, ScoringConfig, compute_token_logprobs, encode_passages
@@ -43,6 +43,7 @@ from pretune.inference.text_model import (
 from pretune.metrics.numeric import bits, perplexity
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl
+from pretune.text.tokenizer import Tokenizer
 
 DEFAULT_WINDOW, BIDIRECTIONAL_WINDOW = 512, 128
 """Default window length; that of bidirectional models, where each token costs a copy of the window."""
@@ -87,7 +88,8 @@ def evaluate_perplexity(
 ) -> EvaluationResult:
     """Evaluate perplexity per token, word and byte, and bits per byte; words are separated by white space.
 
-    The window defaults to the training length, if known, because the model is untrained at later positions.
+    Tokens without context are not scored, and neither are their words and bytes counted. The window defaults to the
+    training length, if known, because the model is untrained at later positions.
     """
     texts = [text for text in texts if text.strip()]
     if not texts:
@@ -99,7 +101,11 @@ def evaluate_perplexity(
     windows = _split_passages(passages, window_length, stride, bidirectional)
     logprobs = compute_token_logprobs(model, windows, scoring, on_progress)
     nats, tokens = -float(logprobs.sums.sum()), int(logprobs.counts.sum())
-    words, size = sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
+    if not tokens:
+        raise DataError("no token to score: each text is one token, and the model has no start token; pass longer text")
+    total_size = sum(len(text.encode()) for text in texts)
+    unscored_words, unscored_size = _measure_unscored(get_tokenizer(model), texts, np.isnan(logprobs.logprobs))
+    words, size = sum(len(text.split()) for text in texts) - unscored_words, total_size - unscored_size
     kind = "pseudo_perplexity" if bidirectional else "perplexity"
     counts = {
         "documents": len(texts),
@@ -116,7 +122,7 @@ def evaluate_perplexity(
         notes.append(f"{unknown_text}; word and byte perplexity are too low")
     scores = {
         kind: perplexity(nats, tokens),
-        f"word_{kind}": perplexity(nats, words),
+        f"word_{kind}": perplexity(nats, max(words, 1)),
         f"byte_{kind}": perplexity(nats, size),
         "bits_per_byte": bits(nats, size),
     }
@@ -124,7 +130,7 @@ def evaluate_perplexity(
         windows = _split_passages(passages.reverse(), window_length, stride, False)
         logprobs = compute_token_logprobs(model, windows, scoring, on_progress, backward=True)
         nats, tokens = -float(logprobs.sums.sum()), int(logprobs.counts.sum())
-        scores |= {"backward_perplexity": perplexity(nats, tokens), "backward_bits_per_byte": bits(nats, size)}
+        scores |= {"backward_perplexity": perplexity(nats, tokens), "backward_bits_per_byte": bits(nats, total_size)}
         notes.append("perplexity: each token given those before it; backward_perplexity: given those after it")
     return EvaluationResult(
         task="perplexity",
@@ -132,6 +138,26 @@ def evaluate_perplexity(
         counts={name: count for name, count in counts.items() if count},
         notes=tuple(notes),
     )
+
+
+def _measure_unscored(tokenizer: Tokenizer, texts: Sequence[str], is_unscored: Bools) -> tuple[int, int]:
+    """Return the words and bytes of the unscored tokens, given those of all texts in order; a part of a word is none.
+
+    A token has the white space before it; a character of several tokens belongs to the last one.
+    """
+    if not is_unscored.any():
+        return 0, 0
+    encoding = tokenizer.encode_batch(texts, literal=True)
+    words = size = 0
+    for place in np.flatnonzero(is_unscored).tolist():
+        number = int(np.searchsorted(encoding.offsets, place, side="right")) - 1
+        text, first, last = texts[number], int(encoding.offsets[number]), int(encoding.offsets[number + 1]) - 1
+        start = 0 if place == first else len(text[: encoding.starts[place]].rstrip())
+        stop = len(text) if place == last else len(text[: encoding.starts[place + 1]].rstrip())
+        size += len(text[start:stop].encode())
+        is_cut = start < stop and not (stop == len(text) or text[stop].isspace())
+        words += max(len(text[start:stop].split()) - is_cut, 0) if start == 0 or text[start].isspace() else 0
+    return words, size
 
 
 def _choose_window(
