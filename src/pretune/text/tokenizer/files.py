@@ -12,12 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tokenizers import PreTokenizedString, Token
+from tokenizers import AddedToken, PreTokenizedString, Token
 from tokenizers import Tokenizer as Raw
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import ByteLevel
 
-from pretune.core import io
+from pretune.core import io, log
 from pretune.core.errors import CheckpointError, PretuneError, suggest_file
 from pretune.core.hub import resolve_path
+from pretune.core.log import join_names
 from pretune.text.template import TEXT_A, TEXT_B, Layout, TokenTemplate
 
 if TYPE_CHECKING:
@@ -190,3 +193,68 @@ def read_number(config: Mapping[str, Any], name: str, max_value: int) -> int | N
     """Return an integer from 1 to `max_value` of the config, or None."""
     value = config.get(name)
     return value if type(value) is int and 0 < value <= max_value else None
+
+
+_GENERIC_CLASSES = frozenset({"PreTrainedTokenizer", "TokenizersBackend"})
+_NORMALIZER_SETTINGS: Mapping[str, tuple[str, Any]] = {
+    "do_lower_case": ("lowercase", True),
+    "strip_accents": ("strip_accents", None),
+    "tokenize_chinese_chars": ("handle_chinese_chars", True),
+}
+"""Attributes of the normalizer of WordPiece models by setting, with the defaults of transformers."""
+_PREFIX, _ADDED_TOKENS, _CLASS = "add_prefix_space", "added_tokens_decoder", "tokenizer_class"
+_TOKEN_FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
+
+
+def apply_settings(raw: Raw, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply the settings of `tokenizer_config.json` as transformers does; return the others.
+
+    A tokenizer class of a model replaces what `tokenizer.json` has, a generic class does not. Without a class this is
+    unknown: settings that disagree are reported, and not applied.
+    """
+    name = str(config.get(_CLASS) or "").removesuffix("Fast")
+    try:
+        conflicts = [] if name in _GENERIC_CLASSES else _set_components(raw, config, apply=bool(name))
+        moved_tokens = _add_tokens(raw, config.get(_ADDED_TOKENS) or {})
+    except (AttributeError, TypeError, ValueError) as fault:
+        raise CheckpointError(f"{CONFIG_FILE}: invalid settings ({str(fault)[:200]})") from None
+    if conflicts:
+        log.warn(f"{CONFIG_FILE}: {join_names(conflicts)} may disagree with {TOKENIZER_FILE}, which is used")
+    if moved_tokens:
+        log.warn(f"{CONFIG_FILE}: the ids of {join_names(moved_tokens, 5)} are not those of the tokenizer")
+    used_settings = {*_NORMALIZER_SETTINGS, _PREFIX, _ADDED_TOKENS, _CLASS}
+    return {key: value for key, value in config.items() if key not in used_settings}
+
+
+def _set_components(raw: Raw, config: Mapping[str, Any], *, apply: bool) -> list[str]:
+    """Set the normalizer and the pre-tokenizer by the config; return the settings that could not be applied."""
+    normalizer: Any = raw.normalizer
+    conflicts: list[str] = []
+    if hasattr(normalizer, "handle_chinese_chars"):
+        for setting, (attribute, default) in _NORMALIZER_SETTINGS.items():
+            value = getattr(normalizer, attribute)
+            if apply:
+                setattr(normalizer, attribute, config.get(setting, default))
+            elif config.get(setting, value) != value:
+                conflicts.append(setting)
+    elif apply and isinstance(raw.model, WordPiece):
+        conflicts += [setting for setting in _NORMALIZER_SETTINGS if config.get(setting) is not None]
+    pre_tokenizer = raw.pre_tokenizer
+    if isinstance(pre_tokenizer, ByteLevel):
+        if apply and _PREFIX in config:
+            pre_tokenizer.add_prefix_space = config[_PREFIX]
+        elif config.get(_PREFIX, not apply and pre_tokenizer.add_prefix_space) != pre_tokenizer.add_prefix_space:
+            conflicts.append(_PREFIX)  # most classes have none by default
+    return conflicts
+
+
+def _add_tokens(raw: Raw, tokens: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Add the tokens that only the config has; return those whose id, the next free one, is not that of the config."""
+    present = {"", *(token.content for token in raw.get_added_tokens_decoder().values())}
+    new_tokens = {
+        get_token_text(fields): (int(i), {flag: bool(fields[flag]) for flag in _TOKEN_FLAGS if flag in fields})
+        for i, fields in sorted(tokens.items(), key=lambda item: int(item[0]))
+        if get_token_text(fields) not in present
+    }
+    raw.add_tokens([AddedToken(content, **flags) for content, (_, flags) in new_tokens.items()])
+    return [content for content, (i, _) in new_tokens.items() if raw.token_to_id(content) != i]

@@ -159,7 +159,7 @@ class Tokenizer:
 
     def __init__(self, raw: Raw, config: Mapping[str, Any] | None = None) -> None:
         """Wrap a tokenizer; `config` holds the entries of its config files."""
-        config = dict(config or {})
+        config = files.apply_settings(raw, config or {})
         raw.no_padding()
         raw.no_truncation()
         vocabulary = raw.get_vocab(with_added_tokens=True)
