@@ -5,7 +5,6 @@ Pickles are never loaded: they are refused by suffix, and under any other name b
 
 import itertools
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +30,8 @@ FLOAT_DTYPES = frozenset({"F32", "F16", "BF16", "F64"})
 
 REMEDY = f"save the weights as {SINGLE_FILE}"
 
-_WEIGHT_FILE_PATTERN = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+WEIGHT_FILES = (SINGLE_FILE, INDEX_FILE, "model-?????-of-?????.safetensors")
+"""Patterns of the files that `write_shards` writes."""
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,6 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
             os.fsync(handle.fileno())
 
 
-def list_weight_names(folder: Path) -> list[str]:
-    """Return the names of weight files in a directory, as `write_shards` writes them."""
-    return [file.name for file in folder.glob("model*") if _WEIGHT_FILE_PATTERN.fullmatch(file.name)]
-
-
 def format_error(error: Exception) -> str:
     """Format a library's error as one short printable line; it may quote the file."""
     text = " ".join((str(error) or type(error).__name__).split())
@@ -178,6 +173,9 @@ MODULES_FILE = "modules.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
 LENGTH_FILE_PATTERN = "sentence_*_config.json"
 """File with the maximum sequence length; its name differs between releases."""
+
+SENTENCE_FILES = (MODULES_FILE, PROMPTS_FILE, LENGTH_FILE_PATTERN)
+"""Patterns of the files at the top level."""
 
 MODULE_FILES = ("config.json", "model.safetensors")
 """Files that are kept from the folder of a module."""

@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pretune.core.errors import PretuneError, ResourceError, UsageError, suggest_file
@@ -258,13 +258,18 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
 
 
 @contextlib.contextmanager
-def atomic_directory(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator[Path]:
+def atomic_directory(
+    path: str | os.PathLike[str], overwrite: bool = False, *, owned: Sequence[str] = ()
+) -> Iterator[Path]:
     """Yield a temporary directory to fill; it becomes `path` if the block succeeds and is removed if it fails.
 
     A new `path` appears by one rename. An existing one (empty, or not empty with `overwrite`) keeps its other files and
     receives the new ones one by one, its manifest removed first and restored last, so that a kill in between leaves
     a directory that is recognisably incomplete. Its temporary directory lies inside, since `path` may be a mount.
     Leftovers of an earlier writer of `path` that was killed are removed first.
+
+    `owned` are patterns of what an earlier write may have left: removed after the block, except folders with other
+    files. The first is the name of the main file, without which nothing is read: removed first and restored last too.
     """
     with translate_write_errors(path):
         target = Path(path).resolve()
@@ -285,7 +290,7 @@ def atomic_directory(path: str | os.PathLike[str], overwrite: bool = False) -> I
                 yield temporary
                 _sync_tree(temporary)
                 if exists:
-                    _merge(temporary, target)
+                    _merge(temporary, target, owned)
                     temporary.rmdir()
                     sync(target)
                 else:
@@ -300,19 +305,30 @@ def atomic_directory(path: str | os.PathLike[str], overwrite: bool = False) -> I
                 raise
 
 
-def _merge(source: Path, target: Path) -> None:
-    """Move every file of a tree over another tree; manifests last, the outermost one at the very end."""
+def _merge(source: Path, target: Path, owned: Sequence[str]) -> None:
+    """Move every file of a tree over another tree; main files and then manifests last, the outermost at the very end.
+
+    They are also removed first, and then what else matches `owned`: a kill in between leaves no main file.
+    """
+    markers = (*owned[:1], MANIFEST)
     paths = [Path(folder, name).relative_to(source) for folder, _, names in os.walk(source) for name in names]
-    files = sorted(paths, key=lambda file: (file.name == MANIFEST, -len(file.parts), file))
+    files = sorted(paths, key=lambda file: (file.name == MANIFEST, file.name in markers, -len(file.parts), file))
     for file in files:  # check everything before moving anything
         if (target / file).is_dir():
             raise UsageError(f"cannot write '{target / file}': it is a directory, not a file; move it")
         for folder in [target / parent for parent in file.parents]:
             if folder.exists() and not folder.is_dir():
                 raise UsageError(f"cannot write '{target / file}': '{folder}' is a file; move it")
-    for stale in {Path(MANIFEST), *(file for file in files if file.name == MANIFEST)}:
+    for stale in {*map(Path, markers), *(file for file in files if file.name in markers)}:
         (target / stale).unlink(missing_ok=True)
         sync((target / stale).parent)
+    # NOTE: files below a link are not ours.
+    for path in [path for pattern in owned for path in target.glob(pattern) if not path.parent.is_symlink()]:
+        if path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError):  # it holds other files
+                path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
     for file in files:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         if file.name == MANIFEST:  # the files must be on disk before their manifest

@@ -4,7 +4,7 @@ Everything is checked before weights are allocated: the config against the suppo
 in the safetensors headers against the spec.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -53,6 +53,16 @@ PARTNER_FOLDERS = (GENERATOR, BACKWARD)
 """Folders inside a model directory for the second model of a pair."""
 
 CONFIG_FILE = "config.json"
+SAVED_FILES = (
+    CONFIG_FILE, "adapter.json", "adapter_config.json", "adapter_model.safetensors", *tensor_files.WEIGHT_FILES
+)  # fmt: skip
+"""Patterns of files that show an earlier save of a model or an adapter."""
+
+OWNED_FILES = (
+    CONFIG_FILE, io.MANIFEST, *ASSET_FILES, *tensor_files.SENTENCE_FILES, "head.safetensors", *SAVED_FILES
+)  # fmt: skip
+"""Patterns of all files of a save, those that show it last; the next one replaces them."""
+
 MAX_CONFIG_BYTES = 16 << 20
 MAX_ASSET_BYTES = 64 << 20
 SHARD_BYTES = 5 * 10**9
@@ -119,15 +129,19 @@ def save(
     The second model of a pair is written to a folder inside the directory.
     """
     parts = {"": model} if isinstance(model, LanguageModel) else model.get_models_by_folder()
-    with io.atomic_directory(Path(directory), overwrite=overwrite) as folder:
+    owned = [CONFIG_FILE]
+    # NOTE: without an earlier save, files of the other names are the user's, such as those of a tokenizer alone.
+    if any(any(Path(directory).glob(pattern)) for pattern in SAVED_FILES):
+        owned += [f"{name}/{file}" for name in PARTNER_FOLDERS for file in (*OWNED_FILES, "")]
+        owned += OWNED_FILES
+    with io.atomic_directory(Path(directory), overwrite=overwrite, owned=owned) as folder:
         for name, part in parts.items():
             (folder / name).mkdir(exist_ok=True)
-            names = _write(part, folder / name, shard, head)
-            _remove_stale(Path(directory) / name, names)
+            _write(part, folder / name, shard, head)
 
 
-def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | None) -> list[str]:
-    """Write the files of one model and their manifest; return the file names."""
+def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | None) -> None:
+    """Write the files of one model and their manifest."""
     if any(getattr(module, "is_adapter", False) is True for module in model.modules()):
         raise UsageError(
             "this model has an adapter, which the checkpoint format cannot hold; merge it first, or save the adapter"
@@ -157,7 +171,6 @@ def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | Non
         names.append("generation_config.json")
     names += tensor_files.write_sentence_files(folder, {} if head else model.assets.modules)
     io.write_manifest(folder, names)
-    return names
 
 
 def inspect_checkpoint(directory: str | Path) -> tuple[Model, list[Move], dict[str, TensorInfo]]:
@@ -355,13 +368,6 @@ def _check_tensors(
 
 def _format_shape(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape[:8]))}{', ...' if len(shape) > 8 else ''}]"
-
-
-def _remove_stale(directory: Path, names: Collection[str]) -> None:
-    """Remove the weight files of an earlier save: a single file and shards must not coexist."""
-    stale = [name for name in tensor_files.list_weight_names(directory) if name not in names]
-    for name in [io.MANIFEST, *stale] if stale else []:
-        (directory / name).unlink(missing_ok=True)
 
 
 def _make_identity_rules(spec: Model) -> tuple[Rule, ...]:
