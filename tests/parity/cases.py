@@ -171,6 +171,12 @@ def small(model: Any) -> None:
         model.shared.weight.mul_(0.2)
 
 
+def one_table(model: Any) -> None:
+    """BART with an untied head: encoder, decoder and the shared table are then three, but ours has one."""
+    for side in (model.model.encoder, model.model.decoder):
+        side.embed_tokens.weight = model.model.shared.weight
+
+
 def shifted(model: Any) -> None:
     """A bias on the logits that is no parameter."""
     model.final_logits_bias.normal_()
@@ -265,6 +271,7 @@ CASES = [
     case("bart", tf.BartForConditionalGeneration, tf.BartConfig, BART, shifted),
     case("bart-odd", tf.BartForConditionalGeneration, tf.BartConfig, BART, scale_embedding=True,
          decoder_layers=2, decoder_attention_heads=6, encoder_ffn_dim=40, activation_function="relu"),
+    case("bart-untied", tf.BartForConditionalGeneration, tf.BartConfig, BART, one_table, tie_word_embeddings=False),
     case("bart-bare", tf.BartModel, tf.BartConfig, BART),
     case("deberta", tf.DebertaV2ForMaskedLM, tf.DebertaV2Config, DEBERTA, conv_kernel_size=3, conv_act="gelu"),
     case("deberta-new-head", tf.DebertaV2ForMaskedLM, tf.DebertaV2Config, DEBERTA, legacy=False, position_buckets=6,

@@ -157,6 +157,7 @@ def _build_layout(model_type: str, name: str, slot: str) -> Layout:
         },
         head="lm_head.weight",
         copies=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
+        needs_copies=True,
         zeros=("final_logits_bias",),
         rules=_build_rules(slot),
     )

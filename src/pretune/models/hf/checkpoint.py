@@ -156,8 +156,7 @@ def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | Non
         ).contiguous()
         for move in plan_moves(ours, rules)
     }
-    if spec.head is not None and not spec.head.tied:  # only a tied head shares its bias with the duplicate
-        tensors |= {twin: tensors[name].clone() for name, twin in duplicates.items() if name in tensors}
+    tensors |= {twin: tensors[name].clone() for twin, name in duplicates.items() if name in tensors}
     if head is not None:
         hf_config |= head.config
         tensors = {head.prefix + name: tensor for name, tensor in tensors.items()} | dict(head.tensors)
@@ -200,7 +199,7 @@ def describe_checkpoint(spec: Model) -> tuple[dict[str, Any], tuple[Rule, ...], 
     if layout is None or hf_config is None:
         return {"model_type": NATIVE_TYPE, NATIVE_TYPE: config.to_dict(spec)}, _make_identity_rules(spec), "", {}
     bare = layout.classes[hf_config["architectures"][0]] <= {"pooler"}
-    return hf_config, layout.get_rules(spec), layout.prefix if bare else "", layout.duplicates
+    return hf_config, layout.get_rules(spec), layout.prefix if bare else "", layout.get_duplicates(spec)
 
 
 def _suggest_remedy(folder: Path) -> str:

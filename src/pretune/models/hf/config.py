@@ -238,6 +238,7 @@ class Layout:
     prefix: str = ""  # of the body's tensors in every class except the bare one
     head: str | None = None  # tensor of the vocabulary matrix; written only if untied
     copies: tuple[str, ...] = ()  # other names of the token table
+    needs_copies: bool = False  # the reference reads them if the head is untied
     ignored_keys: frozenset[str] = frozenset()  # keys that are irrelevant in this family
     skipped_tensors: tuple[str, ...] = ()  # patterns of tensors that are not weights
     duplicates: Mapping[str, str] = field(default_factory=dict)  # tensor -> second name that the reference uses
@@ -302,6 +303,18 @@ class Layout:
         if spec.head is not None:
             out.setdefault("tie_word_embeddings", spec.head.tied)
         return out
+
+    @property
+    def token_table(self) -> str:
+        """Name of the tensor of the token table."""
+        return next(rule.tensor_name for rule in self.get_rules(self.base) if rule.param_names == "tokens.weight")
+
+    def get_duplicates(self, spec: Model) -> dict[str, str]:
+        """Return the tensors that are written twice: second name -> name."""
+        if spec.head is None or spec.head.tied:  # a tied head shares its bias with the duplicate
+            return {}
+        copies = dict.fromkeys(self.copies, self.token_table) if self.needs_copies else {}
+        return copies | {twin: name for name, twin in self.duplicates.items()}
 
     def get_rules(self, spec: Model) -> tuple[Rule, ...]:
         rules = self.rules(spec) if callable(self.rules) else self.rules

@@ -296,7 +296,7 @@ def _detect_tying(layout: "Layout", is_tied: bool, tensors: dict[str, TensorInfo
 
     Removes copies of the table from `tensors`.
     """
-    table = next(rule.tensor_name for rule in layout.get_rules(layout.base) if rule.param_names == "tokens.weight")
+    table = layout.token_table
     for copy in layout.copies:
         if copy in tensors:
             if not _are_equal(tensors.setdefault(table, tensors[copy]), tensors[copy]):
