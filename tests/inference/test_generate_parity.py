@@ -1,5 +1,6 @@
 """Token for token what `transformers.generate` writes: greedy and beams, penalties, prompts of unequal length."""
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,28 @@ def test_some_texts_end_and_some_do_not(folder: Path) -> None:
         for item in answer
     }
     assert ended == {"end", "length"}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"forced_bos_token_id": 7, "forced_eos_token_id": 40},
+        {"force_bos_token_to_be_generated": True, "bos_token_id": 9, "forced_eos_token_id": None},
+    ],
+    ids=["forced", "first-releases"],
+)
+def test_tokens_that_only_the_config_forces(keys: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    """Older directories have no generation_config.json. The save has one, so that `transformers` forces them too."""
+    pair("bart", folder)[0].save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "generation_config.json").unlink()
+    file = tmp_path / "theirs" / "config.json"
+    text = json.loads(file.read_text()) | {"eos_token_id": ENDS, "pad_token_id": PAD, **keys}
+    file.write_text(json.dumps(text))
+    theirs = tf.BartForConditionalGeneration.from_pretrained(tmp_path / "theirs").eval()
+    ours = pt.load(tmp_path / "theirs")
+    result = generate_tokens(ours, PROMPTS, GenerationConfig(max_new_tokens=NEW, search=GreedySearch()))
+    assert {tokens[0] for tokens in said(result)} == {keys.get("forced_bos_token_id", 9)}
+    same(result, reference(theirs, PROMPTS))
+    pt.save(ours, tmp_path / "ours")
+    again = tf.BartForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
+    assert reference(again, PROMPTS) == reference(theirs, PROMPTS)

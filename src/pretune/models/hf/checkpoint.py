@@ -4,6 +4,7 @@ Everything is checked before weights are allocated: the config against the suppo
 in the safetensors headers against the spec.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,9 +44,11 @@ from pretune.models.tensor_files import TensorInfo
 NATIVE_TYPE = "pretune"
 """model_type of the native format, for models that no class of `transformers` can express."""
 
+GENERATION_FILE = "generation_config.json"
+FORCED_TOKENS = ("forced_bos_token_id", "forced_eos_token_id")
 ASSET_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt",
-    "added_tokens.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "generation_config.json",
+    "added_tokens.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", GENERATION_FILE,
 )  # fmt: skip
 """Small files that are kept with the weights unchanged."""
 
@@ -110,7 +113,7 @@ def load(
         if move.tensor_name not in tensors:
             for name in move.param_names:
                 _assign(model, name, torch.zeros(sizes[name], device=device, dtype=dtype))
-    model.assets.files = _read_assets(folder)
+    model.assets.files = _read_assets(folder, spec)
     model.assets.modules = tensor_files.read_sentence_files(folder)
     model.assets.tokenizer = _read_tokenizer(folder, spec)
     return model.eval()
@@ -165,9 +168,9 @@ def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | Non
     names = [CONFIG_FILE, *tensor_files.write_shards(folder, tensors, shard), *assets]
     for name, data in assets.items():
         io.atomic_write(folder / name, data)
-    if spec.decoder is not None and "generation_config.json" not in assets:
-        io.write_json(folder / "generation_config.json", _make_generation_config(hf_config))
-        names.append("generation_config.json")
+    if spec.decoder is not None and GENERATION_FILE not in assets:
+        io.write_json(folder / GENERATION_FILE, _make_generation_config(hf_config))
+        names.append(GENERATION_FILE)
     names += tensor_files.write_sentence_files(folder, {} if head else model.assets.modules)
     io.write_manifest(folder, names)
 
@@ -382,12 +385,20 @@ def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:
         setattr(module, leaf, nn.Parameter(tensor))
 
 
-def _read_assets(folder: Path) -> dict[str, bytes]:
+def _read_assets(folder: Path, spec: Model) -> dict[str, bytes]:
+    """Return the files to keep; tokens forced by an older config are moved to a `generation_config.json`."""
     files = {}
     for name in ASSET_FILES:
         file = folder / name
         if file.is_file():
             files[name] = io.read_bounded(file, CheckpointError, MAX_ASSET_BYTES)
+    hf_config = io.read_json(folder / CONFIG_FILE, CheckpointError, MAX_CONFIG_BYTES)
+    if hf_config.get("force_bos_token_to_be_generated") is True:  # the first releases of BART
+        hf_config["forced_bos_token_id"] = hf_config.get("bos_token_id", spec.special.bos)
+    forced = {name: hf_config[name] for name in FORCED_TOKENS if hf_config.get(name) is not None}
+    if forced and spec.decoder is not None and GENERATION_FILE not in files:
+        settings = {**_make_generation_config(hf_config), **forced}
+        files[GENERATION_FILE] = json.dumps(settings, indent=2, allow_nan=False).encode() + b"\n"
     return files
 
 
