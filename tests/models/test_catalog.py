@@ -239,6 +239,23 @@ def test_build_takes_a_name_or_a_spec() -> None:
         pt.build(model.spec, vocap=40)
 
 
+@pytest.mark.parametrize("name", ["modernbert-base", "olmo2-1b", "gpt2-small", "bart-base"])
+@pytest.mark.parametrize("vocab", [2, 1000])
+def test_special_tokens_exist_in_the_vocabulary(name: str, vocab: int) -> None:
+    published = resolve(name).special
+    for spec in (resolve(name, {"vocab": vocab}), resolve(name, {"model.vocab": str(vocab)})):
+        assert spec.special.pad == (published.pad if published.pad is not None and published.pad < vocab else None)
+        assert spec.special.eos == tuple(end for end in published.eos if end < vocab)
+        assert all(token is None or token < vocab for token in (spec.special.bos, spec.special.start))
+    assert resolve(name, {"vocab": vocab, "special.bos": 1}).special.bos == 1
+
+
+def test_special_tokens_of_a_spec_with_another_vocabulary() -> None:
+    spec = resolve("gpt2-small", {"width": 24, "heads": 2, "depth": 1, "positions": 8})
+    assert pt.build(spec, vocab=40).spec.special.eos == ()
+    assert pt.build(spec).spec.special.eos == (50256,)
+
+
 def test_every_path_of_a_spec_can_be_set_to_itself() -> None:
     spec = resolve("t5-table-prefix-lm")
     for path in list_paths(spec):

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -17,7 +18,7 @@ from pretune.models.families.shared import Family
 from pretune.models.generator_discriminator import GeneratorDiscriminator, Pair, add_generator, build_pair
 from pretune.models.model import LanguageModel
 from pretune.models.model import build as build_model
-from pretune.models.spec import Model
+from pretune.models.spec import Model, Special
 
 AnySpec = Model | Pair | TwoWay
 AnyModel = LanguageModel | GeneratorDiscriminator | BidirectionalLM
@@ -89,7 +90,8 @@ def resolve(name: str, settings: Mapping[str, Any] | None = None) -> Model:
 
     `settings` maps arguments of the family's `build_spec` (`width`, `depth`, `heads`, `vocab`, …) or paths in the spec
     to values; a leading `model.` is dropped. Arguments of `build_spec` are applied first, so that values derived from
-    them (such as the hidden width) follow.
+    them (such as the hidden width) follow. Special tokens of the published vocabulary that a smaller `vocab` does not
+    have are dropped.
     """
     family, size = parse_name(name)
     values: dict[str, Any] = {}
@@ -102,6 +104,8 @@ def resolve(name: str, settings: Mapping[str, Any] | None = None) -> Model:
     spec = FAMILIES.get(family).resolve_spec(
         size, **{path: _parse_setting(path, values[path], knobs[path]) for path in values if path in knobs}
     )
+    if "vocab" in values:
+        spec = _drop_special_tokens(spec, spec.vocab)
     rest = {path: value for path, value in values.items() if path not in knobs}
     paths = config.list_paths(spec)
     for path in rest:
@@ -134,8 +138,21 @@ def build(name: TwoWay, *, seed: int = ..., device: torch.device | str = ..., **
 
 def build(name: str | AnySpec, *, seed: int = 0, device: torch.device | str = "cpu", **settings: Any) -> AnyModel:
     """Build a randomly initialized model from a name (`build("gpt2-small", vocab=8192)`) or a spec."""
-    spec = resolve(name, settings) if isinstance(name, str) else config.replace(name, settings)
-    return build_any(spec, seed=seed, device=device)
+    if isinstance(name, str):
+        return build_any(resolve(name, settings), seed=seed, device=device)
+    if isinstance(name, Model) and type(settings.get("vocab")) is int:
+        name = _drop_special_tokens(name, settings["vocab"])
+    return build_any(config.replace(name, settings), seed=seed, device=device)
+
+
+def _drop_special_tokens(spec: Model, vocab: int) -> Model:
+    """Return the spec without special tokens that do not exist in a vocabulary of this size."""
+    pad, bos, start = (
+        None if token is None or token >= vocab else token
+        for token in (spec.special.pad, spec.special.bos, spec.special.start)
+    )
+    eos = tuple(token for token in spec.special.eos if token < vocab)
+    return replace(spec, special=Special(pad=pad, bos=bos, eos=eos, start=start))
 
 
 def _parse_setting(path: str, value: Any, annotation: Any) -> Any:
