@@ -1,5 +1,7 @@
 """Another vocabulary, more positions: what both have is kept, what is new begins as told, and all is saved."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,10 @@ import torch
 import pretune as pt
 from pretune.adaptation.surgery import add_task_tokens, find_missing_task_tokens, replace_vocabulary, resize_positions
 from pretune.core.errors import UsageError
+from pretune.inference.generation_config import GenerationTokens
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel, build
+from pretune.models.spec import Special
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train
 from tests.contracts.tiny import rough, tiny
@@ -40,6 +44,22 @@ def test_the_same_vocabulary_changes_nothing(base: LanguageModel) -> None:
         new_model(batch).logits, base(batch).logits[:, : new_model.spec.vocab], rtol=0, atol=1e-6
     )
     assert new_model.spec.special == base.spec.special
+
+
+def test_generation_uses_the_new_vocabulary(tmp_path: Path) -> None:
+    """Not the ids that a generation_config.json has for the old one, nor its other files."""
+    old, new = (train("bpe", [text] * 9, vocab=size, style="endoftext") for text, size in (("a sea", 300), ("so", 280)))
+    model = build(replace(tiny("gpt2"), vocab=old.vocab, special=Special(bos=old.special["bos"], eos=(7,))))
+    model.assets.files, model.assets.tokenizer = {**old.build_files(), "merges.txt": b"a b"}, old
+    pt.save(model, tmp_path / "old")
+    loaded = pt.load(tmp_path / "old")
+    assert isinstance(loaded, LanguageModel) and GenerationTokens.from_model(loaded).eos == (7,)
+    new_model = replace_vocabulary(loaded, new)
+    assert GenerationTokens.from_model(new_model).eos == new_model.spec.special.eos
+    pt.save(new_model, tmp_path / "new")
+    stored = json.loads((tmp_path / "new" / "generation_config.json").read_text())
+    assert stored == {"bos_token_id": new.special["bos"]}
+    assert not (tmp_path / "new" / "merges.txt").exists()
 
 
 def test_tokens_keep_their_rows_and_new_ones_are_means(base: LanguageModel, other: Tokenizer) -> None:

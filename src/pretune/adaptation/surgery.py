@@ -19,6 +19,7 @@ from torch import Tensor
 from pretune.core.errors import UsageError
 from pretune.core.seed import make_generator
 from pretune.inference.text_model import get_tokenizer
+from pretune.models.hf.checkpoint import ASSET_FILES
 from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model, Special
 from pretune.nn.positions import LearnedEmbedding
@@ -86,9 +87,9 @@ def replace_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> LanguageMo
         names,
         resize_rows,
     )
-    new_model.assets = replace(
-        model.assets, files={**model.assets.files, **tokenizer.build_files()}, tokenizer=tokenizer
-    )
+    # NOTE: without the old vocabulary's files; the ids in its generation_config.json have priority.
+    other_files = {name: data for name, data in model.assets.files.items() if name not in ASSET_FILES}
+    new_model.assets = replace(model.assets, files={**other_files, **tokenizer.build_files()}, tokenizer=tokenizer)
     return new_model
 
 
