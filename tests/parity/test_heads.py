@@ -1,5 +1,7 @@
 """Heads against the classes of `transformers`: the same logits in both directions, gradients, and thirty steps."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
 from pretune.data.sequences import Sequences
+from pretune.models.catalog import resolve
 from pretune.models.hf.weights import HEAD_KEY
+from pretune.text.tokenizer.training import train
 from tests.parity.cases import (
     ALBERT,
     BART,
@@ -88,6 +92,8 @@ CASES = [
     case("olmo2", tf.Olmo2ForSequenceClassification, tf.Olmo2Config, LLAMA),
     *(case(f"bart-{form}", getattr(tf, f"BartFor{form}"), tf.BartConfig, BART) for form in (FORMS[0], FORMS[2])),
     *(case(f"mbart-{form}", getattr(tf, f"MBartFor{form}"), tf.MBartConfig, BART) for form in (FORMS[0], FORMS[2])),
+    *(case(f"mbart_language-{form}", getattr(tf, f"MBartFor{form}"), tf.MBartConfig, BART, decoder_start_token_id=50)
+      for form in (FORMS[0], FORMS[2])),
     *(case(f"t5-{form}", getattr(tf, f"T5For{form}"), tf.T5Config, {**T5, "eos_token_id": EOS},
            decoder_start_token_id=0) for form in (FORMS[0], FORMS[2])),
 ]  # fmt: skip
@@ -151,7 +157,7 @@ def keep(*families: str) -> list[Any]:
     return keep_quick(CASES, *(one for one in CASES if one.name.split("-")[0] in families))
 
 
-@pytest.mark.parametrize("case", keep("Bert", "XLNet", "gpt2", "t5"), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", keep("Bert", "XLNet", "gpt2", "t5", "mbart_language"), ids=lambda case: case.name)
 def test_logits_both_ways(case: Case, tmp_path: Path) -> None:
     """Theirs read by us, ours read by them, and by us again: equal logits; the same tensors and labels on disk."""
     reference = built(case, **options(case))
@@ -351,3 +357,45 @@ def test_a_head_of_no_class_leaves_the_body_readable(tmp_path: Path) -> None:
         actual = our_logits(pt.load(tmp_path / "b"), ids.tolist())
         torch.testing.assert_close(actual, model.head.out(states.mean(1)), rtol=0, atol=1e-5)
     assert HEAD_KEY in (tmp_path / "b" / "config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("family", "special", "class_name"),
+    [
+        ("mbart", {"start": 50}, None),  # its class would start the decoder with </s>
+        ("mbart", {"start": EOS}, "MBartForSequenceClassification"),
+        ("bart", {"start": 50}, "BartForSequenceClassification"),
+        ("bart", {"eos": ()}, None),  # its class pools at </s>
+        ("bart", {"eos": (2, 3)}, None),
+        ("t5", {"eos": (), "start": 0}, None),
+    ],
+)
+def test_a_class_that_would_compute_something_else_is_not_used(
+    family: str, special: dict[str, Any], class_name: str | None, tmp_path: Path
+) -> None:
+    settings = {"width": 32, "depth": 1, "heads": 4, "vocab": VOCAB, "hidden": 48}
+    spec = replace(resolve(family, settings), head=None)
+    body = pt.build(replace(spec, special=replace(spec.special, **special))).eval()
+    ours = pt.add_head(body, "classification", labels=["bad", "fair", "good"]).eval()
+    pt.save(ours, tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert (HEAD_KEY in stored) == (class_name is None)
+    tokens = tokens_of(4)
+    with torch.no_grad():
+        wanted = our_logits(ours, tokens)
+        torch.testing.assert_close(our_logits(pt.load(tmp_path), tokens), wanted, rtol=0, atol=0)
+        if class_name is not None:
+            theirs = getattr(tf, class_name).from_pretrained(tmp_path, attn_implementation="eager").eval()
+            torch.testing.assert_close(logits_of(theirs_on(theirs, tokens)), wanted, rtol=0, atol=1e-5)
+
+
+def test_texts_without_an_end_token_have_a_head_of_ours(tmp_path: Path) -> None:
+    """The class of BART pools at </s>, which this tokenizer knows but does not append."""
+    tokenizer = train("bpe", ["a good film", "a bad film"] * 20, vocab=300, style="endoftext")
+    spec = resolve("bart", {"width": 32, "depth": 1, "heads": 4, "vocab": tokenizer.vocab, "hidden": 48})
+    eos = tokenizer.special["eos"]
+    body = pt.build(replace(spec, head=None, special=replace(spec.special, pad=None, eos=(eos,), start=eos)))
+    body.assets.files, body.assets.tokenizer = tokenizer.build_files(), tokenizer
+    pt.save(pt.add_head(body, "classification", labels=["bad", "good"]), tmp_path)
+    assert tokenizer.encode("a film")[-1] != eos
+    assert HEAD_KEY in (tmp_path / "config.json").read_text()

@@ -205,6 +205,8 @@ def _load_full_model(
     if saved_head is None:
         return model
     hf_config, task, tensors = saved_head
+    if task is not None and task.ignores_start:
+        model.spec = replace(model.spec, special=replace(model.spec.special, start=None))  # the end token
     try:
         spec = _read_head_spec(folder, hf_config, task, tensors)
         spec = spec.resolve(model.spec)
@@ -262,6 +264,10 @@ def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
     if not fitting or narrow:
         return None
     name, task = fitting[0]
+    if task.ignores_start and spec.special.start not in (None, *spec.special.eos):
+        return None
+    if spec.is_encoder_decoder and kind == "classification" and not _ends_with_eos(model.model):
+        return None
     keys = _build_head_config(model.spec)
     if task.read_fields is not None and task.write_fields is not None:
         try:
@@ -274,6 +280,12 @@ def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
     head_tensors = {move.tensor_name: tensors[move.param_names[0]] for move in plan_moves(tensors, task.rules)}
     prefix = layout.prefix if task.prefix is None else task.prefix
     return checkpoint.SavedHead({"architectures": [name], **keys}, head_tensors, prefix)
+
+
+def _ends_with_eos(model: LanguageModel) -> bool:
+    """Return whether texts end with the end token, at which the classes of `transformers` pool an encoder-decoder."""
+    eos, tokenizer = model.spec.special.eos, model.tokenizer
+    return len(eos) == 1 and (tokenizer is None or tokenizer.template.single[-1][0] == eos[0])
 
 
 def _build_head_config(head: TaskHead) -> dict[str, Any]:

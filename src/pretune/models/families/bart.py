@@ -1,6 +1,7 @@
 """BART (Lewis et al., 2020), mBART (Liu et al., 2020) and MASS (Song et al., 2019): denoising encoder-decoders."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -132,6 +133,14 @@ LAST_TOKEN = PoolingConfig(mode="last", layer="own")
 
 
 def _build_layout(model_type: str, name: str, slot: str) -> Layout:
+    task_heads = {
+        f"{name}ForSequenceClassification": define_head(
+            "classification",
+            {"dense": "classification_head.dense", "out": "classification_head.out_proj"},
+            LAST_TOKEN,
+        ),
+        **define_token_heads(name, tags=None),
+    }
     return Layout(
         model_type=model_type,
         template=partial(build_spec, pre_norm=slot == "pre", family=model_type),
@@ -147,14 +156,7 @@ def _build_layout(model_type: str, name: str, slot: str) -> Layout:
         ),
         prefix="model.",
         classes={f"{name}ForConditionalGeneration": frozenset({"head"}), f"{name}Model": frozenset()},
-        task_heads={
-            f"{name}ForSequenceClassification": define_head(
-                "classification",
-                {"dense": "classification_head.dense", "out": "classification_head.out_proj"},
-                LAST_TOKEN,
-            ),
-            **define_token_heads(name, tags=None),
-        },
+        task_heads={key: replace(head, ignores_start=name == "MBart") for key, head in task_heads.items()},
         head="lm_head.weight",
         copies=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
         needs_copies=True,

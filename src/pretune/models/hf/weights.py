@@ -180,6 +180,7 @@ class HeadLayout:
     rules: tuple[Rule, ...]
     pooling: PoolingConfig | None = None
     prefix: str | None = None  # of the body's tensors, if it differs from the family's
+    ignores_start: bool = False  # the decoder starts with the text's last token, whatever decoder_start_token_id is
     keys: tuple[CheckedKey, ...] = field(default=())
     read_fields: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     write_fields: Callable[[Any], dict[str, Any]] | None = None
