@@ -13,6 +13,8 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core import hub
 from pretune.core.errors import PretuneError, ResourceError, UsageError
+from pretune.models.hf import checkpoint
+from tests.contracts.tiny import model_of
 from tests.runs import tasked
 
 NAME = "hf:someone/small"
@@ -50,6 +52,11 @@ class Library(ModuleType):
         if not ref.is_file():
             raise FileNotFoundError("no snapshot here")
         return str(folder / "snapshots" / ref.read_text())
+
+    def list_repo_files(self, repo_id: str, *, revision: str | None = None) -> list[str]:
+        if self.fault is not None:
+            raise self.fault
+        return ["config.json", "pytorch_model.bin"]
 
 
 def library(snapshot: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception | None = None) -> Library:
@@ -161,6 +168,27 @@ def test_a_model_without_safetensors(snapshot: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "huggingface_hub", Library(tmp_path, None))
     with pytest.raises(UsageError, match="safetensors"):
         hub.resolve_path("hf:someone/old")
+
+
+@pytest.mark.parametrize("removed", ["*.safetensors", "model-00001-*", "model*"])
+def test_an_interrupted_download_without_a_network(
+    removed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    """The library then returns the incomplete snapshot, without an error."""
+    found = tmp_path / "models--someone--big" / "snapshots" / COMMIT
+    checkpoint.save(model_of("bert-base"), found, shard=30_000)
+    (tmp_path / "models--someone--big" / "refs").mkdir()
+    (tmp_path / "models--someone--big" / "refs" / "main").write_text(COMMIT)
+    offline = Library(tmp_path, None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", offline)
+    offline.list_repo_files = Library(tmp_path, kind("OfflineModeIsEnabled")).list_repo_files  # type: ignore[method-assign]
+    assert hub.resolve_path("hf:someone/big") == found
+    for file in found.glob(removed):
+        file.unlink()
+    with pytest.raises(ResourceError, match="OfflineModeIsEnabled"):
+        pt.load("hf:someone/big")
+    assert main(["show", "hf:someone/big"]) == 6
+    assert "network" in capsys.readouterr().err
 
 
 def test_verbs_take_it(hub_library: Library, tmp_path: Path, capsys: Capture) -> None:

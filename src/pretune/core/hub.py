@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pretune.core import log
-from pretune.core.errors import PretuneError, ResourceError, UsageError
+from pretune.core import io, log
+from pretune.core.errors import CheckpointError, PretuneError, ResourceError, UsageError
 
 PREFIX = "hf:"
 ALLOWED_PATTERNS = ("*.json", "*.safetensors", "vocab.txt", "merges.txt")
@@ -51,6 +51,8 @@ def resolve_path(name: str | os.PathLike[str]) -> Path:
     if not is_repository(repository) or (separator and (not _REVISION.fullmatch(revision) or ".." in revision)):
         raise UsageError(f"'{reference[:80]}' is not a valid hub name; use hf:OWNER/NAME or hf:OWNER/NAME@REVISION")
     folder = _download_snapshot(reference, repository, revision or None)
+    if not _has_weights(folder):
+        _check_reachable(reference, repository, revision or None)
     if not any(folder.glob("*.safetensors")):
         raise UsageError(
             f"{reference}: no safetensors files, and other weight formats can run code; choose a "
@@ -85,6 +87,24 @@ def _download_snapshot(name: str, repository: str, revision: str | None) -> Path
         return Path(snapshot_download(**options, local_files_only=True))
     except Exception:
         raise _translate_error(name, first_error) from None
+
+
+def _has_weights(folder: Path) -> bool:
+    """Return whether a snapshot has safetensors files: all that its index lists, or any."""
+    index = folder / "model.safetensors.index.json"
+    table = io.read_json(index, CheckpointError).get("weight_map") if index.is_file() else None
+    names = {name for name in table.values() if io.is_file_name(name)} if isinstance(table, dict) else set()
+    return all((folder / name).is_file() for name in names) if names else any(folder.glob("*.safetensors"))
+
+
+def _check_reachable(name: str, repository: str, revision: str | None) -> None:
+    """Raise the error of the hub if it cannot be reached: without it, the library returns interrupted downloads."""
+    from huggingface_hub import list_repo_files
+
+    try:
+        list_repo_files(repository, revision=revision)
+    except Exception as fault:
+        raise _translate_error(name, fault) from None
 
 
 def _translate_error(name: str, fault: Exception) -> PretuneError:
