@@ -20,6 +20,7 @@ from pretune.core.run_dir import RunDir
 from pretune.models import tensor_files
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
+from pretune.models.hf.config import IRRELEVANT_FIELDS
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.models.tensor_files import TensorInfo
@@ -269,8 +270,8 @@ def _explain_unsupported(spec: Model) -> str:
         return str(error)
     except (KeyError, AttributeError, TypeError, StopIteration, AssertionError):
         return f"'{layout.model_type}' has no such architecture"
-    silent = ("dropout", "init", "family", "special")
-    lost = [path for path in config.diff(roundtrip, spec) if not {*path.split(".")} & {*silent}]
+    silent = {"dropout", *IRRELEVANT_FIELDS}
+    lost = [path for path in config.diff(roundtrip, spec) if not {*path.split(".")} & silent]
     return (
         f"'{layout.model_type}' has no setting for {lost[0]}"
         if lost

@@ -294,6 +294,15 @@ def test_our_key_beside_theirs(tmp_path: Path) -> None:
         pt.load(tmp_path / "m")
 
 
+def test_a_training_length_that_no_key_has_is_ours(tmp_path: Path) -> None:
+    """It changes no output, so the rest is theirs."""
+    spec = replace(CASES["xlnet-base"], context=77)
+    pt.save(build(spec), tmp_path / "m")
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "xlnet"
+    assert pt.load(tmp_path / "m").spec == spec
+    assert pt.export(tmp_path / "m", out=tmp_path / "out").architecture == "XLNetLMHeadModel"
+
+
 # What is asked of a directory
 
 

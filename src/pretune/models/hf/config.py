@@ -377,10 +377,14 @@ def expand_path(spec: object, path: str, changes: Mapping[str, Any] | None = Non
     return [f"{prefix}.{i}{suffix}" for i in range(len(items))]
 
 
+IRRELEVANT_FIELDS = ("init", "family", "special", "span", "context")
+"""Fields of a spec that do not change states and logits."""
+
+
 def is_equivalent(first: Model, second: Model) -> bool:
     """Return True if two specs have the same states and logits.
 
-    Ignored are name, dropout, initialization, special tokens and the span boundary head.
+    Ignored are name, dropout, initialization, training length, special tokens and the span boundary head.
     """
     return bool(_strip_irrelevant(config.to_dict(first)) == _strip_irrelevant(config.to_dict(second)))
 
@@ -395,7 +399,7 @@ def _strip_irrelevant(tree: Any) -> Any:
         return {
             key: _strip_irrelevant(value)
             for key, value in tree.items()
-            if key not in ("init", "family", "special", "span") and not key.endswith("dropout")
+            if key not in IRRELEVANT_FIELDS and not key.endswith("dropout")
         }
     return [_strip_irrelevant(value) for value in tree] if isinstance(tree, list) else tree
 
