@@ -193,6 +193,7 @@ CASES = [
     case("bert-bare", tf.BertModel, tf.BertConfig, ENCODER, hidden_act="relu", type_vocab_size=3),
     case("bert-untied", tf.BertForMaskedLM, tf.BertConfig, ENCODER, tie_word_embeddings=False),
     case("roberta", tf.RobertaForMaskedLM, tf.RobertaConfig, ENCODER, type_vocab_size=1),
+    case("roberta-pad-0", tf.RobertaForMaskedLM, tf.RobertaConfig, ENCODER, type_vocab_size=1, pad_token_id=0),
     case("roberta-bare", tf.RobertaModel, tf.RobertaConfig, ENCODER, type_vocab_size=1),
     case("xlm-roberta", tf.XLMRobertaForMaskedLM, tf.XLMRobertaConfig, ENCODER, type_vocab_size=1),
     case("electra", tf.ElectraForPreTraining, tf.ElectraConfig, ELECTRA),

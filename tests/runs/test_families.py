@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import pretune as pt
+from pretune.core.errors import UsageError
 from pretune.models.families import FAMILIES
+from tests.runs import tasked
 from tests.runs.small import FAST, Prepared, shrunk
 from tests.selection import keep_quick
 
@@ -83,3 +85,27 @@ def test_the_parts_of_a_pair(prepared: Prepared, tmp_path: Path) -> None:
     whole = pt.load(run)
     assert torch.equal(whole.tokens.weight, inner.tokens.weight)
     assert type(transformers.AutoModel.from_pretrained(run)).__name__ == "ElectraModel"
+
+
+@pytest.mark.parametrize(
+    ("kind", "style", "pad"), [("wordpiece", "cls-sep", 0), ("bpe", "s-mask", 1), ("bpe", "endoftext", None)]
+)
+def test_roberta_with_tokenizers_of_other_families(kind: str, style: str, pad: int | None, tmp_path: Path) -> None:
+    """Positions follow the padding id; without one, no class of transformers computes the same."""
+    folder = tasked.make_base(tmp_path, "roberta", kind=kind, style=style, positions=16)
+    model = pt.load(folder)
+    assert (model.spec.special.pad, model.spec.max_length) == (pad, 16)
+    if pad is None:
+        with pytest.raises(UsageError, match=r"pad_token_id.*null"):
+            pt.export(folder, out=tmp_path / "out")
+        return
+    pt.export(folder, out=tmp_path / "out")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.RobertaForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    tokens = [[5, 6, 7, 8], [*range(9, 25)]]
+    ids = torch.tensor([row + [pad] * (16 - len(row)) for row in tokens])
+    with torch.no_grad():
+        logits = theirs(ids, attention_mask=(ids != pad).long()).logits
+        batch = pt.batch(tokens)
+        for ours, wanted, row in zip(batch.split(model(batch).logits), logits, tokens, strict=True):
+            torch.testing.assert_close(ours, wanted[: len(row)], rtol=0, atol=1e-5)

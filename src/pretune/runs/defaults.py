@@ -318,7 +318,7 @@ def _build_model_spec(name: str, tokenizer: Tokenizer, init_from: str | None, ov
 
 
 def set_special_tokens(model: Model, tokenizer: Tokenizer) -> Model:
-    """Return the model with the special tokens of the tokenizer."""
+    """Return a new model with the special tokens of the tokenizer, and positions that fit them."""
     roles, eos = tokenizer.special, tokenizer.special.get("eos")
     special = Special(
         pad=roles.get("pad"),
@@ -326,7 +326,9 @@ def set_special_tokens(model: Model, tokenizer: Tokenizer) -> Model:
         eos=() if eos is None else (eos,),
         start=None if model.decoder is None else _find_start_token(model, tokenizer),
     )
-    return replace(model, special=special)
+    family = FAMILIES.get(model.family) if model.family in FAMILIES else None
+    new_model = replace(model, special=special)
+    return family.fit_positions(new_model) if family is not None and family.fit_positions else new_model
 
 
 def _find_start_token(model: Model, tokenizer: Tokenizer) -> int | None:

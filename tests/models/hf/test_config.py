@@ -1,6 +1,7 @@
 """Config files of Hugging Face directories: silence, published texts, wrong values, unknown keys."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from pretune.core.errors import CheckpointError, PretuneError
 from pretune.models.catalog import resolve
 from pretune.models.families import FAMILIES, get_model_types
+from pretune.models.hf.checkpoint import describe_checkpoint
 from pretune.models.hf.config import CODE_KEYS, IGNORED_KEYS, Layout, check_size, is_equivalent, read_key, refuse_code
-from pretune.models.spec import Model
+from pretune.models.spec import Model, Special
 from pretune.nn.positions import BandedScaling, LinearScaling, Rotary
 
 LEFTOVERS = {
@@ -389,6 +391,15 @@ def test_published_is_complete() -> None:
     assert {found["model_type"] for found, _ in PUBLISHED.values()} == set(get_model_types())
 
 
+def test_positions_of_roberta_start_after_its_padding() -> None:
+    specs = {pad: read({**ROBERTA, "pad_token_id": pad}) for pad in (0, 1, 5, None)}
+    assert [spec.encoder.position.offset for spec in specs.values()] == [1, 2, 6, 2]
+    assert {spec.encoder.position.rows for spec in specs.values()} == {514}
+    types = {pad: describe_checkpoint(replace(specs[1], special=Special(pad=pad)))[0]["model_type"] for pad in specs}
+    assert types == {1: "roberta", 0: "pretune", 5: "pretune", None: "pretune"}  # transformers would shift, or fail
+    assert describe_checkpoint(specs[0])[0]["pad_token_id"] == 0
+
+
 def test_token_roles() -> None:
     assert read(LLAMA31).special.eos == (128001, 128008, 128009)
     assert read({**LLAMA2, "pad_token_id": -1}).special.pad is None
@@ -521,7 +532,7 @@ def test_fixed_keys(model_type: str) -> None:
         ({**MPT, "attn_config": {"clip_qkv": "1"}}, "'attn_config.clip_qkv' = '1'"),
         ({**MPT, "attn_config": {"rope": True}}, "'attn_config.rope'"),
         ({**MPT, "attn_config": 7}, "'attn_config' = 7"),
-        ({**ROBERTA, "pad_token_id": 0}, "'pad_token_id' = 0.*1"),
+        ({**ROBERTA, "pad_token_id": 514}, "offset must be < rows 514, got 515"),
         ({**ALBERT, "num_hidden_groups": 13}, "'num_hidden_groups' = 13.*'num_hidden_layers' = 12"),
         ({**ALBERT, "num_hidden_groups": 14, "num_hidden_layers": 18}, "'num_hidden_groups' = 14.*layer 9 .*rounding"),
         ({**ALBERT, "inner_group_num": 0}, "'inner_group_num' = 0"),

@@ -5,6 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pretune.core.config.read import format_value
+from pretune.core.errors import CheckpointError
 from pretune.models.families.bert import build_spec as build_bert_spec
 from pretune.models.families.shared import (
     ADAM,
@@ -17,7 +19,7 @@ from pretune.models.families.shared import (
     PaperDefaults,
     Size,
 )
-from pretune.models.hf.config import ACTIVATIONS, FixedKey, Key, Layout
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, Key, Layout, check_token, get_path, read_key
 from pretune.models.hf.weights import define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
@@ -63,9 +65,36 @@ FIRST_TOKEN = PoolingConfig(mode="first", layer="own")
 """<s> through a new dense layer of the head: the pooler was not pre-trained."""
 
 
+def _read_offset(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    pad = read_key(hf_config, "pad_token_id", check=check_token, default=1)
+    return {"encoder.position.offset": 2 if pad is None else pad + 1}
+
+
+def _write_offset(spec: Model) -> dict[str, Any]:
+    offset = get_path(spec, "encoder.position.offset")
+    if spec.special.pad != offset - 1:
+        raise CheckpointError(
+            f"key 'pad_token_id' = {format_value(spec.special.pad)}: positions start after this id, so it must be "
+            f"{offset - 1}"
+        )
+    return {}
+
+
+def fit_positions(spec: Model) -> Model:
+    """Return the spec with positions after its padding id, as in transformers; unchanged for a large id or none."""
+    stack, pad = spec.encoder, spec.special.pad
+    if pad is None or not isinstance(stack, Stack) or not isinstance(stack.position, LearnedEmbedding):
+        return spec
+    length = stack.position.max_length
+    if pad >= length:  # the rows up to this id would never be used
+        return spec
+    position = replace(stack.position, rows=length + pad + 1, offset=pad + 1)
+    return replace(spec, encoder=replace(stack, position=position))
+
+
 def build_layout(model_type: str, name: str, vocab: int) -> Layout:
     """Return the layout of RoBERTa or XLM-R, which differ in class names and the default vocabulary size."""
-    # NOTE: positions start after the padding id, so another id would shift them. The head always uses gelu.
+    # NOTE: the head always uses gelu.
     return Layout(
         model_type=model_type,
         template=partial(build_spec, family=model_type),
@@ -73,7 +102,7 @@ def build_layout(model_type: str, name: str, vocab: int) -> Layout:
             *ENCODER_KEYS,
             Key("vocab_size", ("vocab",), vocab),
             Key("hidden_act", (ENCODER_ACTIVATION,), "gelu", ACTIVATIONS),
-            FixedKey("pad_token_id", (1,)),
+            CustomKey(("pad_token_id",), _read_offset, _write_offset),
         ),
         prefix="roberta.",
         classes={f"{name}ForMaskedLM": frozenset({"head"}), f"{name}Model": frozenset({"pooler"})},
@@ -137,6 +166,7 @@ roberta = Family(
     shape="encoder",
     pooling=FIRST_TOKEN,
     choice_pooling=POOLER,
+    fit_positions=fit_positions,
     default="base",
     training=_build_training(batch_tokens=4_194_304, lr=6e-4, warmup=24_000, tokenizer=("bpe", "s-mask", 50_265)),
     sizes={
@@ -152,6 +182,7 @@ xlm_roberta = Family(
     shape="encoder",
     pooling=FIRST_TOKEN,
     choice_pooling=POOLER,
+    fit_positions=fit_positions,
     default="base",
     training=_build_training(
         batch_tokens=4_194_304,
@@ -175,6 +206,7 @@ babyberta = Family(
     shape="encoder",
     pooling=FIRST_TOKEN,
     choice_pooling=POOLER,
+    fit_positions=fit_positions,
     default="base",
     training=_build_training(
         objective={"kind": "masked", "split": (0.9, 0.1, 0.0)},
@@ -196,6 +228,7 @@ miniberta = Family(
     shape="encoder",
     pooling=FIRST_TOKEN,
     choice_pooling=POOLER,
+    fit_positions=fit_positions,
     default="base",
     training=_build_training(batch_tokens=262_144, lr=6e-4, warmup=6_000, tokenizer=("bpe", "s-mask", 50_265)),
     sizes={

@@ -97,6 +97,7 @@ class Family:
     build_pretraining_spec: Callable[[Model], Pair] | None = None  # adds the generator of a discriminator
     pooling: PoolingConfig | None = None  # for sequence classification; None: the default of its shape
     choice_pooling: PoolingConfig | None = None  # for multiple choice; None: the same as `pooling`
+    fit_positions: Callable[[Model], Model] | None = None  # of a new model, to its special tokens; None: unchanged
     heads_have_transform: bool = False  # task heads start with the transform of the vocabulary head
     adds_task_tokens: bool = False  # fine-tuning adds start, delimiter and extract tokens
     tuning: TuningDefaults | None = None  # None: all weights, with the settings that most papers share
