@@ -259,7 +259,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
 
 @contextlib.contextmanager
 def atomic_directory(
-    path: str | os.PathLike[str], overwrite: bool = False, *, owned: Sequence[str] = ()
+    path: str | os.PathLike[str], overwrite: bool = False, *, replaced_names: Sequence[str] = ()
 ) -> Iterator[Path]:
     """Yield a temporary directory to fill; it becomes `path` if the block succeeds and is removed if it fails.
 
@@ -268,8 +268,9 @@ def atomic_directory(
     a directory that is recognisably incomplete. Its temporary directory lies inside, since `path` may be a mount.
     Leftovers of an earlier writer of `path` that was killed are removed first.
 
-    `owned` are patterns of what an earlier write may have left: removed after the block, except folders with other
-    files. The first is the name of the main file, without which nothing is read: removed first and restored last too.
+    `replaced_names` are patterns of what an earlier write may have left: removed after the block, except folders with
+    other files. The first is the name of the main file, without which nothing is read: also removed first and restored
+    last.
     """
     with translate_write_errors(path):
         target = Path(path).resolve()
@@ -290,7 +291,7 @@ def atomic_directory(
                 yield temporary
                 _sync_tree(temporary)
                 if exists:
-                    _merge(temporary, target, owned)
+                    _merge(temporary, target, replaced_names)
                     temporary.rmdir()
                     sync(target)
                 else:
@@ -305,12 +306,12 @@ def atomic_directory(
                 raise
 
 
-def _merge(source: Path, target: Path, owned: Sequence[str]) -> None:
+def _merge(source: Path, target: Path, replaced_names: Sequence[str]) -> None:
     """Move every file of a tree over another tree; main files and then manifests last, the outermost at the very end.
 
-    They are also removed first, and then what else matches `owned`: a kill in between leaves no main file.
+    They are also removed first, and then what else matches `replaced_names`: a kill in between leaves no main file.
     """
-    markers = (*owned[:1], MANIFEST)
+    markers = (*replaced_names[:1], MANIFEST)
     paths = [Path(folder, name).relative_to(source) for folder, _, names in os.walk(source) for name in names]
     files = sorted(paths, key=lambda file: (file.name == MANIFEST, file.name in markers, -len(file.parts), file))
     for file in files:  # check everything before moving anything
@@ -323,7 +324,7 @@ def _merge(source: Path, target: Path, owned: Sequence[str]) -> None:
         (target / stale).unlink(missing_ok=True)
         sync((target / stale).parent)
     # NOTE: files below a link are not ours.
-    for path in [path for pattern in owned for path in target.glob(pattern) if not path.parent.is_symlink()]:
+    for path in [path for pattern in replaced_names for path in target.glob(pattern) if not path.parent.is_symlink()]:
         if path.is_dir() and not path.is_symlink():
             with contextlib.suppress(OSError):  # it holds other files
                 path.rmdir()

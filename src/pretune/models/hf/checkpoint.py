@@ -132,12 +132,12 @@ def save(
     The second model of a pair is written to a folder inside the directory.
     """
     parts = {"": model} if isinstance(model, LanguageModel) else model.get_models_by_folder()
-    owned = [CONFIG_FILE]
+    replaced_names = [CONFIG_FILE]
     # NOTE: without an earlier save, files of the other names are the user's, such as those of a tokenizer alone.
     if any(any(Path(directory).glob(pattern)) for pattern in SAVED_FILES):
-        owned += [f"{name}/{file}" for name in PARTNER_FOLDERS for file in (*OWNED_FILES, "")]
-        owned += OWNED_FILES
-    with io.atomic_directory(Path(directory), overwrite=overwrite, owned=owned) as folder:
+        replaced_names += [f"{name}/{file}" for name in PARTNER_FOLDERS for file in (*OWNED_FILES, "")]
+        replaced_names += OWNED_FILES
+    with io.atomic_directory(Path(directory), overwrite=overwrite, replaced_names=replaced_names) as folder:
         for name, part in parts.items():
             (folder / name).mkdir(exist_ok=True)
             _write(part, folder / name, shard, head)
@@ -395,9 +395,9 @@ def _read_assets(folder: Path, spec: Model) -> dict[str, bytes]:
     hf_config = io.read_json(folder / CONFIG_FILE, CheckpointError, MAX_CONFIG_BYTES)
     if hf_config.get("force_bos_token_to_be_generated") is True:  # the first releases of BART
         hf_config["forced_bos_token_id"] = hf_config.get("bos_token_id", spec.special.bos)
-    forced = {name: hf_config[name] for name in FORCED_TOKENS if hf_config.get(name) is not None}
-    if forced and spec.decoder is not None and GENERATION_FILE not in files:
-        settings = {**_make_generation_config(hf_config), **forced}
+    forced_tokens = {name: hf_config[name] for name in FORCED_TOKENS if hf_config.get(name) is not None}
+    if forced_tokens and spec.decoder is not None and GENERATION_FILE not in files:
+        settings = {**_make_generation_config(hf_config), **forced_tokens}
         files[GENERATION_FILE] = json.dumps(settings, indent=2, allow_nan=False).encode() + b"\n"
     return files
 
