@@ -71,6 +71,14 @@ def test_penalties() -> None:
     assert left(sampling.ban_repeated_ngrams(LOGITS, history, torch.tensor([1]), 3)) == [*range(6)]
 
 
+def test_the_lowest_temperatures_choose_the_most_probable_token() -> None:
+    logits = torch.cat([1000 * LOGITS, 1000 * LOGITS.flip(1)])
+    draws = torch.tensor([0.0, 1 - 1e-16], dtype=torch.float64)
+    for temperature in (1e-3, 1e-8, 1e-40, 5e-324):
+        search = Sampling(temperature=temperature, top_k=3)
+        assert sampling.sample_next(logits, search, draws).tolist() == [0, 5], temperature
+
+
 def test_presence_and_frequency_count_new_tokens_only() -> None:
     history, known = torch.tensor([[0, 4, 1, 4, 4], [0, 4, 1, 0, 0]]), torch.tensor([5, 3])
     counts = sampling.count_new_tokens(LOGITS.expand(2, -1), history, known, torch.tensor([[3], [1]]))
@@ -165,6 +173,10 @@ def test_flat_options() -> None:
         ({"length_penalty": 2.0}, "length_penalty"),
         ({"temperature": 0, "top_k": 4}, "temperature 0.*top_k"),
         ({"repetition_penalty": 0.0}, r"repetition_penalty .*0\.0"),
+        ({"repetition_penalty": 1e9}, r"repetition_penalty .*1000000000"),
+        ({"presence_penalty": 1e300}, "presence_penalty .*1e.300"),
+        ({"frequency_penalty": float("-inf")}, "frequency_penalty .*-inf"),
+        ({"logit_bias": {3: 1e39}}, r"logit_bias .*1e\+39"),
         ({"no_repeat_ngram": -1}, r"no_repeat_ngram .*\-1"),
         ({"seed": -1}, r"seed .*\-1"),
     ],

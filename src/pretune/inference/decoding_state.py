@@ -114,10 +114,14 @@ class DecodingState:
         return sample_next(logits, search, self.uniform_draws.gather(1, position).squeeze(1))
 
 
+MIN_TEMPERATURE = 1e-6
+"""A lower temperature acts as this one: the most probable token, where logits over a lower one would overflow."""
+
+
 def sample_next(logits: Tensor, search: Sampling, uniform_draws: Tensor) -> Tensor:
     """Sample the next token `[B]` of each row of logits `[B, V]` by draws `[B]` in [0, 1)."""
     if search.temperature != 1:
-        logits = logits / search.temperature
+        logits = logits / max(search.temperature, MIN_TEMPERATURE)
     if search.top_k is not None:
         logits = filter_top_k(logits, search.top_k)
     if search.top_p is not None and search.top_p < 1:

@@ -16,6 +16,9 @@ from pretune.models.model import LanguageModel
 
 EarlyStoppingMode = bool | Literal["never"]
 
+MAX_LOGIT_CHANGE = 1e4
+"""Maximum absolute penalty or bias that is added to a logit: it decides alone, and does not overflow."""
+
 
 @spec(kind="greedy")
 class GreedySearch:
@@ -72,7 +75,7 @@ class GenerationConfig:
     min_new_tokens: NonNegative[int] = 0  # no text ends before
     search: GreedySearch | Sampling | BeamSearch = GreedySearch()
     returns: int = 1  # texts for each prompt
-    repetition_penalty: Positive[float] = 1.0
+    repetition_penalty: Annotated[float, Ge(0.01), Le(100)] = 1.0
     no_repeat_ngram: NonNegative[int] = 0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -80,11 +83,16 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
-            if not math.isfinite(getattr(self, name)):
-                raise UsageError(f"{name} must be finite, got {getattr(self, name)}")
+            if not abs(getattr(self, name)) <= MAX_LOGIT_CHANGE:
+                raise UsageError(
+                    f"{name} must be from {-MAX_LOGIT_CHANGE:g} to {MAX_LOGIT_CHANGE:g}, got {getattr(self, name)}"
+                )
         for token, value in self.logit_bias:
-            if token < 0 or not math.isfinite(value):
-                raise UsageError(f"logit_bias must give finite numbers for token ids >= 0, got {value} for {token}")
+            if token < 0 or not abs(value) <= MAX_LOGIT_CHANGE:
+                raise UsageError(
+                    f"logit_bias must give numbers from {-MAX_LOGIT_CHANGE:g} to {MAX_LOGIT_CHANGE:g} for token ids "
+                    f">= 0, got {value} for {token}"
+                )
         if self.returns < 1:
             raise UsageError(f"num must be >= 1, got {self.returns}")
         if self.min_new_tokens > self.max_new_tokens:
