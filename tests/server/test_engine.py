@@ -137,6 +137,22 @@ def test_embeddings_of_many_clients() -> None:
     assert sum(sizes.counts) < 10  # requests shared batches
 
 
+def test_fillers_of_several_tokens_run_text_by_text() -> None:
+    """So that a cancelled request ends after a text, and other requests run in between."""
+
+    async def work(engine: Engine) -> Any:
+        texts = ["The [MASK] went."] * 6
+        return await engine.fill("bert", texts, k=2), await engine.fill("bert", texts, k=2, pieces=2)
+
+    (single_tokens, words), engine = run_engine(work, {"bert": bert()})
+    assert len(single_tokens) == len(words) == 6
+    sizes = engine.metrics._histograms["pretune_batch_size", (("model", "bert"), ("kind", "fill"))]
+    assert sum(sizes.counts) == 1 + 6
+    assert [row["blanks"][0][0]["word"] for row in words] == [
+        pt.fill(bert(), "The [MASK] went.", pieces=2, k=2)[0][0].word
+    ] * 6
+
+
 def test_every_capability(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "tests/fixtures/v0")  # a fine-tuned run with relative paths
     pt.save(bert(), tmp_path / "bert")

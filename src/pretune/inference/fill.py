@@ -24,7 +24,7 @@ from pretune.inference.decode import check_can_generate, generate_tokens
 from pretune.inference.decoding_state import GeneratedTokens
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens
 from pretune.inference.text_model import eval_mode, get_language_model, get_tokenizer, load_model
-from pretune.inference.unmask import Blanks, FillPrediction, unmask
+from pretune.inference.unmask import Blanks, FillPrediction, count_word_steps, unmask
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
 
@@ -88,6 +88,13 @@ def find_blanks(model: nn.Module, text: str) -> Blanks:
     if sentinels and get_language_model(model).spec.is_encoder_decoder:
         return Blanks.find(text, mask_tokens=[tokenizer.get_token(sentinel) for sentinel in sentinels])
     return Blanks.find(text, mask_tokens=None if mask is None else tokenizer.get_token(mask))
+
+
+def count_filler_steps(model: nn.Module, masks: int, *, k: int, pieces: int | None) -> int:
+    """Return the number of sequences that a model reads at most to fill a text with some masks; one token each step."""
+    if get_language_model(model).spec.is_encoder_decoder:
+        return masks * 2 * k * ((pieces or MAX_INFILL_TOKENS) + 1)
+    return count_word_steps(masks, k=k, max_pieces=pieces or 1)
 
 
 def insert_answers(blanks: Blanks, answers: Sequence[Sequence[FillPrediction]]) -> str:

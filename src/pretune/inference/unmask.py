@@ -128,6 +128,14 @@ def unmask(
     ]
 
 
+def count_word_steps(masks: int, *, k: int, max_pieces: int) -> int:
+    """Return the number of sequences that `unmask` reads at most for a text; a single one for all single tokens."""
+    if max_pieces == 1:
+        return 1
+    # A word of n tokens: one sequence for its first token, and one for each word of the beam for every other token.
+    return masks * sum(1 + (count - 1) * k * BEAM_FACTOR for count in range(1, max_pieces + 1))
+
+
 def _encode_blanks(
     tokenizer: Tokenizer, blanks: Blanks, mask: int, model: LanguageModel, max_pieces: int
 ) -> TemplatedTokens:

@@ -259,7 +259,10 @@ class Engine:
     async def fill(self, model: str, texts: Sequence[str], *, k: int = 5, pieces: int | None = None) -> list[Any]:
         """Fill the masks of texts: for each `{"blanks": [[prediction, …], …], "filled": text}`."""
         k = self._check_count(k, self.config.max_predictions)
-        return await self._run(model, "fill", texts, k=k, pieces=pieces, max_masks=self.config.max_masks)
+        served_model = self.get_model(model, "fill")
+        self._check_texts(texts)
+        await asyncio.to_thread(served_model.check_masks, texts, k=k, pieces=pieces, config=self.config)
+        return await self._run(model, "fill", texts, k=k, pieces=pieces)
 
     async def predict(self, model: str, inputs: Sequence[Any], *, task: str | None = None) -> list[Any]:
         """Predict texts, pairs of texts or mappings by a fine-tuned run; `task` is one of a multi-task run."""
@@ -314,8 +317,6 @@ class Engine:
         self, model: str, kind: str, items: Sequence[Any], *, capability: str | None = None, **options: Any
     ) -> list[Any]:
         worker = self._get_worker(model, capability or kind)
-        if isinstance(items, str):
-            raise UsageError("texts must be a list, got a single text; use [text]")
         self._check_texts(items)
         await asyncio.to_thread(worker.model.check_lengths, items, self.config.max_length)
         result: list[Any] = await self._wait(worker, BatchJob(kind, list(items), tuple(sorted(options.items()))))
@@ -344,7 +345,9 @@ class Engine:
             self._running.discard(request)
 
     def _check_texts(self, items: Sequence[Any]) -> None:
-        """Raise a UsageError for too many or too long texts."""
+        """Raise a UsageError for a single text instead of a list, and for too many or too long texts."""
+        if isinstance(items, str):
+            raise UsageError("texts must be a list, got a single text; use [text]")
         if not items or len(items) > self.config.max_texts:
             raise UsageError(f"a request must have from 1 to {self.config.max_texts} texts, got {len(items)}")
         for item in items:

@@ -1,6 +1,6 @@
 """Bodies of requests, checked by pydantic; unknown fields are errors."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -14,7 +14,25 @@ def check_encodable(text: str) -> str:
     return text
 
 
+T = TypeVar("T")
+MAX_DEPTH = 8
+"""Maximum depth of lists and objects in a column."""
+
+
+def check_columns(columns: T, depth: int = 0) -> T:
+    """Return the columns of an input; raise ValueError for values nested too deep, or with lone surrogates."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"must be nested at most {MAX_DEPTH} deep")
+    if isinstance(columns, str):
+        check_encodable(columns)
+    elif isinstance(columns, dict | list):
+        for value in columns.values() if isinstance(columns, dict) else columns:
+            check_columns(value, depth + 1)
+    return columns
+
+
 Text = Annotated[str, AfterValidator(check_encodable)]
+Columns = Annotated[dict[Text, Any], AfterValidator(check_columns)]
 TokenId = Annotated[int, Field(ge=0, le=2**32)]
 StopText = Annotated[Text, Field(min_length=1, max_length=256)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -60,7 +78,7 @@ class CompletionRequest(ModelRequest):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=1024)] | None = None
-    repetition_penalty: Annotated[Finite, Field(gt=0)] = 1.0
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] = 1.0
     no_repeat_ngram: Annotated[int, Field(ge=0)] = 0
     user: Text | None = None
     suffix: Text | None = Field(None, description="Not supported.")
@@ -91,14 +109,14 @@ class FillRequest(TextsRequest):
 class PredictRequest(ModelRequest):
     """Texts, pairs of texts, or objects with the columns of training."""
 
-    inputs: list[Text | Annotated[list[Text], Field(min_length=2, max_length=2)] | dict[Text, Any]]
+    inputs: list[Text | Annotated[list[Text], Field(min_length=2, max_length=2)] | Columns]
     task: Text | None = Field(None, description="Task of a multi-task run.")
 
 
 class ExplainRequest(ModelRequest):
     """A text, a pair of texts or an object with the columns of training, and the label to explain."""
 
-    input: Text | Annotated[list[Text], Field(min_length=2, max_length=2)] | dict[Text, Any]
+    input: Text | Annotated[list[Text], Field(min_length=2, max_length=2)] | Columns
     task: Text | None = Field(None, description="Task of a multi-task run.")
     label: Text | None = Field(None, description="Label whose logit is explained; by default the predicted one.")
 

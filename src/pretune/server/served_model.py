@@ -28,7 +28,7 @@ from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.inference.decode import check_can_generate
 from pretune.inference.embed import Embedder, WordEmbedder, build_embedder
-from pretune.inference.fill import fill, find_blanks, insert_answers
+from pretune.inference.fill import count_filler_steps, fill, find_blanks, insert_answers
 from pretune.inference.generate import choose_max_new_tokens
 from pretune.inference.generation_config import GenerationTokens
 from pretune.inference.index import METADATA_FILE, Index
@@ -38,7 +38,7 @@ from pretune.inference.text_model import get_language_model, get_predictive_mode
 from pretune.inference.word_vectors import WordVectors, is_word_vectors
 from pretune.models.model import LanguageModel
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.server.config import CapabilityError
+from pretune.server.config import CapabilityError, ServerConfig
 from pretune.server.continuous import ContinuousDecoder
 from pretune.server.logprobs import TokenLogprob, compute_prompt_logprobs
 from pretune.server.neighbor_cache import NeighborCache
@@ -144,9 +144,16 @@ class ServedModel:
                 f"(it can {', '.join(self.capabilities) or 'do nothing that is served'})"
             )
 
-    def get_chunk_size(self, kind: str) -> int:
-        """Return the number of items of a batch; a bidirectional model scores a copy of a text for every token."""
-        is_costly = kind == "score" and self.language_model is not None and is_bidirectional(self.language_model)
+    def get_chunk_size(self, kind: str, options: Mapping[str, Any]) -> int:
+        """Return the number of items of a batch; 1 if a text takes many sequences.
+
+        A bidirectional model scores a copy of a text for every token, and fillers of several tokens are searched.
+        """
+        model, is_costly = self.language_model, False
+        if model is not None and kind == "score":
+            is_costly = is_bidirectional(model)
+        elif model is not None and kind == "fill":
+            is_costly = count_filler_steps(model, 1, k=options["k"], pieces=options["pieces"]) > 1
         return 1 if is_costly else CHUNK_SIZES.get(kind, 1)
 
     def check_lengths(self, items: Sequence[Any], limit: int) -> None:
@@ -198,11 +205,22 @@ class ServedModel:
         result = self.embedder(list(texts))
         return [*map(EmbeddedText, result.vectors, result.lengths.tolist())]
 
-    def _fill(self, texts: Sequence[str], *, k: int, pieces: int | None, max_masks: int) -> list[dict[str, Any]]:
+    def check_masks(self, texts: Sequence[str], *, k: int, pieces: int | None, config: ServerConfig) -> None:
+        """Raise a UsageError for a text without masks, with too many, or whose fillers take too many steps."""
         model = self._get_model()
         for text in texts:
-            if (masks := find_blanks(model, text).count) > max_masks:
-                raise UsageError(f"a text must have <= {max_masks} masks, got {masks}")
+            masks = find_blanks(model, text).count
+            if masks > config.max_masks:
+                raise UsageError(f"a text must have <= {config.max_masks} masks, got {masks}")
+            steps = count_filler_steps(model, masks, k=k, pieces=pieces)
+            if steps > config.max_filler_steps:
+                raise UsageError(
+                    f"the fillers of a text may take {config.max_filler_steps} steps, those of {masks} masks with "
+                    f"k {k} and pieces {pieces} take {steps}; lower k or pieces, or send texts with fewer masks"
+                )
+
+    def _fill(self, texts: Sequence[str], *, k: int, pieces: int | None) -> list[dict[str, Any]]:
+        model = self._get_model()
         return [
             {
                 "blanks": [[prediction._asdict() for prediction in blank] for blank in answers],

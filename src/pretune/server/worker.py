@@ -124,7 +124,10 @@ class ModelWorker:
             if not self._jobs:
                 return
             first = self._jobs[0]
-            room, parts = self.model.get_chunk_size(first.kind), list[tuple[BatchJob, Sequence[Any]]]()
+            room, parts = (
+                self.model.get_chunk_size(first.kind, dict(first.options)),
+                list[tuple[BatchJob, Sequence[Any]]](),
+            )
             for job in [job for job in self._jobs if job.key == first.key]:
                 if room <= 0:
                     break
