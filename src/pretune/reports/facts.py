@@ -39,7 +39,8 @@ def build_pretraining_rows(tree: Facts, summary: Facts) -> Rows:
         ("parameters", f"{summary['parameters']:,}"),
         (
             "steps",
-            f"{summary['steps']:,} of {format_count(train['batch_tokens'], 'tokens')}; {summary['skipped']:,} skipped",
+            f"{summary['steps']:,} of at most {format_count(train['batch_tokens'], 'tokens')}; "
+            f"{summary['skipped']:,} skipped",
         ),
         ("tokens", f"{summary['tokens']:,}"),
         ("sequence length", format_lengths(tree["data"])),
