@@ -53,7 +53,7 @@ def test_a_task_on_a_model(name: str, shape: str, shared_data: Path) -> None:
     with torch.no_grad():
         assert torch.isfinite(model.spec.loss(model, stream[0]).mean())
     subset = examples[:4]
-    predictions = predict(model, TaskEncoder.from_task(task, model, max_new_tokens=4), subset)
+    predictions = predict(model, TaskEncoder.from_task(task, model, max_new_tokens=8), subset)
     assert len(predictions) == 4 and 0 <= abs(get_headline(task.type.score(subset, predictions))) <= 1
 
 

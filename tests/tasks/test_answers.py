@@ -209,6 +209,16 @@ def test_labels_that_cannot_be_told_apart_are_an_error(targets: tuple[str, ...])
     assert not TaskEncoder.from_task(task, with_head, build_tokenizer("wordpiece", True)).is_generative
 
 
+def test_labels_that_differ_late_need_more_tokens() -> None:
+    targets = ("the old man " * 9 + "a", "the old man " * 9)
+    task = replace(task_of("classification"), labels=targets, template=Template(source="{text}", targets=targets))
+    model, tokenizer = model_for("t5", task), build_tokenizer("wordpiece", True)
+    with pytest.raises(DataError, match="max_new_tokens"):
+        TaskEncoder.from_task(task, model, tokenizer)
+    count = len(tokenizer.encode(targets[0], add_special_tokens=False))
+    assert TaskEncoder.from_task(task, model, tokenizer, max_new_tokens=count).is_generative
+
+
 def build_tokenizer(kind: str, lowercase: bool) -> Tokenizer:
     texts = [*TEXT, "Not_good Choice1 (old) 1.6"] * 3
     return train(kind, texts, vocab=400, style="sentinels", lowercase=lowercase)

@@ -113,16 +113,19 @@ def spell_targets(rules: EncodingRules) -> tuple[str, ...]:
     targets = rules.task.template.targets if rules.task.template else ()
     spellings, unknown = tuple(map(rules.spell, targets)), rules.tokenizer.special.get("unk")
     for target, spelling in zip(targets, spellings, strict=True):
-        problem = ""
-        if unknown in rules.tokenizer.encode(target, add_special_tokens=False, literal=True):
+        problem, remedy = "", "rename it"
+        ids = rules.tokenizer.encode(target, add_special_tokens=False, literal=True)
+        if unknown in ids:
             problem = "has characters that are not in the vocabulary"
         elif not spelling:
             problem = "has no tokens"
         elif spellings.count(spelling) > 1:
             problem = f"is generated as {spelling[:40]!r}, and so is another label"
+            if len(ids) > rules.max_new_tokens:
+                remedy = f"set data.max_new_tokens (now {rules.max_new_tokens}) to {len(ids)} or more"
         if problem:
             raise DataError(
-                f"task '{rules.task.name}': the label {target[:40]!r} {problem}; rename it, or use a classification "
+                f"task '{rules.task.name}': the label {target[:40]!r} {problem}; {remedy}, or use a classification "
                 "head (--set tune.text_to_text=false)"
             )
     return spellings
