@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.cli import main
+from pretune.cli import VERBS, app, main
 from tests.cli import world
 
 Capture = pytest.CaptureFixture[str]
@@ -172,6 +172,7 @@ WRONG = [
     (["compare", "empty.yaml", "--dry-run"], 2, ["empty.yaml", "nothing"]),
     (["compare", "itself.yaml", "--dry-run"], 2, ["'low'", "itself"]),
     # machines
+    (["search", "my index", "sea", "--bm25", "--device=tpu"], 2, ["'tpu'", "cuda:N"]),
     (["predict", TUNED, "--input=lines.txt", "--device=cuda"], 6, ["GPU", "--device cpu"]),
     (["evaluate", BASE, "--text=lines.txt", "--device=cuda"], 6, ["GPU", "--device cpu"]),
     ([*LEARN, "--device=cuda"], 6, ["GPU", "--device cpu"]),
@@ -192,3 +193,26 @@ def test_one_line_that_helps(
         assert [part for part in parts if part not in err] == [], err
         assert exit_code in ((2, 3) if code is None else (code,))
         assert {*Path().rglob("*")} == before
+
+
+@pytest.mark.parametrize("verb", [*VERBS])
+def test_devices_that_are_not_there_are_refused_by_every_verb(
+    verb: str, place: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    analyses = {name: [name, BASE] for name in app.ANALYSES} | {
+        "embeddings": ["embeddings", BASE, "--input=lines.txt"],
+        "forgetting": ["forgetting", TUNED],
+    }
+    commands = {"serve": [[BASE, "--port=0"]], "quickstart": [["--out=OUT"]], "analyze": [*analyses.values()]}
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with world.inside(place):
+        for words in commands.get(verb) or [world.COMMANDS[verb]]:
+            command = app.build_command(*((words[0], app.ANALYSES) if verb == "analyze" else (verb,)))
+            if not any("--device" in parameter.opts for parameter in command.params):
+                continue
+            line = [word.replace("OUT", str(tmp_path / "out")) for word in words]
+            for device, code in {"meta": 2, "mps": 2, "tpu": 2, "": 2, "cpu:3": 2, "cuda:-1": 2, "cuda:99": 6}.items():
+                assert main(["--quiet", verb, *line, "--device", device]) == code, (line, device)
+                out, err = capsys.readouterr()
+                assert err.startswith("pretune: error: ") and err.count("\n") == 1 and out == ""
+                assert f"'{device}'" in err and [*tmp_path.iterdir()] == []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pretune.cli._options import Dtype, Quantization
 from pretune.core import log
-from pretune.core.errors import DataError, ResourceError, UsageError, explain_missing, suggest
+from pretune.core.errors import DataError, UsageError, explain_missing, suggest
 from pretune.core.hub import resolve_path
 
 if TYPE_CHECKING:
@@ -173,17 +173,12 @@ def check_model(directory: str | Path) -> Path:
 
 
 def resolve_device(device: str | None) -> "torch.device":
-    """Return the device of this name; None: the first GPU if available, else the CPU."""
+    """Return the device of this name, which must exist; None: the first GPU if available, else the CPU."""
     import torch
 
+    from pretune.training import distributed
+
+    torch_device = torch.device(distributed.resolve_device(device))
     if device is None:
-        default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        log.info(f"device: {torch.cuda.get_device_name(default) if default.type == 'cuda' else 'CPU'}")
-        return default
-    try:
-        torch_device = torch.device(device)
-    except RuntimeError:
-        raise UsageError(f"unknown device '{device}'; use cpu, cuda or cuda:N") from None
-    if torch_device.type == "cuda" and not torch.cuda.is_available():
-        raise ResourceError(f"device '{device}': no GPU available to torch; use --device cpu")
+        log.info(f"device: {torch.cuda.get_device_name(torch_device) if torch_device.type == 'cuda' else 'CPU'}")
     return torch_device

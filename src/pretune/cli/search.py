@@ -67,7 +67,9 @@ def search(
     from pretune.inference.index import Index
 
     search_index = Index.open(index)
-    ready = None if words and qrels is None else search_index.load_embedder(model, device=str(resolve_device(device)))
+    has_vectors = not words or qrels is not None
+    target = str(resolve_device(device)) if has_vectors or device is not None else None
+    ready = search_index.load_embedder(model, device=target) if has_vectors else None
     query_texts = read_texts(queries) if queries is not None else None
     texts, ids = (query_texts.texts, query_texts.ids) if query_texts else ([query or ""], ["1"])
     if qrels is not None:
