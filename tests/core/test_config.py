@@ -508,6 +508,7 @@ class Ranged:
     sizes: Annotated[tuple[NonNegative[int], ...], NonEmpty()] = (1,)
     pair: tuple[Fraction, Annotated[float, Ge(-1), Lt(1)]] = (0.0, 0.0)
     names: tuple[Literal["a", "b"], ...] = ()
+    later: Annotated[Positive[int] | None, NewField()] = None
 
 
 @spec
@@ -526,6 +527,7 @@ class Outer:
         ({"pair": (1.1, 0.0)}, "pair.0"),
         ({"pair": (1.0, 1.0)}, "pair.1"),
         ({"names": ("a", "c")}, "names.1"),
+        ({"later": -1}, "later"),
     ],
 )
 def test_a_value_outside_its_range_is_refused_with_its_path(values: dict[str, Any], field: str) -> None:
@@ -546,7 +548,7 @@ def test_a_ranged_number_is_finite(number: Any) -> None:
 
 
 def test_values_in_their_range_are_accepted() -> None:
-    value = Ranged(rate=1, count=3, sizes=(0,), pair=(1.0, -1.0), names=("b",))
+    value = Ranged(rate=1, count=3, sizes=(0,), pair=(1.0, -1.0), names=("b",), later=2)
     assert from_dict(Ranged, to_dict(value)) == value
 
 

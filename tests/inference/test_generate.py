@@ -238,6 +238,12 @@ def test_a_stream_of_byte_tokens(data: bytes, expected: str) -> None:
     assert follow([*ids, words.special["eos"], *words.encode("went", add_special_tokens=False)]) == f"{expected} went"
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_without_prompts(size: int) -> None:
+    with pytest.raises(UsageError, match=str(size)):
+        pt.generate(gpt(), ["The king"], max_new_tokens=1, batch=size)
+
+
 def test_stops_that_mean_nothing() -> None:
     with pytest.raises(UsageError):
         StopStrings(["", "a"])

@@ -2,9 +2,18 @@
 
 import unicodedata
 
+import numpy as np
 import pytest
 
-from pretune.inference.word_vectors import split_words
+from pretune.core.errors import UsageError
+from pretune.inference.word_vectors import WordVectors, split_words
+
+
+@pytest.mark.parametrize("count", [0, -1, -3])
+def test_a_number_of_neighbors_below_one_is_no_slice(count: int) -> None:
+    vectors = WordVectors(["a", "b", "c"], np.eye(3, dtype=np.float32))
+    with pytest.raises(UsageError, match=str(count)):
+        vectors.find_nearest("a", count)
 
 
 @pytest.mark.parametrize(

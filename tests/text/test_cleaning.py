@@ -114,6 +114,8 @@ def test_names() -> None:
         ("nfc=1", ("'nfc'", "'nfc=1'")),
         ("short_pages=many", ("'short_pages'", "'many'")),
         ("symbols=", ("'symbols'", "''")),
+        ("short_pages=-5", ("'short_pages'", "'-5'")),
+        ("symbols=nan", ("'symbols'", "'nan'")),
     ],
 )
 def test_what_is_no_filter(name: str, values: tuple[str, ...]) -> None:

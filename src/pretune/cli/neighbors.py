@@ -91,8 +91,6 @@ def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> 
     """Print the nearest neighbors of a word in a file of word vectors."""
     from pretune.inference.word_vectors import WordVectors
 
-    if k < 1:
-        raise UsageError(f"-k {k} must be at least 1")
     vectors = WordVectors.load(path)
     name = word if word in vectors else word.lower()
     if name not in vectors:

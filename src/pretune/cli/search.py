@@ -46,7 +46,9 @@ def search(
     reader: Annotated[
         str | None, option("--reader DIR", "Model for --answer: a generative one, or a run of squad1 or squad2.")
     ] = None,
-    max_new_tokens: Annotated[int, option("--max-new-tokens N", "Maximum length of an answer.")] = 64,
+    max_new_tokens: Annotated[
+        int | None, option("--max-new-tokens N", "Maximum length of a generated answer (default: 64).")
+    ] = None,
     device: DeviceName = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
@@ -62,6 +64,8 @@ def search(
         raise UsageError("pass a query or --queries FILE, not both")
     if answer != (reader is not None) or (qrels is not None and (queries is None or answer)):
         raise UsageError("--answer needs --reader, and --qrels needs --queries")
+    if max_new_tokens is not None and not answer:
+        raise UsageError("--max-new-tokens needs --answer")
     if query is not None and not query.strip():
         raise UsageError("the query is empty")
     from pretune.inference.index import Index
@@ -77,6 +81,7 @@ def search(
         return
     hits = search_index.search(texts, k, model=ready, words=words)
     if answer:
+        from pretune.inference.generate import DEFAULT_NEW_TOKENS
         from pretune.inference.rag import answer_questions
         from pretune.runs.extract import extract_answers, load_extractive_run
 
@@ -86,7 +91,10 @@ def search(
             _print_extracted(texts, extract_answers(run, texts, hits), as_json, as_csv)
             return
         answers = answer_questions(
-            load_model(reader, device=device, needs_head=True), texts, hits, max_new_tokens=max_new_tokens
+            load_model(reader, device=device, needs_head=True),
+            texts,
+            hits,
+            max_new_tokens=DEFAULT_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
         )
         _print_answers(texts, answers, hits, as_json, as_csv)
         return

@@ -34,7 +34,7 @@ def mix(*parts: int) -> int:
     state = _INCREMENT
     for part in parts:
         if not 0 <= part <= _MASK:
-            raise UsageError(f"a seed part must be from 0 to 2**64 - 1, got {part if abs(part) < 10**40 else '…'}")
+            raise UsageError(f"a seed must be from 0 to 2**64 - 1, got {part if abs(part) < 10**40 else '…'}")
         state = ((state ^ int(part)) + _INCREMENT) & _MASK
         state = ((state ^ (state >> 30)) * _MULTIPLIER_1) & _MASK
         state = ((state ^ (state >> 27)) * _MULTIPLIER_2) & _MASK

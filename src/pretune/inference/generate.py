@@ -214,6 +214,8 @@ def generate_texts(
     callbacks: TextCallbacks = TextCallbacks(),  # noqa: B008 (a frozen value)
 ) -> list[list[GeneratedText]]:
     """Generate like `generate`; returns `GeneratedText`s by prompt."""
+    if batch < 1:
+        raise UsageError(f"batch must be >= 1, got {batch}")
     language_model = get_predictive_model(model)
     check_can_generate(language_model)
     tokenizer = get_tokenizer(language_model)

@@ -38,6 +38,7 @@ def answer_questions(
 
     If the reader has no limit of positions, at least one hit is used, even beyond its training length.
     """
+    config = build_generation_config(max_new_tokens=max_new_tokens, temperature=0)
     check_can_generate(get_language_model(reader))
     spec, limits = get_language_model(reader).spec, get_length_limits(get_language_model(reader))
     limit = limits[0 if spec.is_encoder_decoder else 1]
@@ -57,7 +58,6 @@ def answer_questions(
     )
     if dropped_hits:
         log.warn(f"{format_count(dropped_hits, 'hits')} dropped: they do not fit into {max_length} tokens")
-    config = build_generation_config(max_new_tokens=max_new_tokens, temperature=0)
     texts = generate_texts(reader, [text for text, _ in prompts], config, stop=StopStrings("\n", after_text=True))
     return [
         RagAnswer(generated_texts[0].new.strip(), hits_read, text)

@@ -112,6 +112,8 @@ class WordVectors:
 
     def find_nearest(self, word: str, count: int = 10) -> list[tuple[str, float]]:
         """Return the nearest words by cosine similarity, without the word itself."""
+        if count < 1:
+            raise UsageError(f"the number of neighbors must be >= 1, got {count}")
         query = self[word] / max(float(np.linalg.norm(self[word])), 1e-12)
         scores = self._unit_vectors @ query
         order = np.argsort(-scores, kind="stable")[: count + 1]

@@ -214,6 +214,8 @@ def resolve_filters(cleaner: str | Filter) -> list[tuple[str, Filter]]:
     except ValueError:
         kind = {int: "an integer", float: "a number"}[type(options[0].default)]
         raise UsageError(f"the option of the cleaner '{name}' must be {kind}, got '{value}'") from None
+    if not isinstance(option, str) and not option >= 0:  # NaN included
+        raise UsageError(f"the option of the cleaner '{name}' must be >= 0, got '{value}'")
     return [(cleaner, functools.partial(function, **{options[0].name: option}))]
 
 

@@ -25,7 +25,7 @@ class TrainConfig:
     lr: Positive[float]
     optimizer: Optim = AdamW()  # its `lr` equals `lr` above
     schedule: Schedule = LinearSchedule()
-    clip: float | None = 1.0
+    clip: Positive[float] | None = 1.0
     seed: Seed = 0
     precision: Precision = "auto"
     compile: bool | None = None  # None: on CUDA

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import torch
 
-from pretune.core.config import spec, to_dict
+from pretune.core.config import NonNegative, spec, to_dict
 from pretune.models.cost import CO2_KG_PER_KWH, flops_per_token
 from pretune.models.devices import DOLLARS_PER_KWH, Device
 from pretune.models.spec import Model
@@ -185,9 +185,9 @@ class CostRates:
     and 800. The rent of a device includes its electricity.
     """
 
-    grid_g_per_kwh: float = 1000 * CO2_KG_PER_KWH  # of CO2e
-    dollars_per_device_hour: float | None = None
-    dollars_per_kwh: float | None = None
+    grid_g_per_kwh: NonNegative[float] = 1000 * CO2_KG_PER_KWH  # of CO2e
+    dollars_per_device_hour: NonNegative[float] | None = None
+    dollars_per_kwh: NonNegative[float] | None = None
 
 
 @spec

@@ -47,7 +47,7 @@ from pretune.adaptation.heads.base import (
     segment_logsumexp,
 )
 from pretune.adaptation.scalar_mix import Mixing
-from pretune.core.config import Fraction, Positive, spec
+from pretune.core.config import Fraction, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.sequences import Ints
@@ -87,7 +87,7 @@ class LabelHead:
 class Classification(LabelHead):
     """One of several classes per sequence; cross-entropy."""
 
-    lm_loss_weight: float = 0.0  # weight of the auxiliary language modeling loss; 0.5 in GPT's paper
+    lm_loss_weight: NonNegative[float] = 0.0  # weight of the auxiliary language modeling loss; 0.5 in GPT's paper
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.labels)

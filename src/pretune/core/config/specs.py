@@ -215,7 +215,8 @@ def parse_rule(annotation: Any) -> FieldRule | None:
 
 def _find_bounds(annotation: Any) -> list[Constraint]:
     if typing.get_origin(annotation) is Annotated:
-        return [bound for bound in annotation.__metadata__ if isinstance(bound, Constraint)]
+        outer_bounds = [bound for bound in annotation.__metadata__ if isinstance(bound, Constraint)]
+        return [*_find_bounds(annotation.__origin__), *outer_bounds]  # NOTE: as in Annotated[Positive[int] | None, …]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [bound for part in typing.get_args(annotation) for bound in _find_bounds(part)]
     return []

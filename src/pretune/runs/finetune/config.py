@@ -87,7 +87,7 @@ class AdaptationConfig:
     pooling: PoolingConfig | None = None  # of the head; None: that of the directory, else of the paper
     head: Literal["random", "probe"] = "random"  # initialization: random, or a linear probe (LP-FT)
     scalar_mix: Mixing | None = None  # a BiLSTM over a mix of all frozen layers, as head (ELMo)
-    lm_loss_weight: float = 0.0  # of the language modeling loss added to a classification; GPT: 0.5
+    lm_loss_weight: NonNegative[float] = 0.0  # of the language modeling loss added to a classification; GPT: 0.5
     text_to_text: bool | None = None  # generate the answer as text; None: for models such as T5
     lm_epochs: Annotated[float, Ge(0), NewField()] = 0.0  # of pre-training on the task's texts first (ULMFiT, TAPT)
     lm_lr: Annotated[Positive[float] | None, NewField()] = None  # its learning rate; None: that of pre-training
@@ -100,8 +100,8 @@ class SequenceConfig:
     """Encoding of examples as sequences; None: what the model and the task type allow."""
 
     max_length: int | None = None  # special tokens included
-    stride: int = 128  # of windows over long passages
-    max_new_tokens: int | None = None  # of a generated answer
+    stride: NonNegative[int] = 128  # overlap of windows over long passages
+    max_new_tokens: Positive[int] | None = None  # of a generated answer
 
 
 class ZeroOrSeveral(Constraint):
