@@ -173,6 +173,18 @@ WRONG = [
     (["finetune", BASE, "--task=sst2", "--out=o"], 3, ["sst2", "--data", "PRETUNE_DATA"]),
     (["evaluate", BASE, "--test=my table.csv", "--split=tset"], 2, ["'tset'", "train"]),
     (["predict", TUNED, "--input="], 2, ["--input"]),
+    (["predict", TUNED, "--input=lines.txt", "--text=body"], 3, ["lines.txt:1", "'body'"]),
+    (["predict", TUNED, "--input=docs.jsonl", "--text=txt"], 3, ["docs.jsonl:1", "'txt'", "'text'"]),
+    (["predict", TUNED, "--input=my table.csv", "--pair=label"], 2, ["--pair", "'label'", "single texts"]),
+    (["finetune", BASE, TABLE, "--data=data", "--out=o"], 2, ["--data", "--task", "--train"]),
+    *((["evaluate", BASE, "--text=lines.txt", option], 2, [f"{option.partition('=')[0]} needs a task", "--task"])
+      for option in ("--shots=0", "--split=dev", "--limit=2", "--seed=1", "--data=data", "--prompt={text}{answer}",
+                     "--calibrate", "--length=token", "--text-to-text", "--order=bad-first", "--pooling=mean",
+                     "--show-prompt")),
+    *((["evaluate", BASE, "--test=my table.csv", option], 2, [f"{option.partition('=')[0]} needs a text", "--text"])
+      for option in ("--window=8", "--stride=4")),
+    *((["evaluate", TUNED, "--test=my table.csv", option], 2, [option.partition("=")[0], "--shots 0"])
+      for option in ("--prompt={text}{answer}", "--calibrate", "--length=token", "--text-to-text", "--show-prompt")),
     (["generate", "writer", "a", "--temperature=-1"], 2, ["--temperature", "at least 0", "-1"]),
     (["generate", "writer", "a", "--top-p=2"], 2, ["--top-p must", "2.0"]),
     (["generate", "writer", "a", "--max-new-tokens=0"], 2, ["--max-new-tokens must", "0"]),

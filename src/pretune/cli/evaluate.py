@@ -21,9 +21,10 @@ from pretune.cli._output import find_free_path, hint, print_csv, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
+from pretune.core.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pretune.evaluation import EvaluationResult
     from pretune.tasks.task import Task
@@ -119,6 +120,23 @@ def evaluate(
     if limit is not None and limit < 1:
         raise UsageError(f"--limit must be at least 1, got {limit}")
     model = models[0]
+    prompt_options = {
+        "--show-prompt": show_prompt, "--prompt": prompt is not None, "--calibrate": calibrate,
+        "--length": length is not None, "--text-to-text": text_to_text,
+    }  # fmt: skip
+    task_options = {
+        "--shots": shots is not None, "--split": split is not None, "--limit": limit is not None, "--seed": seed != 0,
+        "--data": data is not None, "--order": order is not PairOrder.GOOD, "--pooling": pooling is not None,
+        **prompt_options,
+    }  # fmt: skip
+    if text and not task and test is None:
+        _refuse_options(task_options, "needs a task: add --task NAME or --test FILE")
+    if not text:
+        _refuse_options(
+            {"--window": window is not None, "--stride": stride is not None}, "needs a text: add --text FILE"
+        )
+    if shots is None and RunDir(Path(model)).is_finetuned:
+        _refuse_options(prompt_options, "needs a prompt, and a fine-tuned run reads none: add --shots 0")
     counts = None if shots is None else _parse_shots(shots)
     options: dict[str, Any] = {
         "split": split, "limit": limit, "seed": seed, "prompt": None if prompt is None else unescape(prompt),
@@ -168,6 +186,13 @@ def evaluate(
         hint("finetune", model, "--task", task_name, *source, "--out", find_free_path(f"runs/{task_name}"))
 
 
+def _refuse_options(options: "Mapping[str, bool]", reason: str) -> None:
+    """Raise if one of the options is set."""
+    for name, is_set in options.items():
+        if is_set:
+            raise UsageError(f"{name} {reason}, or remove {name}")
+
+
 def _parse_shots(text: str) -> list[int]:
     """Parse comma-separated numbers of shots."""
     try:
@@ -182,7 +207,6 @@ def _build_user_task(model: str | None, train: Path | None, test: Path | None, c
         if train is not None or columns:
             raise UsageError("--train and --column need --test, the table to evaluate on")
         return None
-    from pretune.core.run_dir import RunDir
     from pretune.tasks.user_table import build_user_task
 
     roles = dict(part.partition("=")[::2] for part in columns)

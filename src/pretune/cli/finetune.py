@@ -139,6 +139,8 @@ def finetune(
     if task_type is not None and task_type not in TYPE_OPTIONS:
         hint = suggest(task_type, TYPE_OPTIONS)
         raise UsageError(f"--type '{task_type[:40]}'{hint} is no type (allowed: {', '.join(TYPE_OPTIONS)})")
+    if train is not None and data is not None:
+        raise UsageError("--data is the directory of --task NAME, and the table is --train FILE; remove one of them")
     if task is not None and is_embedding(task) and task_type not in (None, "embedding"):
         raise UsageError(f"--type {task_type} with --task {task}: this task has the type embedding; remove one of them")
     if task_type == "embedding":

@@ -3,7 +3,7 @@
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,7 @@ from pretune.cli import shut_down_cleanly
 from pretune.cli._options import Base, DeviceName, PairColumn, Quantize, TextColumn, argument, option
 from pretune.cli._output import find_free_path, hint, quote
 from pretune.core import log
-from pretune.core.errors import DataError, UsageError, explain_missing
+from pretune.core.errors import DataError, UsageError, explain_missing, suggest
 from pretune.core.log import format_count
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def predict(
         tuned_run = open_runs(runs, device=device, base=base, quantize=None if quantize is None else quantize.value)
         tuned_run = tuned_run if task is None else tuned_run.select_task(task)
         saved_task = tuned_run.saved_task
+        if pair is not None and saved_task.reads_one_text:
+            raise UsageError(f"--pair '{pair[:40]}': this run was fine-tuned on single texts; remove it")
         saved_task = replace(saved_task, text=text or saved_task.text, pair=pair or saved_task.pair)
         examples = (
             saved_task.build_example(value, location)
@@ -94,19 +96,32 @@ def _read(inputs: str, task: "SavedTask", columns: list[str]) -> Iterator[tuple[
         raise DataError(f"{inputs}: {explain_missing(inputs, remedy=remedy if ' ' in inputs else '')}")
     suffixes = {suffix.lower() for suffix in path.suffixes}
     if inputs == "-" or not suffixes & {".csv", ".tsv", ".jsonl", ".json", ".conll", ".conllu", ".ndjson"}:
-        yield from _read_lines(inputs, has_pair=not task.reads_one_text)
+        yield from _check_columns(_read_lines(inputs, has_pair=not task.reads_one_text), columns)
         return
     from pretune.tasks.table import open_table
 
     task_columns = [column for column in (task.text, task.pair) if column]
     table = open_table(path, task_columns, allow_single_column=True)
     if table.form == "conll":
-        yield from _read_sentences(path, ".conllu" in suffixes)
+        yield from _check_columns(_read_sentences(path, ".conllu" in suffixes), columns)
         return
     for column in columns if table.form != "jsonl" else ():
         table.check_column(column)
-    for row in table.read_rows():
-        yield row.location, {name: value for name, value in row.values.items() if value is not None}
+    rows = (
+        (row.location, {name: value for name, value in row.values.items() if value is not None})
+        for row in table.read_rows()
+    )
+    yield from _check_columns(rows, columns if table.form == "jsonl" else [])
+
+
+def _check_columns(values: Iterable[tuple[str, Any]], columns: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the inputs; raise at one that lacks a column requested by option."""
+    for location, value in values:
+        names = value if isinstance(value, dict) else {}
+        for column in columns:
+            if column not in names:
+                raise DataError(f"{location}: no column '{column[:40]}'{suggest(column, names)}; see --text and --pair")
+        yield location, value
 
 
 def _read_sentences(path: Path, universal: bool) -> Iterator[tuple[str, Any]]:
