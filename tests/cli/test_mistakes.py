@@ -186,6 +186,8 @@ WRONG = [
     *((["evaluate", TUNED, "--test=my table.csv", option], 2, [option.partition("=")[0], "--shots 0"])
       for option in ("--prompt={text}{answer}", "--calibrate", "--length=token", "--text-to-text", "--show-prompt")),
     (["generate", "writer", "a", "--temperature=-1"], 2, ["--temperature", "at least 0", "-1"]),
+    (["generate", "writer", "a", "--stream", "--json"], 2, ["--stream", "--json"]),
+    (["generate", "writer", "a", "b", "--stream"], 2, ["streaming", "one prompt"]),
     (["generate", "writer", "a", "--top-p=2"], 2, ["--top-p must", "2.0"]),
     (["generate", "writer", "a", "--max-new-tokens=0"], 2, ["--max-new-tokens must", "0"]),
     (["evaluate", TUNED, "--test=my table.csv", "--limit=0"], 2, ["--limit", "0"]),

@@ -98,6 +98,8 @@ def generate(
         raise UsageError(f"--batch {batch} must be at least 1")
     if temperature is not None and not temperature >= 0:
         raise UsageError(f"--temperature must be at least 0 (greedy), got {temperature:g}")
+    if stream and as_json:
+        raise UsageError("--stream and --json exclude each other; choose one")
     texts = read_prompts(prompts or [], source, "prompt")
     from pretune.inference.generate import TextCallbacks, choose_max_new_tokens, generate_texts
     from pretune.inference.generation_config import GenerationOptions, build_generation_config
