@@ -62,10 +62,10 @@ def _read_file(source: str, name: str) -> str:
 
 
 class InputTexts(NamedTuple):
-    """Texts, their ids (by default numbers from 1), the name of the source, and labels if they were requested."""
+    """Texts, their ids (None if the file has none), the name of the source, and labels if they were requested."""
 
     texts: list[str]
-    ids: list[str]
+    ids: list[str] | None
     name: str
     labels: list[str] | None = None
 
@@ -92,7 +92,7 @@ def read_texts(source: str, field: str = "text", label: str | None = None) -> In
     else:
         text = _read_file(source, name).replace("\r\n", "\n") if source == "-" else "".join(read_text(path))
         texts = text.removesuffix("\n").split("\n") if text else []  # no line follows the last newline
-        ids = [str(number) for number in range(1, len(texts) + 1)]
+        ids = None
     if not texts:
         raise DataError(f"{name}: no texts; expected one per line")
     return InputTexts(texts, ids, name, labels)
@@ -100,9 +100,9 @@ def read_texts(source: str, field: str = "text", label: str | None = None) -> In
 
 def _read_rows(
     path: Path, field: str, label: str | None, *, table: bool
-) -> tuple[list[str], list[str], list[str] | None]:
+) -> tuple[list[str], list[str] | None, list[str] | None]:
     """Return texts, ids and labels of JSON lines or of a table; the only column of a table may have any name."""
-    from pretune.tasks.table import Jsonl, open_table
+    from pretune.tasks.table import Jsonl, open_table, read_id
 
     columns = [field, *([] if label is None else [label])]
     reader = open_table(path, columns, allow_single_column=True) if table else None
@@ -119,12 +119,13 @@ def _read_rows(
         if not isinstance(value, str):
             raise DataError(f"{row.location}: field '{field}' must be a string, got {str(value)[:40]!r}")
         texts.append(value)
-        ids.append(str(row.values.get("id", len(texts))))
+        ids.append(read_id(row.values, row.location))
         if label is not None:
             if label not in row.values:
                 raise DataError(f"{row.location}: no column '{label[:40]}'{suggest(label, row.values)}")
             labels.append(str(row.values[label]))
-    return texts, ids, None if label is None else labels
+    numbered_ids = [name or str(number) for number, name in enumerate(ids, 1)]
+    return texts, numbered_ids if any(ids) else None, None if label is None else labels
 
 
 def load_model(

@@ -68,7 +68,8 @@ def embed(
     start = time.monotonic()
     with show_progress("embedding") as report:
         embeddings = embedder(texts.texts, report_texts(report))
-    write_vectors(out, embeddings.vectors, texts.texts, texts.ids)
+    ids = texts.ids or [str(number) for number in range(1, len(texts.texts) + 1)]
+    write_vectors(out, embeddings.vectors, texts.texts, ids)
     facts: dict[str, Any] = {
         "out": str(out),
         "texts": len(texts.texts),

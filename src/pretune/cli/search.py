@@ -1,5 +1,6 @@
 """`pretune index`: embed texts into a search index; `pretune search`: search it, and answer questions from the hits."""
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -68,17 +69,23 @@ def search(
         raise UsageError("--max-new-tokens needs --answer")
     if query is not None and not query.strip():
         raise UsageError("the query is empty")
-    from pretune.inference.index import Index
+    from pretune.inference.index import Index, check_unique_ids
 
     search_index = Index.open(index)
     has_vectors = not words or qrels is not None
     target = str(resolve_device(device)) if has_vectors or device is not None else None
     ready = search_index.load_embedder(model, device=target) if has_vectors else None
     query_texts = read_texts(queries) if queries is not None else None
-    texts, ids = (query_texts.texts, query_texts.ids) if query_texts else ([query or ""], ["1"])
+    texts = [query or ""] if query_texts is None else query_texts.texts
+    ids = None if query_texts is None else query_texts.ids
+    check_unique_ids(ids or ())
     if qrels is not None:
-        _print_scores(search_index, ready, texts, ids, qrels, k, as_json, as_csv)
+        numbers = [str(number) for number in range(1, len(texts) + 1)]
+        _print_scores(search_index, ready, texts, ids or numbers, qrels, k, as_json, as_csv)
         return
+    query_columns = [{"query": text} for text in texts]
+    if ids is not None:
+        query_columns = [{"query_id": name, "query": text} for name, text in zip(ids, texts, strict=True)]
     hits = search_index.search(texts, k, model=ready, words=words)
     if answer:
         from pretune.inference.generate import DEFAULT_NEW_TOKENS
@@ -88,7 +95,7 @@ def search(
         assert reader is not None
         run = load_extractive_run(resolve_path(reader), device=str(resolve_device(device)))
         if run is not None:
-            _print_extracted(texts, extract_answers(run, texts, hits), as_json, as_csv)
+            _print_extracted(query_columns, extract_answers(run, texts, hits), as_json, as_csv)
             return
         answers = answer_questions(
             load_model(reader, device=device, needs_head=True),
@@ -96,42 +103,53 @@ def search(
             hits,
             max_new_tokens=DEFAULT_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
         )
-        _print_answers(texts, answers, hits, as_json, as_csv)
+        _print_answers(query_columns, answers, hits, as_json, as_csv)
         return
-    _print_hits(texts, hits, as_json, as_csv)
+    _print_hits(query_columns, hits, as_json, as_csv)
     quiet = as_json or as_csv
     words_option = ("--hits", 2 * k) if words else ("--bm25", "--hits", k)
     hint("search", index, *([query] if query is not None else ["--queries", queries]), *words_option, silent=quiet)
     hint_other(f"search {quote(index)} QUESTION --answer --reader MODEL", silent=quiet)
 
 
-def _print_hits(texts: list[str], hits: "list[list[Hit]]", as_json: bool, as_csv: bool) -> None:
-    results = [*zip(texts, hits, strict=True)]
+QueryColumns = Mapping[str, str]
+"""Query, with its id if it has one, as columns of a result."""
+
+
+def _print_hits(queries: Sequence[QueryColumns], hits: "list[list[Hit]]", as_json: bool, as_csv: bool) -> None:
+    results = [*zip(queries, hits, strict=True)]
     if as_csv:
-        rows = ((text, rank, hit.score, hit.id, hit.text) for text, row in results for rank, hit in enumerate(row, 1))
-        print_csv(("query", "rank", "score", "id", "text"), rows)
+        rows = (
+            (*query.values(), rank, hit.score, hit.id, hit.text)
+            for query, row in results
+            for rank, hit in enumerate(row, 1)
+        )
+        print_csv((*queries[0], "rank", "score", "id", "text"), rows)
         return
     if as_json:
-        log.print_json([{"query": text, "hits": [hit._asdict() for hit in row]} for text, row in results])
+        log.print_json([{**query, "hits": [hit._asdict() for hit in row]} for query, row in results])
         return
-    for text, row in results:
-        if len(texts) > 1:
-            log.print_result(f"# {text}")
+    for query, row in results:
+        if len(queries) > 1:
+            log.print_result(f"# {query['query']}")
         for rank, hit in enumerate(row, 1):
             log.print_result(f"{rank:>3}  {hit.score:.4f}  {hit.id}  {_shorten(hit.text)}")
         if not row:
             log.warn("no hits: no text has a word of the query")
 
 
-def _print_answers(texts: list[str], answers: list[Any], hits: "list[list[Hit]]", as_json: bool, as_csv: bool) -> None:
+def _print_answers(
+    queries: Sequence[QueryColumns], answers: list[Any], hits: "list[list[Hit]]", as_json: bool, as_csv: bool
+) -> None:
     """Print generated answers with the ids of the hits that were read."""
     sources = [[hit.id for hit in row[: reply.hits_read]] for reply, row in zip(answers, hits, strict=True)]
-    results = [*zip(texts, answers, sources, strict=True)]
+    results = [*zip(queries, answers, sources, strict=True)]
     if as_csv:
-        print_csv(("query", "answer", "read"), ((text, reply.text, " ".join(ids)) for text, reply, ids in results))
+        rows = ((*query.values(), reply.text, " ".join(ids)) for query, reply, ids in results)
+        print_csv((*queries[0], "answer", "read"), rows)
     elif as_json:
         records = [
-            {"query": text, "answer": reply.text, "read": ids, "prompt": reply.prompt} for text, reply, ids in results
+            {**query, "answer": reply.text, "read": ids, "prompt": reply.prompt} for query, reply, ids in results
         ]
         log.print_json(records)
     else:
@@ -140,21 +158,23 @@ def _print_answers(texts: list[str], answers: list[Any], hits: "list[list[Hit]]"
             log.info(f"sources: {', '.join(ids) or 'none'}")
 
 
-def _print_extracted(texts: list[str], answers: "list[ExtractedAnswer]", as_json: bool, as_csv: bool) -> None:
+def _print_extracted(
+    queries: Sequence[QueryColumns], answers: "list[ExtractedAnswer]", as_json: bool, as_csv: bool
+) -> None:
     """Print extracted answers with the ids and scores of their passages."""
     if as_json or as_csv:
         rows = [
             {
-                "query": text,
+                **query,
                 "answer": answer.text,
                 "score": answer.score,
                 "id": answer.hit and answer.hit.id,
                 "passage": answer.hit and answer.hit.text,
                 "span": answer.span,
             }
-            for text, answer in zip(texts, answers, strict=True)
+            for query, answer in zip(queries, answers, strict=True)
         ]
-        names = ("query", "answer", "score", "id", "passage")
+        names = (*queries[0], "answer", "score", "id", "passage")
         log.print_json(rows) if as_json else print_csv(names, ([row[name] for name in names] for row in rows))
         return
     for answer in answers:
@@ -229,13 +249,11 @@ def index(
     texts = read_texts(source, field)
     from pretune.inference.index import build
 
-    has_ids = any(text != str(i) for i, text in enumerate(texts.ids, 1))
     options: dict[str, Any] = {"pooling": pooling, "layer": layer, "normalise": normalise, "length": length}
     options |= {"prompt": prompt, "query_prompt": query_prompt}
     with show_progress("indexing") as report:
         options |= {"method": method, "add": add, "device": str(resolve_device(device))}
-        ids = texts.ids if has_ids else None
-        search_index = build(model, texts.texts, out=out, ids=ids, on_progress=report_texts(report), **options)
+        search_index = build(model, texts.texts, out=out, ids=texts.ids, on_progress=report_texts(report), **options)
     if search_index.metadata["cut"]:
         log.warn(f"{format_count(search_index.metadata['cut'], 'texts')} truncated to the model's maximum length")
     if as_json:

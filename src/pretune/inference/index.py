@@ -234,7 +234,7 @@ def build(
         raise UsageError(f"unknown method '{method}' (known: {', '.join(METHODS)})")
     if not texts or len(row_ids) != len(texts):
         raise DataError(f"an index needs at least one text and one id per text, got {len(texts)} and {len(row_ids)}")
-    _check_unique_ids(row_ids)
+    check_unique_ids(row_ids)
     previous = Index.open(directory) if add else None
     if previous is None and directory.is_dir() and any(directory.iterdir()):
         raise UsageError(f"{directory}: not empty; use --add to add to an index, or another --out")
@@ -246,7 +246,7 @@ def build(
         other_options = _check_same_options(previous, given_options)
         embedder = previous.load_embedder(model, device=device, **other_options)
         row_ids = row_ids if ids is not None else [str(len(previous) + i) for i in range(1, len(texts) + 1)]
-        _check_unique_ids([name for name, _ in previous.rows] + row_ids)
+        check_unique_ids([name for name, _ in previous.rows] + row_ids)
         query_prompt = previous.metadata.get("query_prompt")
     else:
         embedding_options = {"normalise": True, **given_options}
@@ -354,7 +354,7 @@ def compute_fingerprint(embedder: Embedder) -> str:
     return digest.hexdigest()
 
 
-def _check_unique_ids(ids: Sequence[str]) -> None:
+def check_unique_ids(ids: Sequence[str]) -> None:
     """Raise a DataError for duplicate ids."""
     unique_ids: set[str] = set()
     for name in ids:

@@ -41,6 +41,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "negative": ("negative", "hard_negative", "text3", "sentence3"),
     "score": ("score", "similarity", "relatedness_score"),
     "class": ("label", "gold_label", "class"),
+    "id": ("id",),
 }  # fmt: skip
 """Names of columns by their meaning, in order of preference; case and surrounding blanks are ignored."""
 PAIR_COLUMNS = (
@@ -182,6 +183,19 @@ def find_column(columns: Iterable[str], meaning: str) -> str | None:
     """
     alike = {column.strip().lower(): column for column in reversed([*columns])}
     return next((alike[name] for name in COLUMNS[meaning] if name in alike), None)
+
+
+def read_id(fields: Mapping[str, Any], location: str) -> str:
+    """Return the id of a row as text; empty if it has none.
+
+    >>> read_id({"ID": 7, "text": "a"}, "a.jsonl:1"), read_id({"id": None}, "a.jsonl:2"), read_id({}, "a.jsonl:3")
+    ('7', '', '')
+    """
+    column = find_column(fields, "id")
+    value = "" if column is None or fields[column] is None else fields[column]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise DataError(f"{location}: '{column}' must be a string or a number, got {type(value).__name__}")
+    return str(value)
 
 
 def find_pair_columns(columns: Iterable[str], label: str | None = None) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ from pretune.metrics.classification import NO_LABEL, group_values
 from pretune.models.spec import Model
 from pretune.tasks.encoding import EncodingRules, Floats, Items, PredictedLogits, read_classes
 from pretune.tasks.example import Example, Prediction, format_example
-from pretune.tasks.table import COLUMNS, PAIR_COLUMNS, TableFile, find_pair_columns, open_table
+from pretune.tasks.table import COLUMNS, PAIR_COLUMNS, TableFile, find_pair_columns, open_table, read_id
 from pretune.tasks.task import Task
 from pretune.tasks.user_table import UserTables
 
@@ -344,7 +344,7 @@ class TaskType:
                 f"{source}: this task needs two texts; pass the second as '{pair or self.pair_field}', or after a tab"
             )
         facts = {str(name): str(value) for name, value in fields.items() if isinstance(value, str)}
-        example = {"text": content, "pair": second, "id": str(fields.get("id", "")), "facts": facts, **extra}
+        example = {"text": content, "pair": second, "id": read_id(fields, source), "facts": facts, **extra}
         return Example(**example)
 
     def reads_one_text(self, text: str | None, pair: str | None) -> bool:
