@@ -228,6 +228,29 @@ class TestProcess:
             assert done.stderr == ""
             assert done.returncode in (0, 1)
 
+    @pytest.mark.parametrize("words", ["--version", "list sizes", "list sizes --csv", "show bert-tiny", "env --json"])
+    @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+    def test_closed_streams_are_no_error(self, words: str, closed: str) -> None:
+        done = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m pretune {words} {closed}"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            timeout=300,
+        )
+        assert done.returncode == 0 and "error" not in done.stderr
+
+    def test_closed_standard_input_has_no_inputs(self, workshop: Path) -> None:
+        done = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m pretune predict 'my runs/tuned' --input - <&-"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            cwd=workshop,
+            timeout=300,
+        )
+        assert done.returncode == 3 and "no inputs" in done.stderr
+
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
     def test_a_full_disk_behind_stdout(self) -> None:
         with Path("/dev/full").open("w") as full:

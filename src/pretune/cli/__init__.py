@@ -18,6 +18,7 @@ import collections
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Ctrl-C never prints a traceback, not even during imports or shutdown.
     """
+    _replace_closed_streams()
     if arguments is not None or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         from pretune.cli.app import main as run
 
@@ -54,6 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # NOTE: after a Ctrl-C inside code from a string, as a namedtuple is made of, `python -m` ends as if killed by
         # SIGINT, although it was handled. Running such code to its end resets that.
         collections.namedtuple("Reset", ())
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device for standard streams that the caller has closed (`>&-`).
+
+    The lowest free descriptor is that of the stream: no file that is opened later takes its place.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 (open to the end)
 
 
 def exit_at_once(number: int = signal.SIGINT, frame: object = None) -> NoReturn:
