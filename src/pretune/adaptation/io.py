@@ -128,6 +128,7 @@ class _LoadOptions(NamedTuple):
 def _load(
     folder: Path, options: _LoadOptions, head: Literal["tied"] | None = None
 ) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
+    io.check_links(folder, CheckpointError)
     if not (folder / ADAPTER_FILE).is_file():
         if (folder / PEFT_CONFIG_FILE).is_file() and not (folder / checkpoint.CONFIG_FILE).is_file():
             return _load_peft_adapter(folder, options)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import log
-from pretune.core.errors import UsageError
+from pretune.core.errors import UsageError, refuse_broken_link
 
 WIDTH = 80
 """Width at which titles and notes of a page are wrapped; tables are narrower."""
@@ -38,7 +38,7 @@ def check_new_folder(out: Path, *, empty: bool = False) -> None:
         if out.is_dir():
             if empty and any(out.iterdir()):
                 raise UsageError(f"cannot write '{out}': it exists and is not empty; choose another directory")
-        elif out.exists() or out.is_symlink():
+        elif out.exists():
             raise UsageError(f"cannot write '{out}': it is a file, not a directory; choose another path")
 
 
@@ -53,7 +53,8 @@ def check_new_file(out: Path) -> None:
 
 @contextlib.contextmanager
 def _explain_path(out: Path) -> Iterator[None]:
-    """Raise a usage error where a parent of the path is a file, or the path is invalid."""
+    """Raise a usage error where a parent of the path is a file, or the path is invalid or a broken link."""
+    refuse_broken_link(out)
     try:
         parent = next((part for part in out.parents if part.exists()), None)
         if parent is not None and not parent.is_dir():

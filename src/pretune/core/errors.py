@@ -197,17 +197,37 @@ def explain_missing(path: str | os.PathLike[str], noun: str = "file", remedy: st
     return f"no such {noun}{suggest_file(path) or remedy}"
 
 
+def refuse_broken_link(path: str | os.PathLike[str]) -> None:
+    """Raise a UsageError if a path to be written, or a folder of it, is a symbolic link without a target."""
+    try:
+        problem = _explain_link(_find_missing(Path(path)))
+    except (OSError, ValueError):  # other errors are those of the write
+        return
+    if problem:
+        raise UsageError(f"cannot write '{os.fspath(path)}': {problem}; choose another path")
+
+
+def _find_missing(path: Path) -> Path:
+    """Return the first folder of a path that does not exist, or the path."""
+    return next((candidate for candidate in [*reversed(path.parents), path] if not candidate.exists()), path)
+
+
+def _explain_link(path: Path) -> str:
+    """Return a description of a symbolic link without a target; empty for other paths."""
+    return f"'{path}' is a broken link to '{path.readlink()}'" if path.is_symlink() and not path.exists() else ""
+
+
 def suggest_file(path: str | os.PathLike[str]) -> str:
-    """Return the end of a message that names the closest existing path, or the folder that is missing.
+    """Return the end of a message that names a broken link, the closest existing path, or the folder that is missing.
 
     >>> suggest_file("9f3/notes.txt")
     "; there is no folder '9f3'"
     """
     target = Path(path)
     try:
-        missing = next(
-            (candidate for candidate in [*reversed(target.parents), target] if not candidate.exists()), target
-        )
+        missing = _find_missing(target)
+        if problem := _explain_link(missing):
+            return f"; {problem}"
         names = itertools.islice((entry.name for entry in missing.parent.iterdir()), MAX_FILES)
         closest = find_closest(missing.name, names)
     except (OSError, ValueError):  # an unreadable folder, or an empty path

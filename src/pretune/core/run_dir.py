@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io
-from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.errors import CheckpointError, UsageError, refuse_broken_link
 from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_run
 
 LOG_SUFFIXES = (".log", ".out", ".err", ".jsonl")
@@ -71,8 +71,9 @@ class RunDir:
         """Raise a UsageError if the directory holds a run, a model or other files.
 
         Log files and the settings of a run without a checkpoint are allowed. A path that is no directory fails when it
-        is written.
+        is written, except a broken link.
         """
+        refuse_broken_link(self.path)
         if not self.path.is_dir():
             return
         if self.has_checkpoints or self.is_finetuned:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from pretune.core.config import Count, Number, read_record
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import DataError, UsageError, refuse_broken_link
 from pretune.core.io import MANIFEST, atomic_directory, remove_abandoned
 from pretune.data.shards import DataIndex, Shards, read_index
 from pretune.data.shards.files import INDEX_FILE as INDEX
@@ -170,6 +170,7 @@ def publish_directory(out: Path, overwrite: bool) -> Iterator[Path]:
     Raises:
         UsageError: `out` contains files that are not prepared data.
     """
+    refuse_broken_link(out)
     is_abandoned = remove_abandoned(out) and not (out / MANIFEST).exists()
     old = _list_files(out) if overwrite or is_abandoned else set()
     foreign = sorted(name for name in old if not _DATA_FILES.fullmatch(name))

@@ -111,6 +111,7 @@ def load_directory(path: str | os.PathLike[str]) -> list[RunRecord | ComparisonR
     if not directory.is_dir():
         remedy = ("" if directory.exists() else suggest_file(directory)) or "; pass a run directory"
         raise UsageError(f"{directory}: {'not a' if directory.exists() else 'no such'} directory{remedy}")
+    io.check_links(directory, CheckpointError)
     records: list[RunRecord | ComparisonResults] = []
     run_dir = RunDir(directory)
     if run_dir.results.is_file():

@@ -7,7 +7,7 @@ from string import Template
 from typing import Any
 
 from pretune.core import io
-from pretune.core.errors import UsageError
+from pretune.core.errors import UsageError, refuse_broken_link
 from pretune.core.log import format_count, format_duration, format_kilograms
 from pretune.reports import Markup, code, element, escape, join, table
 from pretune.reports.analysis import render_analyses
@@ -39,6 +39,7 @@ def report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], 
         raise UsageError("no runs; pass at least one directory")
     if out_path.is_dir():
         raise UsageError(f"{out_path}: is a directory; set --out to a file, such as {out_path / 'report.html'}")
+    refuse_broken_link(out_path)
     directories = [Path(run) for run in runs]
     loaded_records = [record for path in directories for record in load_directory(path)]
     run_records: dict[Path, RunRecord] = {}

@@ -14,7 +14,7 @@ from pretune.adaptation.io import is_adapter_directory, verify_adapter
 from pretune.core import config, log
 from pretune.core.api import Result, check_arguments
 from pretune.core.config.read import format_value
-from pretune.core.errors import PretuneError, UsageError
+from pretune.core.errors import PretuneError, UsageError, refuse_broken_link
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.models import tensor_files
@@ -99,6 +99,7 @@ def export(
         raise UsageError("no model; pass at least one run or directory")
     directories, target = [resolve_path(Path(path)) for path in paths], Path(out)
     directory = directories[0]
+    refuse_broken_link(target)
     for path in directories:
         _check_apart(path, target)
     _check_averageable(directories)

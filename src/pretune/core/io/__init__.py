@@ -8,6 +8,7 @@ from pretune.core.io.files import (
     MANIFEST,
     atomic_directory,
     atomic_write,
+    check_links,
     is_file_name,
     open_in_place,
     open_regular,
@@ -21,7 +22,7 @@ from pretune.core.io.files import (
 from pretune.core.io.strict_json import check_manifest, parse_json, read_json, sha256, write_json, write_manifest
 
 __all__ = [
-    "MANIFEST", "atomic_directory", "atomic_write", "check_manifest", "is_file_name", "open_in_place", "open_regular",
-    "parse_json", "read_bounded", "read_json", "remove", "remove_abandoned", "resolve_inside", "sha256", "sweep",
-    "write_json", "write_manifest", "translate_write_errors",
+    "MANIFEST", "atomic_directory", "atomic_write", "check_links", "check_manifest", "is_file_name", "open_in_place",
+    "open_regular", "parse_json", "read_bounded", "read_json", "remove", "remove_abandoned", "resolve_inside", "sha256",
+    "sweep", "write_json", "write_manifest", "translate_write_errors",
 ]  # fmt: skip

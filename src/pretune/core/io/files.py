@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pretune.core.errors import PretuneError, ResourceError, UsageError, suggest_file
+from pretune.core.errors import PretuneError, ResourceError, UsageError, refuse_broken_link, suggest_file
 
 MAX_NAME = 255
 """Length in bytes that every file system allows for a file name."""
@@ -90,6 +90,13 @@ def open_in_place(path: str | os.PathLike[str]) -> int:
         os.close(descriptor)
         raise UsageError(f"cannot write '{os.fspath(path)}': it is not a regular file; remove it")
     return descriptor
+
+
+def check_links(directory: Path, error: type[PretuneError]) -> None:
+    """Raise `error` for a broken link among the settings and weights of a directory, which would count as absent."""
+    for path in sorted(directory.glob("*")):
+        if path.suffix in (".json", ".safetensors") and path.is_symlink() and not path.exists():
+            raise error(f"{path}: no such file{suggest_file(path)}")
 
 
 def read_bounded(path: str | os.PathLike[str], error: type[PretuneError], limit: int) -> bytes:
@@ -272,6 +279,7 @@ def atomic_directory(
     other files. The first is the name of the main file, without which nothing is read: also removed first and restored
     last.
     """
+    refuse_broken_link(path)
     with translate_write_errors(path):
         target = Path(path).resolve()
         if target.exists() and not target.is_dir():

@@ -228,6 +228,7 @@ def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list
         if folder.exists():
             raise CheckpointError(f"{folder}: not a directory; pass the directory of a run or a model")
         raise make_missing_error(folder)
+    io.check_links(folder, CheckpointError)
     if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(f"{folder}: no {CONFIG_FILE} in it, so it is not a model; {_suggest_remedy(folder)}")
     hf_config = io.read_json(folder / CONFIG_FILE, CheckpointError, MAX_CONFIG_BYTES)

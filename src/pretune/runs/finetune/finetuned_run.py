@@ -16,7 +16,7 @@ from pretune.adaptation import methods
 from pretune.adaptation.adapted import ModelWithHead, adapt, select_head
 from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.quantized import Quantization
-from pretune.core import config
+from pretune.core import config, io
 from pretune.core.api import Result
 from pretune.core.errors import CheckpointError, UsageError, explain_missing
 from pretune.core.hub import resolve_path
@@ -58,6 +58,7 @@ class FinetunedRun(Result, os.PathLike[str]):
         run = Path(path)
         if not run.is_dir():
             raise CheckpointError(f"{run}: {explain_missing(run, 'directory')}; pass a run of `pretune finetune`")
+        io.check_links(run, CheckpointError)
         saved_task = SavedTask.read(run)
         file = RunDir(run).scores
         scores = {**config.read_record(HeadlineFile, file, CheckpointError)} if file.is_file() else {}

@@ -13,7 +13,7 @@ from typing import Any, NotRequired, TypedDict
 
 from pretune.core import io
 from pretune.core.config import Amount, Number, read_record
-from pretune.core.errors import CheckpointError, UsageError, explain_missing
+from pretune.core.errors import CheckpointError, UsageError, explain_missing, refuse_broken_link
 from pretune.core.run_dir import LOG_SUFFIXES, RunDir
 from pretune.runs.study.plan import FORMAT, Plan, Step
 
@@ -59,6 +59,7 @@ class StudyDir:
 
     def check_free(self) -> None:
         """Raise a UsageError if the directory holds files of something else; a study may continue in its own."""
+        refuse_broken_link(self.path)
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path}: {explain_missing(self.path, 'directory')}; choose another --out")
         if not self.path.is_dir() or self.plan.is_file():

@@ -139,6 +139,8 @@ def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, Any]]:
     """Read the tokenizer of a directory or a `tokenizer.json`, and the settings in its config files."""
     folder = resolve_path(path)
     file = folder / TOKENIZER_FILE if folder.is_dir() else folder
+    if folder.is_dir():
+        io.check_links(folder, CheckpointError)
     if folder.is_dir() and not file.is_file():
         raise CheckpointError(
             f"{folder}: no {TOKENIZER_FILE}; pass the directory of a tokenizer or of a model with one"
