@@ -1,6 +1,7 @@
 """Maps of embeddings: known clusters are apart, and labels come from their column."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import pretune as pt
 from pretune.analysis.embedding_map import analyze_embeddings, compute_agreement, compute_chance, project
-from pretune.analysis.pictures import MAX_LABELS, group_points
+from pretune.analysis.pictures import MAX_LABELS, draw_map, group_points
 from pretune.cli import main
 from pretune.core.errors import DataError, UsageError
 from tests.analysis.models import SHAPES, TEXTS, model_of
@@ -89,6 +90,15 @@ def test_rare_labels_are_one_group() -> None:
     points = [{"label": f"l{i:02}", "x": 0.0, "y": 0.0} for i in range(30)]
     groups = group_points(points)
     assert len(groups) == MAX_LABELS and sum(map(len, groups.values())) == 30
+
+
+def test_labels_are_drawn_literally(tmp_path: Path) -> None:
+    labels = ["$x$", "$", r"$\frac$", "_hidden", "a^b", r"\alpha", "_"]
+    points = [{"label": label, "x": 0.0, "y": float(place)} for place, label in enumerate(labels)]
+    for suffix in (".svg", ".png"):
+        file = draw_map({"points": points, "axes": ("component 1", "component 2")}, tmp_path / f"map{suffix}")
+    texts = re.findall(r"<text[^>]*>([^<]+)<", file.with_suffix(".svg").read_text())
+    assert [text for text in texts if text in labels] == sorted(labels)
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: Capture) -> None:

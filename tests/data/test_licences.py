@@ -43,6 +43,7 @@ def test_in_the_card(tmp_path: Path, tokenizer: Path) -> None:
     data = prepare(given, out=tmp_path / "data", **options)
     assert [source["licence"] for source in data.card["sources"]] == ["CC0", "*own* text"]
     text = (data.path / "card.md").read_text()
+    assert "| CC0, \\*b.txt=\\*own\\* text |" in text, "a setting is no Markdown either"
     assert "CC0" in text and "\\*own\\* text" in text and "--licence CC0 --licence '*b.txt=*own* text'" in text
     assert not prepare(given, out=tmp_path / "data", **options).is_new
     with pytest.raises(DataError, match=r"licence.*CC0"):

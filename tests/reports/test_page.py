@@ -560,6 +560,11 @@ class TestCharts:
         chart = draw_line_chart([Series("a", ((0, 1.0), (2, 5.0)))], x="step", y="loss")
         assert [text for text in re.findall(r"<text[^>]*>([^<]+)<", chart) if text != "step"][:3] == ["0", "1", "2"]
 
+    @pytest.mark.parametrize("name", ["$x$", "$x", r"$\frac$", "a_b^c", r"\alpha", "$_$ $^$"])
+    def test_the_name_of_an_axis_is_no_mathematics(self, name: str) -> None:
+        chart = draw_line_chart([Series("a", ((0, 1.0), (2, 5.0)))], x=name, y="loss")
+        assert name in re.findall(r"<text[^>]*>([^<]+)<", chart)
+
     def test_labels_do_not_overlap(self) -> None:
         assert select_ticks([100, 110, 120, 1000, 1050]) == [100, 1000]
         chart = draw_line_chart([Series("a", ((100, 0.5), (110, 0.6), (1000, 0.5)))], x="x", y="score", log_x=True)

@@ -169,14 +169,14 @@ def draw_map(facts: Facts, path: str | os.PathLike[str]) -> Path:
     figure = _build_figure(6.4 if len(groups) > 1 else 5.2, 4.6)
     axes = figure.add_subplot()
     size = 26 if len(points) < 500 else 12
-    for place, (label, members) in enumerate(groups.items()):
+    for place, members in enumerate(groups.values()):
         axes.scatter([point["x"] for point in members], [point["y"] for point in members], s=size, alpha=0.75,
                      linewidths=0, color=SERIES_COLOURS[place % len(SERIES_COLOURS)],
-                     marker=MARKERS[place % len(MARKERS)], label=_clip_text(label, 28))  # fmt: skip
+                     marker=MARKERS[place % len(MARKERS)], label=str(place))  # fmt: skip
     if len(groups) > 1:
         legend = axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
-        for text in legend.get_texts():
-            text.set_parse_math(False)
+        for text, label in zip(legend.get_texts(), groups, strict=True):  # NOTE: matplotlib omits labels such as "_a".
+            text.set(text=_clip_text(label, 28), parse_math=False)
     axes.set_xlabel(facts["axes"][0], fontsize=9, color=SOFT)
     axes.set_ylabel(facts["axes"][1], fontsize=9, color=SOFT)
     _style(axes)

@@ -42,6 +42,16 @@ def element(tag: str, *children: str, kind: str = "", **attributes: object) -> M
     return Markup(f"<{tag}{opening}>{join(children)}</{tag}>")
 
 
+def link(text: str, address: str | None) -> Markup:
+    """Return a link to a web address; other addresses, such as `javascript:`, and None give the text alone.
+
+    >>> link("paper", "https://example.org"), link("paper", "javascript:alert(1)")
+    ('<a href="https://example.org">paper</a>', 'paper')
+    """
+    is_web = address is not None and address.lower().startswith(("http://", "https://"))
+    return element("a", text, href=address) if is_web else Markup(escape(text))
+
+
 def join(children: Iterable[str]) -> Markup:
     """Concatenate markup and text, which is escaped."""
     return Markup("".join(map(escape, children)))

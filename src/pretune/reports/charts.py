@@ -2,7 +2,7 @@
 
     draw_line_chart([Series("loss", ((0, 7.1), (100, 5.2)))], x="step", y="loss")
 
-Names of series are HTML below the chart, so that no text of a run is drawn by matplotlib.
+Names of series are HTML below the chart; the name of the x axis is drawn literally, without mathematics.
 """
 
 import io
@@ -75,7 +75,7 @@ def draw_line_chart(series: Sequence[Series], *, x: str, y: str, log_x: bool = F
         for artist in artists if shift else ():
             artist.set_transform(offset_copy(axes.transData, figure, x=shift, units="points"))
     _format_axes(axes, [point[0] for line in lines for point in line.points], log_x=log_x)
-    axes.set_xlabel(x)
+    axes.set_xlabel(x, parse_math=False)
     keys = [
         element("span", element("i", kind=f"key c{line.colour % COLOUR_COUNT} {line.style}"), line.name, kind="label")
         for line in lines

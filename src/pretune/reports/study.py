@@ -5,7 +5,7 @@ from pathlib import Path
 from string import Template
 
 from pretune.core.log import format_count, format_duration, format_kilograms
-from pretune.reports import NO_MARKUP, Markup, code, element, escape, join, note, notes, pairs, table
+from pretune.reports import NO_MARKUP, Markup, code, element, escape, join, link, note, notes, pairs, table
 from pretune.reports.charts import Series, draw_interval_chart, draw_line_chart
 from pretune.reports.study_text import (
     Facts,
@@ -35,9 +35,8 @@ def render_study_page(results: Facts) -> str:
     study = results["study"]
     sections = [(anchor, name, body) for anchor, name, body in _build_sections(results) if body]
     paper = study["paper"]
-    source = element("a", paper["citation"], href=paper["url"]) if paper["url"] else escape(paper["citation"])
     story = [element("p", study["question"], kind="lead")] if study["question"] else []
-    story += [element("p", Markup(source), kind="note")] if paper["citation"] else []
+    story += [element("p", link(paper["citation"], paper["url"]), kind="note")] if paper["citation"] else []
     return Template(Path(__file__).with_name("report.html").read_text()).substitute(
         title=escape(study["title"]),
         story=join(story),

@@ -1,5 +1,6 @@
 """Text of a study (study.md), from the content of its study.json, and the forms of its numbers."""
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,9 +20,9 @@ UNITS = {"flops": "FLOP", "kwh": " kWh", "dollars": " $"}
 def render_study_text(results: Facts) -> str:
     """Render study.md."""
     study, measures = results["study"], results["measures"]
-    lines = [f"# {study['title']}", ""]
-    lines += [study["question"], ""] if study["question"] else []
-    lines += [f"Source: {study['paper']['citation']}", ""] if study["paper"]["citation"] else []
+    lines = [f"# {_escape(study['title'])}", ""]
+    lines += [_escape(study["question"]), ""] if study["question"] else []
+    lines += [f"Source: {_escape(study['paper']['citation'])}", ""] if study["paper"]["citation"] else []
     if results["claims"]:
         claim_rows = [
             (claim["text"], f"**{format_verdict(results, claim)}**", claim["measure"], format_difference(claim))
@@ -38,9 +39,14 @@ def render_study_text(results: Facts) -> str:
         lines += [mark_note, ""]
     if (paper_table := study["paper"]["table"]) is not None:
         rows = list_paper_rows(paper_table)
-        lines += [f"The paper: {paper_table['caption']}", "", *_format_table(("", *paper_table["columns"]), rows), ""]
+        lines += [
+            f"The paper: {_escape(paper_table['caption'])}",
+            "",
+            *_format_table(("", *paper_table["columns"]), rows),
+            "",
+        ]
     if study["paper"]["note"]:
-        lines += [study["paper"]["note"], ""]
+        lines += [_escape(study["paper"]["note"]), ""]
     lines += ["## Setting", "", *_format_table(("", ""), list_settings(results)), ""]
     lines += ["## Cost", "", *_format_table(("", ""), list_costs(results)), "", format_other_devices(results), ""]
     if results["failures"]:
@@ -57,7 +63,16 @@ def _format_cell(cell: Facts | None, measure: Facts) -> str:
 def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return a table in Markdown."""
     lines = [[*head], ["---"] * len(head), *rows]
-    return [f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines]
+    return [f"| {' | '.join(_escape(str(cell)).replace('|', '/') for cell in line)} |" for line in lines]
+
+
+def _escape(text: str) -> str:
+    """Return a text in one line of Markdown, without links and HTML.
+
+    >>> print(_escape("[a](javascript:b) <b>"))
+    \\[a](javascript:b) \\<b>
+    """
+    return re.sub(r"([\\\[<])", r"\\\1", " ".join(text.split()))
 
 
 def format_outcome(outcome: str) -> str:

@@ -126,7 +126,7 @@ def format_table(rows: Rows) -> list[str]:
 
 def escape_markdown(text: str) -> str:
     """Replace characters that Markdown would interpret."""
-    return "".join(letter if letter.isprintable() and letter not in "|`<>" else "?" for letter in text)
+    return "".join(letter if letter.isprintable() and letter not in "|`<>[]" else "?" for letter in text)
 
 
 def build_finetuning_card(name: str, tuning: "FinetuneConfig", scores: Facts, cost: Facts) -> str:

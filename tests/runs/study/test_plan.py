@@ -418,6 +418,26 @@ def test_the_seed_of_a_section(tmp_path: Path) -> None:
         plan_study(make_study(tmp_path, rows={"low": {"pretrain.seed": "x$seed"}}, claims=[]))
 
 
+@pytest.mark.parametrize(
+    ("address", "is_link"),
+    [("https://example.org/a?b=1", True), ("HTTP://example.org", True), ("javascript:alert(1)", False),
+     (" javascript:alert(1)", False), ("data:text/html,x", False), ("//example.org", False), (None, False)],
+)  # fmt: skip
+def test_links_are_web_addresses(address: str | None, is_link: bool, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, seeds=1, paper={"citation": "Somebody <b> (2020)", "url": address})
+    page = render_study_page(build_results(plan_study(read_study(tree, "rates")), {}, {}))
+    assert ("Somebody &lt;b&gt; (2020)</a>" in page) is is_link and "Somebody &lt;b&gt; (2020)" in page
+    assert "javascript:" not in page and "data:text" not in page
+
+
+def test_texts_of_a_study_are_no_markdown_links(tmp_path: Path) -> None:
+    text = "[a](javascript:b)\n\n[a]: javascript:b\n<script>"
+    tree = make_tree(tmp_path, seeds=1, title=text, question=text, paper={"citation": text})
+    markdown = render_study_text(build_results(plan_study(read_study(tree, "rates")), {}, {}))
+    assert markdown.count(r"\[a](javascript:b) \[a]: javascript:b \<script>") == 3
+    assert "\n[a]" not in markdown and "\n<" not in markdown
+
+
 def test_an_own_study_needs_no_paper(tmp_path: Path) -> None:
     tree = make_tree(tmp_path, seeds=1)
     for name in ("about", "question", "paper"):

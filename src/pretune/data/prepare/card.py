@@ -174,7 +174,9 @@ def render_markdown(card: Mapping[str, Any]) -> str:
         dropped=_render_dropped(card),
         samples="".join(map(_render_sample, card["samples"])),
         settings=_render_table(
-            ["setting", "value"], [[name, _format_value(value)] for name, value in card["settings"].items()], 2
+            ["setting", "value"],
+            [[name, _escape_cell(_format_value(value))] for name, value in card["settings"].items()],
+            2,
         ),
         tokenizer=card["tokenizer"]["sha256"],
         fingerprint=card["fingerprint"],
