@@ -165,3 +165,16 @@ def test_what_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         task.find("dve", "nowhere")
     with pytest.raises(DataError, match=r"'cola'.*'dev'.*dev\.tsv.*nowhere/cola.*--data"):
         task.find("dev", "nowhere")
+
+
+def test_splits_of_two_directories_are_not_mixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for place, split in (("own/cola", "train"), ("other/tasks/cola", "train"), ("other/tasks/cola", "dev")):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / f"{split}.tsv").write_text(f"gj04\t1\t\tOf {place}.\n")
+    monkeypatch.setenv("PRETUNE_DATA", str(tmp_path / "other"))
+    task = TASKS.get("cola")
+    assert {*task.find_available(tmp_path / "own")} == {"train"}
+    with pytest.raises(DataError, match="own/cola"):
+        task.find("dev", tmp_path / "own")
+    assert [example.text for example in task.read("dev", tmp_path / "empty")] == ["Of other/tasks/cola."]
+    assert {*task.find_available()} == {"train", "dev"}

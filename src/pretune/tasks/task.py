@@ -115,15 +115,14 @@ class Task:
         return self.find(split, data).read()
 
     def find(self, split: str, data: str | os.PathLike[str] | None = None) -> AvailableSplit:
-        """Locate a split below `data`, then $PRETUNE_DATA; raise DataError if it is missing."""
+        """Locate a split below `data`, or $PRETUNE_DATA if `data` has no split of the task; DataError if missing."""
         if split not in self.splits:
             raise UsageError(
                 f"task '{self.name}' has no split '{split}'{suggest(split, self.splits)} "
                 f"(available: {', '.join(self.splits)})"
             )
-        homes = [root / folder for root in find_roots(data) for folder in self.folders or (self.name,)]
-        if all(Path(file.path).is_absolute() for file in self.splits[split]):  # the user's own files
-            homes = [Path()]
+        is_own = all(Path(file.path).is_absolute() for file in self.splits[split])  # the user's own files
+        homes = [Path()] if is_own else self._find_homes(data)
         for home in homes:
             for file in self.splits[split]:
                 if paths := _find_files(home, file.path):
@@ -136,6 +135,17 @@ class Task:
         raise DataError(
             f"task '{self.name}': no file for split '{split}' ({file_names}, also compressed) in {places}; {remedy}"
         )
+
+    def _find_homes(self, data: str | os.PathLike[str] | None) -> list[Path]:
+        """Return the folders of the first data directory that has any split, so that splits of two are never mixed."""
+        homes: list[Path] = []
+        files = [file for split_files in self.splits.values() for file in split_files]
+        for root in [Path(root) for root in (data, os.environ.get("PRETUNE_DATA")) if root]:
+            places = [place / folder for place in (root, root / "tasks") for folder in self.folders or (self.name,)]
+            if any(_find_files(place, file.path) for place in places for file in files):
+                return places
+            homes += places
+        return homes
 
     def get_groups(self, examples: Sequence[Example]) -> list[str | None] | None:
         """Return the group of each example if a metric scores groups (a question with all its answers), else None."""
@@ -150,12 +160,6 @@ class Task:
             except DataError:
                 continue
         return available
-
-
-def find_roots(data: str | os.PathLike[str] | None) -> list[Path]:
-    """Return the directories to search: each data directory, and `tasks` inside it."""
-    roots = [data, os.environ.get("PRETUNE_DATA")]
-    return [place for root in roots if root for place in (Path(root), Path(root) / "tasks")]
 
 
 def _find_files(home: Path, path: str) -> tuple[Path, ...]:
