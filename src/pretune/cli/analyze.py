@@ -65,8 +65,8 @@ def attention(
         str | None, option("--input FILE", "Texts (default: validation text of the run, or a built-in corpus).")
     ] = None,
     field: InputField = "text",
-    texts: Annotated[int, option("--texts N", "Maximum number of texts.")] = 200,
-    length: Annotated[int, option("--length N", "Maximum tokens of a text.")] = 128,
+    texts: Annotated[int | None, option("--texts N", "Maximum number of texts (default: 200).")] = None,
+    length: Annotated[int | None, option("--length N", "Maximum tokens of a text (default: 128).")] = None,
     threshold: Annotated[
         float | None, option("--threshold X", "Minimum attention to a pattern beyond uniform attention (default: 0.3).")
     ] = None,
@@ -104,8 +104,10 @@ def attention(
     view_only = [name for name, value in view_options.items() if value is not None]
     if text is None and view_only:
         raise UsageError(f"{view_only[0]} needs a text; add --text TEXT, or remove it")
-    if text is not None and (source is not None or threshold is not None):
-        raise UsageError(f"--text and {'--input' if source is not None else '--threshold'} exclude each other")
+    class_options = {"--input": source, "--texts": texts, "--length": length, "--threshold": threshold}
+    class_only = [name for name, value in class_options.items() if value is not None]
+    if text is not None and class_only:
+        raise UsageError(f"--text and {class_only[0]} exclude each other")
     if head is not None and mean:
         raise UsageError("--head and --mean exclude each other; choose one")
     if part not in (None, "encoder", "decoder", "cross"):
@@ -113,6 +115,7 @@ def attention(
     if text is not None:
         _view_text(model, text, part, layer, head, mean, out, base, device, as_json)
         return
+    texts, length = 200 if texts is None else texts, 128 if length is None else length
     if texts < 1:
         raise UsageError(f"--texts must be >= 1, got {texts}")
     inputs = None if source is None else read_texts(source, field)
