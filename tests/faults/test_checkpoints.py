@@ -171,7 +171,7 @@ def test_pipes_and_loops_do_not_wait(name: str, tmp_path: Path) -> None:
         else:
             file.unlink(missing_ok=True)
         make(file)
-        if name == "tokenizer.json":
+        if name == "tokenizer.json" and not file.is_symlink():
             assert pt.load(folder).tokenizer is None
         else:
             with pytest.raises(CheckpointError) as caught:
