@@ -145,3 +145,14 @@ def test_the_verb(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "pretune embed run" in told.err
     assert main([*arguments, *options, "--resume", "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 2
+
+
+def test_the_verb_reads_the_dev_set_of_a_task(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "data" / "stsb").mkdir(parents=True)
+    rows = ["sentence1\tsentence2\tscore\tgenre", *(f"the old sea\tthe sea {i}\t{i % 5}\tnews" for i in range(10))]
+    (here / "data" / "stsb" / "dev.tsv").write_text("\n".join(rows) + "\n")
+    command = ["finetune", "model", "--type=embedding", "--train=pairs.tsv", "--data=data", "--device=cpu", "--steps=1"]
+    assert main([*command, "--dev=stsb", "--out=run", "--set=batch=6", "--json", "--quiet"]) == 0
+    assert "spearman" in json.loads(capsys.readouterr().out)["after"]
+    assert main([*command, "--dev=triplets.jsonl", "--out=other", "--quiet"]) == 2
+    assert "--data" in capsys.readouterr().err

@@ -133,18 +133,20 @@ def finetune(
         from pretune.runs.config import read_config
         from pretune.runs.finetune.defaults import build_finetune_config, parse_example_counts, parse_numbers
         from pretune.runs.finetune.entry import build_plan, run_finetune
+        from pretune.tasks import TASKS
         from pretune.training.distributed import resolve_device
     if out is None and not dry_run:
         raise UsageError("missing option '--out': the output directory of the run")
     if task_type is not None and task_type not in TYPE_OPTIONS:
         hint = suggest(task_type, TYPE_OPTIONS)
         raise UsageError(f"--type '{task_type[:40]}'{hint} is no type (allowed: {', '.join(TYPE_OPTIONS)})")
-    if train is not None and data is not None:
-        raise UsageError("--data is the directory of --task NAME, and the table is --train FILE; remove one of them")
     if task is not None and is_embedding(task) and task_type not in (None, "embedding"):
         raise UsageError(f"--type {task_type} with --task {task}: this task has the type embedding; remove one of them")
     if task_type == "embedding":
         task = resolve_task(task)
+    reads_task_pairs = is_embedding(task) and str(dev) in TASKS  # as the dev set of pairs in a file
+    if train is not None and data is not None and not reads_task_pairs:
+        raise UsageError("--data is the directory of --task NAME, and the table is --train FILE; remove one of them")
     if task is not None and is_embedding(task):
         assert out is not None or dry_run
         _train_embeddings(
