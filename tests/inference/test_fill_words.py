@@ -8,7 +8,7 @@ import torch
 import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.inference import unmask as unmask_module
-from pretune.inference.fill import count_filler_steps
+from pretune.inference.fill import count_fill_sequences
 from pretune.inference.unmask import get_piece_masks
 from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build
@@ -98,16 +98,16 @@ def test_a_prefix_takes_positions() -> None:
 
 
 @pytest.mark.parametrize(("masks", "k", "pieces"), [(1, 5, None), (2, 2, 2), (3, 1, 4)])
-def test_steps_are_counted_before_the_work(
+def test_sequences_are_counted_before_the_work(
     masks: int, k: int, pieces: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, compute, steps = bert(), unmask_module._compute_logprobs, 0
+    model, compute, sequences = bert(), unmask_module._compute_logprobs, 0
 
     def count_queries(model: LanguageModel, queries: Any) -> Any:
-        nonlocal steps
-        steps += len(queries)
+        nonlocal sequences
+        sequences += len(queries)
         return compute(model, queries)
 
     monkeypatch.setattr(unmask_module, "_compute_logprobs", count_queries)
     pt.fill(model, "The [MASK] went. " * masks, k=k, pieces=pieces)
-    assert steps == count_filler_steps(model, masks, k=k, pieces=pieces)
+    assert sequences == count_fill_sequences(model, masks, k=k, pieces=pieces)

@@ -24,7 +24,7 @@ from pretune.inference.decode import check_can_generate, generate_tokens
 from pretune.inference.decoding_state import GeneratedTokens
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens
 from pretune.inference.text_model import eval_mode, get_language_model, get_tokenizer, load_model
-from pretune.inference.unmask import Blanks, FillPrediction, count_word_steps, unmask
+from pretune.inference.unmask import Blanks, FillPrediction, count_word_sequences, unmask
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
 
@@ -90,11 +90,11 @@ def find_blanks(model: nn.Module, text: str) -> Blanks:
     return Blanks.find(text, mask_tokens=None if mask is None else tokenizer.get_token(mask))
 
 
-def count_filler_steps(model: nn.Module, masks: int, *, k: int, pieces: int | None) -> int:
-    """Return the number of sequences that a model reads at most to fill a text with some masks; one token each step."""
+def count_fill_sequences(model: nn.Module, masks: int, *, k: int, pieces: int | None) -> int:
+    """Return the maximum number of sequences in the forward passes that fill a text; of a decoder, in all its steps."""
     if get_language_model(model).spec.is_encoder_decoder:
         return masks * 2 * k * ((pieces or MAX_INFILL_TOKENS) + 1)
-    return count_word_steps(masks, k=k, max_pieces=pieces or 1)
+    return count_word_sequences(masks, k=k, max_pieces=pieces or 1)
 
 
 def insert_answers(blanks: Blanks, answers: Sequence[Sequence[FillPrediction]]) -> str:

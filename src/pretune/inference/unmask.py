@@ -128,8 +128,8 @@ def unmask(
     ]
 
 
-def count_word_steps(masks: int, *, k: int, max_pieces: int) -> int:
-    """Return the number of sequences that `unmask` reads at most for a text; a single one for all single tokens."""
+def count_word_sequences(masks: int, *, k: int, max_pieces: int) -> int:
+    """Return the maximum number of sequences in the forward passes of `unmask` for a text; 1 if fillers are tokens."""
     if max_pieces == 1:
         return 1
     # A word of n tokens: one sequence for its first token, and one for each word of the beam for every other token.

@@ -20,7 +20,7 @@ class ServerConfig:
     max_results: Positive[int] = 1000  # hits or neighbors
     max_predictions: Positive[int] = 100  # fillers of a mask
     max_masks: Positive[int] = 32  # of a text
-    max_filler_steps: Positive[int] = 4096  # sequences that the model reads for the fillers of a text
+    max_fill_sequences: Positive[int] = 4096  # in the forward passes that fill a text
     max_connections: Positive[int] = 512
     request_seconds: Positive[float] = 120.0  # from the end of a request to the end of its response
     read_seconds: Positive[float] = 10.0  # for the headers of a request, and for its body

@@ -28,7 +28,7 @@ from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.inference.decode import check_can_generate
 from pretune.inference.embed import Embedder, WordEmbedder, build_embedder
-from pretune.inference.fill import count_filler_steps, fill, find_blanks, insert_answers
+from pretune.inference.fill import count_fill_sequences, fill, find_blanks, insert_answers
 from pretune.inference.generate import choose_max_new_tokens
 from pretune.inference.generation_config import GenerationTokens
 from pretune.inference.index import METADATA_FILE, Index
@@ -153,7 +153,7 @@ class ServedModel:
         if model is not None and kind == "score":
             is_costly = is_bidirectional(model)
         elif model is not None and kind == "fill":
-            is_costly = count_filler_steps(model, 1, k=options["k"], pieces=options["pieces"]) > 1
+            is_costly = count_fill_sequences(model, 1, k=options["k"], pieces=options["pieces"]) > 1
         return 1 if is_costly else CHUNK_SIZES.get(kind, 1)
 
     def check_lengths(self, items: Sequence[Any], limit: int) -> None:
@@ -206,17 +206,17 @@ class ServedModel:
         return [*map(EmbeddedText, result.vectors, result.lengths.tolist())]
 
     def check_masks(self, texts: Sequence[str], *, k: int, pieces: int | None, config: ServerConfig) -> None:
-        """Raise a UsageError for a text without masks, with too many, or whose fillers take too many steps."""
+        """Raise a UsageError for a text without masks, with too many, or whose fillers take too many sequences."""
         model = self._get_model()
         for text in texts:
             masks = find_blanks(model, text).count
             if masks > config.max_masks:
                 raise UsageError(f"a text must have <= {config.max_masks} masks, got {masks}")
-            steps = count_filler_steps(model, masks, k=k, pieces=pieces)
-            if steps > config.max_filler_steps:
+            sequences = count_fill_sequences(model, masks, k=k, pieces=pieces)
+            if sequences > config.max_fill_sequences:
                 raise UsageError(
-                    f"the fillers of a text may take {config.max_filler_steps} steps, those of {masks} masks with "
-                    f"k {k} and pieces {pieces} take {steps}; lower k or pieces, or send texts with fewer masks"
+                    f"a text may take {config.max_fill_sequences} sequences, {masks} masks with k {k} and "
+                    f"pieces {pieces} take {sequences}; lower k or pieces, or send texts with fewer masks"
                 )
 
     def _fill(self, texts: Sequence[str], *, k: int, pieces: int | None) -> list[dict[str, Any]]:
