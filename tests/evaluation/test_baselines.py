@@ -100,9 +100,10 @@ def test_products_have_one_thread_while_baselines_run(monkeypatch: pytest.Monkey
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     with threadpool_limits(2, user_api="blas"):
+        before = count_threads()  # fewer than 2 where the machine has one core
         task = Task(name="t", kind="classification", metrics=("accuracy",), splits={}, labels=("a", "b"))
         run_baselines(task, examples, examples, ["majority"])
-        assert counts == [{1}] and count_threads() == {2}
+        assert counts == [{1}] and count_threads() == before
     torch.set_num_threads(threads)
 
 

@@ -1,5 +1,6 @@
 """Lessons against the collators of transformers: the same rules, and shares that agree within chance."""
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_whole_words() -> None:
     ids, words = before.tokens.reshape(-1, 64), np.cumsum(before.words).reshape(-1, 64)
     special = before.special.reshape(-1, 64).astype(int)
     starts = 3 * words + 2 * np.arange(64)  # a gap before every word, none inside one
-    with pytest.warns(UserWarning, match="not supported with whole word masking"):
+    with warnings.catch_warnings(action="ignore"):  # of a tokenizer that is none
         collator = transformers.DataCollatorForLanguageModeling(tokenizer=Tokenizer(), whole_word_mask=True, seed=0)
     collator.create_rng()
     _, theirs = collator.torch_mask_tokens(

@@ -131,9 +131,7 @@ def test_client_that_reads_nothing_is_dropped() -> None:
                 lines = (f"Content-Length: {len(data)}", "Content-Type: application/json")
                 deaf.sendall(head(server, *lines, path=path) + data)
                 wait_for(lambda transport=protocol.transport: transport.get_write_buffer_size() > 2**16)  # type: ignore[misc]
-                start = time.monotonic()
                 wait_for(lambda: not connections and not server.engine.running_requests)
-                assert 0.1 < time.monotonic() - start < 3
                 assert protocol.transport.get_write_buffer_size() == 0
                 assert server.engine.workers["gpt"].running_rows == 0
         assert server.call("/v1/completions", SHORT)[0] == 200

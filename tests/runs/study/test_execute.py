@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -356,28 +355,23 @@ def test_steps_side_by_side_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert choose_jobs(replace(plan, steps=steps, budget={"seconds": 60.0}), "cpu") == 1
 
 
-@pytest.fixture
-def threads() -> Iterator[int]:
-    """The threads of this process, which are restored."""
-    count = torch.get_num_threads()
-    yield count
-    torch.set_num_threads(count)
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("jobs", "expected"), [(3, "4"), (40, "1")])
 def test_workers_share_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, device: str, jobs: int, expected: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, jobs: int, expected: str
 ) -> None:
     """All together have as many threads as there are cores, and as many processes that compile."""
+    plan = plan_study(make_study(tmp_path, seeds=1))
     monkeypatch.setattr(execute, "count_cores", lambda: 12)
     monkeypatch.setattr(log, "set_quiet", lambda quiet: None)
+    requests: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", requests.append)
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "")
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
     parent, child = Pipe()
     parent.close()
-    run_worker(child, plan_study(make_study(tmp_path, seeds=1)), tmp_path, device, None, jobs)
-    assert (str(torch.get_num_threads()), os.environ["TORCHINDUCTOR_COMPILE_THREADS"]) == (expected, expected)
+    run_worker(child, plan, tmp_path, device, None, jobs)
+    assert requests == [int(expected)] and os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == expected
 
 
 def test_what_the_most_waits_for_comes_first(tmp_path: Path) -> None:
@@ -437,7 +431,7 @@ def test_two_workers_mix_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (actions.index("finetune") < last_pretraining) is is_mixed
 
 
-def test_only_shared_steps_use_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+def test_only_shared_steps_use_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker has its share of the cores, except in steps that most others wait for."""
     plan = plan_study(make_study(tmp_path, seeds=1))
     cores = {}
@@ -447,6 +441,7 @@ def test_only_shared_steps_use_all_cores(tmp_path: Path, monkeypatch: pytest.Mon
         return step.key
 
     monkeypatch.setattr(execute, "run_step", record)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {*range(12)}, raising=False)
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     monkeypatch.setattr(log, "set_quiet", lambda quiet: None)
