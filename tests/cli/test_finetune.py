@@ -41,6 +41,8 @@ def test_a_dry_run_shows_all_and_touches_nothing(base: Path, table: Path, tmp_pa
     assert "bad 24, good 24" in said.out and " 64 (" in said.out
     assert "'text'" in said.out and "'label'" in said.out
     assert "4 trials" in said.out and "h200" in said.out
+    comments = [line.startswith("#") for line in said.out.splitlines()]
+    assert comments[0] and not any(comments[comments.index(False) :])  # the summary comes first
     assert main([*given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["forecast"]["examples"] == {"train": 48, "dev": 6, "test": 6} and not [*tmp_path.iterdir()]

@@ -74,6 +74,27 @@ def test_a_run_that_ends_on_the_plateau(loss: float, kinds: list[str]) -> None:
     assert learning.find_unigram_loss(100) is None  # an objective that predicts no tokens
 
 
+@pytest.mark.parametrize(
+    ("losses", "total", "is_rate"),
+    [
+        ([9, 8, 7.5], 22, False),  # few steps
+        ([9, 8, 8], 22, False),
+        ([9, 8, 9.5], 22, True),  # rising: the rate is too high, even after few steps
+        ([9, 8, float("nan")], 22, True),
+        ([9, 7, 6, 5.5], 9000, False),  # still falling
+        ([9, 5.5, 5.5, 5.5], 9000, True),
+    ],
+)
+def test_advice_fits_the_cause(losses: list[float], total: int, is_rate: bool) -> None:
+    learning = LearningCheck(compute_unigram_loss=lambda: 5.0, hint="RATE")
+    steps = [round(total * number / (len(losses) - 1)) for number in range(len(losses))]
+    for step, loss in zip(steps, losses, strict=True):
+        learning.record(step, {"loss": loss, "perplexity": float(np.exp(loss))}, total)
+    warning = learning.find_warnings(total, total, trained_steps=total)["unigram"]
+    assert ("RATE" in warning) == is_rate and ("train longer" in warning) != is_rate
+    assert (f"{total} steps are few" in warning) == (total == 22 and not is_rate)
+
+
 def test_the_unigram_loss_by_hand() -> None:
     train, targets = np.array([0, 5, 2, 0]), np.array([2, 3, 1, 0])
     # A quarter (counts plus one: 6, 3, 1 of 10) of what the special token 0 leaves: two thirds of the targets.

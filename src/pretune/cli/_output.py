@@ -76,11 +76,11 @@ def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def print_settings(tree: Mapping[str, Any], comments: Iterable[str]) -> None:
-    """Print settings in the format of `--config`, with comments below them."""
+    """Print settings in the format of `--config`, below comments."""
     import yaml
 
     text = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
-    log.print_result(text + "\n".join(f"# {line}".rstrip() for line in comments))
+    log.print_result("\n".join([*(f"# {line}".rstrip() for line in comments), "", text]), end="")
 
 
 def format_costs(devices: Mapping[str, Mapping[str, Any]], name: str, amount: Callable[[Any], str]) -> list[str]:

@@ -265,16 +265,16 @@ def _list_records(scores: "Mapping[str, Any]") -> "Iterator[tuple[object, ...]]"
 
 def _format_result(run: "FinetunedRun") -> "Iterator[str]":
     from pretune.core.log import align_columns
-    from pretune.reports.facts import HEADER, build_score_rows
+    from pretune.reports.facts import build_score_table
     from pretune.runs.model_card import format_notes
 
     yield f"{run}"
-    yield from align_columns([("", *HEADER), *build_score_rows(run.scores)])
+    yield from align_columns(build_score_table(run.scores))
     yield from format_notes(run.scores)
 
 
 def _show(tuning: "FinetuneConfig", plan: "SweepPlan", as_json: bool, device: str) -> None:
-    """Print the settings, and the forecast below them or as a key of JSON."""
+    """Print the settings, and the forecast above them or as a key of JSON."""
     from pretune.core.config import to_dict
     from pretune.runs.finetune.estimate import estimate_finetune
 

@@ -129,7 +129,7 @@ def suggest_use(run: object, spec: "Model") -> list[object]:
 
 
 def _show(config: "PretrainConfig", as_json: bool, device: str) -> None:
-    """Print the settings, and the cost below them or as a key of JSON."""
+    """Print the settings, and the cost above them or as a key of JSON."""
     from pretune.runs.estimate import estimate_pretrain
 
     tree, cost = config.to_dict(), estimate_pretrain(config, device)

@@ -28,7 +28,7 @@ SPLITS = {
     "prompts": "Texts of `train.prompts`",
 }
 """Sources of samples, as metrics.jsonl names them."""
-HEADER = ("score", "interval", "better by", "p")
+SCORE_HEADER = ("score", "interval", "better by", "p")
 SOURCE_HEADER = ("source", "licence", "documents", "tokens")
 
 
@@ -110,13 +110,15 @@ def build_cost_rows(cost: Facts) -> Rows:
     ]
 
 
-def build_score_rows(scores: Facts) -> Iterator[tuple[str, ...]]:
-    """Yield a row for the run and one for each baseline."""
+def build_score_table(scores: Facts) -> list[tuple[str, ...]]:
+    """Return a table with a header, a row for the run and one for each baseline, without empty columns."""
     result, name = scores["result"], scores["metric"]
-    yield f"this run ({name}, {result['split']})", f"{result['score']:.4f}", format_interval(result), "", ""
+    rows = [(f"this run ({name}, {result['split']})", f"{result['score']:.4f}", format_interval(result), "", "")]
     for baseline in scores["baselines"]:
         gap = baseline["against"]
-        yield baseline["name"], f"{baseline['score']:.4f}", "", format_difference(gap), f"{gap['p']:.3g}"
+        rows.append((baseline["name"], f"{baseline['score']:.4f}", "", format_difference(gap), f"{gap['p']:.3g}"))
+    columns = [column for column in range(len(rows[0])) if any(row[column] for row in rows)]
+    return [tuple(row[column] for column in columns) for row in (("", *SCORE_HEADER), *rows)]
 
 
 def format_interval(result: Facts) -> str:

@@ -78,10 +78,11 @@ def _render_test_set(runs: Sequence[RunRecord]) -> Markup:
     results = [row.run.scores["result"] if row.run and row.run.scores else {} for row in score_rows]
     ends = [(result.get("low"), row.score, result.get("high")) for row, result in zip(score_rows, results, strict=True)]
     span = compute_span(ends)
+    has_intervals = any(map(facts.format_interval, results))
     rows: list[Sequence[str]] = []
     for row, result, end, comparison in zip(score_rows, results, ends, gaps, strict=True):
         top = len(score_rows) > 1 and row.score == score_rows[0].score
-        seeds = facts.format_interval(result) or "1 seed" if result else ""
+        seeds = facts.format_interval(result) or ("1 seed" if result and has_intervals else "")
         cells = (facts.format_difference(comparison), f"{comparison['p']:.3g}") if comparison else ("", "")
         name = row.name if row.run else f"{row.name} (baseline)"
         rows.append((name, _render_best(f"{row.score:.4f}", top), draw_interval_chart(*end, span), seeds, *cells))

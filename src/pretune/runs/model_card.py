@@ -8,7 +8,7 @@ from pretune.core import config, io
 from pretune.core.config import get_kind
 from pretune.core.log import format_count
 from pretune.reports import facts
-from pretune.reports.facts import HEADER, Rows, build_score_rows
+from pretune.reports.facts import Rows, build_score_table
 from pretune.runs.config import PretrainConfig
 from pretune.runs.training_data import TrainingData
 
@@ -132,6 +132,7 @@ def escape_markdown(text: str) -> str:
 def build_finetuning_card(name: str, tuning: "FinetuneConfig", scores: Facts, cost: Facts) -> str:
     """Return the text of README.md."""
     method = config.get_kind(tuning.method)
+    header, *rows = build_score_table(scores)
     return "\n".join(
         [
             *(
@@ -146,8 +147,10 @@ def build_finetuning_card(name: str, tuning: "FinetuneConfig", scores: Facts, co
             "[pretune](https://pypi.org/project/pretune/).",
             "",
             "## Scores",
-            *("", "| | " + " | ".join(HEADER) + " |", "|---|" + "---|" * len(HEADER)),
-            *("| " + " | ".join(map(escape_markdown, row)) + " |" for row in build_score_rows(scores)),
+            "",
+            f"| {' | '.join(header)} |",
+            "|---" * len(header) + "|",
+            *(f"| {' | '.join(map(escape_markdown, row))} |" for row in rows),
             *("", *(f"{note}" for note in format_notes(scores))),
             "",
             "## Training",

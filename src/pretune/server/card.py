@@ -99,7 +99,7 @@ def _strip_metadata(text: str) -> str:
 def _describe_run(run: RunRecord) -> dict[str, Any]:
     out: dict[str, Any] = {"run": [*list_properties(run)]}
     if run.scores is not None:
-        out["scores"] = [("", *facts.HEADER), *facts.build_score_rows(run.scores)]
+        out["scores"] = facts.build_score_table(run.scores)
     if run.cost is not None:
         out["cost"] = facts.build_cost_rows(run.cost)
     if run.card is not None:

@@ -219,6 +219,8 @@ RISING_MARGIN = 0.005
 PLATEAU_SHARE = 0.85
 """Share of the unigram loss above which a model has hardly begun to use context: masked models stay there for long,
 at 0.86 to 0.92, and have 0.83 or less soon after."""
+FEW_STEPS = 300
+"""A run of fewer steps that learns nothing was too short, unless its loss rises."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -271,7 +273,8 @@ class LearningCheck:
             baseline = f"{unigram_loss:.4g}, that of a unigram model of the training data"
             if not token_loss < unigram_loss:
                 warnings["unigram"] = (
-                    f"{loss} is not below {baseline}: the model has learned nothing from context; {self.hint}"
+                    f"{loss} is not below {baseline}: the model has learned nothing from context; "
+                    f"{self._choose_hint(step, total)}"
                 )
             elif is_final and token_loss > PLATEAU_SHARE * unigram_loss:
                 warnings["plateau"] = (
@@ -290,6 +293,16 @@ class LearningCheck:
                 f"dropout; if the training loss rises too, {self.hint}"
             )
         return warnings
+
+    def _choose_hint(self, step: int, total: int) -> str:
+        """Return the remedy for a model that learned nothing: more steps if the run is short or the loss falls."""
+        loss = self.history[step]["loss"]
+        losses = {key: values["loss"] for key, values in self.history.items() if key < step}
+        is_rising = not loss <= min(losses.values(), default=math.inf) * (1 + RISING_MARGIN)
+        earlier_loss = losses.get(max((key for key in losses if key <= (1 - RISING_SHARE) * step), default=-1), loss)
+        if is_rising or (total >= FEW_STEPS and not loss < earlier_loss * (1 - RISING_MARGIN)):
+            return self.hint
+        return "train longer" if total >= FEW_STEPS else f"{total:,} steps are few: train longer"
 
     def find_unigram_loss(self, step: int) -> float | None:
         """Return the loss of a unigram model of the training data, the baseline of the evaluation at a step.

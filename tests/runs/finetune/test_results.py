@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from pretune.runs.finetune import results
-from pretune.runs.finetune.results import bootstrap, read_predictions
+from pretune.runs.finetune.results import bootstrap, find_collapse, read_predictions
 from pretune.runs.finetune.task_data import TaskData, compute_scores
 from pretune.runs.finetune.trial import _compact_prediction
 from pretune.tasks.example import Example, Prediction
@@ -113,3 +113,35 @@ def test_questions_are_drawn_with_all_their_answers(monkeypatch: pytest.MonkeyPa
     found = bootstrap(opened, [right], wrong)
     assert found.examples == 20 and {*seen} == {(60, 20)}
     assert (found.low, found.difference, found.high) == pytest.approx((2 / 3, 2 / 3, 2 / 3))  # all questions are alike
+
+
+CLASSES = [Example(text="x", label=number % 2) for number in range(6)]
+WORDS = [Example(text="", words=("a", "b"), tags=("O", "B-PER"))] * 6
+SETS = [Example(text="x", tags=("a",) * (number % 2)) for number in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "examples", "predictions", "expected"),
+    [
+        ("classification", CLASSES, [Prediction(label=1)] * 6, "'b'"),
+        ("classification", CLASSES, [Prediction(label=number % 2) for number in range(6)], None),
+        ("classification", CLASSES[1::2], [Prediction(label=1)] * 3, None),  # as the gold labels do
+        ("tagging", WORDS, [Prediction(tags=("O", "O"))] * 6, "'O'"),
+        ("tagging", WORDS, [Prediction(tags=("O", "B-PER"))] * 6, None),
+        ("multi-label", SETS, [Prediction(tags=())] * 6, "no label"),
+        ("multi-label", SETS, [Prediction(tags=("a", "b"))] * 6, "'a, b'"),
+        ("regression", CLASSES, [Prediction(value=1.0)] * 6, None),
+    ],
+)
+@pytest.mark.parametrize(("steps", "advice"), [(22, "train longer"), (5000, "--lr")])
+def test_a_model_that_predicts_one_class_says_so(
+    kind: str, examples: list[Example], predictions: list[Prediction], expected: str | None, steps: int, advice: str
+) -> None:
+    labels = {"tagging": TAGS}.get(kind, ("a", "b"))
+    task = Task(name="own", kind=kind, metrics=("accuracy",), splits={}, labels=labels)
+    task_data = TaskData(task=task, parts=TaskSplits(train=examples, dev=[], test=examples))
+    records = [_compact_prediction(prediction) for prediction in predictions]
+    note = find_collapse(task_data, {"steps": steps, "seed": 3, "predictions": {"test": records}})
+    assert (note is None) == (expected is None)
+    if note is not None:
+        assert expected in note and advice in note and "seed 3" in note

@@ -6,12 +6,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pretune.core import io, log
+from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.baselines import COSINE, SLOTS, BaselineResult, get_baseline_name, is_similarity, run_baselines
 from pretune.metrics import GROUP_METRICS, MEAN_METRICS, SIGNED_METRICS
 from pretune.metrics.classification import group_values
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap, paired_bootstrap_of_means
-from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
+from pretune.runs.finetune.config import MIN_STEPS, FinetuneConfig, SweepPlan
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.task_data import TaskData, compute_scores, index_by_member
 from pretune.runs.model_card import build_finetuning_card, draw_plots
@@ -41,11 +42,12 @@ def write_results(
     rows, absent = run_all_baselines(
         task_data, task_data.select_train(plan.max_train_examples, tuning.task.split_seed), plan, model_baselines
     )
+    collapse_notes = [find_collapse(task_data, facts) for facts in selection]
     scores = {
         "task": task_data.task.name,
         "kind": task_data.task.kind,
         "metric": task_data.task.metrics[0],
-        "notes": [*task_data.parts.notes, *selection[0].get("notes", ())],
+        "notes": [*task_data.parts.notes, *selection[0].get("notes", ()), *filter(None, collapse_notes)],
         "examples": {
             "train": selection[0]["labels"],
             "dev": len(task_data.parts.dev),
@@ -102,6 +104,36 @@ def compute_result(task_data: TaskData, trials: Sequence[Facts]) -> Facts:
         "dev": sum(map(get_dev_score, trials)) / len(trials),
         "scores": means,
     }
+
+
+def find_collapse(task_data: TaskData, trial: Facts) -> str | None:
+    """Return a note on a model that predicts the same for all examples, with advice; None for any other."""
+    task, split = task_data.task, task_data.headline_split
+    answers, gold = (
+        {answer for part in parts for answer in _list_answers(task, part)}
+        for parts in (read_predictions(trial, split), task_data.eval_examples)
+    )
+    if len(answers) != 1 or len(gold) < 2:
+        return None
+    name = answers.pop()
+    steps = format_count(trial["steps"], "steps")
+    is_short = trial["steps"] < MIN_STEPS
+    advice = f"{steps} are few: train longer (--steps N)" if is_short else "compare learning rates (--lr A,B,C)"
+    size = format_count(len(task_data.eval_examples), "examples")
+    answer = f"only '{name[:40]}'" if name else "no label"
+    return f"the model predicts {answer} for all {size} of {split} (seed {trial['seed']}); {advice}"
+
+
+def _list_answers(task: Task, part: Example | Prediction) -> list[str]:
+    """Return the labels, tags or sets of labels of an example or a prediction; empty for other answers."""
+    match task.type.errors_view:
+        case "classes" if part.label is not None:
+            return [task.labels[int(part.label)]]
+        case "tags":
+            return list(part.tags)
+        case "sets":
+            return [", ".join(part.tags)]
+    return []
 
 
 def describe_model(trials: Sequence[Facts]) -> Facts:
