@@ -5,6 +5,7 @@ Pickles are never loaded: they are refused by suffix, and under any other name b
 
 import itertools
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -150,7 +151,10 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], limit: int) -> lis
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     """Write one safetensors file; a full or read-only disk becomes a one-line error."""
     with io.translate_write_errors(file):
+        with file.open("ab") as handle:
+            mode = stat.S_IMODE(os.fstat(handle.fileno()).st_mode)
         save_file(dict(tensors), file, metadata={"format": "pt"})
+        file.chmod(mode)  # NOTE: save_file's temporary file is readable by its owner only, whatever the umask
         with file.open("rb") as handle:  # a full disk may be reported only now
             os.fsync(handle.fileno())
 
