@@ -9,6 +9,7 @@ import pytest
 
 from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.cli import main
+from pretune.core.hub import INSTALLED_MODELS
 from pretune.metrics import METRICS
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
@@ -31,7 +32,7 @@ def test_families_are_one_aligned_line_each(capsys: pytest.CaptureFixture[str]) 
         assert line == f"{name:<{column}}{FAMILIES.describe(name)}"
 
 
-LISTS = ["", "families", "sizes", "objectives", "methods", "metrics", "tasks", "tokenizers", "studies"]
+LISTS = ["", "families", "sizes", "models", "objectives", "methods", "metrics", "tasks", "tokenizers", "studies"]
 
 
 @pytest.mark.parametrize("what", keep_quick(LISTS, "", "families", "methods", "tasks"))
@@ -64,6 +65,7 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
     assert [line for line in lines if line and not line.startswith(" ")] == [
         f"{len(FAMILIES)} families (pretune list families)",
         f"{len(catalog.list_names())} sizes (pretune list sizes)",
+        f"{len(INSTALLED_MODELS)} model{'s' * (len(INSTALLED_MODELS) > 1)} (pretune list models)",
         f"{len(OBJECTIVES)} objectives (pretune list objectives)",
         f"{len(METHODS) + len(METHOD_PRESETS)} methods (pretune list methods)",
         f"{len(METRICS)} metrics (pretune list metrics)",
@@ -79,7 +81,7 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [*found] == ["families", "sizes", "objectives", "methods", "metrics", "tasks", "tokenizers", "studies"]
+    assert [*found] == LISTS[1:]
     assert [*found["families"]] == FAMILIES.list_names()
     assert found["sizes"]["llama2-7b"] == 6_738_415_616
     for name, made in found["objectives"].items():
@@ -94,7 +96,7 @@ def test_an_unknown_word(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("pretune: error: ") and "'familys'" in err and "'families'" in err
-    assert "families, sizes, objectives, methods, metrics, tasks, tokenizers, studies" in err
+    assert "families, sizes, models, objectives, methods, metrics, tasks, tokenizers, studies" in err
 
 
 def test_objectives_say_what_they_train(capsys: pytest.CaptureFixture[str]) -> None:

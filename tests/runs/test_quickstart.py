@@ -15,12 +15,13 @@ import pytest
 
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, DataError, StoppedError, UsageError
+from pretune.core.hub import INSTALLED_MODELS
 from pretune.metrics.significance import Comparison
 from pretune.models.catalog import build
 from pretune.models.hf import checkpoint
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.quickstart import (
-    PACKAGE,
+    ENCODER,
     ROWS,
     Floats,
     QuickstartPlan,
@@ -34,6 +35,7 @@ from pretune.tasks.example import Example
 from pretune.text.tokenizer.training import train
 
 Capture = pytest.CaptureFixture[str]
+PACKAGE = INSTALLED_MODELS[ENCODER].package
 TINY = QuickstartPlan(
     labels=(16, 32), steps=(3, 4), min_steps=2, seeds=2, test=40, dev=12, length=32, batch=8, vocab=120
 )

@@ -13,7 +13,7 @@ from torch import nn
 
 from pretune.adaptation.io import load
 from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.core.hub import is_hub
+from pretune.core.hub import is_hub, is_short_name
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
 from pretune.inference.text_model import get_language_model, get_tokenizer
@@ -99,7 +99,7 @@ def find_base(directory: Path) -> Path:
     if path is None:
         raise UsageError(f"{directory}: not a run that started from a model (no base in run.json); pass two models")
     places = [directory_path for directory_path in _list_places(directory, path) if directory_path.is_dir()]
-    if not places and not is_hub(path):
+    if not places and not is_hub(path) and not is_short_name(path):
         raise UsageError(f"{directory}: it started from '{path}', which is not there; pass that model as well")
     return places[0] if places else Path(path)
 

@@ -131,9 +131,14 @@ class DocumentUnit(StrEnum):
 
 ModelNames = Annotated[
     list[str],
-    argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME; fine-tuned runs of one task: an ensemble."),
+    argument(
+        "MODEL",
+        "Run, Hugging Face directory, hf:OWNER/NAME, `pretune list models`; fine-tuned runs of one task: an ensemble.",
+    ),
 ]
-ModelName = Annotated[str, argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME.")]
+ModelName = Annotated[
+    str, argument("MODEL", "Run, Hugging Face directory, hf:OWNER/NAME, or one of `pretune list models`.")
+]
 EmbeddingModel = Annotated[str, argument("MODEL", "Run, Hugging Face directory, hf:OWNER/NAME, or word vectors.")]
 Corpus = Annotated[list[str], argument("CORPUS", "Files, folders, globs, pair:A,B, builtin:NAME, hf:NAME.")]
 AsJson = Annotated[bool, option("--json", "Print JSON.")]

@@ -317,7 +317,7 @@ def _global_options(
       pretune predict runs/tuned --input new.csv
 
     See `pretune VERB --help` for options and an example. Every command prints the next one. A MODEL is a run
-    directory, a Hugging Face model directory, or hf:OWNER/NAME.
+    directory, a Hugging Face model directory, hf:OWNER/NAME, or an installed model (`pretune list models`).
     """
     log.set_quiet(quiet)
 

@@ -26,7 +26,10 @@ class OnnxQuantization(StrEnum):
 def export(
     directories: Annotated[
         list[Path],
-        argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME. Of several runs, the mean weights."),
+        argument(
+            "MODEL",
+            "Run, Hugging Face directory, hf:OWNER/NAME, or `pretune list models`. Of several runs, the mean weights.",
+        ),
     ],
     to: Annotated[ExportFormat, option("--to", "Format: a Hugging Face directory, ONNX files, or a GGUF file.")],
     out: Annotated[Path, option("--out DIR", "Output directory.")],
@@ -79,7 +82,9 @@ def export(
 
 
 def verify(
-    directory: Annotated[Path, argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME.")],
+    directory: Annotated[
+        Path, argument("MODEL", "Run, Hugging Face directory, hf:OWNER/NAME, or one of `pretune list models`.")
+    ],
     base: Base = None,
     as_json: AsJson = False,
 ) -> None:

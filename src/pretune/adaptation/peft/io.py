@@ -33,7 +33,7 @@ from pretune.adaptation.peft.qlora import iter_original_weights
 from pretune.core import config, io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError
-from pretune.core.hub import PREFIX, is_hub, resolve_path
+from pretune.core.hub import PREFIX, is_hub, is_short_name, resolve_path
 from pretune.core.migration import migrate_specs
 from pretune.models import tensor_files
 from pretune.models.hf import checkpoint
@@ -303,7 +303,7 @@ def build_base_paths(base: str | None, directory: str | Path) -> dict[str, str |
 def resolve_reference_path(base: str | None) -> str | None:
     """Return the base model's path for `adapter_config.json`: an absolute path, or a name on the hub."""
     if base is None or not is_hub(base):
-        return None if base is None else str(Path(base).resolve())
+        return None if base is None else str(resolve_path(base).resolve())
     return base.removeprefix(PREFIX).partition("@")[0]
 
 
@@ -320,7 +320,7 @@ def find_base_directories(folder: Path, base_info: Mapping[str, Any], base: str 
     relative, path = (_check_path(folder, base_info.get(name)) for name in ("relative", "path"))
     places = [] if relative is None else [folder / relative]
     if path is not None:
-        places += [resolve_path(path)] if is_hub(path) else [Path(path), folder / path]
+        places += [resolve_path(path)] if is_hub(path) or is_short_name(path) else [Path(path), folder / path]
     if not places:
         raise CheckpointError(
             f"{folder}: no base model is stored with this adapter; pass it with --base DIR (Python: base=)"

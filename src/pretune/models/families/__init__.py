@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pretune.core.errors import CheckpointError, explain_missing, suggest_file
-from pretune.core.hub import is_repository
+from pretune.core.errors import CheckpointError, explain_missing, suggest, suggest_file
+from pretune.core.hub import INSTALLED_MODELS, is_repository
 from pretune.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def make_missing_error(folder: Path) -> CheckpointError:
     else:
         if folder.exists():
             return CheckpointError(f"{folder}: {explain_missing(folder, 'directory')}")
-        remedy = suggest_file(folder) or f"{MISSING_REMEDY} hf:OWNER/NAME"
+        remedy = suggest_file(folder) or suggest(name, INSTALLED_MODELS) or f"{MISSING_REMEDY} hf:OWNER/NAME"
         if hub_name is not None and not folder.parent.exists():
             remedy += f"; a model on the Hub is written {hub_name}"
     return CheckpointError(f"{folder}: no such directory{remedy}")

@@ -87,7 +87,7 @@ def finetune(
     headline score is that of the test set if there is one.
 
     Args:
-        model: A pre-trained model: a run, a Hugging Face directory, or hf:OWNER/NAME.
+        model: A pre-trained model: a run, a Hugging Face directory, hf:OWNER/NAME, or a short name (minilm).
         out: Output directory of the run.
         task: Name of a task (`pt.list_tasks`); several, comma-separated, are trained together.
         train: Table of training examples: CSV, TSV, JSONL or CoNLL.

