@@ -135,10 +135,8 @@ def test_a_new_run_does_not_replace_another(tmp_path: Path, straight: dict[str, 
         trainer.fit(resume=False)
 
 
-def test_only_a_run_with_checkpoints_is_resumed_unless_it_may_start_again(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no checkpoint"), build(tmp_path / "run") as trainer:
-        trainer.fit(resume=True)
-    with build(tmp_path / "run", requires_checkpoint=False) as trainer:
+def test_a_run_without_checkpoints_starts_again(tmp_path: Path) -> None:
+    with build(tmp_path / "run") as trainer:
         assert trainer.fit(resume=True).step == STEPS
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pretune.core import io
+from pretune.core import io, log
 from pretune.core.errors import CheckpointError, UsageError, refuse_broken_link
 from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_run
 
@@ -62,6 +62,29 @@ class RunDir:
     def has_checkpoints(self) -> bool:
         """True if there are checkpoints, valid or not, of the run or of its trials."""
         return any(any(folder.glob("checkpoints/step-*")) for folder in (self.path, *self.trials.glob("*")))
+
+    def can_resume(self, *, can_start: bool) -> bool:
+        """Return False if there is no run yet, or one that was killed before it wrote its settings, and it can start.
+
+        `can_start` tells that the command has all settings; without them the result is True, and `read_settings`
+        raises.
+        """
+        is_new = can_start and not self.settings.is_file() and not self.has_checkpoints
+        if is_new:
+            log.warn(f"{self.path}: no run to resume ({self.settings.name} is missing); starting from the beginning")
+        return not is_new
+
+    def has_progress(self) -> bool:
+        """Return True if there are checkpoints, valid or not; False if the run was killed before its first one.
+
+        Raises a CheckpointError if the run has saved its model, and the checkpoints are lost.
+        """
+        if self.has_checkpoints:
+            return True
+        if self.model_config.exists():
+            raise CheckpointError(f"{self.path}: holds a model, but its checkpoints are lost; choose another --out")
+        log.info(f"{self.path}: no checkpoint yet; starting from the beginning")
+        return False
 
     def get_trial(self, name: str) -> "RunDir":
         """Return the directory of a trial."""

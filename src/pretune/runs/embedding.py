@@ -161,6 +161,7 @@ def train_embeddings(
             check_model(run_dir)
             log.info(f"{run_dir.path}: finished; nothing to resume")
             return TrainedEmbeddings(run_dir.path, io.read_json(run_dir.scores, CheckpointError))
+        resume = resume and run_dir.can_resume(can_start=True)
         if not resume:
             run_dir.check_free()
         if model is None:
@@ -172,6 +173,9 @@ def train_embeddings(
                 raise UsageError(
                     f"batch {train_config.batch} is smaller than the number of ranks, {ranks.world}; increase it"
                 )
+            if resume:
+                run_dir.read_settings()
+                resume = ranks.broadcast_object(run_on_rank_zero(ranks, run_dir.has_progress))
             return EmbeddingRun(Path(model), train_config, dataset, dev_dataset, run_dir, ranks, stop).run(
                 resume=resume
             )

@@ -27,7 +27,7 @@ from pretune.runs.training_data import DataConfig
 from pretune.runs.verify import check_model
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.checkpoints import CheckpointManager, read_state
-from pretune.training.distributed import Ranks, init_distributed, resolve_device
+from pretune.training.distributed import Ranks, init_distributed, resolve_device, run_on_rank_zero
 from pretune.training.loop import GracefulShutdown
 from pretune.training.records import ResumeFile
 from pretune.training.step import TrainState
@@ -134,6 +134,8 @@ def run_pretrain(
     with stop.handle_signals():
         state = None
         if resume:
+            resume = run_dir.can_resume(can_start=model is not None or options.get("config") is not None)
+        if resume:
             settings = load_resumed_config(run_dir, model, **options)
             finished_run = load_finished_run(run_dir)
             if finished_run is not None:
@@ -145,6 +147,8 @@ def run_pretrain(
             run_dir.check_free()  # checked again under the lock; here nothing is computed yet
             state = load_clock_history(settings, options.get("config"), budget=options.get("budget"))
         with init_distributed(resolve_device(device)) if ranks is None else contextlib.nullcontext(ranks) as group:
+            if resume and not group.broadcast_object(run_on_rank_zero(group, run_dir.has_progress)):
+                resume, state = False, load_clock_history(settings, options.get("config"), budget=options.get("budget"))
             if ranks is not None:
                 ranks.wait()  # until all have found the directory free
             return PretrainRun(settings, run_dir, group, stop, started_at=started_at, resume=resume, state=state).run()

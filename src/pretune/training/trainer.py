@@ -19,7 +19,6 @@ from typing import Any, Self
 from torch import nn
 
 from pretune.core import io, log
-from pretune.core.errors import CheckpointError
 from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.data.plan import BatchShape
@@ -83,7 +82,6 @@ class Trainer:
     state: TrainState = field(default_factory=TrainState)  # at the start of a new run
     start_time: float = field(default_factory=time.monotonic)
     lock: RunLock | None = None  # of the caller, if rank 0 holds one already
-    requires_checkpoint: bool = True  # to resume; False: start again if there is none
     evaluation: Evaluation | None = None
     early_stopping: EarlyStopping | None = None
     learning_check: LearningCheck | None = None  # warns if the validation loss shows that the model does not learn
@@ -188,8 +186,12 @@ class Trainer:
         checkpoint: Checkpoint | None = self.ranks.broadcast_object(
             run_on_rank_zero(self.ranks, lambda: store.find_latest(self.fingerprints) if store else None)
         )
-        if checkpoint is None and self.requires_checkpoint:
-            raise CheckpointError(f"{self.run_dir.checkpoints}: no checkpoint yet; start again without --resume")
+        if (
+            checkpoint is None
+            and self.ranks.is_first
+            and (self.run_dir.settings.exists() or self.run_dir.metrics.exists())
+        ):
+            log.info(f"{self.run_dir.path}: no checkpoint yet; starting from the beginning")
         return checkpoint
 
     def _build(self, checkpoint: Checkpoint | None) -> tuple[CheckpointHook, ValidationHook | None]:

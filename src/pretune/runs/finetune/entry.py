@@ -172,6 +172,8 @@ def run_finetune(
     plan_options |= {"forgetting": forgetting, "vectors": vectors}
     with stop.handle_signals():
         if resume:
+            resume = run_dir.can_resume(can_start=model is not None or options.get("config") is not None)
+        if resume:
             tuning, plan = load_resumed_config(run_dir, model, rates, plan_options, **options)
             if run_dir.is_finished:
                 check_model(run_dir)

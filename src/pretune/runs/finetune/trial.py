@@ -245,7 +245,6 @@ class FinetuneTrial:
             groups=self.adapted_model.groups,
             workers=fit.workers or 0,  # NOTE: worker startup takes longer than many runs
             lock=lock,
-            requires_checkpoint=False,
             evaluation=Evaluation(
                 evaluate=lambda loop: self._evaluate(),
                 every=self.eval_every,
