@@ -365,6 +365,13 @@ def test_a_batch_without_targets_costs_nothing(name: str, shape: ModelShape) -> 
 # Values
 
 
+@pytest.mark.parametrize("name", [name for name, shape in EVERY if shape == "decoder"])
+def test_attention_to_later_tokens_is_declared(name: str) -> None:
+    case = setting(name, "decoder")
+    corrupted = case.corrupt(case.sequences([*range(4, 40)]))
+    assert case.objective.needs_attention == (corrupted.prefix is not None)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_round_trip(name: str) -> None:
     for objective in (CASES[name], CASES[name].to_evaluation()):

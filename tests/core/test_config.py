@@ -406,6 +406,42 @@ def test_replace_leaves_what_it_is_given_alone() -> None:
     assert given == {"kind": "layer_norm"}
 
 
+@pytest.mark.parametrize(
+    ("path", "text", "value"),
+    [
+        ("encoder.betas", "0.8,0.99", (0.8, 0.99)),
+        ("encoder.betas", " 0.8 , 1 ", (0.8, 1.0)),
+        ("encoder.blocks", "attention,attention", (Attention(), Attention())),
+        ("tags", "en,en-de", ("en", "en-de")),
+        ("tags", "en-de", ("en-de",)),
+        ("tags", '["a, b"]', ("a, b",)),
+    ],
+)
+def test_a_list_may_be_written_with_commas(path: str, text: str, value: Any) -> None:
+    made: Any = replace(Model(), {path: text})
+    for part in path.split("."):
+        made = getattr(made, part)
+    assert made == value
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("tags", "once, upon a time"),  # a text with spaces may be one item
+        ("tags", "a,,b"),
+        ("tags", ""),
+        ("encoder.betas", "0.8"),
+        ("encoder.betas", "0.8,0.9,1"),
+        ("encoder.betas", "0.8,x"),
+        ("encoder.norm", "layer_norm,rms_norm"),
+        ("encoder.width", "1,2"),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused(path: str, text: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(path)):
+        replace(Model(), {path: text})
+
+
 def test_a_spec_can_be_a_value() -> None:
     assert replace(Encoder(), {"norm": RmsNorm(), "blocks": (Attention(), Attention(heads=4))}) == Encoder(
         norm=RmsNorm(), blocks=(Attention(), Attention(heads=4))

@@ -14,15 +14,14 @@ from typing import Any
 
 from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.cli.app import VERBS, main
-from pretune.core.errors import UsageError
 from pretune.core.migration import RENAMED_METHODS, RENAMED_OPTIONS, RENAMED_SETTINGS, RENAMED_VALUES
-from pretune.models.catalog import convert_to_shape
 from pretune.models.families import FAMILIES
 from pretune.models.families.shared import PaperDefaults
-from pretune.models.spec import Model
 from pretune.objectives import OBJECTIVES
+from pretune.objectives.base import MODEL_SHAPES
 from pretune.runs.study import list_studies
 from pretune.tasks import TASKS
+from tests.docs import support
 from tests.docs.study_pages import describe_states, render_pages
 
 ROOT = Path(__file__).parents[2]
@@ -90,37 +89,27 @@ def describe_verbs() -> str:
 
 
 def describe_shapes() -> str:
-    """Families by shape, with the objectives that train it; bold ones are those of the families' papers."""
+    """Families by shape and accepted objectives; bold objectives are those of the families' papers."""
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (shape, family), objectives in support.list_objectives().items():
+        groups.setdefault((shape, objectives), []).append(family)
     rows = []
-    for shape, specs in group_families().items():
-        objectives_by_family = {
-            family: [name for name in OBJECTIVES if trains(name, spec)] for family, spec in specs.items()
-        }
-        assert len({tuple(names) for names in objectives_by_family.values()}) == 1, (
-            objectives_by_family
-        )  # else a row could not say it
-        papers = {paper.objective["kind"] for name in specs if (paper := FAMILIES.get(name).training)}
-        objectives = next(iter(objectives_by_family.values()))
+    for shape, objectives in sorted(groups, key=lambda group: MODEL_SHAPES.index(group[0])):
+        families = groups[shape, objectives]
+        papers = {paper.objective["kind"] for name in families if (paper := FAMILIES.get(name).training)}
         bold = (f"**{name}**" if name in papers else name for name in objectives)
-        rows.append((shape, ", ".join(specs), ", ".join(bold)))
+        rows.append((shape, ", ".join(families), ", ".join(bold)))
     return format_table(("shape", "families", "objectives"), rows)
 
 
-def group_families() -> dict[str, dict[str, Model]]:
-    groups: dict[str, dict[str, Model]] = {}
-    for name in FAMILIES:
-        for size in FAMILIES.get(name).sizes:
-            spec = FAMILIES.get(name).resolve_spec(size)
-            groups.setdefault(spec.shape, {}).setdefault(name, spec)
-    return groups
-
-
-def trains(objective: str, spec: Model) -> bool:
-    try:
-        convert_to_shape(spec, OBJECTIVES.get(objective)().shapes)
-    except UsageError:
-        return False
-    return True
+def describe_method_limits() -> str:
+    """Methods that families refuse, with a head and where the answer is generated as text."""
+    generators = {family for (shape, family) in support.list_objectives() if "decoder" in shape}
+    rows = []
+    for method, (families, text_families) in support.list_method_limits().items():
+        refuses_all = generators <= {*families, *text_families}
+        rows.append((f"`{method}`", ", ".join(families), "all" if refuses_all else ", ".join(text_families)))
+    return format_table(("`--method`", "refused for", "where the answer is text, also for"), rows)
 
 
 def describe_methods() -> str:
@@ -226,6 +215,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "verbs": describe_verbs,
     "shapes": describe_shapes,
     "methods": describe_methods,
+    "method_limits": describe_method_limits,
     "objectives": describe_objectives,
     "tasks": describe_tasks,
     "studies": describe_studies,

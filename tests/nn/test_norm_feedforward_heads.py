@@ -227,3 +227,10 @@ def test_means_of_half_precision_are_exact(mode: PoolingMode, dtype: torch.dtype
     result, reference = (pool_states(part, batch, mode)[:1] for part in (states, states.double()))
     assert result.dtype == torch.float32
     torch.testing.assert_close(result.double(), reference, rtol=1e-5, atol=1e-5)
+
+
+def test_a_single_segment_embedding_stands_for_all_segments() -> None:
+    """RoBERTa has one row; a tokenizer may mark the second text of a pair as segment 1."""
+    embed = Embed(segments=1).build(width=8)
+    x = torch.randn(4, 8)
+    assert torch.equal(embed(x, None, torch.tensor([0, 0, 1, 1])), embed(x, None, None))

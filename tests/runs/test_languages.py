@@ -1,5 +1,6 @@
 """Language embeddings in pre-training: the languages of sources and sides, as the segments of a batch."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import pretune as pt
+from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.models.catalog import resolve
 from pretune.models.model import build
@@ -75,6 +77,18 @@ def test_languages_are_trained(prepared: Prepared, tmp_path: Path) -> None:
 def test_names_that_do_not_fit(prepared: Prepared, languages: tuple[str, ...], count: int | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         open_data(prepared("bpe", "s-mask", "both"), Translation(), languages, count)
+
+
+@pytest.mark.parametrize("what", ["both", "pairs"])
+def test_the_advised_spelling_is_accepted(prepared: Prepared, what: str) -> None:
+    path = prepared("bpe", "s-mask", what)
+    with pytest.raises(UsageError) as caught:
+        open_data(path, Translation(), (), 3)
+    advice = re.search(r"data\.languages=(\S+)", str(caught.value))
+    assert advice is not None
+    languages = config.replace(DataConfig(path=str(path)), {"languages": advice[1]}).languages
+    data = open_data(path, Translation(), languages, 3)
+    assert data.languages is not None and data.languages[-1].tolist() == [0, 1]
 
 
 def test_validation_text_has_the_languages_and_weights_of_the_training_text(tmp_path: Path) -> None:

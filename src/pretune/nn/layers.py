@@ -323,7 +323,8 @@ class Embeddings(nn.Module):
         if positions is not None:
             x = x + positions.to(x.dtype)
         if self.segments is not None:
-            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+            is_single = segments is None or self.segments.num_embeddings == 1  # RoBERTa: one row for all segments
+            x = x + (self.segments.weight[0] if is_single else self.segments(segments))
         if self.languages is not None and segments is not None:
             x = x + self.languages(segments)
         if self.project is not None and self.projected == "sum":

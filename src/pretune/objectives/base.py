@@ -138,6 +138,11 @@ class Objective(ABC):
         return None
 
     @property
+    def needs_attention(self) -> bool:
+        """True if tokens of a decoder attend to later ones (`Batch.prefix`), which a recurrent model cannot."""
+        return bool(getattr(self, "prefix", False))
+
+    @property
     def name(self) -> str:
         """Name in the table of objectives, for messages."""
         return get_kind(self)

@@ -16,12 +16,12 @@ The teacher is not part of the student or of its checkpoints: `attach` returns t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
 import torch
 from torch import Tensor
 
-from pretune.core.config import NonNegative, Positive, from_dict, spec
+from pretune.core.config import NonNegative, Positive, from_dict, get_kind, spec
 from pretune.core.config.specs import to_plain
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
@@ -143,12 +143,20 @@ class Distill(DistillationWeights, Objective):
         if isinstance(base, cls):
             return replace(base, teacher=teacher or base.teacher)
         if not isinstance(base, BaseObjective):
-            raise UsageError(f"--teacher: the objective '{base.name}' cannot be distilled; choose another --objective")
+            names = ", ".join(get_kind(kind) for kind in get_args(BaseObjective))
+            raise UsageError(
+                f"the objective '{base.name}' of this model cannot be distilled; name another with --objective NAME "
+                f"--teacher RUN (allowed: {names})"
+            )
         return from_dict(cls, {**to_plain(settings), "teacher": teacher, "base": base}, location="objective")
 
     @property
     def shapes(self) -> tuple[ModelShape, ...]:
         return tuple(shape for shape in self.base.shapes if shape in DISTILLED_SHAPES)
+
+    @property
+    def needs_attention(self) -> bool:
+        return self.base.needs_attention
 
     @property
     def words(self) -> bool:

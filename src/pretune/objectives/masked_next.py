@@ -29,6 +29,7 @@ class MaskedNextToken(Objective):
     masking: MaskedLM = MaskedLM()
 
     shapes = ("decoder",)
+    needs_attention = True
 
     @property
     def words(self) -> bool:

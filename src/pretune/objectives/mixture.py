@@ -120,6 +120,10 @@ class Mixture(Objective):
         return "apart" if any(part.reads_pairs for part in self.parts) else None
 
     @property
+    def needs_attention(self) -> bool:
+        return any(part.objective.needs_attention for part in self.parts)
+
+    @property
     def reads_documents(self) -> bool:
         """True if a part reads single documents (not pairs)."""
         return any(part.reads_documents for part in self.parts)

@@ -33,6 +33,7 @@ class PrefixLM(Objective):
     """The rest of a text after a prefix with bidirectional attention (prefix LM)."""
 
     shapes = ("encoder-decoder", "decoder")
+    needs_attention = True
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "PrefixCorruption | PrefixSplitCorruption":
         return (

@@ -167,6 +167,13 @@ class PretrainConfig(RunConfig):
         "train.prompts",
     }
 
+    def __post_init__(self) -> None:
+        if self.model.is_recurrent and self.objective.needs_attention:
+            raise UsageError(
+                f"the objective '{self.objective.name}' needs attention to later tokens, which the recurrent model "
+                f"'{self.model.family}' lacks; choose another objective or family"
+            )
+
 
 def read_config(config: Mapping[str, Any] | RunConfig | str | os.PathLike[str] | None) -> dict[str, Any]:
     """Return a tree of settings, whole or partial: of a config, a mapping, a YAML file, or a run.json of any format.

@@ -251,7 +251,11 @@ def number_languages(names: Sequence[str], index: DataIndex, count: int | None) 
             f"data.languages has {len(names)} names for {len(sources)} sources: {', '.join(sources)[:200]}"
         )
     if not names and any(split.pairs for split in index.splits.values()):
-        raise UsageError("parallel text has two languages: name those of each source, data.languages=en,en-de")
+        example = ",".join([*["en"] * (train_count - 1), "en-de"])
+        raise UsageError(
+            "parallel text has two languages: name the language or the pair of each source, such as --set "
+            f"data.languages={example} for {', '.join(sources[:train_count])[:200]}"
+        )
     names = names or [*map(str, range(train_count))]
     if len(names) < len(sources):
         valid_count = len(sources) - train_count

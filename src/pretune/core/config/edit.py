@@ -27,6 +27,7 @@ T = TypeVar("T")
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 _INTEGER = re.compile(r"[+-]?\d+(_\d+)*")
 _FLOAT = re.compile(r"[+-]?(\d+(_\d+)*\.?(\d+(_\d+)*)?|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_ITEMS = re.compile(r'[^\s,\[\]{}"]+(\s*,\s*[^\s,\[\]{}"]+)*')
 _MAX_NUMBER_LENGTH = 40  # int() is quadratic in the number of digits; none that fits 64 bits is longer
 
 
@@ -161,8 +162,8 @@ def _list_parts(value: Any) -> list[tuple[str | int, Any]]:
 def parse_value(annotation: Any, text: str, location: str) -> Any:
     """Return the plain value of a text for a field; text that fits none of its types is returned unchanged.
 
-    Integers may be written 30_000 or 3e4; true, false, null and none in any case; specs and lists as JSON, or a spec
-    by its kind alone: `norm=rms_norm`.
+    Integers may be written 30_000 or 3e4; true, false, null and none in any case; specs and lists as JSON, a spec by
+    its kind alone (`norm=rms_norm`), and items without spaces with commas between them (`languages=en,en-de`).
     """
     field_type = parse_annotation(annotation)
     word = text.strip()
@@ -175,6 +176,11 @@ def parse_value(annotation: Any, text: str, location: str) -> Any:
         return scalar
     if (word.startswith("{") and field_type.specs) or (word.startswith("[") and field_type.tuples):
         return parse_json(word, UsageError, location)
+    if field_type.tuples and str not in field_type.scalars and _ITEMS.fullmatch(word):
+        items = [item.strip() for item in word.split(",")]
+        for candidate in field_type.tuples if len(items) > 1 or not field_type.specs else ():
+            if (item_types := get_item_types(candidate, len(items))) is not None:
+                return [parse_value(*pair, location) for pair in zip(item_types, items, strict=True)]
     if field_type.specs and str not in field_type.scalars and (word in field_type.specs or not field_type.literals):
         return {KIND: word}
     return text

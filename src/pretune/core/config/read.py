@@ -107,7 +107,8 @@ def _read_value(annotation: Any, value: object, location: str, depth: int) -> An
         return _read_tuple(field_type, value, location, depth)
     if isinstance(value, bool | int | float | str):
         return _read_scalar(field_type, value, location)
-    raise UsageError(f"{location}: expected {field_type}, got {format_value(value)}")
+    hint = """; write a,b or '["a b", "c"]'""" if isinstance(value, str) and field_type.tuples else ""
+    raise UsageError(f"{location}: expected {field_type}, got {format_value(value)}{hint}")
 
 
 def _read_spec(field_type: FieldType, data: Mapping[Any, Any], location: str, depth: int) -> Any:
