@@ -1,6 +1,11 @@
 """Runs that are started again: killed before their first checkpoint, from another directory, or without their data."""
 
+import json
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +13,12 @@ import numpy as np
 import pytest
 
 import pretune as pt
+from pretune.analysis.held_out import find_base, find_data
 from pretune.cli import main
-from pretune.core.errors import CheckpointError
+from pretune.core.errors import CheckpointError, DataError, PretuneError
+from pretune.runs.defaults import build_pretrain_config
 from pretune.runs.embedding import train_embeddings
+from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.training.checkpoints import CheckpointManager
 from pretune.training.trainer import Trainer
 from tests.inference.readers import encoder
@@ -123,3 +131,168 @@ class TestBeforeTheFirstCheckpoint:
         assert Path("run/run.json").exists() == has_settings
         again = train_embeddings("model", out="run", resume=True, **options)
         assert np.array_equal(pt.embed(whole.path, ["the cat"]), pt.embed(again.path, ["the cat"]))
+
+
+@dataclass
+class Project:
+    """A folder of data, models and killed runs, all called by relative paths."""
+
+    folder: Path
+
+    @contextmanager
+    def enter(self, folder: Path | None = None) -> Iterator[Path]:
+        """Work in this folder, or in another one."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder or self.folder)
+            yield self.folder
+
+    @contextmanager
+    def kill(self, step: int) -> Iterator[None]:
+        """Kill a run at the checkpoint of a step; the one before it is complete."""
+        save = CheckpointManager.save
+
+        def save_or_die(manager: CheckpointManager, number: int, *arguments: Any, **options: Any) -> float:
+            if number == step:
+                manager.wait()
+                raise KilledError
+            return save(manager, number, *arguments, **options)
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
+            patch.setattr(CheckpointManager, "save", save_or_die)
+            yield
+
+    def copy(self, run: str, target: str | Path) -> Path:
+        """Return a copy of a killed run."""
+        with self.enter():
+            return Path(shutil.copytree(run, target)).absolute()
+
+
+class TestPretrainingFromAnotherDirectory:
+    """Data and initial weights have relative paths."""
+
+    @pytest.fixture(scope="class")
+    def project(self, prepared: Prepared, straight: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
+        project = Project(tmp_path_factory.mktemp("parent") / "project")
+        project.folder.mkdir()
+        with project.enter():
+            shutil.copytree(prepared(), "data")
+            shutil.copytree(straight, "initial")
+            options: dict[str, Any] = {"data": "data", "steps": STEPS, "init_from": "initial"}
+            options["overrides"] = {**FAST, "train.checkpoint_every": 2}
+            pt.pretrain(out="whole", **options)
+            with project.kill(STEPS):
+                pt.pretrain(out="killed", **options)
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
+                patch.setattr(CheckpointManager, "save", die)
+                pt.pretrain(out="begun", **options)
+        return project
+
+    def resume(self, project: Project, run: Path, folder: Path, **options: Any) -> None:
+        with project.enter(folder):
+            pt.pretrain(out=run, resume=True, **options)
+        whole = next(folder.parent.rglob("whole/model.safetensors"))
+        assert (run / "model.safetensors").read_bytes() == whole.read_bytes()
+
+    @pytest.mark.parametrize("name", ["killed", "begun"])
+    def test_the_working_directory_is_another(self, project: Project, name: str) -> None:
+        run = project.copy(name, f"{name}-copy")
+        self.resume(project, run, project.folder.parent)
+        settings = json.loads((run / "run.json").read_text())
+        if name == "killed":
+            assert settings == json.loads((project.folder / name / "run.json").read_text())
+        with project.enter(project.folder.parent):
+            assert pt.pretrain(out=run, resume=True).path == run  # finished
+
+    def test_the_run_was_moved(self, project: Project) -> None:
+        self.resume(project, project.copy("killed", project.folder.parent / "other/place/run"), project.folder)
+
+    def test_run_and_data_were_moved_together(self, project: Project) -> None:
+        project.copy("killed", "moved-copy")
+        target = project.folder.with_name("moved")
+        project.folder.rename(target)
+        try:
+            self.resume(project, target / "moved-copy", target.parent)
+            assert not project.folder.exists()
+        finally:
+            target.rename(project.folder)
+
+    def test_settings_of_earlier_versions(self, project: Project) -> None:
+        run = project.copy("killed", "old-copy")
+        settings = json.loads((run / "run.json").read_text())
+        del settings["paths"]
+        (run / "run.json").write_text(json.dumps(settings))
+        with project.enter(project.folder.parent), pytest.raises(PretuneError, match="data"):
+            pt.pretrain(out=run, resume=True)
+        self.resume(project, run, project.folder)
+
+    def test_missing_data_are_named_with_all_places_and_may_be_passed(self, project: Project) -> None:
+        run = project.copy("killed", project.folder.parent / "third/place/run")
+        hidden = (project.folder / "data").rename(project.folder / "hidden")
+        try:
+            with pytest.raises(DataError) as caught:
+                pt.pretrain(out=run, resume=True)
+            places = (project.folder / "data", run.parent / "data")
+            assert all(str(place) in str(caught.value) for place in places)
+            self.resume(project, run, project.folder, data=hidden)
+        finally:
+            hidden.rename(project.folder / "data")
+
+    def test_a_config_is_repeated_from_anywhere(self, project: Project) -> None:
+        with project.enter(project.folder.parent):
+            config = build_pretrain_config(config=project.folder / "killed/run.json")
+            assert Path(config.data.path).samefile(project.folder / "data")
+        with project.enter():
+            assert build_pretrain_config(config="killed/run.json").data.path == "data"
+
+    def test_tools_find_data_and_base(self, project: Project) -> None:
+        run = project.copy("killed", project.folder.parent / "fourth/far/away/place/run")
+        data = find_data(find_base(run))
+        assert data is not None and find_base(run).samefile(project.folder / "initial")
+
+
+class TestFinetuningFromAnotherDirectory:
+    """Model and tables have relative paths."""
+
+    @pytest.fixture(scope="class")
+    def project(self, base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
+        project = Project(tmp_path_factory.mktemp("project"))
+        with project.enter():
+            shutil.copytree(base, "model")
+            for name in ("train.csv", "dev.csv"):
+                shutil.copy(table, name)
+            options: dict[str, Any] = {"train": "train.csv", "dev": "dev.csv", "steps": 4, "method": "lora"}
+            options |= {"baselines": "none", "overrides": {"train.checkpoint_every": 2}}
+            finetune("model", out="whole", **options)
+            with project.kill(4):
+                finetune("model", out="killed", **options)
+        return project
+
+    def test_it_resumes(self, project: Project) -> None:
+        run = project.copy("killed", "killed-copy")
+        with project.enter(project.folder.parent):
+            finetune(out=run, resume=True)
+        for name in ("adapter_model.safetensors", "predictions.jsonl", "run.json"):
+            assert (run / name).read_bytes() == (project.folder / "whole" / name).read_bytes()
+
+    @pytest.mark.parametrize(
+        ("name", "option", "error"), [("dev.csv", "dev", DataError), ("model", None, PretuneError)]
+    )
+    def test_what_is_missing_is_named_and_may_be_passed(
+        self, project: Project, name: str, option: str | None, error: type[PretuneError]
+    ) -> None:
+        run = project.copy("killed", f"without-{name}")
+        hidden = (project.folder / name).rename(project.folder / f"hidden-{name}")
+        try:
+            with (
+                project.enter(project.folder.parent),
+                pytest.raises(error, match=re.escape(str(project.folder / name))),
+            ):
+                finetune(out=run, resume=True)
+            if option is None:
+                finetune(hidden, out=run, resume=True)
+            else:
+                finetune(out=run, resume=True, **{option: hidden})
+        finally:
+            hidden.rename(project.folder / name)
+        whole = project.folder / "whole/adapter_model.safetensors"
+        assert (run / "adapter_model.safetensors").read_bytes() == whole.read_bytes()

@@ -3,10 +3,10 @@
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import nn
@@ -15,6 +15,7 @@ from pretune.adaptation.io import load
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.hub import is_hub, is_short_name
 from pretune.core.run_dir import RunDir
+from pretune.core.stored_paths import get_path
 from pretune.data.prepared_data import PreparedData
 from pretune.inference.text_model import get_language_model, get_tokenizer
 from pretune.models.model import LanguageModel
@@ -113,7 +114,7 @@ def find_data(directory: Path) -> PreparedData | None:
         places = [place for place in _list_places(directory, base) if place.is_dir()]
         return find_data(places[0]) if places else None
     try:
-        path = _get_text(run.read_settings(), "data", "path")
+        path = get_path(run.locate_settings().tree, "data.path")
     except CheckpointError:
         return None
     for place in _list_places(directory, path) if path else ():
@@ -133,15 +134,8 @@ def _get_base_path(directory: Path) -> str | None:
     run = RunDir(directory)
     if not run.settings.is_file():
         return None
-    tree = run.read_settings()
-    return _get_text(tree, "base", "path") or _get_text(tree, "train", "init_from")
-
-
-def _get_text(tree: Mapping[str, Any], section: str, name: str) -> str | None:
-    """Return a setting of run.json that is text."""
-    values = tree.get(section)
-    value = values.get(name) if isinstance(values, Mapping) else None
-    return value if isinstance(value, str) and value else None
+    tree = run.locate_settings().tree
+    return get_path(tree, "base.path") or get_path(tree, "train.init_from")
 
 
 def _decode_documents(data: PreparedData, tokenizer: Tokenizer) -> Iterator[str]:

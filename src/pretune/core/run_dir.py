@@ -19,6 +19,7 @@ from typing import Any
 from pretune.core import io, log
 from pretune.core.errors import CheckpointError, UsageError, refuse_broken_link
 from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_run
+from pretune.core.stored_paths import PATHS_KEY, LocatedSettings, describe_paths, locate_paths
 
 LOG_SUFFIXES = (".log", ".out", ".err", ".jsonl")
 """Suffixes of files that may already be there: the run's own output, opened by a scheduler or shell."""
@@ -118,8 +119,10 @@ class RunDir:
         return f"pretune {verb} --out {shlex.quote(str(self.path))} --resume"
 
     def write_settings(self, tree: Mapping[str, Any]) -> None:
-        """Write run.json."""
-        io.write_json(self.settings, {FORMAT_KEY: FORMAT_VERSION, **tree})
+        """Write run.json, with what finds its paths again."""
+        settings = {name: value for name, value in tree.items() if name != PATHS_KEY}
+        paths = describe_paths(settings, self.path)
+        io.write_json(self.settings, {FORMAT_KEY: FORMAT_VERSION, **settings, PATHS_KEY: paths})
 
     def read_settings(self) -> dict[str, Any]:
         """Return run.json, of any format, in the current one; a run that has none cannot be resumed."""
@@ -128,6 +131,10 @@ class RunDir:
                 f"{self.path}: no run to resume ({self.settings.name} is missing); start it without --resume"
             )
         return migrate_run(io.read_json(self.settings, CheckpointError), CheckpointError, str(self.settings))
+
+    def locate_settings(self) -> LocatedSettings:
+        """Return run.json as `read_settings` does, with its paths as they are found now."""
+        return locate_paths(self.read_settings(), self.path)
 
     def write_cost(self, summary: Mapping[str, Any]) -> None:
         """Write cost.json from the summary of a run, which marks it as finished."""

@@ -9,7 +9,7 @@ import json
 import os
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -23,6 +23,7 @@ from pretune.core.errors import UsageError, suggest
 from pretune.core.migration import migrate_run, refuse_old_settings, refuse_old_tree
 from pretune.core.registry import Registry
 from pretune.core.run_dir import RunDir
+from pretune.core.stored_paths import LocatedSettings, MovedPath, get_path, locate_paths
 from pretune.models.spec import Model
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import Objective
@@ -40,10 +41,12 @@ STOP_EARLY_PATIENCE = 3
 """Evaluations without improvement after which `--stop-early` ends a run: about a third of a run with ten."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Config of a run; the fields of a subclass, a frozen dataclass, are the sections."""
+    """Config of a run; the fields of a subclass are the sections."""
 
-    __slots__ = ()
+    moved_paths: Mapping[str, MovedPath] = field(default_factory=dict, repr=False, compare=False)
+    """Paths that a resumed run finds elsewhere; the run is identified by their original text."""
     registries: ClassVar[Mapping[str, Registry[Any]]] = {}
     """Registries of the sections whose kind is a name in a registry."""
     mutable_paths: ClassVar[frozenset[str]] = frozenset(
@@ -55,7 +58,7 @@ class RunConfig:
     @classmethod
     def list_sections(cls) -> list[str]:
         """Return the names of the sections."""
-        return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        return [field.name for field in dataclasses.fields(cls) if field.name != "moved_paths"]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain form, as run.json stores it."""
@@ -98,7 +101,7 @@ class RunConfig:
         new_sections = {
             name: specs.replace(sections[name], values, location=name) for name, values in by_section.items()
         }
-        return dataclasses.replace(self, **new_sections)  # type: ignore[type-var]
+        return dataclasses.replace(self, **new_sections)
 
     def diff_all(self, other: Self) -> dict[str, tuple[Any, Any]]:
         """Return the paths at which two configs differ, with both values."""
@@ -110,11 +113,29 @@ class RunConfig:
 
     def diff(self, other: Self) -> dict[str, tuple[Any, Any]]:
         """Return the differences that change the weights: those that a resumed run may not have."""
-        return {path: pair for path, pair in self.diff_all(other).items() if not self._is_mutable(path)}
+        differences = self.restore_paths().diff_all(other.restore_paths())
+        return {path: pair for path, pair in differences.items() if not self._is_mutable(path)}
+
+    def restore_paths(self) -> Self:
+        """Return the config with the original text of all paths."""
+        tree = self.to_dict()
+        texts = {name: path.typed for name, path in self.moved_paths.items() if get_path(tree, name) == path.place}
+        return self.replace(texts)
+
+    def move_paths(self, located_settings: LocatedSettings) -> Self:
+        """Return the config of a run whose paths are found elsewhere, or are missing and have new values here."""
+        tree = self.to_dict()
+        moved_paths = dict(located_settings.moved)
+        for name in located_settings.missing:
+            place, original = get_path(tree, name), get_path(located_settings.tree, name)
+            if place is not None and original is not None and place != original:
+                moved_paths[name] = MovedPath(place, original)
+        return dataclasses.replace(self, moved_paths=moved_paths)
 
     def sha256(self) -> str:
         """Return a hash of all settings that the weights depend on."""
-        parts = {name: specs.to_dict(getattr(self, name), for_hash=True) for name in self.list_sections()}
+        config = self.restore_paths()
+        parts = {name: specs.to_dict(getattr(config, name), for_hash=True) for name in self.list_sections()}
         tree = {
             name: {key: value for key, value in part.items() if not self._is_mutable(f"{name}.{key}")}
             for name, part in parts.items()
@@ -186,7 +207,7 @@ def read_config(config: Mapping[str, Any] | RunConfig | str | os.PathLike[str] |
         return refuse_old_tree(config or {})
     file = RunDir(Path(config)).settings if Path(config).is_dir() else Path(config)
     if file.suffix == ".json":
-        return migrate_run(io.read_json(file, UsageError), UsageError, str(file))
+        return locate_paths(migrate_run(io.read_json(file, UsageError), UsageError, str(file)), file.parent).tree
     return refuse_old_tree(read_yaml(file))
 
 

@@ -15,6 +15,7 @@ from pretune.core.config.specs import get_fields, to_plain
 from pretune.core.errors import CheckpointError, UsageError, suggest
 from pretune.core.hub import resolve_path
 from pretune.core.migration import FORMAT_KEY, refuse_old_settings
+from pretune.core.stored_paths import PATHS_KEY
 from pretune.data.prepared_data import PreparedData
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
@@ -93,7 +94,8 @@ def build_pretrain_config(
     options = {path: arguments[name] for path, name in OPTION_PATHS.items()}
     refuse_conflicts(options | {f"train.{name}": value for name, value in lengths.items()}, overrides)
     if all(isinstance(tree.get(name), Mapping) for name in SECTIONS) and "kind" in tree["model"]:
-        return _override_config(PretrainConfig.from_dict(tree), {**arguments, **length}, overrides)
+        whole_config = config if isinstance(config, PretrainConfig) else PretrainConfig.from_dict(tree)
+        return _override_config(whole_config, {**arguments, **length}, overrides)
     overrides = {**dict(_flatten_tree(tree)), **overrides}
     for path, name in OPTION_PATHS.items():
         value = overrides.pop(path, None)
@@ -146,7 +148,7 @@ def _flatten_tree(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _flatten_section(section, values)
         elif section in shorthands and isinstance(values, str):
             yield shorthands[section], values
-        elif section not in (FORMAT_KEY, "environment"):
+        elif section not in (FORMAT_KEY, PATHS_KEY, "environment"):
             allowed_sections = f"expected: {', '.join(SECTIONS)}"
             if section in SECTIONS:
                 raise UsageError(

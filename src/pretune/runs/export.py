@@ -130,7 +130,7 @@ def export(
             omitted_parts = (*omitted_parts, description)
     if len(directories) > 1:  # the task and its split, by which the model is evaluated
         replace(SavedTask.read(directory), threshold=None).write(target)
-        RunDir(target).write_settings(RunDir(directory).read_settings())
+        RunDir(target).write_settings(RunDir(directory).locate_settings().tree)
     elif RunDir(directory).task.is_file():
         SavedTask.read(directory).write(target)  # NOTE: without the settings, which name the user's files
     class_name, count = _describe_class(loaded_model)
@@ -212,7 +212,7 @@ def _check_averageable(directories: Sequence[Path]) -> None:
     if len(directories) < 2:
         return
     open_runs(directories)  # raises: one task is needed
-    bases = {os.path.realpath(RunDir(path).read_settings()["base"]["path"]): path for path in directories}
+    bases = {os.path.realpath(RunDir(path).locate_settings().tree["base"]["path"]): path for path in directories}
     if len(bases) > 1:
         (first_base, first_run), (second_base, second_run) = [*bases.items()][:2]
         raise UsageError(

@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,8 @@ def run_pretrain(
             state = load_clock_history(settings, options.get("config"), budget=options.get("budget"))
         with init_distributed(resolve_device(device)) if ranks is None else contextlib.nullcontext(ranks) as group:
             if resume and not group.broadcast_object(run_on_rank_zero(group, run_dir.has_progress)):
-                resume, state = False, load_clock_history(settings, options.get("config"), budget=options.get("budget"))
+                settings, resume = replace(settings, moved_paths={}), False  # run.json is written again
+                state = load_clock_history(settings, options.get("config"), budget=options.get("budget"))
             if ranks is not None:
                 ranks.wait()  # until all have found the directory free
             return PretrainRun(settings, run_dir, group, stop, started_at=started_at, resume=resume, state=state).run()
@@ -160,17 +162,19 @@ def load_resumed_config(run_dir: RunDir, model: str | None, **options: Any) -> P
     `options` are arguments of `build_pretrain_config`: some, or all that the run was started with. Without a length
     the run keeps its own. The first setting that differs is a CheckpointError, as are other data or another tokenizer.
     """
-    tree, source = run_dir.read_settings(), str(run_dir.settings)
-    stored_config = PretrainConfig.from_dict(tree, source=source)
-    environment = specs.check_record(ResumeFile, tree, CheckpointError, source).get("environment", {})
+    located_settings, source = run_dir.locate_settings(), str(run_dir.settings)
+    stored_config = PretrainConfig.from_dict(located_settings.tree, source=source).move_paths(located_settings)
+    environment = specs.check_record(ResumeFile, located_settings.tree, CheckpointError, source).get("environment", {})
     if model is None and options.get("config") is None:
         resumed_config = build_pretrain_config(**{**options, "config": stored_config})
     else:
         if options.get("config") is None and not any(_has_length(name, options) for name in LENGTHS):
             options |= {name: value for name in LENGTHS if (value := getattr(stored_config.train, name)) is not None}
         resumed_config = build_pretrain_config(model, **options)
+    resumed_config = resumed_config.move_paths(located_settings)
     for path, (new, old) in resumed_config.diff(stored_config).items():
         raise CheckpointError(f"{run_dir.path}: {path} was {old} and cannot become {new} in a resumed run")
+    located_settings.check(resumed_config.to_dict(), optional=("train.init_from",) if run_dir.has_checkpoints else ())
     _check_data(resumed_config.data.path, environment)
     return resumed_config
 

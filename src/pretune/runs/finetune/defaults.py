@@ -99,7 +99,7 @@ def build_finetune_config(
     if all(isinstance(tree.get(name), Mapping) for name in sections):
         if model is not None:
             overrides["base.path"] = os.fspath(model)
-        tuning = FinetuneConfig.from_dict(tree).replace(
+        tuning = (config if isinstance(config, FinetuneConfig) else FinetuneConfig.from_dict(tree)).replace(
             {**overrides, **{f"task.{name}": value for name, value in task_options.items()}}
         )
         return tuning if method is None else _apply_method(tuning, method, overrides, base_spec)

@@ -263,13 +263,24 @@ def load_resumed_config(
     **options: Any,
 ) -> tuple[FinetuneConfig, SweepPlan]:
     """Return the settings and plan of the run in a directory; only options without effect on the result may change."""
-    tree = run_dir.read_settings()
-    stored_config = FinetuneConfig.from_dict(tree, source=str(run_dir.settings))
+    located_settings = run_dir.locate_settings()
+    tree = located_settings.tree
+    stored_config = FinetuneConfig.from_dict(tree, source=str(run_dir.settings)).move_paths(located_settings)
     plan = specs.from_dict(SweepPlan, tree.get("plan"), location="plan")
     options = {name: value for name, value in options.items() if value is not None}
     lr = rates[0] if rates else None if find_rates(options.get("overrides", {})) else stored_config.train.lr
-    new_config = build_finetune_config(model, lr=lr, **{"config": stored_config, **options})
+    new_config = build_finetune_config(model, lr=lr, **{"config": stored_config, **options}).move_paths(
+        located_settings
+    )
+    plan_paths = {name: os.fspath(value) for name in ("forgetting", "vectors") if (value := plan_options.get(name))}
+    if not run_dir.is_finished:
+        located_settings.check({**new_config.to_dict(), "plan": {**tree["plan"], **plan_paths}})
     new_plan = build_plan(new_config, rates, **plan_options, stored_plan=tree["plan"])
-    for path, (new, old) in {**new_config.diff(stored_config), **specs.diff(new_plan, plan)}.items():
+    plan_changes = {
+        path: values
+        for path, values in specs.diff(new_plan, plan).items()
+        if f"plan.{path}" not in located_settings.missing
+    }
+    for path, (new, old) in {**new_config.diff(stored_config), **plan_changes}.items():
         raise CheckpointError(f"{run_dir.path}: cannot change {path} from {old} to {new} in a resumed run")
-    return new_config, plan
+    return new_config, new_plan

@@ -28,7 +28,6 @@ from pretune.tasks.task import Task
 from pretune.tasks.types import get_option
 from pretune.tasks.types.span import is_squad
 from pretune.tasks.user_table import build_user_task
-from pretune.training.records import read_run_record
 
 RunPath = str | os.PathLike[str]
 
@@ -238,9 +237,9 @@ def _read_task_config(run: Path) -> TaskConfig | None:
     """Return the task section of a run; None of an exported model."""
     if not RunDir(run).settings.is_file():
         return None
-    return config.from_dict(
-        TaskConfig, read_run_record(_RunFile, RunDir(run).settings, CheckpointError)["task"], location="task"
-    )
+    run_dir = RunDir(run)
+    record = config.check_record(_RunFile, run_dir.locate_settings().tree, CheckpointError, str(run_dir.settings))
+    return config.from_dict(TaskConfig, record["task"], location="task")
 
 
 def _is_same_file(path: str | os.PathLike[str], other_path: str | os.PathLike[str]) -> bool:

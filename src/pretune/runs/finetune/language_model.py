@@ -18,6 +18,7 @@ from typing import Any
 from pretune.core import io, log
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
+from pretune.core.stored_paths import PATHS_KEY, MovedPath
 from pretune.data.prepared_data import PreparedData
 from pretune.models.hf import checkpoint
 from pretune.runs.defaults import build_pretrain_config
@@ -43,7 +44,8 @@ def continue_pretraining(tuning: FinetuneConfig, task_data: TaskData, run_dir: R
         return tuning
     folder = run_dir.path / FOLDER
     run = RunDir(folder / "run")
-    is_finished, is_started = ranks.broadcast_object((run.is_finished, run.settings.exists()))
+    is_named = ranks.is_first and PATHS_KEY in run_dir.read_settings()  # not by runs of earlier versions
+    is_finished, is_started, is_named = ranks.broadcast_object((run.is_finished, run.settings.exists(), is_named))
     if not is_finished:
         if not is_started:
             run_on_rank_zero(ranks, lambda: _prepare_texts(tuning, list_texts(task_data), folder))
@@ -52,7 +54,9 @@ def continue_pretraining(tuning: FinetuneConfig, task_data: TaskData, run_dir: R
         run_pretrain(out=run.path, resume=is_started, device=ranks.device.type, ranks=ranks, **options)
         ranks.wait()  # until the model is saved
     base = replace(tuning.base, path=str(run.path), tokenizer=None, positions=None, extra_layers=0)
-    return replace(tuning, base=base)
+    # The identity of the trials does not depend on the spelling of --out.
+    moved_paths = {"base.path": MovedPath(base.path, f"{FOLDER}/{run.name}")} if is_named else {}
+    return replace(tuning, base=base, moved_paths={**tuning.moved_paths, **moved_paths})
 
 
 def estimate_language_model(tuning: FinetuneConfig, task_data: TaskData) -> dict[str, float] | None:
