@@ -16,16 +16,20 @@ import pretune as pt
 from pretune.analysis.held_out import find_base, find_data
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, DataError, PretuneError
+from pretune.core.run_dir import RunDir
 from pretune.runs.defaults import build_pretrain_config
 from pretune.runs.embedding import train_embeddings
 from pretune.runs.finetune.entry import run_finetune as finetune
 from pretune.training.checkpoints import CheckpointManager
+from pretune.training.loop import Loop
 from pretune.training.trainer import Trainer
 from tests.inference.readers import encoder
 from tests.runs.small import FAST, Prepared, shrunk
 
 STEPS = 4
 SETTINGS = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.checkpoint_every": 2}
+
+PAIRS = "anchor\tpositive\nthe cat\ta cat runs\nthe dog\ta dog runs\nthe old\tthe bird\n"
 
 
 class KilledError(BaseException):
@@ -122,7 +126,7 @@ class TestBeforeTheFirstCheckpoint:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         pt.save(encoder(), "model")
-        Path("pairs.tsv").write_text("anchor\tpositive\nthe cat\ta cat runs\nthe dog\ta dog runs\nthe old\tthe bird\n")
+        Path("pairs.tsv").write_text(PAIRS)
         options: dict[str, Any] = {"train": "pairs.tsv", "batch": 2, "steps": 2, "lr": 1e-3, "device": "cpu"}
         whole = train_embeddings("model", out="whole", **options)
         with monkeypatch.context() as patch, pytest.raises(KilledError):
@@ -296,3 +300,57 @@ class TestFinetuningFromAnotherDirectory:
             hidden.rename(project.folder / name)
         whole = project.folder / "whole/adapter_model.safetensors"
         assert (run / "adapter_model.safetensors").read_bytes() == whole.read_bytes()
+
+
+class TestVanishedFiles:
+    """What a run has read may be deleted while it trains: its model and its results are written all the same."""
+
+    @contextmanager
+    def delete(self, *paths: Path) -> Iterator[None]:
+        """Delete files and folders after the first step."""
+        compute = Loop._compute_gradients
+
+        def compute_without_files(loop: Loop, *arguments: Any) -> Any:
+            for path in paths if loop.state.step == 1 else ():
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            return compute(loop, *arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Loop, "_compute_gradients", compute_without_files)
+            yield
+        assert not any(path.exists() for path in paths)
+
+    @pytest.mark.parametrize("schedule", [None, (0.5, 16)])
+    def test_pretraining(
+        self, prepared: Prepared, straight: Path, tmp_path: Path, schedule: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        data = Path(shutil.copytree(prepared(), tmp_path / "data"))
+        options: dict[str, Any] = {"objective": "masked", "steps": STEPS, "data": data, "out": tmp_path / "run"}
+        with self.delete(data):
+            run = pt.pretrain("bert-tiny", **options, overrides={**SETTINGS, "data.length_schedule": schedule}).path
+        assert any(str(data) in line for line in capsys.readouterr().err.splitlines())
+        assert RunDir(run).is_finished and RunDir(run).card.is_file()
+        if schedule is None:
+            assert (run / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+
+    def test_finetuning(self, base: Path, table: Path, tmp_path: Path) -> None:
+        model, own = Path(shutil.copytree(base, tmp_path / "model")), Path(shutil.copy(table, tmp_path / "own.csv"))
+        vectors_file = tmp_path / "vectors.txt"
+        pt.train_vectors(table, kind="ppmi", out=vectors_file, width=4, min_count=1)
+        with self.delete(model, own, vectors_file):
+            run = finetune(
+                model, train=own, out=tmp_path / "run", steps=2, baselines="majority,vectors,probe,random",
+                vectors=vectors_file,
+            )  # fmt: skip
+        scores = json.loads((run.path / "scores.json").read_text())
+        assert [row["name"] for row in scores["baselines"]] == ["majority"]
+        assert {"probe", "random"} <= set(scores["not_run"])
+        assert RunDir(run.path).is_finished and run.predict(["a lovely house"])
+
+    def test_embedding_training(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        pt.save(encoder(), "model")
+        Path("pairs.tsv").write_text(PAIRS)
+        with self.delete(Path("model"), Path("pairs.tsv")):
+            run = train_embeddings("model", train="pairs.tsv", out="run", batch=2, steps=2, device="cpu")
+        assert RunDir(run.path).is_finished and pt.embed(run.path, ["the cat"]).shape == (1, 32)

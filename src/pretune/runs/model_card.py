@@ -10,7 +10,6 @@ from pretune.core.log import format_count
 from pretune.reports import facts
 from pretune.reports.facts import Rows, build_score_table
 from pretune.runs.config import PretrainConfig
-from pretune.runs.training_data import TrainingData
 
 if TYPE_CHECKING:
     from pretune.runs.finetune.config import FinetuneConfig
@@ -24,19 +23,20 @@ MAX_SAMPLES = 5
 def build_pretraining_card(
     name: str,
     settings: PretrainConfig,
-    source: TrainingData,
+    data_card: Mapping[str, Any],
+    fingerprint: str,
     summary: dict[str, Any],
     lines: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Return the text of README.md; `lines` are those of metrics.jsonl."""
+    """Return the text of README.md. The card and the fingerprint are of the data, `lines` those of metrics.jsonl."""
     return "\n".join(
         [
-            *_format_header(name, settings, source.data.card),
+            *_format_header(name, settings, data_card),
             *format_table(facts.build_pretraining_rows(settings.to_dict(), summary)),
             "",
             *_format_samples(lines),
             "## Data",
-            *_format_data(source.data.card, source.data.fingerprint, summary.get("epochs", {})),
+            *_format_data(data_card, fingerprint, summary.get("epochs", {})),
             "",
             "## Cost",
             *format_table(build_cost_rows(summary["cost"])),

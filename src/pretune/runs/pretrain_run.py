@@ -110,6 +110,7 @@ class PretrainRun:
         self.spec = catalog.convert_to_shape(settings.model, settings.objective.shapes)
         distill = settings.objective if isinstance(settings.objective, Distill) else None
         self.source = open_training_data(settings)
+        self.data_card = self.source.data.card  # read now, since the data may be deleted during the run
         self.data_phases = DataPhases.open(settings, self.source, ranks, read_steps(run_dir) if resume else None)
         self._check_early_stopping()
         check_prompts(settings.train.prompts, self.spec.shape, settings.model.max_length, self.source.tokenizer)
@@ -276,7 +277,7 @@ class PretrainRun:
 
     def _build_evaluation(self) -> Evaluation | None:
         if self.data_phases.validation is None:
-            lack = self.source.data.card.get("lacking") or "the validation split is empty"
+            lack = self.data_card.get("lacking") or "the validation split is empty"
             log.warn(f"{self.source.data}: {lack}: no validation loss; use `pretune prepare --holdout SHARE`")
             return None
         stream, count = self.data_phases.validation
@@ -298,9 +299,12 @@ class PretrainRun:
             part.assets.files = self.source.tokenizer.build_files()
         if self.ranks.is_first:
             checkpoint.save(model, run_dir.path, overwrite=True)
-            text = build_pretraining_card(run_dir.name, self.settings, self.source, summary, read_metrics(run_dir.path))
+            data, lines = self.source.data, read_metrics(run_dir.path)
+            text = build_pretraining_card(run_dir.name, self.settings, self.data_card, data.fingerprint, summary, lines)
             io.atomic_write(run_dir.card, text.encode())
             run_dir.write_cost(summary)
+            if not data.path.is_dir():
+                log.warn(f"{data}: deleted during the run; without it the run cannot be repeated")
         return PretrainedRun(run_dir.path, summary)
 
 

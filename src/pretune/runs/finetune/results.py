@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from pretune.core import io, log
+from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.baselines import COSINE, SLOTS, BaselineResult, get_baseline_name, is_similarity, run_baselines
@@ -155,7 +157,12 @@ def run_all_baselines(
     rows, absent = run_simple_baselines(task_data, train, plan.baselines, plan.vectors)
     for name, fit in model_baselines.items():
         if name in plan.baselines and name not in unsupported_names:
-            row = fit(train)
+            try:
+                row = fit(train)
+            except (UsageError, DataError, CheckpointError) as error:  # a baseline must not end a trained run
+                log.warn(f"baseline '{name}': {error}")
+                absent[name] = str(error)
+                continue
             if row is None:
                 absent[name] = f"not supported for this base or for {task_data.task.kind} tasks"
                 continue
@@ -167,7 +174,13 @@ def run_all_baselines(
 def run_simple_baselines(
     task_data: TaskData, train: Sequence[Example], names: Sequence[str], vectors: str | None = None
 ) -> tuple[list[BaselineResult], dict[str, str]]:
-    """Run the simple baselines of a task; for several tasks, those that all of them support."""
+    """Run the simple baselines of a task; for several tasks, those that all of them support.
+
+    Without the file of `vectors`, which was there before training, their baseline is left out.
+    """
+    if vectors is not None and not Path(vectors).is_file():
+        log.warn(f"baseline 'vectors': {vectors} was deleted during the run")
+        names, vectors = [name for name in names if name != "vectors"], None
     if not task_data.members:
         return run_baselines(task_data.task, train, task_data.eval_examples, names, vectors=vectors)
     eval_examples = task_data.eval_examples

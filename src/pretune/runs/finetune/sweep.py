@@ -7,11 +7,12 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from pretune.adaptation import methods
 from pretune.core import config, io, log
-from pretune.core.errors import DivergedError, PretuneError
+from pretune.core.errors import CheckpointError, DivergedError
+from pretune.core.hub import resolve_path
 from pretune.core.log import format_subset, join_names
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.evaluation.baselines import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, BaselineResult
@@ -90,7 +91,7 @@ class FinetuneSweep:
             random = self._run_random_weights(lock, resume) if RANDOM in self.plan.baselines else None
             model_baselines: dict[str, BaselineFactory] = {
                 PROBE: self._run_probe,
-                RANDOM: lambda train: random,
+                RANDOM: lambda train: random or self._raise_missing_base(),
                 COSINE: self._run_cosine,
             }
             arguments = (self.run_dir, self.tuning, self.plan, self.task_data, self.trials, model_baselines)
@@ -178,14 +179,10 @@ class FinetuneSweep:
         base, start = self.tuning.base, time.perf_counter()
         if base.weights == "random":
             return None
-        try:
-            from pretune.evaluation.embedding import compute_cosines
+        from pretune.evaluation.embedding import compute_cosines
 
-            pairs = [(example.text, example.pair or "") for example in self.task_data.eval_examples]
-            cosines = compute_cosines(base.path, pairs, device=str(self.ranks.device))
-        except PretuneError as fault:  # a baseline must not end a trained run
-            log.warn(f"baseline '{COSINE}': {fault}")
-            return None
+        pairs = [(example.text, example.pair or "") for example in self.task_data.eval_examples]
+        cosines = compute_cosines(base.path, pairs, device=str(self.ranks.device))
         labels = [float(example.label or 0.0) for example in train]
         low, high = min(labels), max(labels)
         predictions = [Prediction(value=low + (high - low) * float(cosine)) for cosine in cosines]
@@ -194,8 +191,13 @@ class FinetuneSweep:
             name=COSINE, description=about, predictions=predictions, seconds=time.perf_counter() - start
         )
 
-    def _run_random_weights(self, lock: RunLock | None, resume: bool) -> BaselineResult:
-        """Train the same model from random weights on the same examples, as a baseline."""
+    def _raise_missing_base(self) -> NoReturn:
+        raise CheckpointError(f"{self.tuning.base.path}: the base model was deleted during the run")
+
+    def _run_random_weights(self, lock: RunLock | None, resume: bool) -> BaselineResult | None:
+        """Train the same model from random weights on the same examples, as a baseline; None without its directory."""
+        if not self.ranks.broadcast_object(resolve_path(self.tuning.base.path).exists()):
+            return None
         overrides: dict[str, Any] = {
             "task.train_examples": self.plan.max_train_examples,
             "train.seed": self.plan.seeds[0],
