@@ -1,6 +1,8 @@
 """Processes that die at a chosen moment, and disks that fail at one: what the tests of checkpoints do to a writer."""
 
+import builtins
 import errno
+import io
 import os
 import signal
 import time
@@ -9,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 CALLS = ("fsync", "open", "replace", "rename", "mkdir", "unlink", "rmdir")
-"""System calls of a writer; a process is killed before one of these."""
+"""System calls of a writer; a process is killed before one of these, or before it opens or writes a file."""
 
 LIMIT = 30
 """Seconds after which a child that hangs is ended by the system."""
@@ -21,24 +23,41 @@ class Dead(BaseException):
 
 @contextmanager
 def watched(before: Callable[[int], None]) -> Iterator[Callable[[], int]]:
-    """Call `before(n)` before the n-th of the CALLS; gives a function that says how many there were."""
+    """Call `before(n)` before the n-th of the CALLS or writes; gives a function that says how many there were."""
     real = {name: getattr(os, name) for name in CALLS}
-    count = 0
+    open_file, count = io.open, 0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        before(count)
 
     def watch(name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            nonlocal count
-            count += 1
-            before(count)
+            step()
             return real[name](*arguments, **named)
 
         return call
 
+    class WatchedFile(io.FileIO):
+        def write(self, data: Any) -> int:
+            step()
+            return super().write(data)
+
+    def open_watched(file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        if set(mode) & set("wxa"):
+            step()
+            if "b" in mode and "+" not in mode and not arguments and not named:
+                return io.BufferedWriter(WatchedFile(file, mode.replace("b", "")))
+        return open_file(file, mode, *arguments, **named)
+
     for name in CALLS:
         setattr(os, name, watch(name))
+    io.open = builtins.open = open_watched  # type: ignore[assignment]
     try:
         yield lambda: count
     finally:
+        io.open = builtins.open = open_file
         for name, function in real.items():
             setattr(os, name, function)
 

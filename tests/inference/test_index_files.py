@@ -33,6 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     pt.save(encoder(), folder / "model")
     build(folder / "model", ["the cat", "a dog runs", "the old house"], out=folder / "i", method=HNSW)
+    build(folder / "model", ["the cat", "a dog runs", "the old house"], out=folder / "exact")
     for method in ("hnsw", "ivf"):
         build(folder / "model", TEXTS, out=folder / method, method=method)
     return folder
@@ -48,8 +49,11 @@ def place(made: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("method", ["i", "exact"])
 @pytest.mark.parametrize("name", ["../x", "../folder", "..", ".", "", "{place}/x", "../i/../x", "link", "index.json"])
-def test_adding_to_a_hostile_index_removes_nothing(name: str, made: Path, place: Path) -> None:
+def test_adding_to_a_hostile_index_removes_nothing(name: str, method: str, made: Path, place: Path) -> None:
+    shutil.rmtree(place / "i")
+    shutil.copytree(made / method, place / "i")
     if name == "link":
         (place / "i" / "link").symlink_to("../x")
     change(place / "i", file=name.format(place=place))

@@ -177,7 +177,7 @@ def test_a_failed_addition_changes_nothing(model: Path, tmp_path: Path, monkeypa
     build(model, DOCUMENTS, out=tmp_path / "i")
     previous = {file.name: file.read_bytes() for file in (tmp_path / "i").iterdir()}
     monkeypatch.setattr(
-        "pretune.inference.index.io.write_manifest", lambda *_: (_ for _ in ()).throw(OSError(28, "full"))
+        "pretune.inference.index_files.io.write_manifest", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
     )
     with pytest.raises(PretuneError):
         build(model, ["the bird"], out=tmp_path / "i", add=True)

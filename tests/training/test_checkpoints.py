@@ -406,8 +406,8 @@ def test_leftovers_go_when_the_lock_is_held(tmp_path: Path) -> None:
     notes: list[str] = []
     saved = make(tmp_path, notes)
     saved.save(1, weights(), {}, wait=True)
-    (tmp_path / "checkpoints" / ".tmp-dead" / "deep").mkdir(parents=True)
-    (tmp_path / "checkpoints" / ".tmp-file").write_text("half")
+    (tmp_path / "checkpoints" / ".tmp-00000000dead" / "deep").mkdir(parents=True)
+    (tmp_path / "checkpoints" / ".tmp-00000000f11e").write_text("half")
     lock = RunLock(tmp_path, on_warning=notes.append)
     with pytest.raises(ValueError, match="checkpoints"):
         saved.remove_unfinished(lock)

@@ -11,6 +11,7 @@ import pytest
 
 from pretune.core.errors import UsageError
 from pretune.core.run_dir import LOCK_FILE, RunLock
+from pretune.training.checkpoints import CheckpointManager, manager
 from tests.faults.deaths import ended, forked
 
 
@@ -143,3 +144,23 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         lock(tmp_path / "run").__enter__()
     assert (tmp_path / "precious").read_text() == "keep"
+
+
+def test_checkpoints_behind_a_link_are_left(tmp_path: Path) -> None:
+    """A directory of a stranger: `checkpoints` is a link to those of another run, which would expire."""
+    (tmp_path / "other" / "checkpoints" / "step-00000001").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to("../other/checkpoints")
+    with RunLock(tmp_path / "run", on_warning=print) as lock, pytest.raises(UsageError, match="link"):
+        CheckpointManager(tmp_path / "run" / "checkpoints", on_warning=print).remove_unfinished(lock)
+    with pytest.raises(UsageError, match="link"):
+        manager._remove(tmp_path / "run" / "checkpoints" / "step-00000001")
+    assert (tmp_path / "other" / "checkpoints" / "step-00000001").is_dir()
+
+
+@pytest.mark.parametrize("name", ["notes", "step-1", "..", "step-00000001.bak"])
+def test_only_checkpoints_are_removed(tmp_path: Path, name: str) -> None:
+    (tmp_path / "checkpoints" / name).mkdir(parents=True, exist_ok=True)
+    with pytest.raises(ValueError, match="pattern"):
+        manager._remove(tmp_path / "checkpoints" / name)
+    assert (tmp_path / "checkpoints" / name).exists()

@@ -20,14 +20,7 @@ from pretune.adaptation import io
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.freeze import Frozen, Full, Gradual, freeze
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
-from pretune.adaptation.peft.io import (
-    ADAPTER_FILE,
-    HEAD_FILE,
-    PEFT_CONFIG_FILE,
-    WEIGHTS_FILE,
-    AdapterExtras,
-    save_adapter,
-)
+from pretune.adaptation.peft.io import AdapterExtras, save_adapter
 from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
 from pretune.adaptation.quantized import Quantization
 from pretune.models.model import LanguageModel
@@ -86,8 +79,6 @@ def save(
     """Save the trained weights: a full model, or an adapter with its head and the path of its base model."""
     if isinstance(method, Full | Frozen | Gradual):
         io.save(model, directory, overwrite=overwrite)
-        for name in (ADAPTER_FILE, PEFT_CONFIG_FILE, WEIGHTS_FILE, HEAD_FILE):  # of an adapter saved here earlier
-            (Path(directory) / name).unlink(missing_ok=True)
         return
     path = None if base is None else str(base)
     extras = AdapterExtras(head=model.head, task=model.spec, base=path, layout=io.export_head(model))

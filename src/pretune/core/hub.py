@@ -77,7 +77,10 @@ def is_repository(name: str) -> bool:
 
 
 def resolve_path(name: str | os.PathLike[str]) -> Path:
-    """Return the directory of a model: of an installed one, the snapshot of one on the hub, or the path unchanged."""
+    """Return the directory of a model: of an installed one, the snapshot of one on the hub, or the path unchanged.
+
+    A save into it that was interrupted is completed.
+    """
     if is_short_name(name):
         model = INSTALLED_MODELS[os.fspath(name)]
         folder = model.find()
@@ -85,6 +88,7 @@ def resolve_path(name: str | os.PathLike[str]) -> Path:
             raise UsageError(f"'{name}' is not installed: {model.remedy}; or pass a model directory")
         return folder
     if not is_hub(name):
+        io.recover(name)
         return Path(name)
     reference = os.fspath(name)
     bare = reference.removeprefix(PREFIX)

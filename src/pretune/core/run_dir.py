@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io, log
-from pretune.core.errors import CheckpointError, UsageError, refuse_broken_link
+from pretune.core.errors import CheckpointError, ResourceError, UsageError, refuse_broken_link
 from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_run
 from pretune.core.stored_paths import PATHS_KEY, LocatedSettings, describe_paths, locate_paths
 
@@ -91,6 +91,18 @@ class RunDir:
         """Return the directory of a trial."""
         return RunDir(self.trials / name)
 
+    def remove_trial(self, name: str) -> None:
+        """Remove the directory of a trial."""
+        io.remove(self.path, f"{self.trials.name}/{name}", rf"{self.trials.name}/[\w.+-]+")
+
+    def remove_settings(self) -> None:
+        """Remove run.json."""
+        io.remove(self.path, self.settings.name, self.settings.name)
+
+    def remove_checkpoints(self) -> None:
+        """Remove all checkpoints."""
+        io.remove(self.path, self.checkpoints.name, self.checkpoints.name)
+
     def check_free(self) -> None:
         """Raise a UsageError if the directory holds a run, a model or other files.
 
@@ -154,8 +166,11 @@ class RunLock:
     file left by a dead process is therefore simply locked again, even if its pid is in use by another process.
     """
 
-    def __init__(self, directory: Path, *, on_warning: Callable[[str], None]) -> None:
-        self.directory, self.on_warning = directory, on_warning
+    def __init__(
+        self, directory: Path, *, on_warning: Callable[[str], None], wait_seconds: float | None = None
+    ) -> None:
+        """`wait_seconds` is the time to wait for another holder; without it, the lock must be free."""
+        self.directory, self.on_warning, self.wait_seconds = directory, on_warning, wait_seconds
         self.path = directory / LOCK_FILE
         self._descriptor: int | None = None
 
@@ -170,9 +185,10 @@ class RunLock:
         with io.translate_write_errors(self.path):
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = self._acquire()
+        io.recover(self.directory)
         previous_holder = _read_holder(descriptor)
         if previous_holder:
-            self.on_warning(f"{self.directory}: {previous_holder} was killed; this run replaces it")
+            self.on_warning(f"{self.directory}: {previous_holder} was killed; its lock is taken over")
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         with io.translate_write_errors(self.path):
             os.ftruncate(descriptor, 0)
@@ -188,6 +204,7 @@ class RunLock:
             self._release()
 
     def _acquire(self) -> int:
+        deadline = time.monotonic() + (self.wait_seconds or 0.0)
         while True:
             descriptor = io.open_in_place(self.path)
             try:
@@ -195,6 +212,13 @@ class RunLock:
             except BlockingIOError:
                 holder = _read_holder(descriptor) or "another process"
                 os.close(descriptor)
+                if time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    continue
+                if self.wait_seconds is not None:
+                    raise ResourceError(
+                        f"{self.directory}: in use by {holder} for more than {self.wait_seconds:g} s; try again later"
+                    ) from None
                 raise UsageError(
                     f"{self.directory}: in use by {holder}; wait for it, stop it, or use another directory"
                 ) from None

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any, NotRequired, TypedDict
 
 from pretune.core.config import Count, Number, read_record
 from pretune.core.errors import DataError, UsageError, refuse_broken_link
-from pretune.core.io import MANIFEST, atomic_directory, remove_abandoned
+from pretune.core.io import OWNERS, atomic_directory, recover, remove_abandoned
 from pretune.data.shards import DataIndex, Shards, read_index
-from pretune.data.shards.files import INDEX_FILE as INDEX
 
 CARD_FILE, SLICE_FILE = "card.json", "slice.json"
 
@@ -153,42 +151,26 @@ class PreparedData(os.PathLike[str]):
         }
 
 
-_DATA_FILES = re.compile(
-    r"data\.json|slice\.json|card\.(json|md)|MANIFEST\.json|tokenizer/[\w.-]+|units-\d+\.bin"
-    r"|(keys|lengths|sizes|sources|held|signatures|sides)\.npy"
-    r"|(train|valid)/(MANIFEST\.json|\d+\.(tokens|documents|sentences|words|sources|sides)\.npy)"
-)
-
-
 @contextlib.contextmanager
 def publish_directory(out: Path, overwrite: bool) -> Iterator[Path]:
     """Yield a temporary directory that becomes `out`; remove files of older prepared data, never other files.
 
-    Without `overwrite`, `out` must be empty or absent. Files of a writer that was killed during publication do not
-    count.
+    Without `overwrite`, `out` must be empty or absent.
 
     Raises:
         UsageError: `out` contains files that are not prepared data.
     """
     refuse_broken_link(out)
-    is_abandoned = remove_abandoned(out) and not (out / MANIFEST).exists()
-    old = _list_files(out) if overwrite or is_abandoned else set()
-    foreign = sorted(name for name in old if not _DATA_FILES.fullmatch(name))
-    overwrite = overwrite or (is_abandoned and not foreign)
+    recover(out)
+    remove_abandoned(out)
+    foreign = sorted(name for name in _list_files(out) if not OWNERS["data"].pattern.fullmatch(name))
     if foreign and overwrite:
         raise UsageError(
             f"cannot overwrite '{out}': it contains '{foreign[0]}', which is not prepared data; "
             "move that file or choose another --out"
         )
-    with atomic_directory(out, overwrite=overwrite) as folder:
+    with atomic_directory(out, overwrite=overwrite, owner="data") as folder:
         yield folder
-        # Without these files the directory is not valid data while new files replace the old ones.
-        for name in (MANIFEST, INDEX) if old else ():
-            (out / name).unlink(missing_ok=True)
-        for name in sorted(old - _list_files(folder), reverse=True):
-            (out / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not empty
-                (out / name).parent.rmdir()
 
 
 def _list_files(folder: Path) -> set[str]:

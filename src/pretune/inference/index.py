@@ -4,8 +4,7 @@
     index.search(["who built the bridge?"], k=3)          # a list of hits for each query
     build("runs/small", more, out="library", add=True)
 
-`index.json` holds the metadata; each addition is a part (`vectors-00000.npy`, memory-mapped, and `texts-00000.jsonl`),
-and a manifest has the hashes of all files. Vectors of different models are not comparable, so an index stores a
+`index_files` describes the files. Vectors of different models are not comparable, so an index stores a
 fingerprint of its model.
 """
 
@@ -13,32 +12,35 @@ import hashlib
 import io as memory
 import json
 import os
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from pretune.core import config, io
-from pretune.core.errors import CheckpointError, DataError, UsageError, explain_missing
+from pretune.core import config
+from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.hub import resolve_path
 from pretune.data.shards.files import open_npy
 from pretune.inference.embed import Embedder, EmbeddingResult, ProgressCallback, WordEmbedder, build_embedder
+from pretune.inference.index_files import (
+    FORMAT_VERSION,
+    IndexGeneration,
+    IndexMetadata,
+    IndexRow,
+    list_files,
+    lock_for_writing,
+    open_generation,
+    publish,
+)
 from pretune.inference.pooling import Embedding
 from pretune.inference.search_methods import BM25, FAISS_METHODS, SearchResult, extend_faiss, search_exact, search_faiss
 
-METADATA_FILE = "index.json"
-FORMAT_VERSION = 1
-MAX_HASHED_BYTES = 2**28
-"""Size up to which an index is hashed when opened; of larger ones only file sizes are checked."""
-
 METHODS = ("exact", *FAISS_METHODS)
-_GRAPH_NAME = re.compile(r"graph-\d{5,9}\.safetensors")
 
 
 class Hit(NamedTuple):
@@ -49,67 +51,22 @@ class Hit(NamedTuple):
     score: float
 
 
-class IndexMetadata(TypedDict):
-    """Contents of index.json."""
-
-    form: Literal[1]
-    model: str
-    fingerprint: str
-    embedding: Embedding
-    width: Annotated[int, config.Ge(1), config.Le(2**24)]
-    method: Literal["exact", "hnsw", "ivf"]
-    parts: list[Annotated[int, config.Ge(1), config.Le(2**40)]]
-    cut: config.Count
-    query_prompt: NotRequired[str]
-    file: NotRequired[str]
-
-
-class IndexRow(TypedDict):
-    """Line of a file of texts."""
-
-    id: str
-    text: str
-
-
 @dataclass(frozen=True)
 class Index:
     """Index on disk, verified."""
 
     path: Path
-    metadata: IndexMetadata
+    generation: IndexGeneration = field(repr=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Index":
         """Open a directory written by `build`; raises a CheckpointError if it is damaged or not an index."""
-        directory = Path(path)
-        if not (directory / METADATA_FILE).is_file():
-            hint = "" if directory.is_dir() else f"; {explain_missing(directory, 'directory')}"
-            raise CheckpointError(f"{directory}: not an index{hint}; build one with `pretune index`")
-        size = sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
-        manifest_files = io.check_manifest(directory, hashes=size <= MAX_HASHED_BYTES)["files"]
-        index = cls(directory, config.read_record(IndexMetadata, directory / METADATA_FILE, CheckpointError))
-        for name in index.list_files():
-            if name not in manifest_files:
-                raise CheckpointError(f"{directory / METADATA_FILE}: {name!r:.60} is not in {io.MANIFEST}")
-            io.resolve_inside(directory, name, CheckpointError, directory / METADATA_FILE)
-        return index
+        return cls(Path(path), open_generation(Path(path)))
 
-    def list_files(self) -> list[str]:
-        """List the files, except index.json and the manifest."""
-        if not self.metadata["parts"]:
-            raise CheckpointError(f"{self.path / METADATA_FILE}: 'parts' is empty; an index has at least one text")
-        numbers = range(len(self.metadata["parts"]))
-        names = [
-            f"{kind}.{end}" for i in numbers for kind, end in ((f"vectors-{i:05}", "npy"), (f"texts-{i:05}", "jsonl"))
-        ]
-        if self.metadata["method"] == "exact":
-            return names
-        graph = self.metadata.get("file")
-        if not isinstance(graph, str) or not _GRAPH_NAME.fullmatch(graph):
-            raise CheckpointError(
-                f"{self.path / METADATA_FILE}: 'file' must be the name of a graph, got {graph!r:.60}; build it again"
-            )
-        return [*names, graph]
+    @property
+    def metadata(self) -> IndexMetadata:
+        """Contents of index.json."""
+        return self.generation.metadata
 
     def __len__(self) -> int:
         return sum(self.metadata["parts"])
@@ -117,7 +74,7 @@ class Index:
     @property
     def embedding_config(self) -> Embedding:
         """Settings of the embedder."""
-        return config.from_dict(Embedding, self.metadata["embedding"], location=str(self.path / METADATA_FILE))
+        return config.from_dict(Embedding, self.metadata["embedding"], location=str(self.generation.metadata_file))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -147,7 +104,7 @@ class Index:
             rows = config.read_records(IndexRow, file, CheckpointError)
             if len(rows) != count:
                 raise CheckpointError(
-                    f"{file}: {len(rows)} texts, but {METADATA_FILE} has {count}; build the index again"
+                    f"{file}: {len(rows)} texts, but the metadata have {count}; build the index again"
                 )
             rows_of_parts += [(row["id"], row["text"]) for row in rows]
         return rows_of_parts
@@ -161,7 +118,12 @@ class Index:
         """Return scores and indices `[Q, k]` of the nearest vectors."""
         if self.metadata["method"] == "exact":
             return search_exact(self.parts, vectors, k)
-        return search_faiss(self.path / self.metadata["file"], self.parts, self.metadata["method"], vectors, k)
+        return search_faiss(self.graph, self.parts, self.metadata["method"], vectors, k)
+
+    @property
+    def graph(self) -> Path:
+        """File of the graph or the cells."""
+        return self.path / list_files(self.metadata)[-1]
 
     def load_embedder(self, model: str | os.PathLike[str] | nn.Module | None = None, **options: Any) -> Embedder:
         """Load the index's embedder from its original path or from `model`; another model raises an error."""
@@ -182,7 +144,8 @@ class Index:
             )
         if embedder.width != self.metadata["width"]:
             raise CheckpointError(
-                f"{self.path / METADATA_FILE}: 'width' is {self.metadata['width']}, but the model's is {embedder.width}"
+                f"{self.generation.metadata_file}: 'width' is {self.metadata['width']}, "
+                f"but the model's is {embedder.width}"
             )
 
     def search(
@@ -235,83 +198,83 @@ def build(
     if not texts or len(row_ids) != len(texts):
         raise DataError(f"an index needs at least one text and one id per text, got {len(texts)} and {len(row_ids)}")
     check_unique_ids(row_ids)
-    previous = Index.open(directory) if add else None
-    if previous is None and directory.is_dir() and any(directory.iterdir()):
+    if not add and directory.is_dir() and any(directory.iterdir()):
         raise UsageError(f"{directory}: not empty; use --add to add to an index, or another --out")
-    if previous is not None:
-        if method not in (METHODS[0], previous.metadata["method"]):
-            raise UsageError(
-                f"{directory}: method is '{previous.metadata['method']}'; cannot add to it with '{method}'"
-            )
-        other_options = _check_same_options(previous, given_options)
-        embedder = previous.load_embedder(model, device=device, **other_options)
-        row_ids = row_ids if ids is not None else [str(len(previous) + i) for i in range(1, len(texts) + 1)]
-        check_unique_ids([name for name, _ in previous.rows] + row_ids)
-        query_prompt = previous.metadata.get("query_prompt")
-    else:
-        embedding_options = {"normalise": True, **given_options}
-        query_prompt = embedding_options.pop("query_prompt", None)
-        embedder = _check_embedder(build_embedder(model, device=device, **embedding_options))
-        if "prompt" not in embedding_options:
-            document_prompt, default_query_prompt = embedder.prompts
-            if document_prompt is not None and default_query_prompt is None:
-                default_query_prompt = embedder.encoder.config.prompt
-            embedder = embedder.with_prompt(document_prompt)
-            query_prompt = default_query_prompt if query_prompt is None else query_prompt
+    if add:
+        index = Index.open(directory)
+        if method not in (METHODS[0], index.metadata["method"]):
+            raise UsageError(f"{directory}: method is '{index.metadata['method']}'; cannot add to it with '{method}'")
+        other_options = _check_same_options(index, given_options)
+        embedder = index.load_embedder(model, device=device, **other_options)
+        _list_new_ids(index, ids, len(texts))  # invalid ones raise before the texts are embedded
+        result = embedder(list(texts), on_progress)
+        with lock_for_writing(directory):
+            index = Index.open(directory)  # another writer may have added to it since
+            index.check_embedder(embedder)
+            _write_addition(index, result, _list_new_ids(index, ids, len(texts)), texts)
+        return Index.open(directory)
+    embedding_options = {"normalise": True, **given_options}
+    query_prompt = embedding_options.pop("query_prompt", None)
+    embedder = _check_embedder(build_embedder(model, device=device, **embedding_options))
+    if "prompt" not in embedding_options:
+        document_prompt, default_query_prompt = embedder.prompts
+        if document_prompt is not None and default_query_prompt is None:
+            default_query_prompt = embedder.encoder.config.prompt
+        embedder = embedder.with_prompt(document_prompt)
+        query_prompt = default_query_prompt if query_prompt is None else query_prompt
     result = embedder(list(texts), on_progress)
-    model_path = previous.metadata["model"] if previous else _locate_model(model)
-    info = {"model": model_path, "query_prompt": query_prompt}
-    return _write_index(directory, previous, embedder, result, (row_ids, texts), method, info)
-
-
-def _write_index(
-    directory: Path,
-    previous: Index | None,
-    embedder: Embedder,
-    result: EmbeddingResult,
-    rows: tuple[Any, Any],
-    method: str,
-    info: dict[str, str | None],
-) -> Index:
-    previous_parts = previous.metadata["parts"] if previous else []
-    facts: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "form": FORMAT_VERSION,
-        **{name: value for name, value in info.items() if value is not None},
+        "model": _locate_model(model),
+        **({} if query_prompt is None else {"query_prompt": query_prompt}),
         "fingerprint": compute_fingerprint(embedder),
         "embedding": config.to_dict(embedder.encoder.config),
         "width": embedder.width,
-        "method": previous.metadata["method"] if previous else method,
-        "parts": [*previous_parts, len(result.vectors)],
-        "cut": (previous.metadata["cut"] if previous else 0) + result.truncated_texts,
+        "method": method,
+        "parts": [len(result.vectors)],
+        "cut": result.truncated_texts,
     }
+    files = _build_part(0, result, row_ids, texts)
+    if method != METHODS[0]:
+        files["graph-00000.safetensors"] = extend_faiss(None, [], result.vectors, method)
+    publish(directory, cast(IndexMetadata, metadata), files)
+    return Index.open(directory)
+
+
+def _list_new_ids(index: Index, ids: Sequence[str] | None, count: int) -> list[str]:
+    """Return the ids of texts to add: by default the next numbers; raises a DataError if one is in the index."""
+    row_ids = (
+        [str(len(index) + number) for number in range(1, count + 1)] if ids is None else [str(name) for name in ids]
+    )
+    check_unique_ids([name for name, _ in index.rows] + row_ids)
+    return row_ids
+
+
+def _write_addition(index: Index, result: EmbeddingResult, ids: Sequence[str], texts: Sequence[str]) -> None:
+    """Write the next generation of an index."""
+    old = index.metadata
+    metadata: IndexMetadata = {
+        **old, "parts": [*old["parts"], len(result.vectors)], "cut": old["cut"] + result.truncated_texts
+    }  # fmt: skip
+    metadata.pop("file", None)
+    files = _build_part(len(old["parts"]), result, ids, texts)
+    if old["method"] != METHODS[0]:
+        files[list_files(metadata)[-1]] = extend_faiss(index.graph, index.parts, result.vectors, old["method"])
+    publish(index.path, metadata, files, index.generation)
+
+
+def _build_part(number: int, result: EmbeddingResult, ids: Sequence[str], texts: Sequence[str]) -> dict[str, bytes]:
+    """Return the files of a part, by name."""
     lines = (
         json.dumps({"id": name, "text": text}, ensure_ascii=True, allow_nan=False)
-        for name, text in zip(*rows, strict=True)
+        for name, text in zip(ids, texts, strict=True)
     )
     array = memory.BytesIO()
     np.save(array, result.vectors, allow_pickle=False)
-    files: dict[str, bytes] = {
-        f"vectors-{len(previous_parts):05}.npy": array.getvalue(),
-        f"texts-{len(previous_parts):05}.jsonl": "".join(f"{line}\n" for line in lines).encode(),
+    return {
+        f"vectors-{number:05}.npy": array.getvalue(),
+        f"texts-{number:05}.jsonl": "".join(f"{line}\n" for line in lines).encode(),
     }
-    if facts["method"] != "exact":
-        facts["file"] = f"graph-{len(previous_parts):05}.safetensors"
-        graph_file = None if previous is None else directory / previous.metadata["file"]
-        parts = [] if previous is None else previous.parts
-        files[facts["file"]] = extend_faiss(graph_file, parts, result.vectors, facts["method"])
-    entries = io.check_manifest(directory, hashes=False)["files"] if previous else {}
-    stale = previous.metadata.get("file") if previous else None
-    entries.pop(stale or "", None)
-    with io.atomic_directory(directory, overwrite=True) as folder:
-        for name, data in files.items():
-            io.atomic_write(folder / name, data)
-        io.write_json(folder / METADATA_FILE, facts)
-        io.write_manifest(folder, [*files, METADATA_FILE])
-        new_entries = io.read_json(folder / io.MANIFEST, CheckpointError)["files"]
-        io.write_json(folder / io.MANIFEST, {"files": {**entries, **new_entries}})
-    if stale:  # graph without the new vectors
-        io.remove(directory / stale)
-    return Index.open(directory)
 
 
 def search(

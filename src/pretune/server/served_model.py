@@ -31,7 +31,8 @@ from pretune.inference.embed import Embedder, WordEmbedder, build_embedder
 from pretune.inference.fill import count_fill_sequences, fill, find_blanks, insert_answers
 from pretune.inference.generate import choose_max_new_tokens
 from pretune.inference.generation_config import GenerationTokens
-from pretune.inference.index import METADATA_FILE, Index
+from pretune.inference.index import Index
+from pretune.inference.index_files import is_index
 from pretune.inference.scoring import compute_token_logprobs, encode_passages
 from pretune.inference.scoring.logprobs import build_scoring_method, is_bidirectional
 from pretune.inference.text_model import get_language_model, get_predictive_model, get_tokenizer
@@ -116,7 +117,7 @@ class ServedModel:
         if not Path(source).is_dir() and is_word_vectors(source):
             return cls(name, path=Path(source), embedder=WordEmbedder(WordVectors.load(source)))
         folder = resolve_path(source)
-        if (folder / METADATA_FILE).is_file():
+        if is_index(folder):
             index = Index.open(folder)
             embedder = index.load_embedder(device=target)
             return cls(name, path=folder, model=embedder.encoder.model, index=index, embedder=embedder)

@@ -9,13 +9,14 @@ import torch
 from tokenizers import Tokenizer, models
 
 import pretune as pt
-from pretune.adaptation.peft.io import AdapterExtras, save_adapter
+from pretune.adaptation.peft.io import HEAD_FILE, AdapterExtras, save_adapter
 from pretune.core import io
-from pretune.core.errors import CheckpointError, ResourceError, UsageError
+from pretune.core.errors import ResourceError, UsageError
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
 from pretune.models.model import LanguageModel, build
+from pretune.models.tensor_files import SENTENCE_FILES
 from pretune.models.verify import verify
 from tests.contracts.tiny import CASES
 
@@ -139,14 +140,15 @@ class KilledError(BaseException):
 
 
 @pytest.mark.parametrize("limits", [(10**9, 30_000), (30_000, 10**9), (30_000, 60_000)])
-def test_a_kill_leaves_a_whole_model_or_an_error(
+def test_a_kill_leaves_one_whole_model_or_the_other(
     limits: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before every removal and every move into the directory: a model with all its files, or none that loads."""
+    """Before every removal and every move into the directory: the old model with all its files, then the new one."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # slow
     versions = [model_with_tokenizer(1), model_with_tokenizer(2)]
     versions[1].assets.files["vocab.txt"], versions[1].assets.modules = b"w1", {}
-    replace, unlink, errors = os.replace, Path.unlink, 0
+    replace, rename, unlink = os.replace, os.rename, Path.unlink
+    seen: list[int] = []
     for steps in range(100):
         folder = tmp_path / str(steps)
         checkpoint.save(versions[0], folder, shard=limits[0])
@@ -158,21 +160,35 @@ def test_a_kill_leaves_a_whole_model_or_an_error(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", lambda old, new: (die(new), replace(old, new))[1])
+            patch.setattr(os, "rename", lambda old, new: (die(new), rename(old, new))[1])
             patch.setattr(Path, "unlink", lambda path, missing_ok=False: (die(path), unlink(path, missing_ok))[1])
             try:
                 checkpoint.save(versions[1], folder, overwrite=True, shard=limits[1])
                 break
             except KilledError:
                 pass
-        try:
-            loaded = pt.load(folder)
-        except CheckpointError:
-            errors += 1
-            continue
+        loaded = pt.load(folder)
         assert isinstance(loaded, LanguageModel)
-        version = versions[0 if is_same(loaded, versions[0]) else 1]
+        seen.append(0 if is_same(loaded, versions[0]) else 1)
+        version = versions[seen[-1]]
         assert is_same(loaded, version)
         assert loaded.assets.files == version.assets.files and loaded.assets.modules == version.assets.modules
         verify(folder)
-    assert errors > 3 and is_same(pt.load(folder), versions[1])
+    assert steps > 10 and seen == sorted(seen) and set(seen) == {0, 1} and is_same(pt.load(folder), versions[1])
     verify(folder)
+
+
+def test_the_next_save_replaces_all_files_of_a_save() -> None:
+    names = [*checkpoint.ASSET_FILES, *SENTENCE_FILES, *checkpoint.SAVED_FILES, io.MANIFEST, HEAD_FILE]
+    names = [name.replace("?", "0").replace("*", "bert") for name in names]
+    for name in [*names, *(f"{folder}/{name}" for folder in checkpoint.PARTNER_FOLDERS for name in names)]:
+        assert io.OWNERS["model"].pattern.fullmatch(name), name
+    for name in (
+        "run.json",
+        "README.md",
+        "checkpoints/config.json",
+        "notes/config.json",
+        "metrics.jsonl",
+        "a/b/config.json",
+    ):
+        assert not io.OWNERS["model"].pattern.fullmatch(name), name

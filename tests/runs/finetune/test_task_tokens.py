@@ -9,7 +9,6 @@ import pytest
 
 import pretune as pt
 from pretune.adaptation.surgery import TASK_TOKENS
-from pretune.core import io
 from pretune.core.errors import CheckpointError
 from pretune.tasks.encoding import build_task_template
 from pretune.text.template import TEXT_A, TEXT_B
@@ -79,7 +78,7 @@ def test_a_run_that_was_cut_short_goes_on(base: Path, tmp_path: Path) -> None:
     whole = {name: (tmp_path / "run" / name).read_bytes() for name in ("model.safetensors", "tokenizer.json")}
     tune(base, tmp_path / "again", table)
     assert whole == {name: (tmp_path / "again" / name).read_bytes() for name in whole}
-    io.remove(tmp_path / "again" / "cost.json")
+    (tmp_path / "again" / "cost.json").unlink()
     pt.finetune(out=tmp_path / "again", resume=True, device="cpu")
     assert whole == {name: (tmp_path / "again" / name).read_bytes() for name in whole}
 

@@ -1,28 +1,27 @@
 """File input and output: atomic writes, strict JSON, manifests with hashes, names confined to a directory.
 
-All important writes go through this package, so a full disk or a kill never leaves a partial file under its final
-name, and the same problem always gives the same one-line error.
+All important writes and all removals go through this package, so a full disk or a kill never leaves a partial file
+under its final name, and the same problem always gives the same one-line error.
 """
 
+from pretune.core.io.directories import atomic_directory, recover
 from pretune.core.io.files import (
     MANIFEST,
-    atomic_directory,
     atomic_write,
     check_links,
     is_file_name,
     open_in_place,
     open_regular,
     read_bounded,
-    remove,
-    remove_abandoned,
     resolve_inside,
-    sweep,
     translate_write_errors,
 )
+from pretune.core.io.owned_names import OWNERS
 from pretune.core.io.strict_json import check_manifest, parse_json, read_json, sha256, write_json, write_manifest
+from pretune.core.io.temporary import remove, remove_abandoned, sweep
 
 __all__ = [
-    "MANIFEST", "atomic_directory", "atomic_write", "check_links", "check_manifest", "is_file_name", "open_in_place",
-    "open_regular", "parse_json", "read_bounded", "read_json", "remove", "remove_abandoned", "resolve_inside", "sha256",
-    "sweep", "write_json", "write_manifest", "translate_write_errors",
+    "MANIFEST", "OWNERS", "atomic_directory", "atomic_write", "check_links", "check_manifest",
+    "is_file_name", "open_in_place", "open_regular", "parse_json", "read_bounded", "read_json", "recover", "remove",
+    "remove_abandoned", "resolve_inside", "sha256", "sweep", "translate_write_errors", "write_json", "write_manifest",
 ]  # fmt: skip

@@ -1,23 +1,19 @@
 """Safe access to files: names confined to a directory, bounded content, regular files only, and atomic writes.
 
-Errors of the system are translated into one-line errors. Temporary directories are named after their target and locked
-by their writer, so that those of dead writers are recognised.
+Errors of the system are translated into one-line errors.
 """
 
 import contextlib
 import errno
-import fcntl
-import hashlib
 import io
 import os
 import re
 import secrets
-import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from pretune.core.errors import PretuneError, ResourceError, UsageError, refuse_broken_link, suggest_file
+from pretune.core.errors import PretuneError, ResourceError, UsageError, suggest_file
 
 MAX_NAME = 255
 """Length in bytes that every file system allows for a file name."""
@@ -120,88 +116,10 @@ def read_bounded(path: str | os.PathLike[str], error: type[PretuneError], limit:
 TEMPORARY_PREFIX = ".tmp-"
 """Prefix of the names of files that are being written or removed."""
 
-_locked_descriptors: set[int] = set()  # of the directories that this process has locked
-
 
 def make_temporary_name() -> str:
     """Return a random name for an unfinished file or directory."""
     return TEMPORARY_PREFIX + secrets.token_hex(6)
-
-
-@contextlib.contextmanager
-def temporary_directory(parent: Path, target: Path) -> Iterator[Path]:
-    """Create a directory in `parent`, to be filled and renamed to `target`, and hold its lock during the block.
-
-    The system releases the lock of a process that dies. So a directory with the right name and without a lock was left
-    by a dead writer, and the next writer with the same target removes it. If a file system has no locks on directories
-    (NFS), nothing is removed.
-    """
-    while True:
-        path = parent / f"{_make_prefix(target)}{secrets.token_hex(6)}"
-        path.mkdir()
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:  # another process with this target removed it before it was locked
-            continue
-        if _lock(descriptor) is not False and path.exists():
-            break
-        os.close(descriptor)
-    _locked_descriptors.add(descriptor)
-    try:
-        yield path
-    finally:
-        _locked_descriptors.discard(descriptor)
-        os.close(descriptor)
-
-
-def remove_abandoned(target: Path) -> bool:
-    """Remove directories that dead writers of `target` left next to it and inside it; return whether any lay inside."""
-    target = target.resolve()
-    removals = {
-        folder: [_remove(path) for path in folder.glob(f"{_make_prefix(target)}*")]
-        for folder in (target.parent, target)
-    }
-    return any(removals[target])
-
-
-def _remove(path: Path) -> bool:
-    """Remove a directory unless its writer is alive; return whether it was removed."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        dead = _lock(descriptor) is True
-        if dead:
-            shutil.rmtree(path, ignore_errors=True)
-        return dead
-    finally:
-        os.close(descriptor)
-
-
-def _make_prefix(target: Path) -> str:
-    return f"{TEMPORARY_PREFIX}{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:12]}-"
-
-
-def _lock(descriptor: int) -> bool | None:
-    """Lock a directory: True, False if another process holds the lock, None if the file system has no such locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
-
-
-def _release_in_child() -> None:
-    """Close the locks of the parent in a forked worker, which may outlive it."""
-    for descriptor in _locked_descriptors:
-        os.close(descriptor)
-    _locked_descriptors.clear()
-
-
-os.register_at_fork(after_in_child=_release_in_child)
 
 
 MANIFEST = "MANIFEST.json"
@@ -264,98 +182,6 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
         sync(target.parent)
 
 
-@contextlib.contextmanager
-def atomic_directory(
-    path: str | os.PathLike[str], overwrite: bool = False, *, replaced_names: Sequence[str] = ()
-) -> Iterator[Path]:
-    """Yield a temporary directory to fill; it becomes `path` if the block succeeds and is removed if it fails.
-
-    A new `path` appears by one rename. An existing one (empty, or not empty with `overwrite`) keeps its other files and
-    receives the new ones one by one, its manifest removed first and restored last, so that a kill in between leaves
-    a directory that is recognisably incomplete. Its temporary directory lies inside, since `path` may be a mount.
-    Leftovers of an earlier writer of `path` that was killed are removed first.
-
-    `replaced_names` are patterns of what an earlier write may have left: removed after the block, except folders with
-    other files. The first is the name of the main file, without which nothing is read: also removed first and restored
-    last.
-    """
-    refuse_broken_link(path)
-    with translate_write_errors(path):
-        target = Path(path).resolve()
-        if target.exists() and not target.is_dir():
-            raise UsageError(
-                f"cannot write '{os.fspath(path)}': it is a file, not a directory; choose another directory"
-            )
-        if file := next((parent for parent in target.parents if parent.is_file()), None):
-            raise UsageError(f"cannot write '{os.fspath(path)}': '{file}' is a file, not a directory; move it")
-        exists = target.is_dir()
-        if exists and not overwrite and any(not child.name.startswith(TEMPORARY_PREFIX) for child in target.iterdir()):
-            raise UsageError(f"cannot write '{os.fspath(path)}': it exists and is not empty; choose another directory")
-        new_parents = [parent for parent in target.parents if not parent.exists()]  # the innermost first
-        target.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(target)
-        with temporary_directory(target if exists else target.parent, target) as temporary:
-            try:
-                yield temporary
-                _sync_tree(temporary)
-                if exists:
-                    _merge(temporary, target, replaced_names)
-                    temporary.rmdir()
-                    sync(target)
-                else:
-                    temporary.rename(target)
-                    for folder in [target, *new_parents]:
-                        sync(folder.parent)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                for folder in new_parents:
-                    with contextlib.suppress(OSError):  # another process may have put files there
-                        folder.rmdir()
-                raise
-
-
-def _merge(source: Path, target: Path, replaced_names: Sequence[str]) -> None:
-    """Move every file of a tree over another tree; main files and then manifests last, the outermost at the very end.
-
-    They are also removed first, and then what else matches `replaced_names`: a kill in between leaves no main file.
-    """
-    markers = (*replaced_names[:1], MANIFEST)
-    paths = [Path(folder, name).relative_to(source) for folder, _, names in os.walk(source) for name in names]
-    files = sorted(paths, key=lambda file: (file.name == MANIFEST, file.name in markers, -len(file.parts), file))
-    for file in files:  # check everything before moving anything
-        if (target / file).is_dir():
-            raise UsageError(f"cannot write '{target / file}': it is a directory, not a file; move it")
-        for folder in [target / parent for parent in file.parents]:
-            if folder.exists() and not folder.is_dir():
-                raise UsageError(f"cannot write '{target / file}': '{folder}' is a file; move it")
-    for stale in {*map(Path, markers), *(file for file in files if file.name in markers)}:
-        (target / stale).unlink(missing_ok=True)
-        sync((target / stale).parent)
-    # NOTE: files below a link are not ours.
-    for path in [path for pattern in replaced_names for path in target.glob(pattern) if not path.parent.is_symlink()]:
-        if path.is_dir() and not path.is_symlink():
-            with contextlib.suppress(OSError):  # it holds other files
-                path.rmdir()
-        else:
-            path.unlink(missing_ok=True)
-    for file in files:
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        if file.name == MANIFEST:  # the files must be on disk before their manifest
-            sync((target / file).parent)
-        os.replace(source / file, target / file)
-    for name, _, _ in os.walk(source, topdown=False):
-        if Path(name) != source:
-            (target / Path(name).relative_to(source)).mkdir(parents=True, exist_ok=True)
-            Path(name).rmdir()
-
-
-def _sync_tree(directory: Path) -> None:
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            sync(Path(folder, name))
-        sync(Path(folder))
-
-
 def sync(path: Path) -> None:
     """Flush a file's content, or a directory's entries, to disk."""
     with contextlib.suppress(FileNotFoundError):
@@ -375,39 +201,3 @@ def _get_errno(error: Exception) -> int | None:
         return error.errno
     match = re.search(r"\(os error (\d+)\)", str(error)[:1000])
     return int(match[1]) if match else None
-
-
-def remove(path: str | os.PathLike[str]) -> None:
-    """Remove a file or directory; a kill in between leaves all of it, or only temporary files that `sweep` removes."""
-    target = Path(path)
-    with translate_write_errors(target):
-        hidden = target.parent / make_temporary_name()
-        try:
-            target.rename(hidden)
-        except FileNotFoundError:
-            return
-        sync(hidden.parent)
-        _delete(hidden)
-
-
-def sweep(directory: str | os.PathLike[str]) -> int:
-    """Remove temporary files left by killed writers directly inside a directory, and return their number.
-
-    NOTE: call it only if there is no other writer: the files of a live one look the same.
-    """
-    with translate_write_errors(directory):
-        try:
-            leftovers = [child for child in Path(directory).iterdir() if child.name.startswith(TEMPORARY_PREFIX)]
-        except FileNotFoundError:
-            return 0
-        for child in leftovers:
-            _delete(child)
-    return len(leftovers)
-
-
-def _delete(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()

@@ -99,18 +99,25 @@ def sha256(path: str | os.PathLike[str]) -> str:
 
 
 def write_manifest(
-    directory: str | os.PathLike[str], names: Iterable[str], extra: Mapping[str, Any] | None = None
+    directory: str | os.PathLike[str],
+    names: Iterable[str],
+    extra: Mapping[str, Any] | None = None,
+    *,
+    entries: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write MANIFEST.json: {"files": {name: {"size", "sha256"}}, **extra}, for files directly inside `directory`."""
+    """Write MANIFEST.json: {"files": {name: {"size", "sha256"}}, **extra}, for files directly inside `directory`.
+
+    `entries` are those of files whose hashes are known.
+    """
     folder = Path(directory)
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, Any] = dict(entries or {})
     for name in sorted(names):
         if not is_file_name(name) or name == MANIFEST:
             raise ValueError(f"a manifest cannot list {name!r}: it is not a simple file name")
         files[name] = {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
     if extra and "files" in extra:
         raise ValueError("'files' is reserved and cannot be an extra key of a manifest")
-    write_json(folder / MANIFEST, {"files": files, **(extra or {})})
+    write_json(folder / MANIFEST, {"files": dict(sorted(files.items())), **(extra or {})})
 
 
 def check_manifest(directory: str | os.PathLike[str], hashes: bool = True) -> dict[str, Any]:

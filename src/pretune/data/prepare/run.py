@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import cast
 
 from pretune.core import log
 from pretune.core.errors import DataError, UsageError
-from pretune.core.io import MANIFEST, remove_abandoned, write_manifest
+from pretune.core.io import MANIFEST, recover, remove, remove_abandoned, write_manifest
 from pretune.core.log import format_count
 from pretune.core.machine import count_cores
 from pretune.data.prepare.card import describe_sources, write_card
@@ -153,7 +152,7 @@ def prepare(
             _write_manifests(folder)
         else:
             _write_data([StageReader(stage)], folder, recipe, loaded_tokenizer, remove=True)
-            shutil.rmtree(stage)
+            remove(folder, _STAGE_FOLDER, _STAGE_FOLDER)
             _write_manifests(folder)
     return _check_size(PreparedData.open(target, is_new=True))
 
@@ -267,7 +266,8 @@ def _is_up_to_date(target: Path, recipe: Recipe, part: str | None, overwrite: bo
     Raises:
         DataError: `target` contains other data or damaged data, and `overwrite` is False.
     """
-    if not (target / INDEX).is_file() or not (target / MANIFEST).is_file():  # a killed run may leave only one of them
+    recover(target)
+    if not (target / INDEX).is_file() or not (target / MANIFEST).is_file():
         return False
     try:
         data = PreparedData.open(target)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from pretune.core.config import read_record
 from pretune.core.errors import CheckpointError, DataError
 from pretune.core.io import check_manifest, resolve_inside, translate_write_errors, write_json
+from pretune.core.io import remove as remove_file
 from pretune.data.prepare.encoding import Chunk, Ints
 from pretune.data.prepared_data import SLICE_FILE, SliceFile
 from pretune.data.shards.files import NpyWriter, open_npy
@@ -163,6 +164,9 @@ class _LongDocument:
         return {**row, "signatures": self._signature, _SIDES_COLUMN: None}
 
 
+UNIT_NAME = r"units-\d{5,9}\.bin"
+
+
 class StageReader:
     """Reader of a complete stage.
 
@@ -217,4 +221,4 @@ class StageReader:
                         raise DataError(f"{path}: damaged ({fault}); prepare the slice again") from fault
                     yield Piece(ids, ends, sentences, np.unpackbits(words, count=len(ids)).astype(bool), bool(head[0]))
             if remove:
-                path.unlink()
+                remove_file(self.folder, path.name, UNIT_NAME)

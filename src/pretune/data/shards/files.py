@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pretune.core.errors import DataError, UsageError, explain_missing, suggest
-from pretune.core.io import open_regular, read_json, translate_write_errors, write_json
+from pretune.core.io import open_regular, read_json, recover, translate_write_errors, write_json
 
 HEADER_BYTES = 128
 """Size of the header: a multiple of 64, as the format requires, with space for any length."""
@@ -229,6 +229,7 @@ def read_index(directory: Path) -> DataIndex:
     Raises:
         DataError: The directory or the file is missing, or a field is invalid; the message names the field.
     """
+    recover(directory)
     path = directory / INDEX_FILE
     if not directory.is_dir():
         raise DataError(

@@ -61,11 +61,6 @@ SAVED_FILES = (
 )  # fmt: skip
 """Patterns of files that show an earlier save of a model or an adapter."""
 
-OWNED_FILES = (
-    CONFIG_FILE, io.MANIFEST, *ASSET_FILES, *tensor_files.SENTENCE_FILES, "head.safetensors", *SAVED_FILES
-)  # fmt: skip
-"""Patterns of all files of a save, those that show it last; the next one replaces them."""
-
 MAX_CONFIG_BYTES = 16 << 20
 MAX_ASSET_BYTES = 64 << 20
 SHARD_BYTES = 5 * 10**9
@@ -132,12 +127,10 @@ def save(
     The second model of a pair is written to a folder inside the directory.
     """
     parts = {"": model} if isinstance(model, LanguageModel) else model.get_models_by_folder()
-    replaced_names = [CONFIG_FILE]
     # NOTE: without an earlier save, files of the other names are the user's, such as those of a tokenizer alone.
-    if any(any(Path(directory).glob(pattern)) for pattern in SAVED_FILES):
-        replaced_names += [f"{name}/{file}" for name in PARTNER_FOLDERS for file in (*OWNED_FILES, "")]
-        replaced_names += OWNED_FILES
-    with io.atomic_directory(Path(directory), overwrite=overwrite, replaced_names=replaced_names) as folder:
+    has_earlier_save = any(any(Path(directory).glob(pattern)) for pattern in SAVED_FILES)
+    owner = "model" if has_earlier_save else None
+    with io.atomic_directory(Path(directory), overwrite=overwrite, owner=owner) as folder:
         for name, part in parts.items():
             (folder / name).mkdir(exist_ok=True)
             _write(part, folder / name, shard, head)

@@ -18,7 +18,7 @@ from pretune.core import config as specs
 from pretune.core import log
 from pretune.core.api import check_arguments
 from pretune.core.config.specs import get_fields
-from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.errors import CheckpointError, DataError, ResourceError, UsageError
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.baselines import parse_baselines
 from pretune.inference.word_vectors import WordVectors
@@ -247,9 +247,9 @@ def clean_up_on_error(run_dir: RunDir) -> Iterator[None]:
     try:
         yield
     except (UsageError, DataError, CheckpointError):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ResourceError):
             if not had_run and {*path.iterdir()} <= {run_dir.settings}:
-                run_dir.settings.unlink(missing_ok=True)
+                run_dir.remove_settings()
                 if not is_existing:
                     path.rmdir()
         raise

@@ -85,7 +85,7 @@ def list_texts(task_data: TaskData) -> list[str]:
 
 def _prepare_texts(tuning: FinetuneConfig, texts: list[str], folder: Path) -> PreparedData:
     """Write texts and tokenize them."""
-    io.remove(folder)  # of an interrupted preparation
+    io.remove(folder.parent, folder.name, FOLDER)  # of an interrupted preparation
     folder.mkdir()
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False, allow_nan=False) + "\n" for text in texts)
     io.atomic_write(folder / "texts.jsonl", lines)

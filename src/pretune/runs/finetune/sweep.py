@@ -120,7 +120,7 @@ class FinetuneSweep:
                 errors.append(error)
                 log.warn(f"learning rate {tuning.train.lr:g} is left out: {error}")
                 if self.ranks.is_first:
-                    io.remove(self.run_dir.get_trial(self.plan.format_name(tuning)).path)
+                    self.run_dir.remove_trial(self.plan.format_name(tuning))
         if not self.trials:
             raise errors[0]
 
@@ -145,7 +145,7 @@ class FinetuneSweep:
                     self._save_model(trial, facts)
                 io.write_json(trial_dir.trial, facts)
                 if not self.plan.is_single:
-                    io.remove(trial_dir.checkpoints)
+                    trial_dir.remove_checkpoints()
         self.trials.append(facts)
 
     def _estimate_remaining_work(self) -> RemainingWork:
@@ -213,7 +213,7 @@ class FinetuneSweep:
             ).run(lock, resume=resume)
             if self.ranks.is_first:
                 io.write_json(trial_dir.trial, facts)
-                io.remove(trial_dir.checkpoints)
+                trial_dir.remove_checkpoints()
         predictions, seconds = read_predictions(facts, self.task_data.headline_split), facts["summary"]["seconds"]
         return BaselineResult(
             name=RANDOM, description="Same model from random weights", predictions=predictions, seconds=seconds

@@ -55,7 +55,7 @@ def write_onnx(
         import_extra(module, "onnx", "ONNX export needs")
     exported_model = prepare_model(model.eval())
     graphs = build_graphs(exported_model)
-    with io.atomic_directory(directory, overwrite=overwrite) as folder:
+    with io.atomic_directory(directory, overwrite=overwrite, owner="onnx") as folder:
         _write_config(model, folder)
         (folder / FOLDER).mkdir()
         for graph in graphs:
@@ -77,7 +77,6 @@ def write_onnx(
                 raise CheckpointError("ONNX export failed its check: outputs of the int8 model are not numbers")
         paths = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         io.write_manifest(folder, [path.name for path in folder.iterdir() if path.is_file()])
-    _remove_stale(directory, paths)
     files = tuple(path for path in paths if path.startswith(f"{FOLDER}/"))
     return OnnxFiles(names=files, difference=difference, quantized_difference=quantized_difference)
 
@@ -179,10 +178,3 @@ def _open_sessions(folder: Path, names: Sequence[str], suffix: str = "") -> dict
         )
         for name in names
     }
-
-
-def _remove_stale(directory: Path, names: Sequence[str]) -> None:
-    """Remove the graphs of an earlier export into the same directory."""
-    for path in (directory / FOLDER).glob("*.onnx*"):
-        if str(path.relative_to(directory)) not in names:
-            io.remove(path)

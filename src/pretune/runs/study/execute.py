@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pretune.core import io, log
+from pretune.core import log
 from pretune.core.errors import (
     CheckpointError,
     PretuneError,
@@ -159,7 +159,7 @@ class Execution:
         record["cost"]["overlap"] = overlap if record["cost"].pop("is_shared", True) else 1.0
         self.study_dir.write_record(step, record)
         self.records[step.key] = record
-        io.remove(RunDir(self.study_dir.get_folder(step)).checkpoints)
+        RunDir(self.study_dir.get_folder(step)).remove_checkpoints()
         score = next(iter(record["scores"].items()), None)
         detail = "" if score is None else f": {score[0]} {score[1]:.4g}"
         log.info(f"    {format_duration(time.monotonic() - start)}{detail}")
@@ -180,7 +180,7 @@ def run_step(runner: StepRunner, step: Step) -> StepRecord:
         except CheckpointError:
             if not resume:
                 raise
-            io.remove(runner.study_dir.get_folder(step))
+            runner.study_dir.remove_folder(step)
             return runner.run(step)
         finally:
             if torch.cuda.is_available():

@@ -118,8 +118,12 @@ class StudyDir:
         if run_dir.settings.is_file() and (run_dir.has_checkpoints or run_dir.is_finished):
             return True
         if folder.exists():
-            io.remove(folder)
+            self.remove_folder(step)
         return False
+
+    def remove_folder(self, step: Step) -> None:
+        """Remove the directory of a step."""
+        io.remove(self.path, f"{self.steps.name}/{step.name}", rf"{self.steps.name}/[a-z]+-[0-9a-f]+")
 
     def merge(self, sources: Sequence[str | os.PathLike[str]], plan: Plan) -> int:
         """Copy the records of finished steps from other directories of the study; return their number.

@@ -81,7 +81,7 @@ STATE_FILE = "state.json"
 OLD_SUFFIX = ".old"
 """Suffix of a checkpoint while another one of the same step replaces it."""
 
-_NAME_PATTERN = re.compile(r"step-(\d{8,15})")
+FOLDER_NAME = r"step-(\d{8,15})"
 _GROUP_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,60}")
 _REMEDY = "copy or create the directory again"
 
@@ -127,7 +127,7 @@ def format_folder_name(step: int) -> str:
 
 def parse_step(folder: Path) -> int | None:
     """Return the step of a checkpoint directory, also of a replaced one; None for other names."""
-    match = _NAME_PATTERN.fullmatch(folder.name.removesuffix(OLD_SUFFIX))
+    match = re.fullmatch(FOLDER_NAME, folder.name.removesuffix(OLD_SUFFIX))
     step = int(match[1]) if match else None
     return step if step is not None and folder.name.removesuffix(OLD_SUFFIX) == format_folder_name(step) else None
 

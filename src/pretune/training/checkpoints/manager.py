@@ -1,6 +1,7 @@
 """Checkpoints of a run: saved by a hook in the background, found, restored, verified, removed when they expire."""
 
 import math
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.training.checkpoints.checkpoint import (
+    FOLDER_NAME,
     OLD_SUFFIX,
     Checkpoint,
     SnapshotBuffers,
@@ -106,6 +108,8 @@ class CheckpointManager:
 
     def remove_unfinished(self, lock: RunLock) -> None:
         """Remove files of killed writers at the start of a run; requires the lock, so no other process is writing."""
+        if self.directory.is_symlink():
+            raise UsageError(f"{self.directory}: is a symbolic link, perhaps to another run's; link the whole run")
         if not lock.is_held or lock.directory.resolve() not in self.directory.resolve().parents:
             raise ValueError(f"{self.directory}: removing unfinished files needs the lock of the run")
         self.wait()
@@ -119,16 +123,22 @@ class CheckpointManager:
             _move_to_old(folder)
         write_checkpoint(folder, snapshot, description)
         for path in find_expired(self.directory, self.max_checkpoints, folder):
-            io.remove(path)
+            _remove(path)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint, but not through a link to the checkpoints of another run."""
+    run, name = folder.parent.parent, f"{folder.parent.name}/{folder.name}"
+    io.remove(run, name, f"{re.escape(folder.parent.name)}/{FOLDER_NAME}(?:{re.escape(OLD_SUFFIX)})?")
 
 
 def _move_to_old(folder: Path) -> None:
     """Rename a checkpoint before another of the same step is written; it stays available until that is complete."""
     if open_if_intact(folder) is None:
-        io.remove(folder)
+        _remove(folder)
         return
     old_folder = folder.with_name(folder.name + OLD_SUFFIX)
-    io.remove(old_folder)
+    _remove(old_folder)
     with io.translate_write_errors(old_folder):
         folder.rename(old_folder)
 
