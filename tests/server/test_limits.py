@@ -16,6 +16,7 @@ import pytest
 
 import pretune as pt
 from pretune.cli import main
+from pretune.cli.serve import exit_on_early_signals
 from pretune.server.limits import build_hosts, is_allowed
 from tests.inference.speakers import gpt
 from tests.server.models import Address, run_server
@@ -175,6 +176,82 @@ def test_full_queue_is_429_and_draining_is_503() -> None:
             thread.join()
         assert sorted(statuses) == [200, 200, 200, 429, 429]
         wait_for(lambda: server.server.should_exit)
+
+
+def test_requests_that_do_not_end_get_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `drain_seconds` neither a text that is being generated nor a thread keeps the server from its end."""
+    is_released = threading.Event()
+    with run_server({"slow": slow_gpt(0.05)}, drain_seconds=0.2) as server:
+        monkeypatch.setattr(server.engine.workers["slow"].model, "tokenize", lambda text: [is_released.wait()])
+        replies: list[tuple[int, Any, Any]] = []
+        requests = {"/v1/completions": {**ASK, "min_tokens": 40}, "/tokenize": {"texts": ["a"]}}
+        threads = [
+            threading.Thread(target=lambda item=item: replies.append(server.call(*item))) for item in requests.items()
+        ]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: server.engine.workers["slow"].running_rows == 1 and server.engine.running_requests >= 3)
+        server.server.handle_exit(signal.SIGTERM, None)
+        for thread in threads:
+            thread.join()
+        is_released.set()
+    assert [(status, reply["error"]["code"]) for status, reply, _ in replies] == [(503, "unavailable")] * 2
+
+
+STOPPED = """
+import os, signal, sys, time
+{preparation}
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
+from pretune.cli import main
+sys.argv[1:] = ["serve", {folder!r}, "--port", "0", "--device", "cpu"]
+sys.exit(main())
+"""
+IN_IMPORT = """
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            try:
+                os.kill(os.getpid(), signal.{name})
+            except BaseException:
+                import no_such_module
+sys.meta_path.insert(0, Stop())
+"""
+IN_LOADING = """
+from pretune.server.served_model import ServedModel
+def load(*arguments):
+    os.kill(os.getpid(), signal.{name})
+    time.sleep(1000)
+ServedModel.load = load
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("moment", ["fastapi", "torch", "pretune.server.engine", "uvicorn.protocols.http.h11_impl", ""])
+def test_stopped_while_it_starts(name: str, moment: str, tmp_path: Any) -> None:
+    """At any moment of the start: one line, exit code 0, and no waiting for what is being loaded."""
+    pt.save(gpt(), tmp_path / "gpt")
+    preparation = (IN_IMPORT if moment else IN_LOADING).format(module=moment, name=name)
+    code = STOPPED.format(preparation=preparation, folder=str(tmp_path / "gpt"))
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    lines = [line for line in process.stderr.splitlines() if not line.startswith("loading")]
+    assert (process.returncode, process.stdout, len(lines)) == (0, "", 1) and name in lines[0], process.stderr
+
+
+def test_signals_of_a_program_stay_as_they_were() -> None:
+    """Only default handlers are replaced, and only while the command runs."""
+    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    handle = lambda number, frame: None  # noqa: E731
+    try:
+        signal.signal(signal.SIGTERM, handle)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with exit_on_early_signals():
+            assert signal.getsignal(signal.SIGTERM) is handle
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        for number, handler in handlers:
+            signal.signal(number, handler)
 
 
 def test_bug_of_a_route_is_500(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,14 @@
 """`pretune serve`: models behind an HTTP server."""
 
+import contextlib
 import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 from pretune.cli._inputs import check_model
 from pretune.cli._options import AsJson, DeviceName, argument, option
@@ -17,6 +23,32 @@ NO_MODEL = (
 """Answer to a command without a model."""
 
 
+@contextlib.contextmanager
+def exit_on_early_signals() -> Iterator[None]:
+    """End the process with exit code 0 at SIGTERM or Ctrl-C, until the server handles them.
+
+    An exception could be lost inside the import of a library; there is nothing to clean up. Handlers of a program that
+    calls `main` stay.
+    """
+    defaults = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+
+    def stop(number: int, frame: object) -> NoReturn:
+        if not log.is_quiet():
+            os.write(2, f"stopped by {signal.Signals(number).name}\n".encode())
+        os._exit(0)
+
+    is_main = threading.current_thread() is threading.main_thread()  # only it can handle signals
+    handlers = {number: old for number, old in defaults.items() if is_main and signal.getsignal(number) is old}
+    for number in handlers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, old in handlers.items():
+            signal.signal(number, old)
+
+
+@exit_on_early_signals()
 def serve(
     models: Annotated[
         list[str] | None, argument("[NAME=]MODEL", "Run, Hugging Face directory, index or word vectors.")
@@ -80,7 +112,18 @@ def serve(
         log.print_result(f"serving {', '.join(capabilities)} at {address} (open it in a browser)", flush=True)
 
     log.info(f"loading {', '.join(sources)}; {address}/health answers 200 when it is done")
-    work(engine, listener, host=host, hosts=allowed_hosts or (), token=secret, on_ready=report_ready)
+    threads = {*threading.enumerate()}
+    hosts = allowed_hosts or ()
+    work(engine, listener, host=host, hosts=hosts, token=secret, on_ready=report_ready, on_timeout=end_process)
+    if not {*threading.enumerate()} <= threads:  # NOTE: at its end the interpreter aborts if a thread is inside torch
+        end_process()
+
+
+def end_process() -> None:
+    """End the process without waiting for threads."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def parse_sources(models: list[str]) -> dict[str, str]:

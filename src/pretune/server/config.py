@@ -3,6 +3,9 @@
 from pretune.core.config import Positive, spec
 from pretune.core.errors import PretuneError, UsageError
 
+SHUT_DOWN = "the server has shut down; send the request to another one"
+"""Message of requests that are still running at the end of the shutdown."""
+
 
 @spec
 class ServerConfig:

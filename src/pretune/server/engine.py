@@ -195,7 +195,7 @@ class Engine:
             wants,
             has_new=has_new,
         )
-        with self._track(job):
+        with self.track(job):
             if echo and logprobs is not None and not decoder.spec.is_encoder_decoder:
                 scoring = BatchJob("logprobs", job.prompt_ids, (("count", logprobs),))
                 entries = await self._wait(worker, scoring, deadline)
@@ -326,7 +326,7 @@ class Engine:
         """Submit a request and wait for its result, until a time of `monotonic` or at most `request_seconds`."""
         future: Future[Any] = job.future
         seconds = self.config.request_seconds if deadline is None else max(deadline - time.monotonic(), 0.0)
-        with self._track(future):
+        with self.track(future):
             try:
                 worker.submit(job)
                 return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
@@ -336,8 +336,8 @@ class Engine:
                 future.cancel()
 
     @contextlib.contextmanager
-    def _track(self, request: object) -> Iterator[None]:
-        """Count a request as running."""
+    def track(self, request: object) -> Iterator[None]:
+        """Count a request, or a part of it, as running."""
         self._running.add(request)
         try:
             yield

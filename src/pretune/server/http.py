@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import math
 import os
+import signal
 import socket
 import threading
 import time
@@ -15,6 +17,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from pretune.core import log
 from pretune.core.errors import ResourceError
 from pretune.server.app import build_app
 from pretune.server.engine import Engine
@@ -24,6 +27,8 @@ from pretune.server.limits import Gate, build_hosts
 KEEP_ALIVE_SECONDS = 5
 MAX_HEADER_BYTES = 2**15
 POLL_SECONDS = 0.05
+LAST_SECONDS = 1.0
+"""Time to send the errors of requests that did not end within `drain_seconds`, and then to end."""
 REFUSAL_SECONDS = 1.0
 """Time for a client without a connection to read the reason."""
 
@@ -123,25 +128,40 @@ def build_protocol(read_seconds: float, write_seconds: float, max_connections: i
 
 
 class DrainingServer(uvicorn.Server):
-    """Server that ends after its running requests, when it gets SIGTERM or SIGINT; at once after a second signal."""
+    """Server that ends after its running requests, when it gets SIGTERM or SIGINT; at once after a second signal.
+
+    Requests that still run after `drain_seconds` get an error. `on_timeout` is called if threads of the models or of
+    the event loop still do not let it end then.
+    """
 
     def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
         super().__init__(config)
         self.engine = engine
+        self.on_timeout: Callable[[], None] | None = None
+        self._stop_signal: int | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Refuse new requests, and wait for the running ones."""
-        if self.engine.is_draining:
+        if self._stop_signal is not None:
             self.should_exit = self.force_exit = True
             return
+        self._stop_signal = sig
         self.engine.stop_accepting()
-        threading.Thread(target=self._exit_when_idle, name="drain", daemon=True).start()
+        threading.Thread(target=self._exit_when_idle, args=(sig,), name="drain", daemon=True).start()
 
-    def _exit_when_idle(self) -> None:
-        deadline = time.monotonic() + self.engine.config.drain_seconds
+    def _exit_when_idle(self, sig: int) -> None:
+        limits = self.engine.config
+        deadline = time.monotonic() + limits.drain_seconds
+        log.info(f"stopping after {signal.Signals(sig).name}; running requests have {limits.drain_seconds:g} s")
         while self.engine.running_requests and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
+        self.engine.drain(0.0)
+        seconds = max(min(deadline - time.monotonic(), limits.write_seconds), LAST_SECONDS)
+        self.config.timeout_graceful_shutdown = math.ceil(seconds)
         self.should_exit = True
+        if self.on_timeout is not None:
+            time.sleep(math.ceil(seconds) + LAST_SECONDS)
+            self.on_timeout()
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -169,7 +189,7 @@ def build_server(engine: Engine, *, host: str, hosts: Sequence[str] = (), token:
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=max(int(limits.write_seconds), 1),
+        timeout_graceful_shutdown=math.ceil(limits.write_seconds),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     return DrainingServer(config, engine)
@@ -183,6 +203,7 @@ def serve(
     hosts: Sequence[str] = (),
     token: str | None = None,
     on_ready: Callable[[], None] | None = None,
+    on_timeout: Callable[[], None] | None = None,
 ) -> None:
     """Serve an engine until a signal. The models are loaded meanwhile; an error of loading ends the server.
 
@@ -193,8 +214,10 @@ def serve(
         hosts: More names by which clients may call the server.
         token: Bearer token that requests need.
         on_ready: Called when the models are loaded.
+        on_timeout: Called when the server has not ended 2 s after `drain_seconds`.
     """
     server, errors = build_server(engine, host=host, hosts=hosts, token=token), list[BaseException]()
+    server.on_timeout = on_timeout
 
     def load() -> None:
         try:

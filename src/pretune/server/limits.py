@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pretune.core import log
+from pretune.server.config import SHUT_DOWN, UnavailableError
 from pretune.server.engine import Engine
 from pretune.server.errors import build_error, describe_error
 
@@ -80,10 +81,14 @@ class Gate:
                 self._check_headers(scope)
                 body = await self._read_body(scope, receive)
                 start = time.monotonic()
-                await self._run(scope, receive, response, body)
+                with self.engine.track(response):
+                    await self._run(scope, receive, response, body)
             except RefusedError as refusal:
                 error = build_error(refusal.status, str(refusal), refusal.code)
                 await self._refuse(scope, receive, response, refusal.status, error)
+            except asyncio.CancelledError:  # by the server, at the end of its shutdown
+                if response.status is None:
+                    await self._refuse(scope, receive, response, *describe_error(UnavailableError(SHUT_DOWN)))
             except DisconnectedError:
                 raise
             except Exception as fault:

@@ -16,7 +16,7 @@ from typing import Any
 from pretune.core import log
 from pretune.core.errors import PretuneError
 from pretune.server.completion import CompletionJob
-from pretune.server.config import ModelError, QueueFullError, ServerConfig, UnavailableError
+from pretune.server.config import SHUT_DOWN, ModelError, QueueFullError, ServerConfig, UnavailableError
 from pretune.server.continuous import ContinuousDecoder, DecodingRow
 from pretune.server.metrics import Metrics
 from pretune.server.served_model import ServedModel
@@ -95,7 +95,7 @@ class ModelWorker:
         """Wait for the end of the thread; returns whether it has ended. Requests that are left fail."""
         self._thread.join(seconds)
         is_done = not self._thread.is_alive()
-        error = UnavailableError("the server has shut down")
+        error = UnavailableError(SHUT_DOWN)
         for job in () if is_done else self._list_jobs():
             _resolve(job.future, error=error)
         return is_done
