@@ -24,12 +24,20 @@ from tests.server.test_engine import slow_gpt
 
 ASK = {"prompt": "a", "temperature": 0, "max_tokens": 40}
 SHORT = {**ASK, "max_tokens": 12}
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Address]:
     limits = {"max_body": 4096, "read_seconds": 0.4, "write_seconds": 0.4, "max_rows": 1, "max_queue": 2}
     with run_server({"slow": slow_gpt(0.02), "gpt": gpt()}, token="secret", **limits) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def patient_server() -> Iterator[Address]:
+    """A server whose clients have time to send a large body."""
+    with run_server({"gpt": gpt()}, token="secret", max_body=4096, read_seconds=60) as address:
         yield address
 
 
@@ -74,22 +82,56 @@ def test_hosts_origins_and_tokens(headers: dict[str, str], status: int, server: 
     assert server.call("/health", **same)[0] == 200  # needs no token
 
 
-def test_large_body_gets_the_answer_while_it_is_sent(server: Address) -> None:
+@pytest.mark.parametrize("size", [40_000, 40_000_000])
+@pytest.mark.parametrize("expects", [False, True])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_large_body_gets_the_answer_after_it_is_sent(
+    size: int, expects: bool, is_chunked: bool, patient_server: Address
+) -> None:
     """Neither a length that is too large, nor chunks without one, end in a reset connection."""
-    size = 40_000
-    for lines, data in (
-        ([f"Content-Length: {size}"], b"a" * size),
-        (["Transfer-Encoding: chunked"], b"".join([b"1000\r\n" + b"a" * 4096 + b"\r\n"] * 10) + b"0\r\n\r\n"),
-    ):
-        with server.connect() as connection:
-            connection.sendall(head(server, *lines))
-            for start in range(0, len(data), 1000):
-                connection.sendall(data[start : start + 1000])
-                time.sleep(0.001)
-            assert read_reply(connection)[0] == 413
-    with server.connect() as connection:  # refused by its header alone
+    piece = b"a" * (size // 10)
+    lines = ["Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {size}"]
+    lines += ["Expect: 100-continue"] if expects else []
+    with patient_server.connect() as connection:
+        connection.sendall(head(patient_server, *lines))
+        if expects and is_chunked:
+            assert connection.recv(len(CONTINUE)) == CONTINUE
+        for _ in range(10):
+            connection.sendall(b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece)
+        connection.sendall(b"0\r\n\r\n" if is_chunked else b"")
+        assert read_reply(connection)[0] == 413
+
+
+def test_body_is_refused_by_its_header_alone(server: Address) -> None:
+    with server.connect() as connection:
         connection.sendall(head(server, "Content-Length: 9000000000", "Expect: 100-continue"))
         assert read_reply(connection)[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (["X-Large: " + "a" * 30_000], 200),
+        (["X-Large: " + "a" * 70_000], 431),
+        (["X-Large: " + "a" * 700_000], 431),
+        ([f"X-{number}: a" for number in range(90)], 200),
+        ([f"X-{number}: a" for number in range(110)], 431),
+        ([f"X-{number}: a" for number in range(10_000)], 431),
+    ],
+)
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_headers_are_bounded(lines: list[str], status: int, is_slow: bool, server: Address) -> None:
+    """In size and number, whether they come in one piece or in many."""
+    body = b'{"model": "gpt", "texts": "a"}'
+    lines = [*lines, "Connection: close", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    data = head(server, *lines, path="/tokenize") + body
+    with server.connect() as connection:
+        for start in range(0, len(data), 10_000 if is_slow else len(data)):
+            connection.sendall(data[start : start + (10_000 if is_slow else len(data))])
+            time.sleep(0.001 if is_slow else 0)
+        assert read_reply(connection)[0] == status
+    path = "/card?model=" + "a" * 40_000
+    assert call(server, None, path)[0] == 431
 
 
 def test_slow_clients_are_closed(server: Address) -> None:

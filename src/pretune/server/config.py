@@ -12,6 +12,8 @@ class ServerConfig:
     """Limits. Every request has bounded size, count, time and memory; `--set NAME=VALUE` changes a limit."""
 
     max_body: Positive[int] = 2 * 2**20  # bytes of a request
+    max_header_bytes: Positive[int] = 2**15  # of the request line and the headers
+    max_headers: Positive[int] = 100
     max_texts: Positive[int] = 256  # texts of a request; texts x samples of a completion
     max_characters: Positive[int] = 2**16  # of a text
     max_new_tokens: Positive[int] = 1024  # of a completion

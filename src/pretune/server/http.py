@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,12 +21,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pretune.core import log
 from pretune.core.errors import ResourceError
 from pretune.server.app import build_app
+from pretune.server.config import ServerConfig
 from pretune.server.engine import Engine
 from pretune.server.errors import build_error
-from pretune.server.limits import Gate, build_hosts
+from pretune.server.limits import Gate, build_hosts, format_header_limits
 
 KEEP_ALIVE_SECONDS = 5
-MAX_HEADER_BYTES = 2**15
 POLL_SECONDS = 0.05
 LAST_SECONDS = 1.0
 """Time to send the errors of requests that did not end within `drain_seconds`, and then to end."""
@@ -33,39 +34,44 @@ REFUSAL_SECONDS = 1.0
 """Time for a client without a connection to read the reason."""
 
 
-def build_protocol(read_seconds: float, write_seconds: float, max_connections: int) -> type[H11Protocol]:
-    """Return the protocol of connections, with limits of their number, and of the time to send and to read.
-
-    Args:
-        read_seconds: Time until the first request.
-        write_seconds: Time until a client has read the end of a response.
-        max_connections: Number of connections; one more gets an error.
-    """
+def build_protocol(limits: ServerConfig) -> type[H11Protocol]:
+    """Return the protocol of connections, with limits of their number, and of the time to send and to read."""
     refused_connections = set[H11Protocol]()
 
     class LimitedProtocol(H11Protocol):
         """HTTP/1.1 by h11. A connection without a request is closed, and so is one too many."""
 
         response_count = 0
+        is_lingering = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.app_state = {**self.app_state, "abort": transport.abort}
-            if len(self.connections) > max_connections:
+            self.app_state = {**self.app_state, "abort": transport.abort, "linger": self.linger}
+            if len(self.connections) > limits.max_connections:
                 self.refuse()
             else:
-                self.loop.call_later(read_seconds, self.close_if_silent)
+                self.loop.call_later(limits.read_seconds, self.close_if_silent)
 
         def refuse(self) -> None:
-            """Send an error, and ignore what the client sends: a connection closed at once could hide the error."""
+            """Send an error to a connection too many."""
             self.connections.discard(self)
-            if len(refused_connections) >= max_connections:
+            if len(refused_connections) >= limits.max_connections:
                 self.transport.abort()
                 return
             refused_connections.add(self)
             self.write_error(503, "too many connections")
+            self.linger(REFUSAL_SECONDS)
+
+        def linger(self, seconds: float) -> None:
+            """End the response, and drop what the client still sends, until it closes the connection.
+
+            A connection that is closed at once would be reset, and the client could lose the response.
+            """
+            self.is_lingering = True
+            self._unset_keepalive_if_required()
+            self.flow.resume_reading()
             self.transport.write_eof()
-            self.loop.call_later(REFUSAL_SECONDS, self.transport.abort)
+            self.loop.call_later(seconds, self.transport.abort)
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Forget the connection."""
@@ -76,7 +82,7 @@ def build_protocol(read_seconds: float, write_seconds: float, max_connections: i
             """Handle the next request; end the connection if the client has not read the response in time."""
             super().on_response_complete()
             self.response_count += 1
-            self.loop.call_later(write_seconds, self.abort_if_unread, self.response_count)
+            self.loop.call_later(limits.write_seconds, self.abort_if_unread, self.response_count)
 
         def abort_if_unread(self, response_count: int) -> None:
             """End the connection if a part of its last response still waits for the client."""
@@ -96,7 +102,7 @@ def build_protocol(read_seconds: float, write_seconds: float, max_connections: i
 
         def data_received(self, data: bytes) -> None:
             """Handle data, but keep the timer of a connection that has not completed the headers of a request."""
-            if self in refused_connections:
+            if self.is_lingering:
                 return
             timer, cycle = self.timeout_keep_alive_task, self.cycle
             self.timeout_keep_alive_task = None
@@ -107,13 +113,13 @@ def build_protocol(read_seconds: float, write_seconds: float, max_connections: i
                 self.timeout_keep_alive_task = timer
 
         def send_400_response(self, msg: str) -> None:
-            """Send an error for what is not HTTP."""
-            self.send_error(400, "invalid HTTP request")
-
-        def send_error(self, status: int, message: str) -> None:
-            """Send an error as JSON, and close the connection."""
-            self.write_error(status, message)
-            self.transport.close()
+            """Send an error for what is not HTTP, or for headers that are too long."""
+            fault = sys.exception()
+            if isinstance(fault, h11.RemoteProtocolError) and fault.error_status_hint == 431:
+                self.write_error(431, format_header_limits(limits))
+            else:
+                self.write_error(400, "invalid HTTP request")
+            self.linger(REFUSAL_SECONDS)
 
         def write_error(self, status: int, message: str) -> None:
             """Send an error as JSON."""
@@ -179,7 +185,7 @@ def build_server(engine: Engine, *, host: str, hosts: Sequence[str] = (), token:
     limits = engine.config
     config = uvicorn.Config(
         Gate(build_app(engine), engine, hosts=build_hosts(host, hosts), token=token),
-        http=build_protocol(limits.read_seconds, limits.write_seconds, limits.max_connections),
+        http=build_protocol(limits),
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -190,7 +196,7 @@ def build_server(engine: Engine, *, host: str, hosts: Sequence[str] = (), token:
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=math.ceil(limits.write_seconds),
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        h11_max_incomplete_event_size=limits.max_header_bytes,
     )
     return DrainingServer(config, engine)
 

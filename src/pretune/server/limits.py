@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pretune.core import log
-from pretune.server.config import SHUT_DOWN, UnavailableError
+from pretune.server.config import SHUT_DOWN, ServerConfig, UnavailableError
 from pretune.server.engine import Engine
 from pretune.server.errors import build_error, describe_error
 
@@ -35,8 +35,6 @@ PATHS = (
     "/neighbors", "/compare", "/attention", "/heads", "/card", "/tokenize",
 )  # fmt: skip
 """Paths that metrics name; others are counted together."""
-DISCARDED_BODIES = 16
-"""A refused body is read up to so many times its limit, so that a client that is still sending gets the answer."""
 SECURITY_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -107,8 +105,11 @@ class Gate:
             self.engine.metrics.observe_request(path, response.status or 499, time.monotonic() - start)
 
     def _check_headers(self, scope: MutableMapping[str, Any]) -> None:
-        """Raise a RefusedError for a foreign host or origin, a wrong token, or an engine that is not ready."""
+        """Raise a RefusedError for headers beyond the limits, a foreign host or origin, a wrong token, or no engine."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
+        size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(b": ".join(pair)) + 2 for pair in headers)
+        if size > self.config.max_header_bytes or len(headers) > self.config.max_headers:
+            raise RefusedError(431, format_header_limits(self.config), "headers_too_large")
         hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not is_allowed(hosts[0], self.hosts):
             raise RefusedError(403, "the Host header names another server; see --allow-host", "forbidden_host")
@@ -181,20 +182,20 @@ class Gate:
     async def _refuse(
         self, scope: MutableMapping[str, Any], receive: Receive, response: "_Response", status: int, error: Any
     ) -> None:
-        """Send an error, and read what the client is still sending, up to a limit: it would not see the error else."""
+        """Send an error; then drop what the client is still sending, for a limited time: it would not see it else."""
         data, headers = json.dumps(error, allow_nan=False).encode(), dict(scope["headers"])
         answer = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
         answer += [(b"retry-after", b"1")] if status == 503 else []
         answer += [(b"www-authenticate", b"Bearer")] if status == 401 else []
         has_body = int(headers.get(b"content-length", b"0")) > 0 or b"transfer-encoding" in headers
+        linger = scope.get("state", {}).get("linger") if has_body else None
         answer += [(b"connection", b"close")] if has_body else []
         await response.send({"type": "http.response.start", "status": status, "headers": answer})
-        await response.send({"type": "http.response.body", "body": data, "more_body": True})
-        if has_body and status != 408 and b"expect" not in headers:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.config.read_seconds):
-                    await _discard(receive, DISCARDED_BODIES * self.config.max_body)
-        await response.send({"type": "http.response.body", "body": b"", "more_body": False})
+        await response.send({"type": "http.response.body", "body": data, "more_body": linger is not None})
+        if linger is not None:
+            linger(self.config.read_seconds)
+            while (await receive())["type"] != "http.disconnect":
+                pass
 
 
 class _Response:
@@ -221,14 +222,9 @@ class _Response:
             raise DisconnectedError from None
 
 
-async def _discard(receive: Receive, limit: int) -> None:
-    """Read and drop the rest of a body, up to a number of bytes."""
-    size = 0
-    while size < limit:
-        message = await receive()
-        size += len(message.get("body", b""))
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return
+def format_header_limits(config: ServerConfig) -> str:
+    """Return the message for headers beyond the limits."""
+    return f"a request may have {config.max_headers} headers, and {config.max_header_bytes} bytes of headers and path"
 
 
 def build_hosts(host: str, names: Iterable[str] = ()) -> set[str]:
