@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,10 +11,15 @@ import numpy as np
 import pytest
 
 import pretune as pt
+from pretune.server.json_schema import get_body_schema
 from tests.inference.speakers import bert, gpt
 from tests.server.models import PROMPTS, Address, models, run_server
 from tests.server.test_engine import alone
 
+CODE = re.compile(
+    r"function|valid(ator|ation)|Input should|Value error|constrained|check_|\w+\[\w|<|None|True|dict|str\b"
+)
+"""Parts of the messages of pydantic."""
 GREEDY = {"model": "gpt", "temperature": 0, "max_tokens": 6}
 
 
@@ -142,6 +148,49 @@ def test_bad_requests(path: str, body: Any, status: int, server: Address) -> Non
     assert found == status, reply
     assert set(reply["error"]) == {"message", "type", "param", "code"} and len(reply["error"]["message"]) <= 500
     assert headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "parts"),
+    [
+        ("/v1/completions", {"prompt": 5}, "prompt", ["text, list of texts", "got 5"]),
+        ("/v1/completions", {"prompt": ["a", 5]}, "prompt", ['got ["a", 5]']),
+        ("/v1/completions", {"prompt": ["a", "\ud800"]}, "prompt.1", ["Unicode"]),
+        ("/v1/completions", {}, "prompt", ["missing"]),
+        ("/v1/completions", {"prompt": "a", "temprature": 1}, "temprature", ["did you mean 'temperature'?"]),
+        ("/v1/completions", {"prompt": "a", "\ud800": 1}, None, ["Unicode"]),
+        ("/v1/completions", {"prompt": "a", "temperature": 101}, "temperature", ["from 0 to 100", "got 101"]),
+        ("/v1/completions", {"prompt": "a", "stop": ["", 5]}, "stop", ["at most 16 texts of 1 to 256 characters"]),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"the": 1}}, "logit_bias", ["from -100 to 100", '"the"']),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias.5", ["got 101"]),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "x"}, "encoding_format", ['"base64"', 'got "x"']),
+        ("/predict", {"inputs": ["a", ["b"]]}, "inputs.1", ["list of 2 texts", 'got ["b"]']),
+        ("/predict", {"inputs": [{"text": [[[[[[[[[1]]]]]]]]]}]}, "inputs.0", ["nested"]),
+        ("/compare", {"first": {"word": ""}, "second": 3}, "first.word", ["1 to 200 characters", "second", "got 3"]),
+        ("/attention", {"text": "a", "layer": "x"}, "layer", ['integer or "mean"', 'got "x"']),
+        ("/tokenize", [1], None, ["JSON object"]),
+    ],
+)
+def test_invalid_fields(path: str, body: Any, field: str | None, parts: list[str], server: Address) -> None:
+    status, reply, _ = server.call(path, body)
+    error = reply["error"]
+    assert status == 422 and error["param"] == field, reply
+    assert all(part in error["message"] for part in [*parts, field or ""]), reply
+
+
+def test_invalid_values_of_every_field(server: Address) -> None:
+    """A message names the field and nothing of the code: no class, validator or type of Python."""
+    openapi = server.call("/openapi.json")[1]
+    count = 0
+    for path in openapi["paths"]:
+        schema = get_body_schema(openapi, path)
+        for field in () if schema is None else schema["properties"]:
+            for value in (5.5, "\ud800", [[{}]], {"a": {}}, [""] * 99, True, 10**30):
+                status, reply, _ = server.call(path, {field: value})
+                if status == 422 and reply["error"]["param"].startswith(field):
+                    count += 1
+                    assert not CODE.search(reply["error"]["message"]), reply
+    assert count > 100
 
 
 def test_many_clients_at_once(server: Address) -> None:

@@ -12,6 +12,7 @@ from pretune import __version__
 from pretune.core.errors import PretuneError
 from pretune.server.engine import Engine
 from pretune.server.errors import build_error, describe_error
+from pretune.server.json_schema import describe_faults, get_body_schema
 from pretune.server.openai_api import add_openai_routes, get_name, list_inputs
 from pretune.server.schemas import (
     AttentionRequest,
@@ -72,14 +73,14 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def handle_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        faults = error.errors()
-        is_malformed = any(fault["type"] == "json_invalid" for fault in faults)
-        paths = [".".join(map(str, fault["loc"][1:])) for fault in faults]
-        pairs = zip(paths, faults, strict=True)
-        message = "; ".join(f"{path}: {fault['msg']}" if path else fault["msg"] for path, fault in pairs)
-        status = 400 if is_malformed else 422
-        text = f"the body is not valid JSON: {message}" if is_malformed else message
-        return JSONResponse(build_error(status, text, "invalid_request", None if is_malformed else paths[0]), status)
+        faults, openapi = error.errors(), app.openapi()
+        malformed = [fault for fault in faults if fault["type"] == "json_invalid"]
+        if malformed:
+            text = f"the body is not valid JSON: {malformed[0]['ctx']['error']} at character {malformed[0]['loc'][-1]}"
+            return JSONResponse(build_error(400, text, "invalid_request"), 400)
+        schema = get_body_schema(openapi, request.scope["route"].path) or {}
+        message, field = describe_faults(faults, error.body, schema, openapi)
+        return JSONResponse(build_error(422, message, "invalid_request", field), 422)
 
     @app.exception_handler(HTTPException)
     async def handle_http(request: Request, error: HTTPException) -> JSONResponse:
@@ -153,7 +154,7 @@ def _add_routes(app: FastAPI, engine: Engine) -> None:
         return reply(name, await engine.heads(name, body.text, part=body.part))
 
     @app.get("/card")
-    async def card(model: Annotated[str | None, Query(max_length=1000)] = None) -> Any:
+    async def card(model: Annotated[str | None, Query()] = None) -> Any:
         """Return the model card, the data card, the cost and the training curves of a model."""
         name = get_name(engine, ModelRequest(model=model))
         return reply(name, await engine.card(name))

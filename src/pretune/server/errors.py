@@ -40,7 +40,13 @@ TYPES = {
 def build_error(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """Return the body of an error."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message[:MAX_MESSAGE], "type": kind, "param": param, "code": code}}
+    message, param = _shorten(message), None if param is None else _shorten(param)
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _shorten(text: str) -> str:
+    """Return the start of a text that may quote a request, without lone surrogates, which no response can hold."""
+    return text[:MAX_MESSAGE].encode(errors="backslashreplace").decode()[:MAX_MESSAGE]
 
 
 def describe_error(error: Exception) -> tuple[int, dict[str, Any]]:
