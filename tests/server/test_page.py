@@ -1,8 +1,11 @@
 """The page and what only it asks for, without a browser: its files and policy, importance, words, heads and cards."""
 
+import json
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from pretune.core.errors import UsageError
 from pretune.data.layout import pack_in_order
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.server.app import MEDIA_TYPES, PAGE_DIR
+from pretune.server.json_schema import describe, get_body_schema
 from pretune.server.neighbor_cache import NeighborCache
 from tests.conftest import ROOT
 from tests.inference.speakers import bert, gpt, t5
@@ -41,10 +45,15 @@ def server(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addr
 
 def test_files_of_the_page(server: Address) -> None:
     """All files are served with the strict policy, none loads or parses anything from elsewhere, none is long."""
-    for file in FILES:
-        status, text, headers = server.call("/" if file.name == "index.html" else f"/page/{file.name}")
+    paths = {("/" if file.name == "index.html" else f"/page/{file.name}"): file for file in FILES}
+    sources = {path: file.read_text(encoding="utf-8") for path, file in paths.items()}
+    sources["/docs"] = server.call("/docs")[1]
+    for path, source in sources.items():
+        status, text, headers = server.call(path)
+        file = paths.get(path, Path("docs.html"))
         assert status == 200 and headers["content-type"] == MEDIA_TYPES[file.suffix], file.name
-        assert text == file.read_text(encoding="utf-8") and text.count("\n") <= 300, file.name
+        assert text == source and text.count("\n") <= 300, file.name
+        text = text.replace(server.url, "")
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "*" not in policy and "http" not in policy
         assert "require-trusted-types-for 'script'" in policy and headers["x-content-type-options"] == "nosniff"
@@ -53,8 +62,32 @@ def test_files_of_the_page(server: Address) -> None:
             file.name
         )  # a name, never loaded
         assert not re.search(r"\b(innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval)\b|style=|<style", text)
-    imported = {name for file in FILES for name in re.findall(r'["\'](/page/[\w.]+)["\']', file.read_text())}
+    imported = {name for text in sources.values() for name in re.findall(r'["\'](/page/[\w.]+)["\']', text)}
     assert imported == {f"/page/{file.name}" for file in FILES if file.name != "index.html"}
+
+
+def test_api_page_has_every_field(server: Address) -> None:
+    """With its values, default and meaning; the example of a body is valid and can be pasted into a shell."""
+    openapi, page = server.call("/openapi.json")[1], unescape(server.call("/docs")[1])
+    capabilities = {model["id"]: model["capabilities"] for model in server.call("/v1/models")[1]["data"]}
+    for path, item in openapi["paths"].items():
+        section = page.partition(f"<code>{next(iter(item)).upper()} {path}</code>")[2].partition("</section>")[0]
+        assert section, path
+        schema = get_body_schema(openapi, path)
+        for name, field in () if schema is None else schema["properties"].items():
+            assert (
+                f"<code>{name}</code>" in section
+                and field.get("description", "x")
+                and describe(field, openapi) in section
+            )
+        if schema is not None:
+            command = shlex.split(re.findall(r"<pre>(curl .*?)</pre>", section)[0])
+            assert command[:2] == ["curl", server.url + path] and json.loads(command[-1]) == schema["example"]
+            capability = re.findall(r'data-capability="(\w+)"', section)[0]
+            able = [name for name, names in capabilities.items() if capability in names]
+            assert able or capability == "search", path
+            for model in able[:1]:
+                assert server.call(path, {"model": model, **schema["example"]})[0] == 200, path
 
 
 @pytest.mark.parametrize("path", ["/page/none.js", "/page/../app.py", "/page/%2e%2e%2fapp.py", "/page/", "/app.py"])
@@ -64,7 +97,9 @@ def test_no_other_file_is_served(path: str, server: Address) -> None:
 
 def test_page_needs_no_token_but_its_requests_do(run: Path) -> None:
     with run_server({"gpt": gpt()}, token="secret") as server:
-        assert [server.call(path)[0] for path in ("/", "/page/main.js", "/v1/models", "/card")] == [200, 200, 401, 401]
+        assert [server.call(path)[0] for path in ("/", "/docs", "/page/main.js", "/v1/models", "/card")] == [
+            200
+        ] * 3 + [401] * 2
         assert server.call("/card", authorization="Bearer secret")[0] == 200
 
 

@@ -98,6 +98,25 @@ def test_write_and_fill_by_keyboard(browser: Browser) -> None:
         assert browser.log() == []
 
 
+def test_api_page_sends_its_examples(browser: Browser) -> None:
+    with run_server({"gpt": gpt(), "bert": bert()}) as server:
+        browser.open("about:blank")
+        browser.log()
+        browser.open(f"{server.url}/docs")
+        browser.click("#post-fill summary")
+        area = "#post-fill textarea"
+        browser.wait(lambda: '"bert"' in browser.run(f"return document.querySelector('{area}').value"), "no model")
+        browser.click("#post-fill button")
+        browser.wait_for('"results"', "#post-fill .reply")
+        browser.click("#post-search summary")
+        browser.wait_for("No served model can do this.", "#post-search .reply")
+        assert browser.log() == []
+        for width in (1100, 360):
+            browser.set_width(width, 1200)
+            assert browser.run("return document.documentElement.scrollWidth") <= width
+        browser.set_width(1100, 900)
+
+
 @pytest.mark.slow
 class TestTabs:
     """Every tab with tiny models that were trained for it."""

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from pretune import __version__
 from pretune.core.errors import PretuneError
+from pretune.server.api_page import build_api_page
 from pretune.server.engine import Engine
 from pretune.server.errors import build_error, describe_error
 from pretune.server.json_schema import describe_faults, get_body_schema
@@ -17,6 +18,7 @@ from pretune.server.openai_api import add_openai_routes, get_name, list_inputs
 from pretune.server.schemas import (
     AttentionRequest,
     CompareRequest,
+    ErrorReply,
     ExplainRequest,
     FillRequest,
     HeadsRequest,
@@ -48,9 +50,10 @@ def build_app(engine: Engine) -> FastAPI:
     app = FastAPI(
         title="pretune",
         version=__version__,
-        docs_url=None,  # these pages would load scripts from the network
+        docs_url=None,  # FastAPI's pages load scripts from the network
         redoc_url=None,
         openapi_url="/openapi.json",
+        responses={"default": {"model": ErrorReply, "description": "Error"}},
     )
     _add_error_handlers(app)
     add_openai_routes(app, engine)
@@ -74,9 +77,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def handle_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         faults, openapi = error.errors(), app.openapi()
-        malformed = [fault for fault in faults if fault["type"] == "json_invalid"]
-        if malformed:
-            text = f"the body is not valid JSON: {malformed[0]['ctx']['error']} at character {malformed[0]['loc'][-1]}"
+        syntax_faults = [fault for fault in faults if fault["type"] == "json_invalid"]
+        if syntax_faults:
+            text = f"the body is not valid JSON: {syntax_faults[0]['ctx']['error']} at character {syntax_faults[0]['loc'][-1]}"
             return JSONResponse(build_error(400, text, "invalid_request"), 400)
         schema = get_body_schema(openapi, request.scope["route"].path) or {}
         message, field = describe_faults(faults, error.body, schema, openapi)
@@ -86,7 +89,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def handle_http(request: Request, error: HTTPException) -> JSONResponse:
         message = str(error.detail)
         if error.status_code == 404:
-            message = f"no such path: {request.method} {request.url.path}; see /openapi.json"
+            message = f"no such path: {request.method} {request.url.path}; see /docs"
         return JSONResponse(build_error(error.status_code, message), error.status_code, error.headers)
 
 
@@ -154,7 +157,7 @@ def _add_routes(app: FastAPI, engine: Engine) -> None:
         return reply(name, await engine.heads(name, body.text, part=body.part))
 
     @app.get("/card")
-    async def card(model: Annotated[str | None, Query()] = None) -> Any:
+    async def card(model: Annotated[str | None, Query(description="Name of the model.")] = None) -> Any:
         """Return the model card, the data card, the cost and the training curves of a model."""
         name = get_name(engine, ModelRequest(model=model))
         return reply(name, await engine.card(name))
@@ -180,13 +183,19 @@ def _add_status_routes(app: FastAPI, engine: Engine) -> None:
 
 
 def _add_page(app: FastAPI) -> None:
-    """Add the page at / and its files; they are read once, and no other file can be asked for."""
+    """Add the pages at / and /docs and their files; they are read once, and no other file can be asked for."""
     files = {path.name: path.read_bytes() for path in PAGE_DIR.iterdir() if path.suffix in MEDIA_TYPES}
 
     @app.get("/", include_in_schema=False)
     async def get_page() -> Any:
         """Return the page."""
         return Response(files["index.html"], media_type=MEDIA_TYPES[".html"], headers=PAGE_HEADERS)
+
+    @app.get("/docs", include_in_schema=False)
+    async def get_api_page(request: Request) -> Any:
+        """Return the page of the API."""
+        text = build_api_page(app.openapi(), str(request.base_url).rstrip("/"))
+        return Response(text, media_type=MEDIA_TYPES[".html"], headers=PAGE_HEADERS)
 
     @app.get("/page/{name}", include_in_schema=False)
     async def get_page_file(name: str) -> Any:

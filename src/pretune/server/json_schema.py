@@ -31,7 +31,7 @@ def describe(schema: Schema, openapi: Schema) -> str:
     >>> describe({"type": "string", "enum": ["a", "b"]}, {})
     '"a" or "b"'
     """
-    names = dict.fromkeys(_describe_one(option, openapi) for option in _list_options(schema, openapi))
+    names = dict.fromkeys(_describe_one(option, openapi) for option in list_options(schema, openapi))
     *first, last = names or ["anything"]
     return f"{', '.join(first)} or {last}" if first else last
 
@@ -39,7 +39,7 @@ def describe(schema: Schema, openapi: Schema) -> str:
 def _describe_one(schema: Schema, openapi: Schema) -> str:
     """Return the allowed values of a schema without alternatives."""
     if "enum" in schema or "const" in schema:
-        *first, last = map(json.dumps, schema.get("enum", [schema.get("const")]))
+        *first, last = [json.dumps(value, allow_nan=False) for value in schema.get("enum", [schema.get("const")])]
         return f"{', '.join(first)} or {last}" if first else last
     kind = schema.get("type", "anything")
     if kind in ("integer", "number"):
@@ -50,7 +50,7 @@ def _describe_one(schema: Schema, openapi: Schema) -> str:
     if kind == "array":
         item = describe(schema.get("items", {}), openapi)
         noun, space, rest = item.partition(" ")
-        is_single = len([*_list_options(schema.get("items", {}), openapi)]) == 1
+        is_single = len([*list_options(schema.get("items", {}), openapi)]) == 1
         return f"list of {_describe_size(schema, 'Items')}{f'{noun}s{space}{rest}' if is_single else f'({item})'}"
     if kind == "object":
         values = schema.get("additionalProperties")
@@ -90,11 +90,11 @@ def _resolve(schema: Schema, openapi: Schema) -> Schema:
     return schema if reference is None else openapi["components"]["schemas"][reference.rpartition("/")[2]]
 
 
-def _list_options(schema: Schema, openapi: Schema) -> Iterator[Schema]:
+def list_options(schema: Schema, openapi: Schema) -> Iterator[Schema]:
     """Yield the alternatives of a schema."""
     schema = _resolve(schema, openapi)
     for option in schema.get("anyOf", ()):
-        yield from _list_options(option, openapi)
+        yield from list_options(option, openapi)
     if "anyOf" not in schema:
         yield schema
 
@@ -103,7 +103,7 @@ def _select(schema: Schema, path: Path, openapi: Schema) -> Schema:
     """Return the schema of a part of a body."""
     options: list[Schema] = [schema]
     for part in path:
-        parts = [option for choice in options for option in _list_options(choice, openapi)]
+        parts = [option for choice in options for option in list_options(choice, openapi)]
         if isinstance(part, int):
             options = [option["items"] for option in parts if "items" in option]
         else:
@@ -158,13 +158,16 @@ def _describe_fault(path: Path, fault: Mapping[str, Any], body: Any, schema: Sch
     if fault["type"] == "value_error":
         return f"{field}: {fault['ctx']['error']}"
     if fault["type"] == "extra_forbidden":
-        options = _list_options(_select(schema, path[:-1], openapi), openapi)
+        options = list_options(_select(schema, path[:-1], openapi), openapi)
         names = [name for option in options for name in option.get("properties", ())]
         return f"{field}: unknown field{suggest(str(path[-1]), names)} (fields: {', '.join(names)})"
-    allowed = describe(_select(schema, path, openapi), openapi)
+    values = describe(_select(schema, path, openapi), openapi)
     if fault["type"] == "missing":
-        return f"{field}: missing; must be {allowed}"
+        return f"{field}: missing; must be {values}"
     for part in path:
         body = body[part]
-    value = json.dumps(body, ensure_ascii=False)
-    return f"{field}: must be {allowed}, got {value if len(value) <= MAX_VALUE else f'{value[:MAX_VALUE]}…'}"
+    try:
+        value = json.dumps(body, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        value = "NaN or infinity"
+    return f"{field}: must be {values}, got {value if len(value) <= MAX_VALUE else f'{value[:MAX_VALUE]}…'}"

@@ -24,8 +24,8 @@ ANY_ADDRESS = "*address*"
 """Stands for all addresses among the names of a server."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WILDCARDS = ("0.0.0.0", "::", "")
-OPEN_PATHS = ("/health", "/")
-"""Paths that need no token: the status, and the page, which asks for the token itself."""
+OPEN_PATHS = ("/health", "/", "/docs")
+"""Paths that need no token: the status, and the pages, which have nothing of the models."""
 STATUS_PATHS = (*OPEN_PATHS, "/metrics", "/openapi.json", "/v1/models")
 """Paths that answer while the engine loads or drains."""
 PAGE_FILES = "/page/"

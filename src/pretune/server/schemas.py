@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 
 def check_encodable(text: str) -> str:
@@ -35,10 +35,31 @@ Text = Annotated[str, AfterValidator(check_encodable)]
 Columns = Annotated[dict[Text, Any], AfterValidator(check_columns)]
 TokenId = Annotated[int, Field(ge=0, le=2**32)]
 StopText = Annotated[Text, Field(min_length=1, max_length=256)]
+Word = Annotated[Text, Field(min_length=1, max_length=200, description="Word; its first occurrence counts.")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Penalty = Annotated[Finite, Field(ge=-2, le=2)]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
+
+
+def example(**body: JsonValue) -> ConfigDict:
+    """Return the setting of a request that shows an example of its body."""
+    return ConfigDict(json_schema_extra={"example": body})
+
+
+class ErrorDetail(BaseModel):
+    """An error: a message for people, and codes for programs."""
+
+    message: str
+    type: str
+    param: str | None = Field(description="Field of the request.")
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """Body of every error, in the shape of OpenAI's API."""
+
+    error: ErrorDetail
 
 
 class ModelRequest(BaseModel):
@@ -46,7 +67,7 @@ class ModelRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    model: Text | None = Field(None, description="Name of the model; the only one if there is one.")
+    model: Text | None = Field(None, description="Name of the model; needed if several are served.")
 
 
 class StreamOptions(BaseModel):
@@ -54,53 +75,75 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    include_usage: bool = False
+    include_usage: bool = Field(False, description="End with an event that counts tokens.")
 
 
 class CompletionRequest(ModelRequest):
     """Completions, in the shape of OpenAI's API; with `top_k`, `min_p`, penalties of repetition and `min_tokens`."""
 
-    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
-    max_tokens: Annotated[int, Field(ge=0)] | None = Field(16, description="0 needs `echo`.")
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    temperature: Annotated[Finite, Field(ge=0, le=100)] | None = 1.0
-    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
-    top_k: Count | None = None
-    min_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
-    n: Count | None = 1
+    model_config = example(prompt="Once upon a time", max_tokens=20, temperature=0.8)
+
+    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]] = Field(
+        description="Texts, or ids of their tokens."
+    )
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(16, description="Tokens of a completion; 0 needs `echo`.")
+    min_tokens: Annotated[int, Field(ge=0)] = Field(0, description="Tokens before which a text does not end.")
+    temperature: Annotated[Finite, Field(ge=0, le=100)] | None = Field(1.0, description="0: most probable tokens.")
+    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = Field(
+        None, description="Sample among the most probable tokens of this total probability."
+    )
+    top_k: Count | None = Field(None, description="Sample among this number of most probable tokens.")
+    min_p: Annotated[Finite, Field(gt=0, le=1)] | None = Field(
+        None, description="Sample among tokens of at least this share of the highest probability."
+    )
+    n: Count | None = Field(1, description="Completions per prompt.")
     best_of: Count | None = Field(None, description="Texts to generate, of which the `n` most probable are returned.")
-    stream: bool | None = False
+    stream: bool | None = Field(False, description="Send pieces of the texts as server-sent events.")
     stream_options: StreamOptions | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    echo: bool | None = False
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = Field(
+        None, description="Texts before which a completion ends."
+    )
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="The same seed, the same text.")
+    echo: bool | None = Field(False, description="Return the prompt before its completion.")
     logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="Most probable tokens at every position.")
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=1024)] | None = None
-    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] = 1.0
-    no_repeat_ngram: Annotated[int, Field(ge=0)] = 0
-    user: Text | None = None
+    presence_penalty: Penalty | None = Field(None, description="Subtracted once from logits of tokens already there.")
+    frequency_penalty: Penalty | None = Field(None, description="Subtracted for each occurrence of a token.")
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=1024)] | None = Field(
+        None, description="Added to logits, by the id of a token."
+    )
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] = Field(
+        1.0, description="Divides positive logits of tokens already there."
+    )
+    no_repeat_ngram: Annotated[int, Field(ge=0)] = Field(0, description="Repeat no sequence of this number of tokens.")
+    user: Text | None = Field(None, description="Ignored.")
     suffix: Text | None = Field(None, description="Not supported.")
 
 
 class EmbeddingRequest(ModelRequest):
     """Embeddings, in the shape of OpenAI's API."""
 
-    input: Text | list[Text]
-    encoding_format: Literal["float", "base64"] | None = "float"
+    model_config = example(input=["A warm day.", "It is sunny."])
+
+    input: Text | list[Text] = Field(description="Texts to embed.")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        "float", description="Numbers, or base64 of 32-bit floats."
+    )
     dimensions: Count | None = Field(None, description="Must be the model's width, if given.")
-    user: Text | None = None
+    user: Text | None = Field(None, description="Ignored.")
 
 
 class TextsRequest(ModelRequest):
     """One or several texts."""
 
-    texts: Text | list[Text]
+    model_config = example(texts=["The old house was quiet."])
+
+    texts: Text | list[Text] = Field(description="One or several texts.")
 
 
 class FillRequest(TextsRequest):
     """Texts with masks: the model's mask token, [MASK], <mask> or ___."""
+
+    model_config = example(texts=["The old [MASK] was quiet."], k=3)
 
     k: Count = Field(5, description="Predictions per mask.")
     pieces: Annotated[int, Field(ge=1, le=16)] | None = Field(None, description="Maximum tokens of a filler.")
@@ -109,14 +152,22 @@ class FillRequest(TextsRequest):
 class PredictRequest(ModelRequest):
     """Texts, pairs of texts, or objects with the columns of training."""
 
-    inputs: list[Text | Annotated[list[Text], Field(min_length=2, max_length=2)] | Columns]
+    model_config = example(inputs=["A warm and funny film."])
+
+    inputs: list[Text | Annotated[list[Text], Field(min_length=2, max_length=2)] | Columns] = Field(
+        description="Texts, pairs of texts, or objects with the columns of training."
+    )
     task: Text | None = Field(None, description="Task of a multi-task run.")
 
 
 class ExplainRequest(ModelRequest):
     """A text, a pair of texts or an object with the columns of training, and the label to explain."""
 
-    input: Text | Annotated[list[Text], Field(min_length=2, max_length=2)] | Columns
+    model_config = example(input="A warm and funny film.")
+
+    input: Text | Annotated[list[Text], Field(min_length=2, max_length=2)] | Columns = Field(
+        description="A text, a pair of texts, or an object with the columns of training."
+    )
     task: Text | None = Field(None, description="Task of a multi-task run.")
     label: Text | None = Field(None, description="Label whose logit is explained; by default the predicted one.")
 
@@ -124,20 +175,26 @@ class ExplainRequest(ModelRequest):
 class SearchRequest(ModelRequest):
     """Queries of an index."""
 
-    queries: Text | list[Text]
-    k: Count = 10
+    model_config = example(queries="a warm family film", k=3)
+
+    queries: Text | list[Text] = Field(description="One or several queries.")
+    k: Count = Field(10, description="Results per query.")
     bm25: bool = Field(False, description="Rank by BM25 instead of vectors.")
 
 
 class NeighborsRequest(ModelRequest):
     """A word in a sentence, and texts to search; by default held-out texts of the model."""
 
-    word: Annotated[Text, Field(min_length=1, max_length=200)]
-    sentence: Text = ""
-    texts: list[Text] = []
-    k: Count = 10
+    model_config = example(
+        word="bank", sentence="He sat on the bank of the river.", texts=["The boat reached the shore of the lake."], k=3
+    )
+
+    word: Word
+    sentence: Text = Field("", description="Sentence with the word; not needed by word vectors.")
+    texts: list[Text] = Field([], description="Texts to search; by default held-out texts of the model.")
+    k: Count = Field(10, description="Number of neighbors.")
     layer: int | None = Field(None, description="0 (embeddings) to depth, or negative from the end.")
-    same_word: bool = False
+    same_word: bool = Field(False, description="Only other occurrences of the word.")
 
 
 class WordInSentence(BaseModel):
@@ -145,28 +202,35 @@ class WordInSentence(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    word: Annotated[Text, Field(min_length=1, max_length=200)]
-    sentence: Text = ""
+    word: Word
+    sentence: Text = Field("", description="Sentence with the word; not needed by word vectors.")
 
 
 class CompareRequest(ModelRequest):
     """Two words, each in a sentence."""
 
-    first: WordInSentence
-    second: WordInSentence
+    model_config = example(
+        first={"word": "bank", "sentence": "He sat on the bank of the river."},
+        second={"word": "bank", "sentence": "She put the money in the bank."},
+    )
+
+    first: WordInSentence = Field(description="A word and its sentence.")
+    second: WordInSentence = Field(description="Another word and its sentence.")
 
 
 class HeadsRequest(ModelRequest):
     """A text for all heads of a part of the model."""
 
-    text: Text
-    part: Literal["encoder", "decoder", "cross"] | None = None
+    model_config = example(text="The old house was quiet.")
+
+    text: Text = Field(description="Text that is read.")
+    part: Literal["encoder", "decoder", "cross"] | None = Field(None, description="Part of an encoder-decoder.")
 
 
-class AttentionRequest(ModelRequest):
+class AttentionRequest(HeadsRequest):
     """A text, and a layer and head from 1; without a head the mean of all heads."""
 
-    text: Text
-    layer: int | Literal["mean"] = -1
-    head: int | None = None
-    part: Literal["encoder", "decoder", "cross"] | None = None
+    model_config = example(text="The old house was quiet.", layer=1, head=1)
+
+    layer: int | Literal["mean"] = Field(-1, description="Layer from 1, negative from the end, or the mean of all.")
+    head: int | None = Field(None, description="Head from 1; by default the mean of all.")

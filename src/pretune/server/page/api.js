@@ -15,7 +15,8 @@ export class RequestError extends Error {
   }
 }
 
-async function send(path, body, signal) {
+/** Return the response to a request; one that is an error raises a RequestError. */
+export async function send(path, body, signal) {
   const headers = token ? { authorization: `Bearer ${token}` } : {};
   const options = body === undefined
     ? { headers, signal }
