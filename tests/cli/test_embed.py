@@ -107,3 +107,12 @@ def test_one_line_of_what_is_wrong(
     assert main(["embed", model, *arguments, "--device", "cpu", "--quiet"]) == code
     told = capsys.readouterr().err
     assert all(word in told for word in words) and told.count("\n") == 1
+
+
+def test_a_blank_cell_keeps_its_place(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "text": "a"}\n{"id": 2, "text": null}\n{"id": 3}\n')
+    (tmp_path / "a.csv").write_text('text\na\n""\n ""\n')
+    for name in ("a.jsonl", "a.csv"):
+        out = tmp_path / f"{name}.npy"
+        assert main(["embed", model, f"--input={tmp_path / name}", f"--out={out}", "--device=cpu", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["texts"] == len(np.load(out)) == 3

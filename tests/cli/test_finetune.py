@@ -140,3 +140,48 @@ def test_an_export_is_predicted_with_and_evaluated(
     assert main(["evaluate", str(tmp_path / "out"), f"--test={table}"]) == 0
     assert "scores.json" not in capsys.readouterr().err
     assert (tmp_path / "out/run.json").exists() == (name == "soup")  # it names the user's files
+
+
+def test_blank_cells_are_skipped_in_training_and_keep_their_line_in_predictions(
+    base: Path, run: Path, table: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = table.read_text().splitlines()
+    mixed = tmp_path / "mixed.csv"
+    mixed.write_text("\n".join([lines[0], lines[1], ' ,"good"', '"a sea",', *lines[2:]]) + "\n")
+    command = ["finetune", str(base), f"--train={mixed}", "--steps=1", "--baselines=none"]
+    assert main([*command, "--strict", f"--out={tmp_path / 'strict'}"]) == 3
+    said = capsys.readouterr().err
+    assert f"{mixed}:3:" in said and said.count("\n") == 1 and not (tmp_path / "strict").exists()
+    assert main([*command, f"--out={tmp_path / 'run'}"]) == 0
+    note = f"2 rows with a blank cell skipped, the first at {mixed}:3, 'text'"
+    assert note in capsys.readouterr().err
+    assert note in json.loads((tmp_path / "run/scores.json").read_text())["notes"]
+    assert main(["evaluate", str(run), f"--test={mixed}", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["counts"]["examples"] == 60 and note in result["notes"]
+
+    def predict(source: Path | str, *more: str) -> list[dict[str, object]]:
+        assert main(["predict", str(run), f"--input={source}", *more]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    found = predict(mixed, "--batch=1")
+    assert [line["id"] for line in found] == [str(number) for number in range(62)]
+    assert [line["label"] is None for line in found] == [False, True, *[False] * 60]
+    assert found[1] == {"id": "1", "label": None, "reason": "'text' is blank"}
+    rows = [{"id": "a", "text": "a lovely sea"}, {"id": "b", "text": None}, {"id": "c"}, {"id": "d", "text": "a sea"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = predict(tmp_path / "rows.jsonl")
+    assert [(line["id"], line["label"] is None) for line in found] == [
+        ("a", False),
+        ("b", True),
+        ("c", True),
+        ("d", False),
+    ]
+    (tmp_path / "one.csv").write_text('text\na sea\n""\n')
+    (tmp_path / "lines.txt").write_text("a sea\n\n \nthe wind\n")
+    assert [line["label"] is None for line in predict(tmp_path / "one.csv")] == [False, True]
+    assert [line["label"] is None for line in predict(tmp_path / "lines.txt")] == [False, True, True, False]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a sea\n\nthe wind\n")))
+    assert [line["label"] is None for line in predict("-")] == [False, True, False]
+    first, second = open_runs([run, run]).predict(["", "a sea"])
+    assert first == {"label": None, "reason": "'text' is blank"} and second["label"] in ("bad", "good")

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -137,10 +138,11 @@ def test_conll(write) -> None:  # type: ignore[no-untyped-def]
             r"a\.csv: .*'txt'.*'text'.*text, label",
         ),
         ("text,label\na,x\nb,y\n", {"pair": "pear"}, r"a\.csv: .*'pear'"),
-        ("text,label\na,x\nb,\n", {}, r"a\.csv:3: .*'label'"),
+        ("text,label\na,x\nb,\n", {"strict": True}, r"a\.csv:3: .*'label'"),
         ("text,label\na,x\nb,x\n", {}, r"a\.csv: .*'x'"),
         ("text,text,label\na,b,x\n", {}, r"a\.csv:1: .*'text'"),
-        ("text,label\n,x\nb,y\n", {}, r"a\.csv:2: .*'text'.*''"),
+        ("text,label\n,x\nb,y\n", {"strict": True}, r"a\.csv:2: .*'text'"),
+        ("text,label\n,x\nb,\n", {}, r"a\.csv: .*2 rows.*a\.csv:2, 'text'"),
         ("text,label\n", {}, r"a\.csv: "),
         ("", {}, r"a\.csv: "),
         ("only one column\nand no label\n", {}, r"a\.csv: "),
@@ -149,7 +151,7 @@ def test_conll(write) -> None:  # type: ignore[no-untyped-def]
         ('text,label\n"a,x\nb,y\n', {}, r"a\.csv:2: "),
     ],
 )
-def test_faults(write, text: str, columns: dict[str, str], values: str) -> None:  # type: ignore[no-untyped-def]
+def test_faults(write, text: str, columns: dict[str, Any], values: str) -> None:  # type: ignore[no-untyped-def]
     path = write("a.csv", text)
     with pytest.raises(DataError, match=values) as fault:
         build_user_task({"train": path}, **columns)

@@ -64,7 +64,7 @@ def test_pairs_for_embeddings_need_a_label_or_a_score(tmp_path: Path, row: dict[
     path = table(tmp_path, [pair | {name: value} for value in values])
     assert len(read_dataset(train=path).gold) == 2
     with pytest.raises(DataError, match=r":3: "):
-        read_dataset(train=table(tmp_path, [*(pair | {name: value} for value in values), pair | row]))
+        read_dataset(train=table(tmp_path, [*(pair | {name: value} for value in values), pair | row]), strict=True)
 
 
 def test_spans(tmp_path: Path) -> None:
@@ -167,4 +167,5 @@ def test_texts(tmp_path: Path) -> None:
 def test_a_bad_row_is_named(tmp_path: Path, type: str, good: dict[str, Any], bad: dict[str, Any]) -> None:
     assert read(tmp_path, [good, good], type).name == "own"
     with pytest.raises(DataError, match=r"own\.jsonl:3:"):
-        read(tmp_path, [good, good, {**good, **bad}, good], type)
+        path = table(tmp_path, [good, good, {**good, **bad}, good])
+        build_user_task({"train": path}, type=type, strict=True)

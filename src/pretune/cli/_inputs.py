@@ -74,7 +74,8 @@ def read_texts(source: str, field: str = "text", label: str | None = None) -> In
     """Read the texts of a file, which may be compressed, or of standard input (`-`).
 
     In a text file every line is a text, empty ones included. In JSONL, CSV and TSV the text is the column `field`; a
-    column `id` is kept, and with `label` the labels of that column are read.
+    column `id` is kept, and with `label` the labels of that column are read. A blank cell is an empty text, so that
+    every row keeps its place.
     """
     from pretune.tasks.table import read_text
 
@@ -85,8 +86,8 @@ def read_texts(source: str, field: str = "text", label: str | None = None) -> In
         example = f"`cat {shlex.quote(str(path))}/*.txt > texts.txt` makes one of text files"
         raise DataError(f"{name}: a folder; pass a file with one text per line ({example})")
     labels: list[str] | None = None
-    if formats := {".jsonl", ".csv", ".tsv"} & {*path.suffixes[-2:]}:
-        texts, ids, labels = _read_rows(path, field, label, table=".jsonl" not in formats)
+    if {".jsonl", ".csv", ".tsv"} & {*path.suffixes[-2:]}:
+        texts, ids, labels = _read_rows(path, field, label)
     elif label is not None:
         raise DataError(f"{name}: lines of text have no column '{label[:40]}'; pass a .csv, .tsv or .jsonl file")
     else:
@@ -98,15 +99,12 @@ def read_texts(source: str, field: str = "text", label: str | None = None) -> In
     return InputTexts(texts, ids, name, labels)
 
 
-def _read_rows(
-    path: Path, field: str, label: str | None, *, table: bool
-) -> tuple[list[str], list[str] | None, list[str] | None]:
+def _read_rows(path: Path, field: str, label: str | None) -> tuple[list[str], list[str] | None, list[str] | None]:
     """Return texts, ids and labels of JSON lines or of a table; the only column of a table may have any name."""
-    from pretune.tasks.table import Jsonl, open_table, read_id
+    from pretune.tasks.table import open_table, read_id
 
-    columns = [field, *([] if label is None else [label])]
-    reader = open_table(path, columns, allow_single_column=True) if table else None
-    if reader is not None and reader.form == "delimited" and field not in reader.columns:
+    reader = open_table(path, [field, *([] if label is None else [label])], allow_single_column=True)
+    if reader.form == "delimited" and field not in reader.columns:
         raise DataError(
             f"{path}: no column '{field}'{suggest(field, reader.columns)} (has {', '.join(reader.columns)[:200]}); "
             "pass the text column with --field, or a file with one text per line"
@@ -114,8 +112,8 @@ def _read_rows(
     texts: list[str] = []
     ids: list[str] = []
     labels: list[str] = []
-    for row in Jsonl().read_rows(path) if reader is None else reader.read_rows():
-        value = row.get(field)
+    for row in reader.read_rows():
+        value = "" if row.get(field) is None else row.get(field)
         if not isinstance(value, str):
             raise DataError(f"{row.location}: field '{field}' must be a string, got {str(value)[:40]!r}")
         texts.append(value)
@@ -123,7 +121,7 @@ def _read_rows(
         if label is not None:
             if label not in row.values:
                 raise DataError(f"{row.location}: no column '{label[:40]}'{suggest(label, row.values)}")
-            labels.append(str(row.values[label]))
+            labels.append("" if row.values[label] is None else str(row.values[label]))
     numbered_ids = [name or str(number) for number, name in enumerate(ids, 1)]
     return texts, numbered_ids if any(ids) else None, None if label is None else labels
 

@@ -102,6 +102,9 @@ def finetune(
     ] = None,
     data: TaskData = None,
     force: Annotated[bool, option("--force", "Allow fewer than 5 training examples, or classes without any.")] = False,
+    strict: Annotated[
+        bool, option("--strict", "Refuse tables with a blank text or label, instead of skipping such rows.")
+    ] = False,
     resume: Resume = False,
     config: ConfigFile = None,
     settings: Annotated[
@@ -152,8 +155,8 @@ def finetune(
     if task is not None and is_embedding(task):
         assert out is not None or dry_run
         _train_embeddings(
-            model, task, out or Path(), as_json=as_json, train=train, dev=dev, data=data, resume=resume, device=device,
-            epochs=epochs, steps=steps, lr=parse_numbers(lr, "--lr")[0] if lr else None,
+            model, task, out or Path(), as_json=as_json, train=train, dev=dev, data=data, strict=strict, resume=resume,
+            device=device, epochs=epochs, steps=steps, lr=parse_numbers(lr, "--lr")[0] if lr else None,
             invalid_options={"--test": test, "--text": text, "--pair": pair, "--label": label, "--method": method,
                              "--seeds": seeds, "--train-examples": train_examples, "--config": config,
                              "--dry-run": dry_run, "--forgetting": forgetting, "--csv": as_csv, "--vectors": vectors,
@@ -165,7 +168,8 @@ def finetune(
         "task": task, "type": task_type, "train": train,
         "dev": dev, "test": test, "text": text, "pair": pair, "label": label,
         "data": data, "method": method, "epochs": epochs, "steps": steps, "config": config,
-        "force": force or None, "overrides": parse_assignments(settings or []), "teacher": teacher,
+        "force": force or None, "strict": strict or None, "teacher": teacher,
+        "overrides": parse_assignments(settings or []),
     }  # fmt: skip
     rates = parse_numbers(lr, "--lr") if lr else ()
     counts = parse_example_counts(train_examples) if train_examples else ()

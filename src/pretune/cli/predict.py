@@ -16,7 +16,7 @@ from pretune.core.log import format_count
 
 if TYPE_CHECKING:
     from pretune.runs.finetune.finetuned_run import FinetunedRun
-    from pretune.runs.finetune.saved_task import SavedTask
+    from pretune.runs.finetune.saved_task import BlankInput, SavedTask
     from pretune.tasks.example import Example
 
 CHUNK = 512
@@ -37,7 +37,7 @@ def predict(
 ) -> None:
     """Predict labels, scores, tags or answers for new inputs.
 
-    Prints one JSON object per input, in order, while the input is read.
+    Prints one JSON object per input, in order, while the input is read; a blank input has null and a reason.
 
     Several runs are combined: the mean of their probabilities, or the tags or the answer that most of them give.
 
@@ -53,6 +53,7 @@ def predict(
         from dataclasses import replace
 
         from pretune.runs.finetune.inference import open_runs
+        from pretune.runs.finetune.saved_task import BlankInput
 
         tuned_run = open_runs(runs, device=device, base=base, quantize=None if quantize is None else quantize.value)
         tuned_run = tuned_run if task is None else tuned_run.select_task(task)
@@ -61,31 +62,37 @@ def predict(
             raise UsageError(f"--pair '{pair[:40]}': this run was fine-tuned on single texts; remove it")
         saved_task = replace(saved_task, text=text or saved_task.text, pair=pair or saved_task.pair)
         examples = (
-            saved_task.build_example(value, location)
+            saved_task.build_input(value, location)
             for location, value in _read(inputs, saved_task, [column for column in (text, pair) if column])
         )
-        total = truncated_count = empty = 0
+        total = truncated_count = empty = blank = 0
         for chunk in iter(lambda: list(itertools.islice(examples, batch)), []):
-            counts = _print_predictions(tuned_run, chunk, total)
-            total, truncated_count, empty = total + len(chunk), truncated_count + counts[0], empty + counts[1]
+            cut, unknown = _print_predictions(tuned_run, chunk, total)
+            total, truncated_count, empty = total + len(chunk), truncated_count + cut, empty + unknown
+            blank += sum(isinstance(value, BlankInput) for value in chunk)
     if not total:
         raise DataError(f"{inputs}: no inputs; expected at least one")
     if truncated_count:
         log.warn(f"{truncated_count:,} of {format_count(total, 'inputs')} truncated to {saved_task.max_length} tokens")
+    if blank:
+        log.warn(f"{blank:,} of {format_count(total, 'inputs')} are blank: their predictions are null, with a reason")
     if empty:
         log.warn(f"{empty:,} of {format_count(total, 'inputs')} have no text that the tokenizer knows")
     hint("report", *runs, "--out", find_free_path("report.html"), silent=as_json)
 
 
-def _print_predictions(run: "FinetunedRun", examples: list["Example"], first: int) -> tuple[int, int]:
-    """Print the predictions of a chunk; return the numbers of truncated and empty inputs."""
+def _print_predictions(run: "FinetunedRun", inputs: list["Example | BlankInput"], first: int) -> tuple[int, int]:
+    """Print the predictions of a chunk; return the numbers of inputs that are truncated or have no known token."""
+    from pretune.tasks.example import Example
+
     ready = run.load_predictor()
-    counts = ready.count_truncated(examples)
-    for number, (example, prediction) in enumerate(zip(examples, ready.predict(examples), strict=True), start=first):
-        record = {"id": example.id or str(number), **ready.task.type.format_prediction(prediction)}
+    examples = [value for value in inputs if isinstance(value, Example)]
+    counts = ready.count_truncated(examples) if examples else None
+    for number, (value, fields) in enumerate(zip(inputs, ready.describe(inputs), strict=True), start=first):
+        record = {"id": value.id or str(number), **fields}
         log.print_result(json.dumps(record, ensure_ascii=False, allow_nan=False))
     sys.stdout.flush()
-    return counts.cut, counts.empty
+    return (counts.cut, counts.empty) if counts is not None else (0, 0)
 
 
 def _read(inputs: str, task: "SavedTask", columns: list[str]) -> Iterator[tuple[str, Any]]:
@@ -107,10 +114,7 @@ def _read(inputs: str, task: "SavedTask", columns: list[str]) -> Iterator[tuple[
         return
     for column in columns if table.form != "jsonl" else ():
         table.check_column(column)
-    rows = (
-        (row.location, {name: value for name, value in row.values.items() if value is not None})
-        for row in table.read_rows()
-    )
+    rows = ((row.location, row.values) for row in table.read_rows())
     yield from _check_columns(rows, columns if table.form == "jsonl" else [])
 
 

@@ -8,7 +8,7 @@ sentences with the same tokens are tied.
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from pretune.inference.scoring import (
 from pretune.inference.scoring.logprobs import ProgressCallback
 from pretune.inference.text_model import get_tokenizer
 from pretune.tasks.example import Example
-from pretune.tasks.table import Jsonl, TableRow, open_table, read_lines
+from pretune.tasks.table import BlankRows, Jsonl, TableRow, is_blank, open_table, read_lines
 
 
 def evaluate_minimal_pairs(
@@ -158,14 +158,14 @@ def read_pairs(path: Path, order: str = "good-first") -> list[Example]:
     if not rows:
         raise DataError(f"{path}: no sentences; expected two lines per pair, the better sentence first, or JSON lines")
     if rows[0][1].startswith("{"):
-        return [_parse_object(row) for row in Jsonl().read_rows(path)]
+        return BlankRows().parse_all(path, open_table(path).read_rows(), _parse_object)
     if re.match(r"\[\s*(\{|$)", rows[0][1]):
         raise DataError(f"{path}: a JSON array; write JSON lines, one object with {GOOD} and {BAD} per line")
     if _is_table(path, rows[0][1]):
         table = open_table(path, [GOOD, BAD])
         for column in (GOOD, BAD):
             table.check_column(column)
-        return [_parse_object(row) for row in table.read_rows()]
+        return BlankRows().parse_all(path, table.read_rows(), _parse_object)
     if len(rows) % 2:
         raise DataError(f"{path}:{rows[-1][0]}: odd number of lines ({len(rows)}); expected two lines per pair")
     examples = []
@@ -230,16 +230,19 @@ def _is_table(file: Path, first: str) -> bool:
 
 
 def _parse_object(row: TableRow) -> Example:
-    group = next((str(row.values[name]) for name in ("UID", "group") if name in row.values), None)
+    group = next((str(row.values[name]) for name in ("UID", "group") if not is_blank(row.values.get(name))), None)
     return Example(text=row.get_text(GOOD), pair=row.get_text(BAD), group=group, id=row.location.rpartition(":")[2])
 
 
-def read_bias_pairs(path: Path) -> Iterator[Example]:
+def read_bias_pairs(path: Path) -> list[Example]:
     """Read a table with `sent_more` (the more stereotyped sentence), `sent_less`, and optionally `bias_type`."""
     if not path.is_file():
         problem = explain_missing(path)
         raise DataError(f"{path}: {problem}; pass a table with sent_more and sent_less with --data")
     table = open_table(path, ["sent_more", "sent_less"])
-    for row in table.read_rows():
-        group = str(row.values["bias_type"]) if row.values.get("bias_type") else None
-        yield Example(text=row.get_text("sent_more"), pair=row.get_text("sent_less"), group=group)
+    return BlankRows().parse_all(path, table.read_rows(), _parse_bias_pair)
+
+
+def _parse_bias_pair(row: TableRow) -> Example:
+    group = str(row.values["bias_type"]) if row.values.get("bias_type") else None
+    return Example(text=row.get_text("sent_more"), pair=row.get_text("sent_less"), group=group)

@@ -42,7 +42,7 @@ from pretune.inference.text_model import (
 )
 from pretune.metrics.numeric import bits, perplexity
 from pretune.tasks.example import Example
-from pretune.tasks.table import Jsonl
+from pretune.tasks.table import BlankRows, TableRow, is_blank, open_table
 from pretune.text.tokenizer import Tokenizer
 
 DEFAULT_WINDOW, BIDIRECTIONAL_WINDOW = 512, 128
@@ -250,18 +250,20 @@ def read_blanks(path: Path) -> list[Example]:
     if not path.is_file():
         raise DataError(f"{path}: {explain_missing(path)}; pass JSON lines with text and answer with --data")
     examples: list[Example] = []
-    for row in Jsonl().read_rows(path):
+
+    def parse_row(row: TableRow) -> Example:
         parts = re.split(r"_{2,}|\[MASK\]", row.get_text("text"))
+        answer = row.get_text("answer").strip()
         if len(parts) != 2:
             raise DataError(f"{row.location}: 'text' has {len(parts) - 1} blanks, expected one (____ or [MASK])")
-        group = next((row.get_text(name).strip() for name in CATEGORIES if row.values.get(name) is not None), None)
-        if examples and (group is None) != (examples[0].group is None):
+        group = next((row.get_text(name).strip() for name in CATEGORIES if not is_blank(row.values.get(name))), None)
+        examples.append(Example(text=parts[0], target=answer, pair=parts[1] or None, group=group))
+        if (group is None) != (examples[0].group is None):
             state = "missing" if group is None else "present"
             raise DataError(
                 f"{row.location}: the category is {state}, unlike in the first line; use a category (or relation) "
                 "in all lines or in none"
             )
-        examples.append(
-            Example(text=parts[0], target=row.get_text("answer").strip(), pair=parts[1] or None, group=group)
-        )
-    return examples
+        return examples[-1]
+
+    return BlankRows().parse_all(path, open_table(path).read_rows(), parse_row)

@@ -115,6 +115,7 @@ def train_embeddings(
     clip: float | None = None,
     seed: int | None = None,
     overrides: Mapping[str, Any] | None = None,
+    strict: bool = False,
     resume: bool = False,
     device: str | None = None,
 ) -> TrainedEmbeddings:
@@ -140,6 +141,7 @@ def train_embeddings(
         clip: Maximum gradient norm (default 1).
         seed: Random seed (default 0).
         overrides: The same settings by name, as text or values; they go before the arguments above.
+        strict: Refuse tables with a blank cell; by default their rows are skipped and counted.
         resume: Continue an interrupted run with the same settings.
         device: "cpu" or "cuda"; None: a GPU if available.
 
@@ -166,8 +168,8 @@ def train_embeddings(
             run_dir.check_free()
         if model is None:
             raise UsageError("missing MODEL: the model directory to train")
-        dataset = read_dataset(task=task, train=train, data=data, loss=train_config.loss)
-        dev_dataset = None if dev is None else _read_dev(dev, data)
+        dataset = read_dataset(task=task, train=train, data=data, loss=train_config.loss, strict=strict)
+        dev_dataset = None if dev is None else _read_dev(dev, data, strict=strict)
         with init_distributed(resolve_device(device)) as ranks:
             if train_config.batch < ranks.world:
                 raise UsageError(
@@ -298,10 +300,11 @@ class EmbeddingRun:
         return TrainedEmbeddings(self.run_dir.path, scores)
 
 
-def _read_dev(dev: str | os.PathLike[str], data: str | os.PathLike[str] | None) -> PairDataset:
+def _read_dev(dev: str | os.PathLike[str], data: str | os.PathLike[str] | None, *, strict: bool) -> PairDataset:
     """Read the dev set: scored pairs or triplets."""
     name = os.fspath(dev)
-    dataset = read_dataset(task=name, data=data, split="dev") if name in TASKS else read_dataset(train=name)
+    is_task = name in TASKS
+    dataset = read_dataset(task=name, data=data, split="dev") if is_task else read_dataset(train=name, strict=strict)
     if not dataset.is_scored and dataset.columns != 3:
         raise UsageError(f"'{name}': dev must hold scored pairs or triplets")
     return dataset

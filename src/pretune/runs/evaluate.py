@@ -138,11 +138,13 @@ def evaluate(
     results = [_run_timed(lambda: work.compute_perplexity(files))] if files else []
     for entry in tasks:
         if _accepts_shots(entry):
-            results += [_run_timed(partial(work.evaluate_task, entry, count)) for count in counts]
-            continue
-        result = _run_timed(partial(work.evaluate_task, entry, None))
-        unused_shots = ("scored without a prompt; shots are ignored",) if any(counts) else ()
-        results.append(replace(result, notes=(*result.notes, *unused_shots)))
+            entry_results = [_run_timed(partial(work.evaluate_task, entry, count)) for count in counts]
+            unused_shots: tuple[str, ...] = ()
+        else:
+            entry_results = [_run_timed(partial(work.evaluate_task, entry, None))]
+            unused_shots = ("scored without a prompt; shots are ignored",) if any(counts) else ()
+        table_notes = entry.notes if isinstance(entry, Task) else ()
+        results += [replace(result, notes=(*table_notes, *result.notes, *unused_shots)) for result in entry_results]
     return ResultList([*results, *compute_averages(results)])
 
 

@@ -223,7 +223,7 @@ class EvaluationJob:
             return self.evaluate_similarity(name, path)
         if name == "bias_pairs":
             return evaluate_bias_pairs(
-                self.model, subsample([*read_bias_pairs(path)], limit), self.scoring_config, on_progress=report
+                self.model, subsample(read_bias_pairs(path), limit), self.scoring_config, on_progress=report
             )
         if name == "cloze":
             return evaluate_cloze(

@@ -5,21 +5,32 @@
     pick_column(table, None, "label", "label")     # 'stars'
 
 Files are decoded like corpora: UTF-8, or UTF-16/32 by their first bytes; compressed files are decompressed. An invalid
-row raises an error with its file and line.
+row raises an error with its file and line. A cell is blank if it is empty, white space, null, or missing from a line of
+JSON; a blank cell that an example needs raises a `BlankCellError`, and `BlankRows` skips and counts such rows.
 """
 
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
+from pretune.core import log
 from pretune.core.config import spec
 from pretune.core.errors import DataError, explain_missing, suggest
+from pretune.core.log import format_count
 from pretune.text.corpora.streams import HEAD_BYTES, decode, detect_compression, detect_encoding, read_chunks
-from pretune.text.corpora.tables import UnclosedQuoteError, iter_delimited_rows, iter_jsonl_rows, split_documents
+from pretune.text.corpora.tables import (
+    SINGLE_COLUMN,
+    UnclosedQuoteError,
+    iter_delimited_rows,
+    iter_jsonl_rows,
+    split_documents,
+)
+
+T = TypeVar("T")
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "text": ("text", "sentence", "sentence1", "premise", "question", "question1", "review", "content", "document"),
@@ -58,8 +69,70 @@ PAIR_COLUMNS = (
 """Columns of a pair of texts: GLUE's and SuperGLUE's names, and other common ones."""
 _SAMPLE_ROWS = 50
 _MAX_NAME_LENGTH = 100
-_SINGLE_COLUMN = "\x1f"
-"""Delimiter of a table with one column: a character that texts do not contain."""
+
+
+class BlankCellError(DataError):
+    """A row without a value that an example needs: the location of the row, and the column."""
+
+    def __init__(self, location: str, column: str) -> None:
+        super().__init__(" ".join(f"{location}: '{column}' is blank; fill it in, or remove the row".split()))
+        self.location, self.column = location, " ".join(column.split())
+
+
+def is_blank(value: object) -> bool:
+    """Return True for a cell without a value.
+
+    >>> [is_blank(value) for value in (None, " ", [], 0, "a")]
+    [True, True, True, False, False]
+    """
+    return value is None or value == [] or (isinstance(value, str) and not value.strip())
+
+
+@dataclass(slots=True)
+class BlankRows:
+    """Rows of a table that are skipped, since a cell that they need is blank: their number, and the first.
+
+    With `strict` the first one raises its error.
+    """
+
+    strict: bool = False
+    count: int = 0
+    first: BlankCellError | None = None
+
+    def __str__(self) -> str:
+        return f"{format_count(self.count, 'rows')} with a blank cell skipped, {self._locate()}"
+
+    def _locate(self) -> str:
+        return "" if self.first is None else f"the first at {self.first.location}, '{self.first.column}'"
+
+    def parse(self, rows: "Iterable[TableRow]", parse_row: "Callable[[TableRow], T]") -> Iterator[T]:
+        """Yield the value of each row that has no blank cell; count the others."""
+        for row in rows:
+            try:
+                value = parse_row(row)
+            except BlankCellError as error:
+                if self.strict:
+                    raise
+                self.count, self.first = self.count + 1, self.first or error
+                continue
+            yield value
+
+    def parse_all(self, path: Path, rows: "Iterable[TableRow]", parse_row: "Callable[[TableRow], T]") -> list[T]:
+        """Return the values of all rows of a file without a blank cell, with a warning about the others.
+
+        Raises DataError if there is none.
+        """
+        values = list(self.parse(rows, parse_row))
+        self.check_rows(path, len(values))
+        if self.count:
+            log.warn(str(self))
+        return values
+
+    def check_rows(self, path: Path, count: int) -> None:
+        """Raise DataError if no row is left."""
+        if not count:
+            blank = f"{format_count(self.count, 'rows')}, each with a blank cell, {self._locate()}"
+            raise data_error(f"{path}: {blank if self.count else 'no rows below the header'}")
 
 
 class TableRow(NamedTuple):
@@ -77,13 +150,18 @@ class TableRow(NamedTuple):
             )
         return self.values[column]
 
+    def require(self, column: str) -> Any:
+        """Return a value that must not be blank."""
+        value = self.get(column)
+        if is_blank(value):
+            raise BlankCellError(self.location, column)
+        return value
+
     def get_text(self, column: str) -> str:
         """Return a value that must be text and not blank."""
-        value = self.get(column)
-        if not isinstance(value, str) or not value.strip():
-            raise data_error(
-                f"{self.location}: field '{column}' must be text, got {str(value)[:40]!r}; fill it, or remove the row"
-            )
+        value = self.require(column)
+        if not isinstance(value, str):
+            raise data_error(f"{self.location}: field '{column}' must be text, got {str(value)[:40]!r}; fix the row")
         if not value.isascii():
             try:
                 value.encode()
@@ -140,6 +218,7 @@ class TableFile:
     delimiter: str = ""
     has_quotes: bool = False
     has_header: bool = True
+    strict: bool = False  # refuse rows with a blank cell
 
     def __str__(self) -> str:
         if self.form == "conll":
@@ -149,14 +228,15 @@ class TableFile:
             return f"{self.path}: JSONL, fields {columns}"
         header = "with a header" if self.has_header else "without a header"
         quotes = "fields may be quoted" if self.has_quotes else "quotes are literal"
-        if self.delimiter == _SINGLE_COLUMN:
+        if self.delimiter == SINGLE_COLUMN:
             return f"{self.path}: a table {header}, {quotes}, one column {columns}"
         return f"{self.path}: a table {header}, delimiter {self.delimiter!r}, {quotes}, columns {columns}"
 
     def read_rows(self) -> Iterator[TableRow]:
         """Yield every row; raise DataError with the line number if the number of columns differs."""
         if self.form == "jsonl":
-            yield from Jsonl().read_rows(self.path)
+            absent = dict.fromkeys(self.columns)  # a field that a line lacks is blank
+            yield from (TableRow(row.location, {**absent, **row.values}) for row in Jsonl().read_rows(self.path))
             return
         name = os.fspath(self.path)
         rows = iter_delimited_rows(read_text(self.path), self.delimiter, self.has_quotes, name)
@@ -272,10 +352,10 @@ def _detect_delimiter(path: Path, ending: str, column_names: Sequence[str], allo
         if best is None or rank > best[0]:
             best = (rank, delimiter, has_quotes, rows[0])
     if best is None and allow_single_column:
-        rows, error = _read_sample(path, _SINGLE_COLUMN, True)
+        rows, error = _read_sample(path, SINGLE_COLUMN, True)
         if error is not None and not rows:
             raise error
-        best = ((0, 0, 0), _SINGLE_COLUMN, True, rows[0])
+        best = ((0, 0, 0), SINGLE_COLUMN, True, rows[0])
     if best is None and quote_errors:
         raise next(iter(quote_errors.values()))
     if best is None:

@@ -104,6 +104,7 @@ class Task:
     scale: tuple[float, float] | None = None  # lowest and highest score of a regression
     template: Template | None = None
     group_field: Literal["text", "pair", "group"] | None = None
+    notes: tuple[str, ...] = ()  # on a user's files
 
     @property
     def type(self) -> "TaskType":

@@ -4,15 +4,15 @@
     task.kind, task.labels          # 'classification', ('1', '2', '3', '4', '5')
 
 `type` sets the type. Without it CoNLL files are tagging, and otherwise the labels of the training file decide
-(`infer_kind`). The labels are those of the training data: a label that only dev or test has is an error, and so is a
-single class.
+(`infer_kind`). Rows with a blank cell that their example needs are skipped, with a note (`task.notes`). The labels are
+those of the training data: a label that only dev or test has is an error, and so is a single class.
 """
 
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.log import join_names
 from pretune.tasks.example import Example
-from pretune.tasks.table import TableFile, TableRow, data_error, find_pair_columns, open_table, pick_column
+from pretune.tasks.table import BlankRows, TableFile, TableRow, data_error, find_pair_columns, open_table, pick_column
 from pretune.tasks.task import Reader, SplitFile, Task
 from pretune.tasks.types import TASK_TYPES, TYPE_OPTIONS, get_option
 
@@ -39,8 +39,12 @@ class TableReader:
     pair: str | None = None
 
     def __call__(self, path: Path) -> Iterator[Example]:
-        for row in open_table(path, [self.text, self.label, *([self.pair] if self.pair else [])]).read_rows():
-            yield self.parse_row(row)
+        return self.read(path, BlankRows())
+
+    def read(self, path: Path, blanks: BlankRows) -> Iterator[Example]:
+        """Yield the examples of a file; `blanks` counts the skipped rows."""
+        table = open_table(path, [self.text, self.label, *([self.pair] if self.pair else [])])
+        return blanks.parse(table.read_rows(), self.parse_row)
 
     def parse_row(self, row: TableRow) -> Example:
         """Return the example of a row."""
@@ -78,22 +82,25 @@ class UserTables:
         """Return the column of each role: the one that the user named, else by the names of its meaning."""
         return {role: pick_column(self.train, getattr(self, role), meaning, role) for role, meaning in meanings.items()}
 
-    def read(self, reader: Reader) -> Iterator[Example]:
-        """Yield the examples of all files; raise DataError for a file without rows."""
+    def read(self, reader: Reader, notes: list[str] | None = None) -> Iterator[Example]:
+        """Yield the examples of all files, and add notes on skipped rows; raise DataError for a file without rows."""
         for table in self.files.values():
-            count = 0
-            for count, example in enumerate(reader(table.path), start=1):  # noqa: B007 (the last value counts)
+            count, blanks = 0, BlankRows(strict=table.strict)
+            examples = reader.read(table.path, blanks) if isinstance(reader, TableReader) else reader(table.path)
+            for count, example in enumerate(examples, start=1):  # noqa: B007 (the last value counts)
                 yield example
-            if not count:
-                raise DataError(f"{table.path}: no rows below the header")
+            blanks.check_rows(table.path, count)
+            if blanks.count and notes is not None:
+                notes.append(str(blanks))
 
     def build_task(self, kind: str, reader: Reader, **fields: Any) -> Task:
         """Return the task of these files; every row is read once, so that errors are found now."""
-        for _ in self.read(reader):
+        notes: list[str] = []
+        for _ in self.read(reader, notes):
             pass
         # Absolute, so that joining them to any data directory returns them unchanged.
         splits = {split: (SplitFile(str(table.path.absolute()), reader),) for split, table in self.files.items()}
-        return Task(name=self.name, kind=kind, splits=splits, **fields)
+        return Task(name=self.name, kind=kind, splits=splits, notes=tuple(notes), **fields)
 
 
 def build_user_task(
@@ -105,12 +112,13 @@ def build_user_task(
     labels: tuple[str, ...] | None = None,
     type: str | None = None,
     has_pair: bool | None = None,
+    strict: bool = False,
 ) -> Task:
     """Build a task from files by split, with at least one for train; every row is checked.
 
     With `labels`, those of a model to be evaluated (empty for scores), no training file is needed. `type` is one of
     `TYPE_OPTIONS`, except embedding. `has_pair` sets whether two texts are read; None: two if no text column is named
-    and the columns are one of `PAIR_COLUMNS`.
+    and the columns are one of `PAIR_COLUMNS`. Rows with a blank cell are skipped, or with `strict` a DataError.
     """
     options = [option for option in TYPE_OPTIONS if option != "embedding"]
     if type is not None and type not in options:
@@ -120,7 +128,7 @@ def build_user_task(
     kind = next((kind for kind in TASK_TYPES if type is not None and get_option(kind) == type), None)
     open_file = open_table if kind is None else TASK_TYPES.get(kind).open_file
     column_names = [column for column in (text, label, pair) if column]
-    tables = {split: open_file(Path(path), column_names) for split, path in files.items()}
+    tables = {split: replace(open_file(Path(path), column_names), strict=strict) for split, path in files.items()}
     user_tables = UserTables(
         files=tables, name=name, text=text, label=label, pair=pair, labels=labels, has_pair=has_pair
     )
@@ -168,10 +176,10 @@ def infer_kind(tables: UserTables) -> str:
     """
     if tables.labels is not None:
         return "classification" if tables.labels else "regression"
-    _, column, _ = pick_text_columns(tables)
-    if any(_has_several(row.get(column)) for row in tables.train.read_rows()):
+    text, column, pair = pick_text_columns(tables)
+    if any(_has_several(row.values.get(column)) for row in tables.train.read_rows()):
         return "multi-label"
-    counts, locations = count_values(tables.train, column)
+    counts, locations = count_values(tables.train, column, (text, pair))
     if 2 * sum(count for value, count in counts.items() if _is_number(value)) < sum(counts.values()):
         return "classification"
     check_numbers(locations, "most labels are numbers; fix the row, or set the type with --type classification")
@@ -183,24 +191,33 @@ def _has_several(value: Any) -> bool:
     return isinstance(value, list) or (isinstance(value, str) and LABEL_SEPARATOR in value)
 
 
-def count_values(table: TableFile, column: str) -> tuple[Counter[str], dict[str, str]]:
-    """Return how often each label occurs, and the location of its first row."""
+def count_values(table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[Counter[str], dict[str, str]]:
+    """Return how often each label occurs in rows with all `texts`, and the location of its first row."""
+
+    def parse(row: TableRow) -> tuple[str, str]:
+        check_filled(row, texts)
+        return read_label(row, column), row.location
+
     locations: dict[str, str] = {}
     counts: Counter[str] = Counter()
-    for row in table.read_rows():
-        value = read_label(row, column)
-        locations.setdefault(value, row.location)
+    blanks = BlankRows(strict=table.strict)
+    for value, location in blanks.parse(table.read_rows(), parse):
+        locations.setdefault(value, location)
         counts[value] += 1
-    if not counts:
-        raise data_error(f"{table.path}: no rows below the header")
+    blanks.check_rows(table.path, len(counts))
     return counts, locations
+
+
+def check_filled(row: TableRow, columns: Sequence[str | None]) -> None:
+    """Raise BlankCellError if one of these columns is blank; None is no column."""
+    for column in columns:
+        if column:
+            row.require(column)
 
 
 def read_label(row: TableRow, column: str) -> str:
     """Return the label of a row as written in the file; raise DataError if there is none."""
-    value = row.get(column)
-    if value is None or not str(value).strip():
-        raise data_error(f"{row.location}: no label in '{column}'; fill it in, or remove the row")
+    value = row.require(column)
     if isinstance(value, list | dict):
         raise data_error(f"{row.location}: '{column}' must be a single label, got {str(value)[:40]}")
     return str(value).strip()

@@ -61,6 +61,7 @@ class TaskConfig:
     max_eval_examples: Positive[int] | None = None  # of dev and of test, stratified; None: all, as published
     split_seed: int = 0  # of splits and of the sample of training examples
     force: bool = False  # train on fewer than 5 examples, or without examples of a class
+    strict: Annotated[bool, NewField()] = False  # refuse files with a blank cell, instead of skipping such rows
 
     def __post_init__(self) -> None:
         if (self.name is None) == (self.train is None):

@@ -74,8 +74,8 @@ def build_finetune_config(
 ) -> FinetuneConfig:
     """Return the config of a run.
 
-    `task` holds options of the task: task, type, train, dev, test, text, pair, label, data, force. `teacher` is a
-    fine-tuned model to imitate. `config` is a tree, or a file with one: a run.json, or YAML. `overrides` (paths and
+    `task` holds options of the task: task, type, train, dev, test, text, pair, label, data, force, strict. `teacher` is
+    a fine-tuned model to imitate. `config` is a tree, or a file with one: a run.json, or YAML. `overrides` (paths and
     values, as `--set` takes them) and the other arguments go before it. `base_spec` is the spec of a model that is not
     trained yet, by default that on disk. Invalid or contradictory values are a UsageError.
     """

@@ -77,6 +77,7 @@ def finetune(
     teacher: str | os.PathLike[str] | None = None,
     resume: bool = False,
     force: bool = False,
+    strict: bool = False,
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -110,6 +111,7 @@ def finetune(
         teacher: Run fine-tuned on the same task, of the same vocabulary, whose outputs the model imitates.
         resume: Continue the unfinished run in `out`; other arguments may be left out.
         force: Allow fewer than 5 training examples, or classes without any.
+        strict: Refuse tables with a blank text or label; by default their rows are skipped and counted.
         config: Settings: a run.json, or a YAML file, or the same tree as a mapping.
         overrides: Settings by path, such as {"method.rank": 16, "train.batch": 64}; they go before `config`.
         device: "cpu" or "cuda"; None: a GPU if available.
@@ -125,8 +127,8 @@ def finetune(
     counts = (train_examples,) if isinstance(train_examples, int) else train_examples
     options: dict[str, Any] = {
         "task": task, "type": type, "train": train, "dev": dev, "test": test, "text": text, "pair": pair,
-        "label": label, "data": data, "force": force or None, "method": method, "epochs": epochs, "steps": steps,
-        "config": config, "overrides": overrides, "teacher": teacher,
+        "label": label, "data": data, "force": force or None, "strict": strict or None, "method": method,
+        "epochs": epochs, "steps": steps, "config": config, "overrides": overrides, "teacher": teacher,
     }  # fmt: skip
     return run_finetune(
         model,

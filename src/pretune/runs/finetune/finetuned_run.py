@@ -22,7 +22,7 @@ from pretune.core.errors import CheckpointError, UsageError, explain_missing
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.inference.text_model import get_tokenizer
-from pretune.runs.finetune.saved_task import SavedTask, TaskMember
+from pretune.runs.finetune.saved_task import BlankInput, SavedTask, TaskMember
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Counts, EncodingRules
 from pretune.tasks.example import Example, Prediction
@@ -117,14 +117,12 @@ class FinetunedRun(Result, os.PathLike[str]):
         return self._predictor
 
     def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
-        """Predict texts, pairs of texts, or mappings with the fields of examples; one prediction each, in order."""
-        examples = [self.saved_task.build_example(value, f"input {number}") for number, value in enumerate(inputs)]
-        ready = self.load_predictor()
-        return (
-            [ready.task.type.format_prediction(prediction) for prediction in ready.predict(examples)]
-            if examples
-            else []
-        )
+        """Predict texts, pairs of texts, or mappings with the fields of examples; one prediction each, in order.
+
+        A blank text has a null prediction, with a reason.
+        """
+        values = [self.saved_task.build_input(value, f"input {number}") for number, value in enumerate(inputs)]
+        return self.load_predictor().describe(values)
 
     @property
     def is_finished(self) -> bool:
@@ -174,6 +172,17 @@ class Predictor:
         """Return one prediction for each example."""
         predictions = predict(self.model, self.encoder, examples, precision=self.precision)
         return predictions if self.threshold is None else self.task.type.apply_threshold(predictions, self.threshold)
+
+    def describe(self, inputs: Sequence[Example | BlankInput]) -> list[dict[str, Any]]:
+        """Return the prediction for each input, for JSON; for a blank one null, with the reason."""
+        examples, task_type = [value for value in inputs if isinstance(value, Example)], self.task.type
+        predictions = iter(self.predict(examples) if examples else ())
+        return [
+            {task_type.answer_field: None, "reason": value.reason}
+            if isinstance(value, BlankInput)
+            else task_type.format_prediction(next(predictions))
+            for value in inputs
+        ]
 
     def compute_perplexity(self, examples: Sequence[Example]) -> float:
         """Return the perplexity of the gold answers, for generation."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pretune.core import config, io
 from pretune.core.config import spec
@@ -12,8 +12,16 @@ from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_task
 from pretune.core.run_dir import RunDir
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
+from pretune.tasks.table import BlankCellError, read_id
 from pretune.tasks.task import Task, Template
 from pretune.tasks.types import TASK_TYPES, get_option
+
+
+class BlankInput(NamedTuple):
+    """An input without text, which keeps its place among the predictions."""
+
+    id: str
+    reason: str
 
 
 @spec(has_kind=False)
@@ -99,8 +107,19 @@ class SavedTask:
         """True if the training files had no second texts."""
         return self.build_task().type.reads_one_text(self.text, self.pair)
 
+    def build_input(self, raw_input: Any, source: str) -> Example | BlankInput:
+        """Build the example of an input; a text that is blank gives a `BlankInput`."""
+        try:
+            return self.build_example(raw_input, source)
+        except BlankCellError as error:
+            name = read_id(raw_input, source) if isinstance(raw_input, Mapping) else ""
+            return BlankInput(name, f"'{error.column}' is blank")
+
     def build_example(self, raw_input: Any, source: str) -> Example:
-        """Build an example from a text, two texts, or a mapping with the training columns (or text and pair)."""
+        """Build an example from a text, two texts, or a mapping with the training columns (or text and pair).
+
+        Raises BlankCellError if a text is blank.
+        """
         if isinstance(raw_input, Example):
             return raw_input
         if isinstance(raw_input, str):

@@ -134,8 +134,9 @@ def _open_single(task_config: TaskConfig) -> TaskData:
         paths = {split: getattr(task_config, split) for split in SPLITS}
         files = {split: _resolve_file(path) for split, path in paths.items() if path is not None}
         task = build_user_task(
-            files, text=task_config.text, label=task_config.label, pair=task_config.pair, type=task_config.type
-        )
+            files, text=task_config.text, label=task_config.label, pair=task_config.pair, type=task_config.type,
+            strict=task_config.strict,
+        )  # fmt: skip
         column_names = [column for column in (task_config.text, task_config.label, task_config.pair) if column]
         reader = task.splits["train"][0].reader
         tables = {split: task.type.open_file(Path(path), column_names) for split, path in files.items()}
@@ -144,7 +145,7 @@ def _open_single(task_config: TaskConfig) -> TaskData:
             notes.append(reader.describe_columns(tables["train"].columns))
         alternative = "" if task_config.type else task.type.describe_alternative()
         labels = f": {join_names(task.labels)}" if task.labels else ""
-        notes.append(f"type {get_option(task.kind)}{alternative}{labels}")
+        notes += [f"type {get_option(task.kind)}{alternative}{labels}", *task.notes]
     available = task.find_available(task_config.data)
     if set(available) == {"train"}:
         examples = list(available["train"].read())

@@ -16,7 +16,16 @@ from pretune.metrics.classification import NO_LABEL, group_values
 from pretune.models.spec import Model
 from pretune.tasks.encoding import EncodingRules, Floats, Items, PredictedLogits, read_classes
 from pretune.tasks.example import Example, Prediction, format_example
-from pretune.tasks.table import COLUMNS, PAIR_COLUMNS, TableFile, find_pair_columns, open_table, read_id
+from pretune.tasks.table import (
+    COLUMNS,
+    PAIR_COLUMNS,
+    BlankCellError,
+    TableFile,
+    find_pair_columns,
+    is_blank,
+    open_table,
+    read_id,
+)
 from pretune.tasks.task import Task
 from pretune.tasks.user_table import UserTables
 
@@ -59,6 +68,7 @@ class TaskType:
     has_free_text: ClassVar[bool] = False  # the answer is a text of its own, whose perplexity is reported
     no_answer: ClassVar[str] = ""  # answer in words to a question without an answer
     is_explainable: ClassVar[bool] = False  # logits stand for a prediction, so that gradients explain it
+    answer_field: ClassVar[str] = "label"  # field of a prediction that is null for an input without text
     errors_view: ClassVar[Literal["classes", "options", "scores", "tags", "sets", "texts"]] = "texts"  # in reports
 
     def __init__(self, task: Task) -> None:
@@ -324,7 +334,10 @@ class TaskType:
         raise NotImplementedError
 
     def read_input(self, fields: Mapping[str, Any], text: str | None, pair: str | None, source: str) -> Example:
-        """Return the example of a new input; `text` and `pair` are the columns of the training files."""
+        """Return the example of a new input; `text` and `pair` are the columns of the training files.
+
+        Raises BlankCellError if a text is blank.
+        """
         columns, has_one_text = (text, pair), self.reads_one_text(text, pair)
         pair_columns = find_pair_columns(map(str, fields))
         if columns == (None, None) and self.finds_pair:
@@ -332,6 +345,8 @@ class TaskType:
         is_pair = has_one_text and text not in fields and pair_columns is not None  # of another task
         content = None if is_pair else read_field(fields, columns[0], _INPUT_NAMES["text"], source)
         extra = self.read_input_fields(fields, content, source)
+        if is_blank(extra.get("text", "none" if content is None else content)):
+            raise BlankCellError(source, text or "text")
         if content is None and "text" not in extra:
             field_names = ", ".join(map(str, fields))[:100]
             raise DataError(
@@ -343,6 +358,8 @@ class TaskType:
             raise DataError(
                 f"{source}: this task needs two texts; pass the second as '{pair or self.pair_field}', or after a tab"
             )
+        if second is not None and is_blank(second):
+            raise BlankCellError(source, columns[1] or self.pair_field)
         facts = {str(name): str(value) for name, value in fields.items() if isinstance(value, str)}
         example = {"text": content, "pair": second, "id": read_id(fields, source), "facts": facts, **extra}
         return Example(**example)
@@ -357,15 +374,16 @@ class TaskType:
 
 
 def read_field(fields: Mapping[str, Any], column: str | None, names: Iterable[str], source: str) -> str | None:
-    """Return the text of a column, or of the first field with one of the names; None if there is none."""
+    """Return the text of a column, or of the first field with one of the names, "" for null; None if there is none."""
     alike = {str(name).strip().lower(): name for name in reversed([*fields])}
     candidates = [column, *(alike[name] for name in names if name in alike)]
     name = next((name for name in candidates if name in fields), None)
     if name is None:
         return None
-    if not isinstance(fields[name], str):
-        raise DataError(f"{source}: '{name}' must be a string, got {type(fields[name]).__name__}")
-    return str(fields[name])
+    value = "" if fields[name] is None else fields[name]
+    if not isinstance(value, str):
+        raise DataError(f"{source}: '{name}' must be a string, got {type(value).__name__}")
+    return value
 
 
 def _truncate(text: str) -> str:

@@ -22,7 +22,7 @@ from pretune.core.seed import mix
 from pretune.metrics.question_answering import normalise
 from pretune.tasks.encoding import Counts, EncodingRules, Floats, Items, PredictedLogits, build_items, read_classes
 from pretune.tasks.example import Example, Prediction, format_example
-from pretune.tasks.table import TableRow, data_error
+from pretune.tasks.table import BlankCellError, TableRow, data_error, is_blank
 from pretune.tasks.task import Task
 from pretune.tasks.types.base import LabelsAndPredictions, TaskType
 from pretune.tasks.types.classification import choose_best
@@ -187,11 +187,11 @@ class ChoiceReader(TableReader):
                 f"{row.location}: at least two choices are needed, as a list 'choices' or as columns choice1, "
                 f"choice2, …, got {len(choices)}"
             )
-        label, number = self._read_label(row, choices), row.location.rpartition(":")[2]
-        return Example(text=row.get_text(self.text), choices=choices, label=label, id=number)
+        text, label, number = row.get_text(self.text), self._read_label(row, choices), row.location.rpartition(":")[2]
+        return Example(text=text, choices=choices, label=label, id=number)
 
     def _read_label(self, row: TableRow, choices: Sequence[str]) -> int:
-        value = str(row.get(self.label) if row.get(self.label) is not None else "").strip()
+        value = str(row.require(self.label)).strip()
         names = row.values.get("choices")
         letters = [str(name) for name in names["label"]] if isinstance(names, dict) and "label" in names else []
         if value in letters:
@@ -222,9 +222,9 @@ def read_choices(values: Mapping[str, Any], location: str) -> tuple[str, ...]:
         if name in names:
             options = values[names[name]]
             options = options.get("text") if isinstance(options, dict) else options
-            if not isinstance(options, list | tuple) or not all(
-                isinstance(option, str) and option.strip() for option in options
-            ):
+            if is_blank(options) or (isinstance(options, list | tuple) and any(map(is_blank, options))):
+                raise BlankCellError(location, name)
+            if not isinstance(options, list | tuple) or not all(isinstance(option, str) for option in options):
                 raise data_error(f"{location}: '{name}' must be a list of texts, got {str(options)[:40]}")
             return tuple(options)
     numbered_columns = sorted(
@@ -234,9 +234,12 @@ def read_choices(values: Mapping[str, Any], location: str) -> tuple[str, ...]:
     if not columns:
         columns = [letter for letter in "ABCDEFGH" if letter in values]
     cells = [values[column] for column in columns]
-    while cells and not str(cells[-1] if cells[-1] is not None else "").strip():
+    while cells and is_blank(cells[-1]):
         cells.pop()  # a question may have fewer choices than the table has columns
-    for cell in cells:
-        if not isinstance(cell, str) or not cell.strip():
-            raise data_error(f"{location}: an empty choice before the last one; fill it in, or remove the row")
+    cells += [None] * (min(len(columns), 2) - len(cells))  # two are needed
+    for column, cell in zip(columns, cells, strict=False):
+        if is_blank(cell):
+            raise BlankCellError(location, column)
+        if not isinstance(cell, str):
+            raise data_error(f"{location}: '{column}' must be text, got {str(cell)[:40]!r}; fix the row")
     return tuple(cells)

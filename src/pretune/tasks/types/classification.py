@@ -83,8 +83,8 @@ class SequenceType(TaskType):
         return PredictedLogits(sequence=0, rows=(0,), columns=(column,), name=name)
 
     @classmethod
-    def read_labels(cls, table: TableFile, column: str) -> tuple[str, ...]:
-        """Return the labels of the training data; empty if they are scores."""
+    def read_labels(cls, table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[str, ...]:
+        """Return the labels of the training data with these `texts`; empty if they are scores."""
         raise NotImplementedError
 
     @classmethod
@@ -100,7 +100,7 @@ class SequenceType(TaskType):
     @classmethod
     def build_user_task(cls, tables: UserTables) -> Task:
         text, label, pair = pick_text_columns(tables)
-        labels = cls.read_labels(tables.train, label) if tables.labels is None else tables.labels
+        labels = cls.read_labels(tables.train, label, (text, pair)) if tables.labels is None else tables.labels
         fields = cls.describe_user_task(labels, pair)
         reader = LabelledTextReader(text=text, label=label, pair=pair, labels=labels, task_kind=fields["kind"])
         return tables.build_task(reader=reader, labels=labels, **fields)
@@ -177,9 +177,9 @@ class SequenceClassification(SequenceType):
         return " (inferred; use --type regression for scores)" if numeric else ""
 
     @classmethod
-    def read_labels(cls, table: TableFile, column: str) -> tuple[str, ...]:
+    def read_labels(cls, table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[str, ...]:
         """Return the classes of the training data, sorted by number or alphabet."""
-        counts, _ = count_values(table, column)
+        counts, _ = count_values(table, column, texts)
         if len(counts) == 1:
             label = next(iter(counts))
             raise data_error(f"{table.path}: every row has the label {label[:40]!r}; at least two classes are needed")

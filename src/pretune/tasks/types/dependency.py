@@ -122,6 +122,7 @@ class DependencyParsing(TokenTagging):
 
     needs_both_sides = True
     is_explainable = False  # a tree is found from all arcs
+    answer_field = "heads"
     baselines: ClassVar = {"majority": "adjacent_head", "bilstm": "bilstm_parser"}
 
     def build_head(self) -> TaskHead:
@@ -225,7 +226,7 @@ class TreeListReader(TagListReader):
 
     def parse_row(self, row: TableRow) -> Example:
         example = TagListReader.parse_row(self, row)  # a class with slots has no `super()`
-        heads = row.get("heads")
+        heads = row.require("heads")
         is_list = isinstance(heads, list) and all(type(head) is int for head in heads)
         if not is_list or len(heads) != len(example.words) or not is_tree(heads):
             raise data_error(

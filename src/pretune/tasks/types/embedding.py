@@ -23,7 +23,7 @@ from pretune.data.plan import BatchShape
 from pretune.data.sequences import Ints, Sequences
 from pretune.inference.embed import EncodedTexts, encode_texts
 from pretune.tasks import TASKS
-from pretune.tasks.table import TableRow, data_error, find_column, open_table
+from pretune.tasks.table import BlankRows, TableRow, data_error, find_column, open_table
 from pretune.tasks.task import Task
 from pretune.tasks.types.base import TaskType
 from pretune.tasks.user_table import read_label
@@ -66,13 +66,16 @@ def read_dataset(
     data: str | os.PathLike[str] | None = None,
     split: str = "train",
     loss: str | None = None,
+    strict: bool = False,
 ) -> PairDataset:
     """Read the examples of a task's split or of a file; NLI gives entailed pairs unless the loss is `classes`."""
     if loss is not None and loss not in LOSSES:
         raise UsageError(f"unknown loss '{loss}'{suggest(loss, LOSSES)} ({', '.join(LOSSES)})")
     if (task is None) == (train is None):
         raise UsageError("pass either a task (embedding:NAME) or a file (--train FILE) to train on")
-    dataset = _read_file(Path(train)) if train is not None else _read_task(TASKS.get(task or ""), data, split)
+    dataset = (
+        _read_file(Path(train), strict=strict) if train is not None else _read_task(TASKS.get(task or ""), data, split)
+    )
     if dataset.classes and loss != "classes":
         if {ENTAILMENT, CONTRADICTION} <= {*dataset.classes}:
             return build_entailment_pairs(dataset)
@@ -128,37 +131,44 @@ def _read_task(task: Task, data: str | os.PathLike[str] | None, split: str) -> P
     return PairDataset(texts=texts, gold=gold, classes=task.labels, is_scored=is_scored)
 
 
-def _read_file(path: Path) -> PairDataset:
-    """Read the user's table."""
+def _read_file(path: Path, *, strict: bool) -> PairDataset:
+    """Read the user's table; rows with a blank cell are skipped, or with `strict` a DataError."""
     table = open_table(path)
     columns = {meaning: find_column(table.columns, meaning) for meaning in ("anchor", "positive", "negative")}
     if columns["anchor"] is None or columns["positive"] is None:
         expected_columns = "anchor and positive (and negative), or sentence1, sentence2 (and score or label)"
         raise DataError(f"{path}: has the columns {', '.join(table.columns)[:200]}; expected {expected_columns}")
-    rows = list(table.read_rows())
-    if not rows:
-        raise DataError(f"{path}: no rows; expected a pair of texts per row")
-    texts = [tuple(row.get_text(column) for column in columns.values() if column is not None) for row in rows]
-    score, label = find_column(table.columns, "score"), find_column(table.columns, "class")
-    if score is not None and columns["negative"] is None:
-        return PairDataset(texts=texts, gold=_parse_scores(rows, score), is_scored=True)
-    if label is not None and columns["negative"] is None:
-        names = [read_label(row, label) for row in rows]
-        classes = tuple(sorted({*names}))
-        return PairDataset(texts=texts, gold=[float(classes.index(name)) for name in names], classes=classes)
-    return PairDataset(texts=texts, gold=[0.0] * len(texts))
+    text_columns = [column for column in columns.values() if column is not None]
+    has_gold = columns["negative"] is None
+    score = find_column(table.columns, "score") if has_gold else None
+    label = find_column(table.columns, "class") if has_gold else None
+
+    def parse_row(row: TableRow) -> tuple[tuple[str, ...], float | str]:
+        texts = tuple(row.get_text(column) for column in text_columns)
+        return texts, _parse_score(row, score) if score else read_label(row, label) if label else 0.0
+
+    rows = BlankRows(strict=strict).parse_all(path, table.read_rows(), parse_row)
+    texts, values = [row[0] for row in rows], [row[1] for row in rows]
+    if score is not None:
+        return PairDataset(texts=texts, gold=_rescale([float(value) for value in values]), is_scored=True)
+    classes = tuple(sorted({str(value) for value in values})) if label is not None else ()
+    gold = [float(classes.index(str(value))) for value in values] if classes else [0.0] * len(texts)
+    return PairDataset(texts=texts, gold=gold, classes=classes)
 
 
-def _parse_scores(rows: Sequence[TableRow], column: str) -> list[float]:
-    """Parse scores; values outside 0 to 1 are rescaled by their minimum and maximum."""
-    scores: list[float] = []
-    for row in rows:
-        try:
-            scores.append(float(row.get(column)))
-        except (TypeError, ValueError):
-            raise data_error(f"{row.location}: score {str(row.get(column))[:40]!r} is not a number") from None
-        if not math.isfinite(scores[-1]):
-            raise data_error(f"{row.location}: score {scores[-1]} is not finite; fill it in, or remove the row")
+def _parse_score(row: TableRow, column: str) -> float:
+    value = row.require(column)
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        raise data_error(f"{row.location}: score {str(value)[:40]!r} is not a number") from None
+    if not math.isfinite(score):
+        raise data_error(f"{row.location}: score {score} is not finite; fill it in, or remove the row")
+    return score
+
+
+def _rescale(scores: Sequence[float]) -> list[float]:
+    """Rescale scores by their minimum and maximum, if some are outside 0 to 1."""
     low, high = (0.0, 1.0) if min(scores) >= 0 and max(scores) <= 1 else (min(scores), max(scores))
     return [(value - low) / max(high - low, 1e-9) for value in scores]
 

@@ -22,10 +22,10 @@ from pretune.adaptation.heads.sequence import MultiLabel
 from pretune.core.errors import DataError
 from pretune.tasks.encoding import EncodingRules, Floats, Items
 from pretune.tasks.example import Example, Prediction, format_example
-from pretune.tasks.table import TableFile, TableRow, data_error
+from pretune.tasks.table import BlankRows, TableFile, TableRow, data_error
 from pretune.tasks.types.base import LabelsAndPredictions
 from pretune.tasks.types.classification import SequenceType, check_known
-from pretune.tasks.user_table import LABEL_SEPARATOR
+from pretune.tasks.user_table import LABEL_SEPARATOR, check_filled
 
 if TYPE_CHECKING:
     from pretune.tasks.encoder import TaskEncoder
@@ -37,6 +37,7 @@ class MultiLabelClassification(SequenceType):
     """Any number of labels for a text or a pair of texts."""
 
     baselines: ClassVar = {"majority": "frequent_labels", "svm": "one_vs_rest"}
+    answer_field = "labels"
     errors_view = "sets"
 
     def build_head(self) -> TaskHead:
@@ -124,9 +125,15 @@ class MultiLabelClassification(SequenceType):
         return {"labels": list(prediction.tags), **({"probabilities": shares} if shares else {})}
 
     @classmethod
-    def read_labels(cls, table: TableFile, column: str) -> tuple[str, ...]:
+    def read_labels(cls, table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[str, ...]:
         """Return the labels of the training data, sorted."""
-        labels = sorted({name for row in table.read_rows() for name in read_label_list(row, column)})
+
+        def parse(row: TableRow) -> tuple[str, ...]:
+            check_filled(row, texts)
+            return read_label_list(row, column)
+
+        blanks = BlankRows(strict=table.strict)
+        labels = sorted({name for names in blanks.parse(table.read_rows(), parse) for name in names})
         if len(labels) < 2:
             raise data_error(
                 f"{table.path}: at least two different labels are needed in '{column}', got {len(labels)}; separate "

@@ -29,6 +29,7 @@ class SequenceRegression(SequenceType):
     baselines: ClassVar = {"majority": "mean", "svm": "ridge", "vectors": "ridge_vectors"}
     probe = "values"
     pair_gold = "score"
+    answer_field = "score"
     errors_view = "scores"
 
     def build_head(self) -> TaskHead:
@@ -87,9 +88,9 @@ class SequenceRegression(SequenceType):
         return example.label
 
     @classmethod
-    def read_labels(cls, table: TableFile, column: str) -> tuple[str, ...]:
+    def read_labels(cls, table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[str, ...]:
         """Check that the training data has different scores; return no labels."""
-        counts, locations = count_values(table, column)
+        counts, locations = count_values(table, column, texts)
         check_numbers(locations, "--type regression needs numbers")
         if len(counts) == 1:
             score = next(iter(counts))

@@ -64,6 +64,8 @@ class SemanticRoles(TokenTagging):
     def read_input_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
         values = super().read_input_fields(fields, text, source)
         predicate = fields.get("predicate")
+        if not values["words"]:
+            return values
         if type(predicate) is not int or not 0 <= predicate < len(values["words"]):
             raise DataError(
                 f"{source}: 'predicate' must be the index of a word, from 0 to {len(values['words']) - 1}, got "
@@ -112,7 +114,7 @@ class RoleListReader(TagListReader):
 
     def parse_row(self, row: TableRow) -> Example:
         example = TagListReader.parse_row(self, row)  # a class with slots has no `super()`
-        predicate = row.get("predicate")
+        predicate = row.require("predicate")
         if type(predicate) is not int or not 0 <= predicate < len(example.words):
             raise data_error(
                 f"{row.location}: 'predicate' must be the index of a word, from 0 to {len(example.words) - 1}, got "

@@ -38,7 +38,7 @@ from pretune.tasks.encoding import (
     deduplicate,
 )
 from pretune.tasks.example import AnswerCandidate, Example, Prediction, format_example
-from pretune.tasks.table import TableFile, TableRow, data_error, open_table
+from pretune.tasks.table import BlankRows, TableFile, TableRow, data_error, open_table
 from pretune.tasks.task import Task, Template
 from pretune.tasks.types.base import TaskType
 from pretune.tasks.user_table import TableReader, UserTables
@@ -65,6 +65,7 @@ class SpanExtraction(TaskType):
     needs_pair = True
     pair_field = "context"
     has_single_text = False
+    answer_field = "text"
     evaluator = "generation"
     prompt = "{pair}\nQuestion: {text}\nAnswer: {answer}"
     max_answer_tokens = 32
@@ -379,7 +380,7 @@ class SquadReader(TableReader):
     pair: str = "context"
     label: str = "answers"
 
-    def __call__(self, path: Path) -> Iterator[Example]:
+    def read(self, path: Path, blanks: BlankRows) -> Iterator[Example]:
         yield from read_squad(path)
 
 

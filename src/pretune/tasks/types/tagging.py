@@ -59,6 +59,7 @@ class TokenTagging(TaskType):
     reads_conll = True
     is_explainable = True
     baselines: ClassVar = {"majority": "frequent_tag", "svm": "window_tags"}
+    answer_field = "tags"
     errors_view = "tags"
     needs_both_sides: ClassVar[bool] = False  # a left-to-right model stands for a word by its last token, with a note
 
@@ -279,7 +280,7 @@ def check_entity_tags(tags: Iterable[str], path: Path) -> None:
 
 
 def _read_strings(row: TableRow, column: str) -> tuple[str, ...]:
-    values = row.get(column)
+    values = row.require(column)
     if not isinstance(values, list):
         raise data_error(
             f"{row.location}: '{column}' must be a list, got {str(values)[:40]!r}; use JSONL with lists, or CoNLL"
@@ -288,7 +289,7 @@ def _read_strings(row: TableRow, column: str) -> tuple[str, ...]:
 
 
 def _read_words(fields: Mapping[str, Any], name: str, source: str) -> tuple[str, ...]:
-    values = fields.get(name, ())
+    values = fields.get(name) or ()
     is_list = isinstance(values, Sequence) and not isinstance(values, str)
     if not is_list or not all(isinstance(value, str) for value in values):
         raise DataError(f"{source}: '{name}' must be a list of strings")

@@ -43,6 +43,7 @@ class TextToText(TaskType):
     default_length = 512
     allows_pair = False
     has_single_text = False
+    answer_field = "text"
     evaluator = "generation"
     prompt = "Text: {text}\nAnswer: {answer}"
     max_answer_tokens = 64

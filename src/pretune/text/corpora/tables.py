@@ -20,6 +20,8 @@ from pretune.text.corpora.streams import Errors
 
 SEPARATORS = {"file": "", "block": "\n\n", "line": "\n"}
 """End of a document, for each unit of plain text."""
+SINGLE_COLUMN = "\x1f"
+"""Delimiter of a table with one column: a character that texts do not contain."""
 
 
 def split_documents(
@@ -134,7 +136,10 @@ def read_delimited(
 def iter_delimited_rows(
     chunks: Iterable[str], delimiter: str, has_quotes: bool, name: str
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line, cells) of every row that is not blank; a quoted cell may span several lines."""
+    """Yield (line, cells) of every row that is not blank; a quoted cell may span several lines.
+
+    In a table with one column (`SINGLE_COLUMN`), a line is a row unless it is empty: `""` is a blank cell.
+    """
     lines = _iter_lines(chunks, name, 1)
     if not has_quotes:
         yield from ((number, text.split(delimiter)) for number, text in lines if text.strip(" "))
@@ -145,7 +150,7 @@ def iter_delimited_rows(
     previous_line = 0
     try:
         for row in reader:
-            if len(row) > 1 or "".join(row).strip(" "):
+            if len(row) > 1 or "".join(row).strip(" ") or (row and delimiter == SINGLE_COLUMN):
                 yield previous_line + 1, row
             previous_line = reader.line_num
     except csv.Error as fault:
