@@ -14,7 +14,7 @@ is a percent or two and is ignored; a scalar-mix head is counted.
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,13 @@ class ModelWithHead(nn.Module):
     def __init__(self, model: LanguageModel, head: nn.Module | None, spec: TaskHead) -> None:
         super().__init__()
         self.model, self.head, self.spec = model, head, spec
+        self.has_frozen_body = False  # the body computes features: in training, it has no dropout either
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.has_frozen_body:
+            self.model.eval()
+        return self
 
     @property
     def shape(self) -> ModelShape:
@@ -79,8 +86,11 @@ class ModelWithHead(nn.Module):
     def states(self, batch: Batch) -> Tensor:
         """Return the body's states `[N, W]`.
 
-        For a head over all layers: these `[L, N, W]`, computed without a graph if the body is frozen.
+        For a head over all layers: these `[L, N, W]`, computed without a graph if the body is frozen. For a batch with
+        features these, without running the body.
         """
+        if batch.features is not None:
+            return batch.features
         if not getattr(self.head, "reads_all_layers", False):
             return self.model.states(batch)
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.model.parameters()):
@@ -116,7 +126,9 @@ def select_head(model: ModelWithHead, task: int) -> ModelWithHead:
     if not isinstance(model.spec, MultiTask) or not 0 <= task < len(model.spec.heads):
         raise UsageError(f"this model has no head {task}; heads of several tasks are numbered from 0 (`MultiTask`)")
     assert isinstance(model.head, MultiTaskHeads)
-    return ModelWithHead(model.model, model.head.get_head(task), model.spec.heads[task]).train(model.training)
+    view = ModelWithHead(model.model, model.head.get_head(task), model.spec.heads[task])
+    view.has_frozen_body = model.has_frozen_body
+    return view.train(model.training)
 
 
 def adapt(model: LanguageModel, head: TaskHead, *, seed: int = 0) -> ModelWithHead:

@@ -57,6 +57,7 @@ class Batch:
     blanks: Tensor | None = None  # [N] index of the masked span of a token, -1 outside
     labels: Tensor | None = None  # [C], or [C, K] for K labels that exclude no other
     teacher_logits: Tensor | None = None  # [C, K] or [N, K] of a teacher's head
+    features: Tensor | None = None  # [C, W] pooled or [N, W]: the body's output for the head, computed before
     source: "Batch | None" = None
 
     @classmethod

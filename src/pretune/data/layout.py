@@ -31,9 +31,9 @@ def lay_out(sequences: Sequences, row: Ints, shape: BatchShape) -> Batch:
 
     `row` holds the row of each sequence, in ascending order. The batch has all fields that the sequences have. Per
     token: targets, segments, factorisation rank, masked span, and the index of the word and of the sentence inside the
-    sequence (-1 for filler). Per sequence: prefix, view and label. Per token or sequence: logits of a teacher. Rows may
-    be empty. The shape fixes the number of cells and target slots: spare cells are empty and at the end, spare slots
-    have the label -100 and the index 0.
+    sequence (-1 for filler). Per sequence: prefix, view and label. Per token or sequence: logits of a teacher, and
+    features. Rows may be empty. The shape fixes the number of cells and target slots: spare cells are empty and at the
+    end, spare slots have the label -100 and the index 0.
     Raises `UsageError` if the rows are invalid or a row, or the target slots, have too little room.
     """
     if len(row) != len(sequences) or (len(row) and (row[0] < 0 or row[-1] >= shape.rows or (np.diff(row) < 0).any())):
@@ -100,7 +100,8 @@ class _SideLayout:
             prefix=self._place_cells(sequences.prefix, 0),
             view=self._place_cells(sequences.view, 0),
             labels=self._place_cells(sequences.labels, IGNORE_INDEX),
-            teacher_logits=self._place_logits(sequences),
+            teacher_logits=self._place_values(sequences.token_logits, sequences.sequence_logits),
+            features=self._place_values(sequences.token_features, sequences.sequence_features),
             source=source,
         )
 
@@ -121,12 +122,14 @@ class _SideLayout:
         out[self.cell] = values
         return torch.from_numpy(out)
 
-    def _place_logits(self, sequences: Sequences) -> Tensor | None:
-        """Return the logits of a teacher `[C, K]` or `[N, K]`, 0 where there is no sequence or token."""
-        if sequences.token_logits is None:
-            return None if sequences.sequence_logits is None else self._place_cells(sequences.sequence_logits, 0)
-        out = np.zeros((self.rows * self.room, *sequences.token_logits.shape[1:]), dtype=np.float32)
-        out[self.is_token] = sequences.token_logits
+    def _place_values(
+        self, token_values: NDArray[np.float32] | None, sequence_values: NDArray[np.float32] | None
+    ) -> Tensor | None:
+        """Return values per token `[N, K]` or per sequence `[C, K]`, 0 where there is no token or sequence."""
+        if token_values is None:
+            return None if sequence_values is None else self._place_cells(sequence_values, 0)
+        out = np.zeros((self.rows * self.room, *token_values.shape[1:]), dtype=np.float32)
+        out[self.is_token] = token_values
         return torch.from_numpy(out)
 
     def _build_targets(self, labels: Ints, slots: int | None) -> Targets:

@@ -52,8 +52,13 @@ def split_windows(starts: Ints, lengths: Ints, limit: int) -> tuple[Ints, Ints, 
     return starts[owners] + window_starts, np.minimum(lengths[owners] - window_starts, limit), owners
 
 
-PER_TOKEN = ("tokens", "special", "words", "sentences", "segments", "targets", "order", "blanks", "token_logits")
-PER_SEQUENCE = ("samples", "epochs", "sources", "sides", "prefix", "view", "labels", "sequence_logits")
+PER_TOKEN = (
+    "tokens", "special", "words", "sentences", "segments", "targets", "order", "blanks", "token_logits",
+    "token_features",
+)  # fmt: skip
+PER_SEQUENCE = (
+    "samples", "epochs", "sources", "sides", "prefix", "view", "labels", "sequence_logits", "sequence_features",
+)  # fmt: skip
 """Fields of `Sequences` with one value per token, and with one value per sequence."""
 
 
@@ -84,6 +89,8 @@ class Sequences:
     labels: Ints | None = None  # [S] label of the sequence, IGNORE_INDEX for none; [S, K] for several
     token_logits: NDArray[np.float32] | None = None  # [T, K] of a teacher
     sequence_logits: NDArray[np.float32] | None = None  # [S, K] of a teacher
+    token_features: NDArray[np.float32] | None = None  # [T, W] of a frozen body
+    sequence_features: NDArray[np.float32] | None = None  # [S, W] of a frozen body, pooled
     source: "Sequences | None" = None  # S sequences of the encoder side
 
     @classmethod
@@ -143,7 +150,7 @@ def join(parts: Sequence[Sequences]) -> Sequences:
 
 SLOT_VALUES: dict[str, Any] = {
     "tokens": 0, "special": True, "words": True, "sentences": True, "segments": 0, "targets": IGNORE_INDEX, "order": 0,
-    "blanks": -1, "token_logits": 0.0,
+    "blanks": -1, "token_logits": 0.0, "token_features": 0.0,
 }  # fmt: skip
 """Field values of a slot: a valid token id that is never used, rank 0 (context), outside of masked spans."""
 

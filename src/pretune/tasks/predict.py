@@ -46,13 +46,17 @@ def predict(
     precision: torch.dtype | None = None,
     beams: int = 1,
     on_progress: ProgressCallback | None = None,
+    items: Items | None = None,
 ) -> list[Prediction]:
-    """Return one prediction per example, in order; labels are not used. `beams` is for generated answers."""
+    """Return one prediction per example, in order; labels are not used. `beams` is for generated answers.
+
+    `items` are the examples as encoded before, for a model with a head.
+    """
     if beams < 1 or (beams > 1 and not encoder.is_generative):
         raise UsageError(f"beams must be >= 1, and 1 for a model that does not generate its answers, got {beams}")
     if encoder.is_generative:
         return generate_texts(model, encoder, examples, beams=beams, precision=precision, on_progress=on_progress)
-    items, task_type = encoder.encode(examples, training=False), encoder.task.type
+    items, task_type = items or encoder.encode(examples, training=False), encoder.task.type
     logits = compute_logits(
         model, items, per_token=task_type.per_token, tokens=tokens, precision=precision, on_progress=on_progress
     )

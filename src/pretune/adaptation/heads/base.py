@@ -89,9 +89,10 @@ class SequenceHead(nn.Module):
         return torch.cat([pool_states(states, batch, place) for place in self.places], dim=-1)
 
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
-        """Compute logits `[C, K]` from states `[N, W]`."""
+        """Compute logits `[C, K]` from states `[N, W]`; features of a batch are pooled already."""
         with torch.autocast(states.device.type, enabled=False):
-            return self.classify(self.pool(states, batch), batch.mark_sequences() if self.input_norm else None)
+            vectors = states if batch.features is not None else self.pool(states, batch)
+            return self.classify(vectors, batch.mark_sequences() if self.input_norm else None)
 
     def classify(self, vectors: Tensor, is_sequence: Tensor | None = None) -> Tensor:
         """Compute logits `[C, K]` from pooled states; `is_sequence` `[C]` tells a norm which of them to use."""

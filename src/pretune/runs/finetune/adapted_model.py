@@ -110,6 +110,7 @@ def build_adapted_model(
     if gradual is not None:
         hooks.append(gradual.build_hook(model, epoch=steps_per_epoch))
     unfreezing = [hook for hook in hooks if isinstance(hook, UnfreezingHook)]
+    model.has_frozen_body = not any(name.startswith("model.") for group in groups for name in group.names)
     return AdaptedModel(model, body, groups, unfreezing, distillation)
 
 
@@ -374,12 +375,16 @@ class TaskEncoders:
         return TaskStream(combined_items, batch=fit.batch, seed=fit.seed, fixed_shape=fixed_shape, mixing=mixing)
 
     def predict(
-        self, model: ModelWithHead, examples: Sequence[Example], precision: torch.dtype | None
+        self,
+        model: ModelWithHead,
+        examples: Sequence[Example],
+        precision: torch.dtype | None,
+        items: Items | None = None,
     ) -> list[Prediction]:
-        """Return one prediction for each example, in order."""
+        """Return one prediction for each example, in order; `items` are those of a single task, encoded before."""
         with torch.compiler.set_stance("force_eager"):  # each length would be compiled again
             if not self.task_data.members:
-                return predict(model, self.encoders[0], examples, precision=precision)
+                return predict(model, self.encoders[0], examples, precision=precision, items=items)
             predictions: dict[int, Prediction] = {}
             for number, (encoder, mine) in enumerate(
                 zip(self.encoders, index_by_member(self.task_data, examples), strict=True)

@@ -93,6 +93,7 @@ class AdaptationConfig:
     lm_epochs: Annotated[float, Ge(0), NewField()] = 0.0  # of pre-training on the task's texts first (ULMFiT, TAPT)
     lm_lr: Annotated[Positive[float] | None, NewField()] = None  # its learning rate; None: that of pre-training
     temperature: Annotated[float, Ge(1)] = 1.0  # of sampling several tasks: 1 by their sizes, higher more evenly
+    cache_features: Annotated[bool, NewField()] = True  # of a frozen model: compute them once, if they are small enough
     distill: Annotated[TaskDistill | None, NewField()] = None  # imitation of a fine-tuned teacher (`--teacher`)
 
 

@@ -13,6 +13,7 @@ from pretune.runs.estimate import THIS_MACHINE, detect_device, estimate_cost
 from pretune.runs.finetune.adapted_model import TaskEncoders, build_adapted_model, load_task_teacher, sum_counts
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS, explain_rate
+from pretune.runs.finetune.features import FeatureFlops, can_cache, fits
 from pretune.runs.finetune.task_data import TaskData, check_sizes, index_by_member, open_task
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
@@ -54,9 +55,16 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     batch_stats = [
         BatchStats.from_batches([stream.batch(step)]) for step in range(min(SAMPLE_BATCHES, len(stream.steps(0))))
     ]
+    feature_flops = None
+    if can_cache(adapted_model, tuning, task_data) and fits(adapted_model.model, items[0], len(train) / len(subset)):
+        feature_flops = FeatureFlops(adapted_model.model, items[0], counts_body=True)
     full_flops = build_flops_counter(adapted_model.model.model.spec)
     step_flops = sum(
-        full_flops(stats) if adapted_model.unfreezing else FlopsCounter(adapted_model.model)(stats)
+        full_flops(stats)
+        if adapted_model.unfreezing
+        else feature_flops.count_head(stats)
+        if feature_flops is not None
+        else FlopsCounter(adapted_model.model)(stats)
         for stats in batch_stats
     ) / len(batch_stats)
     if teacher is not None:  # in every step, as without a cache
@@ -65,7 +73,10 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     read = sum(stats.total_tokens for stats in batch_stats) / len(batch_stats)
     total = sum(steps) * len(plan.seeds) + steps[0] * (len(plan.rates) - 1)
     language_model = _estimate_language_model(tuning, task_data)
-    flops, per_token = total * step_flops, step_flops / max(read, 1)
+    flops = total * step_flops
+    if feature_flops is not None:  # of the body, once for each training set
+        flops += feature_flops.body * sum(_sort_label_counts(plan, len(train))) / len(subset)
+    per_token = flops / max(total * read, 1)
     if language_model is not None:
         flops += language_model["flops"]
         per_token = flops / (total * read + language_model["tokens"])

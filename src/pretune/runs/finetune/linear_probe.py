@@ -52,7 +52,8 @@ class PooledFeatures(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Return features `[C, W]`, a row per cell."""
-        return self.pool(self.model.states(batch), batch)
+        states = self.model.states(batch)
+        return states if batch.features is not None else self.pool(states, batch)
 
 
 def predict_with_probe(

@@ -19,13 +19,13 @@ from pretune.evaluation.baselines import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RAND
 from pretune.runs.finetune.adapted_model import has_backward_model, load_task_teacher
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
 from pretune.runs.finetune.defaults import build_finetune_config, explain_rate
+from pretune.runs.finetune.features import EncodedData, EncodingKey
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.linear_probe import predict_with_probe
 from pretune.runs.finetune.results import BaselineFactory, get_dev_score, read_predictions, write_results
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
 from pretune.runs.finetune.task_data import TaskData
 from pretune.runs.finetune.trial import FinetuneTrial, RemainingWork, read_finished_trial
-from pretune.tasks.encoding import Items
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.types import get_option
 from pretune.tasks.user_table import get_columns
@@ -53,9 +53,7 @@ class FinetuneSweep:
         self.tuning, self.plan, self.task_data, self.run_dir = tuning, plan, task_data, run_dir
         self.ranks, self.shutdown = ranks, shutdown
         self.trials: list[Facts] = []
-        self.encoded_items: dict[
-            int | None, tuple[Items, ...]
-        ] = {}  # by training set size, shared by all seeds and rates
+        self.encoded_data: dict[EncodingKey, EncodedData] = {}  # shared by all seeds and rates
         self.teacher = load_task_teacher(tuning, ranks.device)
 
     def run(self, *, resume: bool) -> FinetunedRun:
@@ -133,7 +131,7 @@ class FinetuneSweep:
             if not self.plan.is_single:
                 log.info(f"{trial_dir.name}:")
             trial = FinetuneTrial(
-                tuning, self.task_data, trial_dir, self.ranks, self.shutdown, encoded_items=self.encoded_items,
+                tuning, self.task_data, trial_dir, self.ranks, self.shutdown, encoded_data=self.encoded_data,
                 teacher=self.teacher, forgetting=self.plan.forgetting, remaining_work=self._estimate_remaining_work(),
             )  # fmt: skip
             facts = trial.run(lock, resume=resume)

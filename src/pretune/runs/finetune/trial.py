@@ -37,10 +37,17 @@ from pretune.runs.finetune.adapted_model import (
 )
 from pretune.runs.finetune.config import FinetuneConfig, compute_eval_interval, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS
+from pretune.runs.finetune.features import (
+    EncodedData,
+    EncodingKey,
+    FeatureFlops,
+    add_features,
+    can_cache,
+    has_features,
+)
 from pretune.runs.finetune.forgetting import ForgettingMeter
 from pretune.runs.finetune.linear_probe import center_dropout, fit_head
 from pretune.runs.finetune.task_data import TaskData, compute_scores, find_tasks
-from pretune.tasks.encoding import Items
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import answer_perplexity
 from pretune.tasks.splits import sample_subset
@@ -133,7 +140,7 @@ class FinetuneTrial:
         ranks: Ranks,
         shutdown: GracefulShutdown,
         *,
-        encoded_items: dict[int | None, tuple[Items, ...]] | None = None,
+        encoded_data: dict[EncodingKey, EncodedData] | None = None,
         teacher: TaskTeacher | None = None,
         forgetting: str | None = None,
         remaining_work: RemainingWork = RemainingWork(),  # noqa: B008 (a frozen value)
@@ -156,17 +163,29 @@ class FinetuneTrial:
         if self.distillation is not None and teacher is not None:
             self.encoders.check_teacher(self.model, self.distillation, teacher)
         is_open = isinstance(get_tokenizer(self.model), OpenTokenizer)  # ids of new words are those of this model
-        # Shared by trials with as many labels.
-        items_by_labels = {} if encoded_items is None or is_open else encoded_items
-        if tuning.task.train_examples not in items_by_labels:
-            items = self.encoders.encode(self.train_examples)
-            if self.distillation is not None and teacher is not None:
-                items = add_teacher_logits(items, teacher, self.distillation, self.precision)
-            items_by_labels[tuning.task.train_examples] = items
+        trained_names = frozenset(self.adapted_model.trained_tensors)
+        trains_everything = trained_names >= {name for name, _ in self.model.named_parameters()}
+        self.trained_names = None if trains_everything else trained_names  # in checkpoints; the rest is the base's
+        base = None if trains_everything else hash_frozen_weights(self.model, trained_names)
+        dev, max_examples = task_data.parts.dev, self._limit_eval_examples()
+        groups = task_data.find_groups(dev)
+        self.selection_examples = (
+            sample_subset(dev, max_examples, tuning.task.split_seed, groups) if len(dev) > max_examples else dev
+        )
+        # Shared by trials with as many labels, and with features also of the same base.
+        shared_data = {} if encoded_data is None or is_open else encoded_data
+        caches_features = can_cache(self.adapted_model, tuning, task_data)
+        key = (tuning.task.train_examples, base if caches_features else None)
+        is_new = key not in shared_data
+        if is_new:
+            shared_data[key] = self._encode(caches_features=caches_features)
         self.notes = self.encoders.find_notes(self.train_examples)
-        for note in self.notes if len(items_by_labels) == 1 and encoded_items is not None and ranks.is_first else ():
+        for note in self.notes if len(shared_data) == 1 and encoded_data is not None and ranks.is_first else ():
             log.warn(note)
-        self.items = items_by_labels[tuning.task.train_examples]
+        self.items, self.selection_items = shared_data[key].train, shared_data[key].selection
+        self.feature_flops = None
+        if has_features(self.items[0]):
+            self.feature_flops = FeatureFlops(self.model, self.items[0], counts_body=is_new)
         if tuning.tune.head == "probe":
             fit_probe = lambda: fit_head(self.model, self.items[0], seed=fit.seed, precision=self.precision)  # noqa: E731
             center_dropout(self.model, ranks.broadcast_object(run_on_rank_zero(ranks, fit_probe)))
@@ -206,11 +225,8 @@ class FinetuneTrial:
         }
         if teacher is not None:
             self.fingerprints["teacher"] = teacher.fingerprint
-        trained_names = frozenset(self.adapted_model.trained_tensors)
-        trains_everything = trained_names >= {name for name, _ in self.model.named_parameters()}
-        self.trained_names = None if trains_everything else trained_names  # in checkpoints; the rest is the base's
-        if not trains_everything:
-            self.fingerprints["base"] = hash_frozen_weights(self.model, trained_names)
+        if base is not None:
+            self.fingerprints["base"] = base
         if forgetting is None:  # which compares the weights with the base's
             round_frozen_weights(self.model.model, tuning.method, self.precision)
 
@@ -223,7 +239,7 @@ class FinetuneTrial:
             tensors=self.adapted_model.trained_tensors, patience=fit.patience, hooks=unfreezing
         )
         count_student = FlopsCounter(self.model, lambda: sum(hook.num_unfrozen for hook in unfreezing))
-        flops: FlopsCounter | DistillationFlops = count_student
+        flops: FlopsCounter | DistillationFlops | FeatureFlops = self.feature_flops or count_student
         hooks: list[Hook] = [*unfreezing]
         if self.distillation is not None and self.teacher is not None:
             flops = self.teacher.count_flops(count_student, is_cached=has_teacher_logits(self.items))
@@ -273,20 +289,31 @@ class FinetuneTrial:
 
     def _evaluate(self) -> dict[str, float]:
         """Return the scores on dev, or on a subset of it."""
-        dev = self.task_data.parts.dev
-        max_examples = self._limit_eval_examples()
-        groups = self.task_data.find_groups(dev)
-        subset = (
-            sample_subset(dev, max_examples, self.tuning.task.split_seed, groups) if len(dev) > max_examples else dev
-        )
-        return compute_scores(self.task_data, subset, self._predict(subset))
+        return compute_scores(self.task_data, self.selection_examples, self._predict(self.selection_examples))
+
+    def _encode(self, *, caches_features: bool) -> EncodedData:
+        """Return the training examples as items, with the logits of a teacher or the features of a frozen model.
+
+        With features also this rank's share of the examples for model selection.
+        """
+        items = self.encoders.encode(self.train_examples)
+        if self.distillation is not None and self.teacher is not None:
+            items = add_teacher_logits(items, self.teacher, self.distillation, self.precision)
+        if not caches_features:
+            return EncodedData(items)
+        share, selection = self.selection_examples[self.ranks.rank :: self.ranks.world], None
+        if share:
+            selection_items = self.encoders.encoders[0].encode(share, training=False)
+            selection = add_features(self.model, selection_items, self.precision)
+        return EncodedData((add_features(self.model, items[0], self.precision),), selection)
 
     def _predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """Predict examples: every rank its share, gathered on all ranks."""
         rank, world = self.ranks.rank, self.ranks.world
         mine, start = examples[rank::world], time.monotonic()
         try:
-            predictions = self.encoders.predict(self.model, mine, self.precision) if mine else []
+            items = self.selection_items if examples is self.selection_examples else None
+            predictions = self.encoders.predict(self.model, mine, self.precision, items) if mine else []
         except NonFiniteError:  # the base was finite, so training diverged
             raise DivergedError("outputs of the fine-tuned model are not finite; decrease the learning rate") from None
         rank_predictions = self.ranks.gather_objects(predictions)
