@@ -55,7 +55,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.trainable_parameters(), lr=1e-3)
     for _ in range(options.steps):
         chunk = random.sample(rows, min(16, len(rows)))
-        batch = model.tokenizer([text for text, _ in chunk], labels=[names.index(label) for _, label in chunk])
+        batch = model.tokenizer([text for text, _ in chunk], labels=[label for _, label in chunk])
         loss = model.loss(batch)
         update(optimizer, loss)
     with torch.no_grad():

@@ -75,3 +75,48 @@ def test_a_model_gives_the_same_as_for_each_text_alone(tokenizer: pt.Tokenizer, 
             alone = model(tokenizer(text)).logits
             torch.testing.assert_close(logits, alone, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(logits, other, rtol=1e-5, atol=1e-5)
+
+
+def test_texts_share_rows_without_padding(tokenizer: pt.Tokenizer) -> None:
+    few = tokenizer(TEXTS)
+    assert few.rows == 1 and len(few.tokens) == sum(len(tokenizer.encode(text)) for text in TEXTS)
+    many = tokenizer(TEXTS * 30, labels=[0, 1, 2] * 30)
+    assert split(many) == [tokenizer.encode(text) for text in TEXTS] * 30
+    assert many.labels is not None and many.labels[many.find_sequence_cells()].tolist() == [0, 1, 2] * 30
+    assert len(many.tokens) < 30 * sum(len(tokenizer.encode(text)) for text in TEXTS) * 1.3
+    long = tokenizer(["a lovely film " * 40, "dull", "dull"])
+    assert long.rows == 2 and long.length == len(tokenizer.encode("a lovely film " * 40))
+    same = tokenizer(["dull"] * 3)  # of one length: no mask is needed
+    assert same.one_per_row and same.rows == 3 and len(same.tokens) == 3 * len(tokenizer.encode("dull"))
+
+
+def test_labels_by_name(tokenizer: pt.Tokenizer) -> None:
+    model = pt.build("bert-tiny", vocab=tokenizer.vocab_size, width=16, heads=2, depth=1)
+    model.assets.tokenizer = tokenizer
+    headed = pt.add_head(model, "classification", labels=["bad", "good"])
+    assert headed.tokenizer is not None and headed.tokenizer.sha256 == tokenizer.sha256
+    batch, numbered = headed.tokenizer(TEXTS, labels=["good", "bad", "good"]), headed.tokenizer(TEXTS, labels=[1, 0, 1])
+    assert batch.labels is not None and numbered.labels is not None and torch.equal(batch.labels, numbered.labels)
+    assert torch.isfinite(headed.loss(batch).sum)
+    with pytest.raises(UsageError, match=r"'goood'.*'good'.*bad, good"):
+        headed.tokenizer(TEXTS, labels=["good", "goood", "bad"])
+    with pytest.raises(UsageError, match=r"label 2\b.*bad, good"):
+        headed.tokenizer(TEXTS, labels=[0, 1, 2])
+    with pytest.raises(UsageError, match="'good'"):
+        tokenizer(TEXTS, labels=["good", "bad", "good"])
+    several = pt.add_head(model, "multi_label", labels=["funny", "long", "sad"])
+    assert several.tokenizer is not None
+    batch = several.tokenizer(TEXTS, labels=[["sad", "funny"], [], ["long"]])
+    assert batch.labels is not None
+    assert batch.labels[batch.find_sequence_cells()].tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert torch.isfinite(several.loss(batch).sum)
+    assert model.tokenizer is tokenizer and tokenizer.labels == ()
+
+
+def test_a_batch_prints_in_a_few_lines(tokenizer: pt.Tokenizer) -> None:
+    shown = repr(tokenizer(TEXTS * 100, labels=[0, 1, 2] * 100))
+    assert len(shown.splitlines()) == 3 and len(shown) < 400
+    assert "300 sequences" in shown and "labels [" in shown and "filler" in shown
+    pair = repr(pt.batch(source=[[5, 6, 7]], target=[[1]]))
+    assert pair.count("Batch(") == 2 and "5 6 7" in pair and "1 sequence," in pair and "tensor(" not in pair
+    assert "meta" in repr(tokenizer(TEXTS).to("meta"))

@@ -63,8 +63,10 @@ class ModelWithHead(nn.Module):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Tokenizer stored with the weights, or None."""
-        return self.model.tokenizer
+        """Tokenizer stored with the weights, which knows the labels of the head, or None."""
+        labels = getattr(self.spec, "labels", ())
+        tokenizer = self.model.tokenizer
+        return tokenizer.with_labels(labels) if tokenizer is not None and labels else tokenizer
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Iterate over the parameters that require gradients, for an optimizer."""

@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 
 from pretune.core.errors import UsageError
+from pretune.core.log import format_count
 
 IGNORE_INDEX = -100
 """Label of an unused target slot: it gives no loss and is not counted."""
+
+SHARED_ROW_TOKENS = 64
+"""Tokens of a row that short sequences share: the cost of attention grows with it, the filler shrinks."""
+REPR_TOKENS = 16
+"""Tokens in the repr of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,48 +72,74 @@ class Batch:
         sequences: Sequence[Sequence[int]],
         *,
         segments: Sequence[Sequence[int]] | None = None,
-        labels: Sequence[float] | None = None,
+        labels: Sequence[float | Sequence[float]] | None = None,
         length: int | None = None,
+        shares_rows: bool = False,
     ) -> "Batch":
-        """Return a batch with one sequence of token ids in each row; rows of `length` tokens, by default the longest.
+        """Return a batch of sequences of token ids, in their order.
 
-        `segments` has an id for every token, `labels` a class or a score for every sequence. `pt.batch` packs several
-        short sequences into a row instead.
+        Each fills a row of `length` tokens, by default the longest. With `shares_rows` rows of `SHARED_ROW_TOKENS`, or
+        of the longest sequence, hold several whole sequences; without filler if all fit into one row, or have the same
+        length. `segments` has an id for every token, `labels` a class, a score or K scores for every sequence.
         """
         lengths = [len(sequence) for sequence in sequences]
         if not lengths or not min(lengths):
             raise UsageError("a batch needs at least one sequence, and a sequence at least one token")
-        length, rows = max(lengths) if length is None else length, len(lengths)
-        if max(lengths) > length:
+        if length is not None and max(lengths) > length:
             raise UsageError(f"a sequence of {max(lengths)} tokens does not fit into rows of {length}")
-        sizes = torch.tensor([[size, length - size] for size in lengths])  # [S, 2] tokens and filler of each row
-        offsets = torch.cat([torch.zeros(1, dtype=torch.long), sizes.flatten().cumsum(0)])
-        column = torch.arange(length).repeat(rows)
-        is_token = column < sizes[:, 0].repeat_interleave(length)
-        owner = torch.arange(0, 2 * rows, 2).repeat_interleave(length)
+        longest = max(lengths)
+        shares_rows = shares_rows and min(lengths) < longest
+        layout = _fill_rows(lengths, max(longest, SHARED_ROW_TOKENS)) if shares_rows else [[size] for size in lengths]
+        length = length or max(map(sum, layout))
+        sizes = torch.tensor([size for row in layout for size in (*row, length - sum(row))])  # [C] a filler ends a row
+        is_sequence = torch.tensor([is_cell for row in layout for is_cell in (*[True] * len(row), False)])  # [C]
+        offsets = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
+        cell = torch.arange(len(sizes)).repeat_interleave(sizes)  # [N]
+        is_token = is_sequence[cell]
 
         def place(values: Sequence[Sequence[int]]) -> Tensor:
-            flat = torch.zeros(rows * length, dtype=torch.long)
+            flat = torch.zeros(len(cell), dtype=torch.long)
             flat[is_token] = torch.tensor([value for row in values for value in row])
             return flat
 
         cell_labels = None
         if labels is not None:
-            if len(labels) != rows:
-                raise UsageError(f"{len(labels)} labels for {rows} sequences; pass one for each")
+            if len(labels) != len(lengths):
+                raise UsageError(f"{len(labels)} labels for {len(lengths)} sequences; pass one for each")
             values = torch.tensor(labels)
-            cell_labels = torch.full((2 * rows,), IGNORE_INDEX, dtype=values.dtype)
-            cell_labels[::2] = values
+            values = values.float() if values.ndim > 1 else values
+            cell_labels = torch.full((len(sizes), *values.shape[1:]), IGNORE_INDEX, dtype=values.dtype)
+            cell_labels[is_sequence] = values
         return cls(
             tokens=place(sequences),
             offsets=offsets.to(torch.int32),
-            sequence=torch.where(is_token, owner, -1),
-            positions=torch.where(is_token, column, 0),
-            rows=rows,
+            sequence=torch.where(is_token, cell, -1),
+            positions=torch.where(is_token, torch.arange(len(cell)) - offsets[cell], 0),
+            rows=len(layout),
             one_per_row=min(lengths) == length,
             segments=None if segments is None else place(segments),
             labels=cell_labels,
         )
+
+    def __repr__(self) -> str:
+        if self.tokens.is_meta:
+            return f"Batch({self.tokens.shape[0]} tokens on the meta device)"
+        total, filler = self.tokens.shape[0], int((self.sequence < 0).sum())
+        counts = [format_count(len(self.list_spans()), "sequences"), format_count(total - filler, "tokens")]
+        counts += [f"{filler:,} filler"] if filler else []
+        shapes = [
+            f"{part.name} {list(value.shape)}"
+            for part in fields(self)
+            if isinstance(value := getattr(self, part.name), Tensor) and part.name != "tokens"
+        ]
+        shapes += [] if self.targets is None else [f"targets {list(self.targets.index.shape)}"]
+        ids = " ".join(map(str, self.tokens[:REPR_TOKENS].tolist())) + (" …" if total > REPR_TOKENS else "")
+        lines = [
+            f"Batch({', '.join(counts)}; {format_count(self.rows, 'rows')} of {self.length}, {self.tokens.device})",
+            f"  tokens [{total}]: {ids}",
+            f"  {', '.join(shapes)}",
+        ]
+        return "\n".join(lines if self.source is None else [*lines, f"  source: {self.source!r}".replace("\n", "\n  ")])
 
     @property
     def length(self) -> int:
@@ -154,6 +186,19 @@ class Batch:
             if isinstance(value, Tensor | Batch | Targets):
                 tensors[part.name] = value.to(device, non_blocking=non_blocking)
         return replace(self, **tensors)
+
+
+def _fill_rows(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Return the lengths of the sequences of each row, in order: a sequence that does not fit starts the next row."""
+    rows: list[list[int]] = [[]]
+    used_tokens = 0
+    for size in lengths:
+        if used_tokens + size > room:
+            rows.append([])
+            used_tokens = 0
+        rows[-1].append(size)
+        used_tokens += size
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

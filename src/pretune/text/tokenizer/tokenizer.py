@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,8 +20,9 @@ from tokenizers import Tokenizer as Raw
 
 from pretune.core import io
 from pretune.core.config.read import format_value
-from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.core.types import Batch
+from pretune.core.errors import CheckpointError, DataError, UsageError, suggest
+from pretune.core.log import join_names
+from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.text.template import TemplatedTokens, TokenTemplate
 from pretune.text.tokenizer import files
 from pretune.text.tokenizer.cache import UnitCache, encode_directly, is_separable, replace_surrogates, split_pieces
@@ -33,6 +34,8 @@ PIECE_CHARACTERS = 2**16
 """Longer texts are split into such pieces if that changes no token."""
 TRIAL_CHARACTERS = 2**17
 """Number of characters after which testing for a cache pays off."""
+Label = float | str | Sequence[float] | Sequence[str]
+"""Label of a text: a class or a score, the name of a class, or several labels as 0 and 1 or by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,7 @@ class Tokenizer:
         )
         self.padding: Literal["right", "left"] = "left" if config.get("padding_side") == "left" else "right"
         self.pad_segment: int = files.read_number(config, "pad_token_type_id", 255) or 0
+        self.labels: tuple[str, ...] = ()  # of the head of a model, in the order of their numbers
         self.length: int | None = files.read_number(config, "model_max_length", 10**9)
         self._config = config
         self._encoders: dict[bool, TokenizerEncoder] = {}
@@ -230,19 +234,23 @@ class Tokenizer:
         texts: str | Sequence[str | tuple[str, str]],
         pairs: str | Sequence[str] | None = None,
         *,
-        labels: Sequence[float] | None = None,
+        labels: Sequence[Label] | None = None,
         max_length: int | None = None,
     ) -> Batch:
-        """Return a batch of texts, or of pairs of texts, for a model; nothing is padded.
+        """Return a batch of texts, or of pairs of texts, for a model; texts are not padded to one length.
+
+        Whole texts share rows of 64 tokens, or of the longest text. Only the ends of rows have filler, where the next
+        text does not fit; `batch.split` drops it.
 
         Args:
             texts: A text, a list of texts, or a list of pairs `(text, pair)`.
             pairs: The second text of each; or give pairs in `texts`.
-            labels: A class or a score for each text, for a model with a head.
+            labels: A class or a score for each text, for a model with a head; `model.tokenizer` of a head with labels
+                takes their names, too. For several labels per text a list of names, or of 0 and 1.
             max_length: Maximum tokens of a sequence, special ones included; None: no truncation.
 
         Raises:
-            UsageError: an input is not text, or two lists differ in length.
+            UsageError: an input is not text, two lists differ in length, or the head does not have a label.
         """
         inputs = _pair_texts(texts, pairs)
         sequences = [self._apply_template(text, pair, max_length) for text, pair in inputs]
@@ -250,8 +258,40 @@ class Tokenizer:
         return Batch.from_sequences(
             [sequence.ids.tolist() for sequence in sequences],
             segments=[sequence.segments.tolist() for sequence in sequences] if has_segments else None,
-            labels=labels,
+            labels=None if labels is None else [self._number_label(label) for label in labels],
+            shares_rows=True,
         )
+
+    def with_labels(self, labels: Sequence[str]) -> Self:
+        """Return the same tokenizer for a head with these labels, in the order of their numbers."""
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, labels=tuple(labels))
+        return view
+
+    def _number_label(self, label: Any) -> float | list[float]:
+        """Return the number of a label, or for several labels of a text 0 or 1 for each that the head has."""
+        label = label.tolist() if hasattr(label, "tolist") else label
+        if isinstance(label, list | tuple) and all(isinstance(name, str) for name in label):
+            numbers = {self._find_label(name) for name in label}
+            return [float(number in numbers) for number in range(len(self.labels))]
+        if isinstance(label, str):
+            return self._find_label(label)
+        if self.labels and isinstance(label, int) and not 0 <= label < len(self.labels) and label != IGNORE_INDEX:
+            raise UsageError(f"label {label} is not from 0 to {len(self.labels) - 1} ({join_names(self.labels)})")
+        value: float | list[float] = label
+        return value
+
+    def _find_label(self, name: str) -> int:
+        if not self.labels:
+            raise UsageError(
+                f"label '{name[:40]}': this tokenizer does not belong to a head with labels; pass numbers, or use "
+                "`model.tokenizer` of `pt.add_head(model, KIND, labels=[…])`"
+            )
+        if name not in self.labels:
+            raise UsageError(
+                f"unknown label '{name[:40]}'{suggest(name, self.labels)} (allowed: {join_names(self.labels)})"
+            )
+        return self.labels.index(name)
 
     def encode(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True, literal: bool = False
