@@ -235,7 +235,7 @@ INDEX_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no vocabulary": (edit(vocab=0), "'vocab'"),
     "a vocabulary that is true": (edit(vocab=True), "'vocab'"),
     "no fingerprint": (lambda data: data.pop("fingerprint"), "'fingerprint'"),
-    "sources that are no names": (edit(sources=[1]), "'sources'"),
+    "sources that are no names": (edit(sources=[1]), "'sources.0'"),
     "splits that are none": (edit(splits=[]), "'splits'"),
     "a split that is none": (edit(splits={"../x": {}}), "../x"),
     "a shard outside": (edit_shard(name="../../etc/00000"), "'name'"),

@@ -1,5 +1,6 @@
 """Names that files of strangers give, everywhere one is read: none leads out of its directory."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -9,10 +10,12 @@ import pytest
 from safetensors.torch import load_file
 
 import pretune as pt
-from pretune.core.errors import CheckpointError, DataError
+from pretune.analysis.held_out import find_data, iterate_runs
+from pretune.core.errors import CheckpointError, DataError, PretuneError
 from pretune.core.io import write_manifest
 from pretune.data.prepare.stage import StageReader
 from pretune.data.prepared_data import SLICE_FILE as SLICE
+from pretune.data.prepared_data import PreparedData
 from pretune.data.shards import Shards
 from pretune.models import tensor_files
 from pretune.models.verify import verify
@@ -20,6 +23,7 @@ from pretune.reports.load import load_directory
 from tests.data.corpora import random_documents
 from tests.data.corpora import write as write_shards
 from tests.faults.strangers import WEIGHTS, directory
+from tests.inference.readers import encoder
 
 ELSEWHERE = ["../x", "..", "{place}/x", "a/../../x", "link"]
 
@@ -123,3 +127,84 @@ def test_a_manifest_of_links(tmp_path: Path) -> None:
     write_manifest(folder, [WEIGHTS])
     with pytest.raises(CheckpointError, match=WEIGHTS):
         verify(folder)
+
+
+IMPOSSIBLE = {
+    "long": "x" * 5000,
+    "many parts": "x/" * 3000,
+    "null": "a\0b",
+    "surrogate": "\ud800",
+    "a long part": "x" * 300,
+}
+PATH_READERS: dict[str, Callable[[str], object]] = {
+    "load": pt.load,
+    "verify": pt.verify,
+    "tokenizer": pt.Tokenizer.load,
+    "tokenizer text": lambda path: pt.train_tokenizer("wordpiece", [path], vocab=100),
+    "prepare": lambda path: pt.prepare([path], tokenizer="t", out="o"),
+    "prepare --out": lambda path: pt.prepare(["t.txt"], tokenizer="t", out=path),
+    "prepare --tokenizer": lambda path: pt.prepare(["t.txt"], tokenizer=path, out="o"),
+    "prepared data": PreparedData.open,
+    "pretrain --data": lambda path: pt.pretrain("bert-tiny", data=path, out="o"),
+    "pretrain --out": lambda path: pt.pretrain("bert-tiny", data="d", out=path),
+    "pretrain --config": lambda path: pt.pretrain(config=path, out="o"),
+    "pretrain --from": lambda path: pt.pretrain("bert-tiny", data="d", init_from=path, out="o"),
+    "pretrain --resume": lambda path: pt.pretrain(out=path, resume=True),
+    "finetune": lambda path: pt.finetune(path, task="sst2", out="o"),
+    "finetune --train": lambda path: pt.finetune("m", train=path, out="o"),
+    "finetune --data": lambda path: pt.finetune("m", task="sst2", data=path, out="o"),
+    "predict": lambda path: pt.predict(path, ["a"]),
+    "evaluate": lambda path: pt.evaluate(path, "sst2"),
+    "evaluate --data": lambda path: pt.evaluate("m", "minimal_pairs", data=path),
+    "report": lambda path: pt.report([path], "o.html"),
+    "embed": lambda path: pt.embed(path, ["a"]),
+    "vectors": lambda path: pt.train_vectors([path], kind="ppmi"),
+    "vectors --out": lambda path: pt.train_vectors(["t.txt"], kind="ppmi", out=path),
+    "compare": lambda path: pt.compare(path, out="o"),
+    "diff": lambda path: pt.analyze_diff(path, path),
+    "embeddings": lambda path: pt.train_embeddings("m", train=path, out="o"),
+}
+
+
+@pytest.mark.parametrize("path", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+@pytest.mark.parametrize("reader", PATH_READERS)
+def test_impossible_paths(reader: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No system has such a file: looking it up is an error of ours, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("a b")
+    with pytest.raises(PretuneError):
+        PATH_READERS[reader](path)
+    assert [file.name for file in tmp_path.iterdir()] == ["t.txt"]
+
+
+@pytest.mark.xfail(reason="an index looks its directory up before it checks the name", raises=OSError, strict=False)
+@pytest.mark.parametrize("path", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_impossible_paths_of_an_index(path: str) -> None:
+    with pytest.raises(PretuneError):
+        pt.Index.open(path)
+
+
+@pytest.mark.xfail(
+    reason="an index removes the file that index.json names", raises=(OSError, AssertionError), strict=False
+)
+def test_a_stale_graph_of_an_index(name: Callable[[Path], str], tmp_path: Path) -> None:
+    """An exact index has no graph, whatever index.json says."""
+    folder = tmp_path / "index"
+    pt.index(encoder(), ["a cat"], ids=["first"], out=folder)
+    metadata = {**json.loads((folder / "index.json").read_text()), "file": name(folder)}
+    (folder / "index.json").write_text(json.dumps(metadata))
+    write_manifest(folder, ["index.json", "texts-00000.jsonl", "vectors-00000.npy"])
+    with contextlib.suppress(CheckpointError):
+        pt.index(encoder(), ["a dog"], ids=["second"], out=folder, add=True)
+    assert (tmp_path / "x" / "file").is_file() and (folder / "index.json").is_file()
+
+
+def test_a_run_that_is_its_own_base(tmp_path: Path) -> None:
+    """Settings may name any run as a base."""
+    bases = {"a": "b", "b": "a", "c": "c"}
+    for name, base in bases.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"format": 2, "base": {"path": str(tmp_path / base)}}))
+    for name, base in bases.items():
+        assert [path.name for path in iterate_runs(tmp_path / name)] == [*dict.fromkeys((name, base))]
+        assert find_data(tmp_path / name) is None

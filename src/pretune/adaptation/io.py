@@ -21,6 +21,7 @@ from pretune.adaptation.peft.base import PeftMethod, get_adapter_state
 from pretune.adaptation.peft.io import (
     ADAPTER_FILE,
     PEFT_CONFIG_FILE,
+    AdapterFile,
     check_base,
     find_base_directories,
     load_adapter,
@@ -135,9 +136,8 @@ def _load(
         if options.base is not None and folder.is_dir():
             raise UsageError(f"{folder}: not an adapter, so it has no base model; omit --base")
         return _load_full_model(folder, options.dtype, options.device, head), None
-    record = io.read_json(folder / ADAPTER_FILE, CheckpointError)
-    base_info = record.get("base")
-    model = _load_base(folder, base_info if isinstance(base_info, Mapping) else {}, options)
+    record = config.read_record(AdapterFile, folder / ADAPTER_FILE, CheckpointError)
+    model = _load_base(folder, record.get("base") or {}, options)
     if record.get("head") is None:
         return model, load_adapter(model, folder)
     try:
@@ -318,7 +318,7 @@ def _parse_head_config(hf_config: Mapping[str, Any], task: HeadLayout, rows: int
     if task.kind == "tagging":
         return Tagging(classes=len(names), labels=labels, dropout=drop)
     problem = hf_config.get("problem_type")
-    if problem is not None and problem not in PROBLEM_TYPES:
+    if problem is not None and (not isinstance(problem, str) or problem not in PROBLEM_TYPES):
         raise make_unsupported_error("problem_type", problem, PROBLEM_TYPES)
     if (len(names) == 1 and problem is None) or problem == "regression":
         if len(names) != 1:

@@ -105,19 +105,28 @@ def find_base(directory: Path) -> Path:
     return places[0] if places else Path(path)
 
 
+def iterate_runs(directory: Path) -> Iterator[Path]:
+    """Yield a run and those that it started from, each once: settings may name a run as its own base."""
+    visited_runs: set[Path] = set()
+    while not is_hub(directory) and RunDir(directory).settings.is_file() and directory.resolve() not in visited_runs:
+        yield directory
+        visited_runs.add(directory.resolve())
+        base = _get_base_path(directory)
+        if not base:
+            return
+        directory = next((place for place in _list_places(directory, base) if place.is_dir()), Path(base))
+
+
 def find_data(directory: Path) -> PreparedData | None:
     """Return the prepared data of a run, or of the model it started from; None if there is none here."""
-    run = RunDir(directory)
-    if is_hub(directory) or not run.settings.is_file():
+    start = next((run for run in iterate_runs(directory) if not _get_base_path(run)), None)
+    if start is None:
         return None
-    if base := _get_base_path(directory):
-        places = [place for place in _list_places(directory, base) if place.is_dir()]
-        return find_data(places[0]) if places else None
     try:
-        path = get_path(run.locate_settings().tree, "data.path")
+        path = get_path(RunDir(start).locate_settings().tree, "data.path")
     except CheckpointError:
         return None
-    for place in _list_places(directory, path) if path else ():
+    for place in _list_places(start, path) if path else ():
         with contextlib.suppress(DataError):
             return PreparedData.open(place)
     return None

@@ -23,6 +23,7 @@ from pretune.adaptation.io import load_with_method
 from pretune.adaptation.peft.io import ADAPTER_FILE
 from pretune.analysis.held_out import ModelSource, find_base
 from pretune.core.api import Result, check_arguments
+from pretune.core.config import check_path
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.inference.text_model import get_language_model
 from pretune.models.model import LanguageModel
@@ -183,7 +184,7 @@ def open_merged(model: ModelSource, base: str | os.PathLike[str] | None = None) 
     """
     if isinstance(model, nn.Module):
         return MergedModel(get_language_model(model), model.head if isinstance(model, ModelWithHead) else None)
-    folder = Path(model)
+    folder = check_path(model)
     is_adapter = (folder / ADAPTER_FILE).is_file()
     loaded_model, method = load_with_method(folder, base=Path(base) if base is not None and is_adapter else None)
     language_model = get_language_model(loaded_model)

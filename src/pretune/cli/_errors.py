@@ -56,6 +56,8 @@ def classify_error(error: BaseException, words: Sequence[str] = (), *, debug: bo
         return ResourceError.exit_code, "out of memory; use a smaller model or batch, or a larger machine"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError.exit_code, f"{error.filename or 'standard output'}: {error.strerror}; free some space"
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return UsageError.exit_code, f"{str(error.filename)[:60]!r}: the name is too long; choose a shorter one"
     # NOTE: typer raises click's usage errors or, in new releases, its own copies: recognised by their attributes.
     if callable(getattr(error, "format_message", None)) and hasattr(error, "exit_code"):
         return UsageError.exit_code, _describe_usage_error(error)
@@ -91,8 +93,14 @@ def _fix_install_command(message: str) -> str:
     return message.replace("pip install 'pretune[", f"{shlex.quote(str(python))} -m pip install 'pretune[")
 
 
+MAX_MESSAGE = 2_000
+"""Characters of a message: a name or value in a file may be of any length."""
+
+
 def to_one_line(message: str) -> str:
-    """Return the message without line breaks and terminal control characters."""
+    """Return the message without line breaks and terminal control characters; of a long one, its start and end."""
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[: MAX_MESSAGE - 400]} … {message[-400:]}"
     return log.escape(re.sub(r"\s*[\r\n]+\s*", " ", message.strip()))
 
 

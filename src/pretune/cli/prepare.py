@@ -130,7 +130,7 @@ def _show(data: "PreparedData", as_json: bool) -> None:
             log.info(f"dropped: {', '.join(counts)} (see {data.path / 'card.md'})")
     log.print_result(f"{data}: {'' if data.is_new else 'up to date, '}{_summarize(data)}")
     validation = data.index.splits.get("valid")
-    if data.is_new and validation is not None and validation.tokens < MIN_VALID_TOKENS and not data.card["lacking"]:
+    if data.is_new and validation is not None and validation.tokens < MIN_VALID_TOKENS and not data.card.get("lacking"):
         log.warn(f"{validation.tokens:,} validation tokens give a noisy loss; increase --holdout or pass --valid FILE")
     if data.slice is None:
         from pretune.data.prepare.run import MIN_TRAIN_TOKENS

@@ -197,8 +197,24 @@ def explain_missing(path: str | os.PathLike[str], noun: str = "file", remedy: st
     return f"no such {noun}{suggest_file(path) or remedy}"
 
 
+MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 3_500
+"""Limits of a file name, and of a path below which other names fit: systems allow 4,096 bytes."""
+
+
+def is_possible_path(path: object) -> bool:
+    """Return whether a system accepts a path, whether it exists or not: looking it up is no error."""
+    try:
+        encoded_path = os.fsencode(path)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # no path, or a lone surrogate
+        return False
+    longest_name = max(map(len, encoded_path.split(os.fsencode(os.sep))))
+    return b"\0" not in encoded_path and len(encoded_path) <= MAX_PATH_BYTES and longest_name <= MAX_NAME_BYTES
+
+
 def refuse_broken_link(path: str | os.PathLike[str]) -> None:
-    """Raise a UsageError if a path to be written, or a folder of it, is a symbolic link without a target."""
+    """Raise a UsageError if a path to be written is impossible, or it or a folder of it is a link without a target."""
+    if not is_possible_path(path):
+        raise UsageError(f"cannot write {os.fspath(path)[:60]!r}: not a possible path; choose a shorter name")
     try:
         problem = _explain_link(_find_missing(Path(path)))
     except (OSError, ValueError):  # other errors are those of the write

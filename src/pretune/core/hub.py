@@ -13,9 +13,10 @@ import importlib.util
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from pretune.core import io, log
+from pretune.core.config import check_path, read_record
 from pretune.core.errors import CheckpointError, PretuneError, ResourceError, UsageError
 
 PREFIX = "hf:"
@@ -25,6 +26,12 @@ IGNORED_PATTERNS = ("onnx/*", "openvino/*", "coreml/*", "original/*", "checkpoin
 """Patterns of folders that hold the same model in other formats."""
 _NAME_PART = re.compile(r"\w(?:[\w.-]{0,94}\w)?", re.ASCII)  # the hub's rule for names of owners and repositories
 _REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
+
+
+class WeightIndex(TypedDict):
+    """model.safetensors.index.json."""
+
+    weight_map: dict[str, str]  # tensor -> file
 
 
 class InstalledModel(NamedTuple):
@@ -88,8 +95,9 @@ def resolve_path(name: str | os.PathLike[str]) -> Path:
             raise UsageError(f"'{name}' is not installed: {model.remedy}; or pass a model directory")
         return folder
     if not is_hub(name):
-        io.recover(name)
-        return Path(name)
+        path = check_path(name, CheckpointError)
+        io.recover(path)
+        return path
     reference = os.fspath(name)
     bare = reference.removeprefix(PREFIX)
     repository, separator, revision = bare.partition("@")
@@ -137,8 +145,8 @@ def _download_snapshot(name: str, repository: str, revision: str | None) -> Path
 def _has_weights(folder: Path) -> bool:
     """Return whether a snapshot has safetensors files: all that its index lists, or any."""
     index = folder / "model.safetensors.index.json"
-    table = io.read_json(index, CheckpointError).get("weight_map") if index.is_file() else None
-    names = {name for name in table.values() if io.is_file_name(name)} if isinstance(table, dict) else set()
+    table = read_record(WeightIndex, index, CheckpointError)["weight_map"] if index.is_file() else {}
+    names = {name for name in table.values() if io.is_file_name(name)}
     return all((folder / name).is_file() for name in names) if names else any(folder.glob("*.safetensors"))
 
 

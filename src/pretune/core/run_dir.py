@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io, log
+from pretune.core.config import check_path
 from pretune.core.errors import CheckpointError, ResourceError, UsageError, refuse_broken_link
 from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_run
 from pretune.core.stored_paths import PATHS_KEY, LocatedSettings, describe_paths, locate_paths
@@ -29,7 +30,7 @@ class RunDir:
     """Directory of a run. A fine-tuning run with several trials has a directory for each of them in `trials`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = check_path(path)
         self.settings = path / "run.json"
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from pretune.core.config import check_record
+from pretune.core.config import PathText, check_record
 from pretune.core.errors import CheckpointError, DataError
 
 PATHS_KEY = "paths"
@@ -88,7 +88,10 @@ def locate_paths(tree: Mapping[str, Any], directory: str | os.PathLike[str]) -> 
     located_settings = LocatedSettings(copy.deepcopy({**tree}), {}, {})
     for name in (*MODEL_PATHS, *DATA_PATHS):
         path, record = get_path(tree, name), records.get(name)
-        if path is None or record is None:
+        if path is None:
+            continue
+        check_record(PathText, path, CheckpointError, f"{source}: '{name}'")
+        if record is None:
             continue
         near = os.path.normpath(Path(os.path.realpath(directory), record["relative"]))
         files = {place: file for place in (near, record["absolute"], path) if (file := _find_file(place)) is not None}

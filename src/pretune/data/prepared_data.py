@@ -5,9 +5,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
-from pretune.core.config import Count, Number, read_record
+from pretune.core.config import Count, Ge, Le, Number, read_record
 from pretune.core.errors import DataError, UsageError, refuse_broken_link
 from pretune.core.io import OWNERS, atomic_directory, recover, remove_abandoned
 from pretune.data.shards import DataIndex, Shards, read_index
@@ -44,17 +44,48 @@ class CardTokenizer(TypedDict):
     vocab: Count
 
 
+class FilterCounts(TypedDict):
+    """Documents by what a filter did with them."""
+
+    changed: Count
+    dropped: Count
+
+
+class CardSample(TypedDict):
+    """The start of a document."""
+
+    document: Count
+    source: str
+    text: str
+
+
 class CardFile(TypedDict):
     """card.json of prepared data."""
 
     splits: dict[str, CardSplit]
     sources: list[CardSource]
     languages: NotRequired[dict[str, Number] | None]
-    skipped: NotRequired[dict[str, Any] | None]
-    dropped: NotRequired[dict[str, Any] | None]
+    skipped: NotRequired[dict[str, Count] | None]
+    filters: NotRequired[dict[str, FilterCounts]]
+    dropped: NotRequired[dict[str, Count] | None]
+    lacking: NotRequired[str | None]
+    samples: NotRequired[list[CardSample]]
     tokenizer: NotRequired[CardTokenizer | None]
     command: NotRequired[str]
     fingerprint: NotRequired[str]
+
+
+SliceNumber = Annotated[int, Ge(1), Le(999_999)]
+
+
+class SourceRecord(TypedDict):
+    """A text source of a slice."""
+
+    name: str
+    kind: str
+    files: Count
+    bytes: Count | None
+    licence: str | None
 
 
 class SliceFile(TypedDict):
@@ -63,10 +94,10 @@ class SliceFile(TypedDict):
     documents: Count
     counts: dict[str, Count]
     languages: dict[str, Count]
-    shard: tuple[Count, Count]
+    shard: tuple[SliceNumber, SliceNumber]
     units: list[str]
-    sources: NotRequired[list[Any]]
-    opened: NotRequired[dict[str, Any]]
+    sources: list[SourceRecord]
+    opened: dict[str, Count]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
-from pretune.core.config import Ge, Gt, Le, NonNegative, Positive, Seed, spec
+from pretune.core.config import Ge, Gt, Le, NonNegative, Positive, Seed, check_record, spec
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.model import LanguageModel
 
@@ -182,6 +182,15 @@ def build_generation_config(**options: Unpack[GenerationOptions]) -> GenerationC
 CONFIG_FILE = "generation_config.json"
 
 
+class GenerationFile(TypedDict, total=False):
+    """generation_config.json, as far as it names tokens."""
+
+    decoder_start_token_id: int | list[int] | None
+    eos_token_id: int | list[int] | None
+    forced_bos_token_id: int | list[int] | None
+    forced_eos_token_id: int | list[int] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationTokens:
     """Token ids by role; None or an empty tuple if there is none."""
@@ -198,7 +207,8 @@ class GenerationTokens:
         Only token ids are read from that file, no search settings.
         """
         special = model.spec.special
-        settings = {name: value for name, value in model.assets.read_json(CONFIG_FILE).items() if value is not None}
+        file = check_record(GenerationFile, model.assets.read_json(CONFIG_FILE), CheckpointError, CONFIG_FILE)
+        settings: dict[str, Any] = {name: value for name, value in file.items() if value is not None}
         start_id = settings.get("decoder_start_token_id", special.start) if start is None else start
         if start_id is None and model.spec.is_encoder_decoder:
             start_id = special.bos

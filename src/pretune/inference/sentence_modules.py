@@ -75,6 +75,26 @@ class _Modules(TypedDict):
     modules: list[_Module]
 
 
+class _PoolingFile(TypedDict, total=False):
+    """config.json of a Pooling module."""
+
+    pooling_mode: str | list[str]
+    embedding_dimension: int
+    word_embedding_dimension: int
+
+
+class _DenseFile(TypedDict, total=False):
+    """config.json of a Dense module."""
+
+    activation_function: str
+
+
+class _PromptsFile(TypedDict, total=False):
+    """config_sentence_transformers.json."""
+
+    prompts: dict[str, Any] | None
+
+
 def build_encoder(model: LanguageModel, **overrides: Any) -> TextEncoder:
     """Build the encoder defined by the model's directory, or mean pooling; `overrides` that are None are ignored.
 
@@ -108,7 +128,7 @@ def read_modules(model: LanguageModel) -> tuple[Embedding, nn.ModuleList]:
                 f"{MODULES_FILE}: module '{kind}' is not supported at this position; supported: {expected_order}"
             )
         if kind == "Pooling":
-            settings = _read_json(files, f"{path}/config.json")
+            settings = _read_record(_PoolingFile, files, f"{path}/config.json")
             pooling = _parse_pooling(settings, model.spec.width)
             if settings.get("include_prompt") is False and (_read_default_prompt(files) or any(read_prompts(model))):
                 raise CheckpointError(f"{path}: pooling that excludes the prompt's tokens is not supported")
@@ -128,7 +148,11 @@ def read_pooling(model: LanguageModel) -> tuple[Pooling, ...] | None:
     """Return the poolings defined by the model's files; None if there are none."""
     files = model.assets.modules
     path = next((path for kind, path in _list_modules(files) if kind == "Pooling"), None) if files else None
-    return None if path is None else _parse_pooling(_read_json(files, f"{path}/config.json"), model.spec.width)
+    return (
+        None
+        if path is None
+        else _parse_pooling(_read_record(_PoolingFile, files, f"{path}/config.json"), model.spec.width)
+    )
 
 
 def write_modules(encoder: TextEncoder) -> dict[str, bytes]:
@@ -196,7 +220,7 @@ def _parse_pooling(settings: Mapping[str, Any], width: int) -> tuple[Pooling, ..
 
 
 def _load_dense(files: Mapping[str, bytes], path: str) -> Dense:
-    settings = _read_json(files, f"{path}/config.json")
+    settings = _read_record(_DenseFile, files, f"{path}/config.json")
     activation = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in _ACTIVATIONS or settings.get("use_residual"):
         activations = ", ".join(name.rpartition(".")[2] for name in _ACTIVATIONS)
@@ -239,13 +263,15 @@ def _refuse_lower(model: LanguageModel) -> None:
 
 def _read_default_prompt(files: Mapping[str, bytes]) -> str:
     """Return the default prompt."""
-    settings = _read_json(files, PROMPTS_FILE) if PROMPTS_FILE in files else {}
+    settings = _read_record(_PromptsFile, files, PROMPTS_FILE) if PROMPTS_FILE in files else {}
     return _find_prompt(settings, (settings.get("default_prompt_name"),)) or ""
 
 
 def read_prompts(model: LanguageModel) -> tuple[str | None, str | None]:
     """Return the prompts of a directory for documents and for queries, None where undefined."""
-    settings = _read_json(model.assets.modules, PROMPTS_FILE) if PROMPTS_FILE in model.assets.modules else {}
+    settings = (
+        _read_record(_PromptsFile, model.assets.modules, PROMPTS_FILE) if PROMPTS_FILE in model.assets.modules else {}
+    )
     return _find_prompt(settings, DOCUMENT_PROMPTS), _find_prompt(settings, QUERY_PROMPTS)
 
 
@@ -263,6 +289,10 @@ def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(f"{name}: expected an object, got {type(data).__name__}")
     return data
+
+
+def _read_record(cls: type[Any], files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    return {**config.check_record(cls, _read_json(files, name), CheckpointError, name)}
 
 
 def _parse_file(files: Mapping[str, bytes], name: str) -> Any:

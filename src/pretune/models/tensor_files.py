@@ -17,8 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pretune.core import io
+from pretune.core.config import read_record
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
+from pretune.core.hub import WeightIndex
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -90,11 +92,11 @@ def _read_index(folder: Path) -> dict[str, str]:
     main = find_main_file(folder)
     if main.name == SINGLE_FILE:
         return {}
-    table = io.read_json(main, CheckpointError).get("weight_map")
-    if not isinstance(table, dict) or not table:
+    table = read_record(WeightIndex, main, CheckpointError)["weight_map"]
+    if not table:
         raise CheckpointError(f"{main}: key 'weight_map' must be an object of tensor names to file names")
     for key, name in table.items():
-        if not isinstance(name, str) or not name.endswith(".safetensors"):
+        if not name.endswith(".safetensors"):
             raise CheckpointError(f"{main}: tensor {format_value(key)}: {format_value(name)} is not a safetensors file")
     for name in set(table.values()):
         io.resolve_inside(folder, name, CheckpointError, main)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 import torch
 from torch import Tensor
 
-from pretune.core.config import NonNegative, Positive, from_dict, get_kind, spec
+from pretune.core.config import NonNegative, PathText, Positive, from_dict, get_kind, spec
 from pretune.core.config.specs import to_plain
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
@@ -68,7 +68,7 @@ class DistilledModel(PretrainingModel, Protocol):
 class DistillationWeights:
     """Teacher, temperature, weights of the loss terms (0: not computed), and the mapping of layers."""
 
-    teacher: str | None = None  # directory of its run or of a Hugging Face model (`--teacher`)
+    teacher: PathText | None = None  # directory of its run or of a Hugging Face model (`--teacher`)
     temperature: Positive[float] = 2.0  # of the soft targets
     soft_weight: NonNegative[float] = 5.0  # soft targets: the teacher's logits
     hard_weight: NonNegative[float] = 2.0  # loss without the teacher

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io
-from pretune.core.config import check_record, read_record, read_records
+from pretune.core.config import check_path, check_record, read_record, read_records
 from pretune.core.errors import CheckpointError, DataError, UsageError, suggest_file
 from pretune.core.io.strict_json import MAX_BYTES
 from pretune.core.run_dir import RunDir
@@ -107,7 +107,7 @@ class ComparisonResults:
 
 def load_directory(path: str | os.PathLike[str]) -> list[RunRecord | ComparisonResults]:
     """Load a run, or results and then the runs they list."""
-    directory = Path(path)
+    directory = check_path(path)
     if not directory.is_dir():
         remedy = ("" if directory.exists() else suggest_file(directory)) or "; pass a run directory"
         raise UsageError(f"{directory}: {'not a' if directory.exists() else 'no such'} directory{remedy}")

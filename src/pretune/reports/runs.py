@@ -7,6 +7,7 @@ from pretune.core.log import format_count
 from pretune.reports import NO_MARKUP, Markup, element, facts, join, note, table
 from pretune.reports.charts import Series, draw_line_chart, draw_size_chart
 from pretune.reports.load import RunRecord
+from pretune.training.records import PretrainSummary
 
 Facts = Mapping[str, Any]
 T = TypeVar("T")
@@ -51,7 +52,7 @@ def _list_pretraining(run: RunRecord) -> Iterator[tuple[str, str]]:
     yield "size", format_size(tree["model"])
     yield "objective", format_objective(tree["objective"])
     yield "data", str(tree["data"].get("path", ""))
-    if "parameters" in run.summary:
+    if run.summary.keys() >= PretrainSummary.__required_keys__:
         yield from facts.build_pretraining_rows(tree, run.summary)
     else:
         yield "optimizer", facts.format_optimizer(tree["train"])

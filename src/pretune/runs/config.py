@@ -10,12 +10,11 @@ import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from pretune.core import config as specs
 from pretune.core import io
-from pretune.core.config import Gt, Le, NewField, NonNegative, Positive, spec
+from pretune.core.config import Gt, Le, NewField, NonNegative, PathText, Positive, spec
 from pretune.core.config.edit import parse_value
 from pretune.core.config.read import format_value, read_yaml
 from pretune.core.config.specs import parse_annotation, to_plain
@@ -152,7 +151,7 @@ class PretrainTrainConfig(TrainConfig):
 
     tokens: Positive[int] | None = None
     budget: Positive[float] | None = None
-    init_from: str | None = None  # directory of the initial weights (`--from`)
+    init_from: PathText | None = None  # directory of the initial weights (`--from`)
     batch_tokens: Positive[int] = 65_536  # per optimizer step, over all ranks and micro-batches
     residual_precision: ResidualPrecision = "auto"  # of the residual stream; auto: as `precision`
     layer_decay: Annotated[LayerDecay | None, NewField()] = None  # learning rate relative to the layer above; None: 1
@@ -205,7 +204,8 @@ def read_config(config: Mapping[str, Any] | RunConfig | str | os.PathLike[str] |
         return config.to_dict()
     if config is None or isinstance(config, Mapping):
         return refuse_old_tree(config or {})
-    file = RunDir(Path(config)).settings if Path(config).is_dir() else Path(config)
+    path = specs.check_path(config)
+    file = RunDir(path).settings if path.is_dir() else path
     if file.suffix == ".json":
         return locate_paths(migrate_run(io.read_json(file, UsageError), UsageError, str(file)), file.parent).tree
     return refuse_old_tree(read_yaml(file))

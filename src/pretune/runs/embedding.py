@@ -37,7 +37,7 @@ from pretune.training.config import TrainConfig
 from pretune.training.distributed import Ranks, init_distributed, resolve_device, run_on_rank_zero
 from pretune.training.loop import GracefulShutdown
 from pretune.training.optim import AdamW
-from pretune.training.records import ResumeFile
+from pretune.training.records import EmbeddingScoresFile, ResumeFile
 from pretune.training.schedules import LinearSchedule
 from pretune.training.trainer import Trainer, TrainingPhase
 
@@ -162,7 +162,9 @@ def train_embeddings(
         if resume and run_dir.is_finished:
             check_model(run_dir)
             log.info(f"{run_dir.path}: finished; nothing to resume")
-            return TrainedEmbeddings(run_dir.path, io.read_json(run_dir.scores, CheckpointError))
+            return TrainedEmbeddings(
+                run_dir.path, {**config.read_record(EmbeddingScoresFile, run_dir.scores, CheckpointError)}
+            )
         resume = resume and run_dir.can_resume(can_start=True)
         if not resume:
             run_dir.check_free()

@@ -10,6 +10,7 @@ from torch import nn
 
 from pretune.adaptation.io import load
 from pretune.adaptation.quantized import Quantization
+from pretune.core.config import check_path
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.hub import is_hub, resolve_path
 from pretune.core.run_dir import RunDir
@@ -75,6 +76,10 @@ class EvaluationJob:
     options: EvaluateOptions
     loaded_model: nn.Module | None = None
     other_runs: tuple[str | os.PathLike[str], ...] = ()  # of an ensemble, without its first run
+
+    def __post_init__(self) -> None:
+        if self.data is not None:
+            check_path(self.data, DataError)
 
     @property
     def base(self) -> Path | None:

@@ -50,7 +50,9 @@ def build_pretraining_card(
 def _format_header(name: str, settings: PretrainConfig, data: Mapping[str, Any]) -> Iterator[str]:
     family, objective, start = settings.model.family, get_kind(settings.objective), settings.train.init_from
     yield from ("---", "library_name: pretune", f"tags: [{family}, {objective}]")
-    languages = [language for language in data.get("languages", {}) if language.isalpha() and len(language) in (2, 3)]
+    languages = [
+        language for language in (data.get("languages") or {}) if language.isalpha() and len(language) in (2, 3)
+    ]
     if languages:
         yield f"language: [{', '.join(languages[:20])}]"
     yield from ("---", f"# {escape_markdown(name)}", "")
@@ -108,7 +110,7 @@ def _format_filters(data: Mapping[str, Any]) -> Iterator[str]:
     for name, outcome in data.get("filters", {}).items():
         counts = [f"{format_count(outcome[verb], 'documents')} {verb}" for verb in ("changed", "dropped")]
         yield f"filter {escape_markdown(name)}: {', '.join(counts)}"
-    for name, count in data.get("dropped", {}).items():
+    for name, count in (data.get("dropped") or {}).items():
         if not count and name != "exact_duplicates":
             continue
         yield f"{name.replace('_', ' ')}: {format_count(count, 'documents')} dropped"

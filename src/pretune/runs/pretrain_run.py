@@ -46,7 +46,7 @@ from pretune.training.distributed import Ranks, fill, unshard_all
 from pretune.training.loop import GracefulShutdown
 from pretune.training.metrics_log import read_metrics
 from pretune.training.optim import build_parameter_groups
-from pretune.training.records import CostFile, ResumeFile
+from pretune.training.records import CostFile, PretrainSummary, ResumeFile
 from pretune.training.step import TrainState
 from pretune.training.trainer import Trainer, TrainingPhase
 from pretune.training.validation import EarlyStopping, Evaluation, LearningCheck, build_evaluator
@@ -76,7 +76,7 @@ class PretrainedRun(Result, os.PathLike[str]):
     @property
     def loss(self) -> float | None:
         """Final validation loss, or None."""
-        loss = self.summary.get("held_out", {}).get("loss")
+        loss = (self.summary.get("held_out") or {}).get("loss")
         return None if loss is None else float(loss)
 
     def to_dict(self) -> dict[str, Any]:
@@ -325,7 +325,10 @@ def load_finished_run(run_dir: RunDir) -> PretrainedRun | None:
         return None
     cost: dict[str, Any] = {**config.read_record(CostFile, run_dir.cost, CheckpointError)}
     about = cost.pop("run", None)
-    return None if about is None else PretrainedRun(run_dir.path, {**about, "cost": cost})
+    if about is None:
+        return None
+    summary = config.check_record(PretrainSummary, about, CheckpointError, str(run_dir.cost))
+    return PretrainedRun(run_dir.path, {**summary, "cost": cost})
 
 
 def unshard_model(model: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from pretune.core import log
-from pretune.core.config import Ge, NewField, get_kind, spec
+from pretune.core.config import Ge, NewField, PathText, get_kind, spec
 from pretune.core.errors import DataError, UsageError
 from pretune.data.packing import MAX_EXACT_ROW, pack
 from pretune.data.pairs import ParallelPairs, ParallelSamples, SegmentPairs
@@ -43,7 +43,7 @@ _MAX_ROW_FACTOR = 4  # maximum lengthening of rows by a few long targets
 class DataConfig:
     """Data settings of a run."""
 
-    path: str
+    path: PathText
     samples: SampleKind = "documents"
     max_length: Annotated[int, Ge(2)] = 512  # including special tokens
     length_schedule: tuple[float, int] | None = None  # (share, length): first share of the run, on shorter sequences

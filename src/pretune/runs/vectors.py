@@ -13,7 +13,7 @@ from typing import Any
 
 from pretune.adaptation.static.cooccurrence import MAX_WORDS, Glove, Ppmi
 from pretune.adaptation.static.word2vec import Word2Vec, WordCorpus
-from pretune.core.errors import UsageError, suggest
+from pretune.core.errors import UsageError, refuse_broken_link, suggest
 from pretune.inference.word_vectors import WordVectors
 from pretune.text.corpora import open_corpus
 from pretune.text.corpora.document import DocumentBoundary
@@ -49,6 +49,8 @@ def train_vectors(
     options = {"mode": mode, "width": width, "window": window, "epochs": epochs}
     trainer = build_trainer(kind, **options, min_count=min_count, max_words=max_words)
     names = [os.fspath(name) for name in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    if out is not None:
+        refuse_broken_link(out)
     parts = open_corpus(names, by=by, field=field).plan_parts(_PART_BYTES)
 
     def texts() -> Iterator[str]:

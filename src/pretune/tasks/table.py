@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pretune.core import log
-from pretune.core.config import spec
+from pretune.core.config import check_path, spec
 from pretune.core.errors import DataError, explain_missing, suggest
 from pretune.core.log import format_count
 from pretune.text.corpora.streams import HEAD_BYTES, decode, detect_compression, detect_encoding, read_chunks
@@ -314,7 +314,7 @@ def open_table(
     Without a header the columns are named 1, 2, 3, … With `allow_single_column`, a file with one column needs no
     delimiter.
     """
-    path = Path(path)
+    path = check_path(path, DataError)
     if not path.is_file():
         raise DataError(f"{path}: {explain_missing(path)}")
     ending = _get_extension(path)

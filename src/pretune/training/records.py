@@ -8,7 +8,7 @@ import os
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
 
 from pretune.core import io
-from pretune.core.config import Amount, Count, Ge, Le, Number, check_record
+from pretune.core.config import Amount, Count, Ge, Le, Number, PathText, check_record
 from pretune.core.errors import PretuneError
 from pretune.core.migration import migrate_run
 
@@ -40,6 +40,16 @@ class SummaryRecord(TypedDict, total=False):
     unigram_loss: Number
     best_step: Count | None
     warnings: list[str]
+
+
+class PretrainSummary(TypedDict):
+    """Summary of a finished pre-training run."""
+
+    parameters: Count
+    steps: Count
+    tokens: Count
+    skipped: Count
+    held_out: NotRequired[dict[str, Number | None] | None]
 
 
 class CostFile(TypedDict):
@@ -161,6 +171,15 @@ class Headline(TypedDict, total=False):
     score: Number | None
 
 
+class EmbeddingScoresFile(TypedDict):
+    """scores.json of trained embeddings."""
+
+    before: dict[str, Number]
+    after: dict[str, Number]
+    steps: Count
+    loss: Number
+
+
 class HeadlineFile(TypedDict, total=False):
     """scores.json, as far as inference needs it."""
 
@@ -256,7 +275,7 @@ class ModelRecord(TypedDict, total=False):
 class DataRecord(TypedDict, total=False):
     """Data of a run."""
 
-    path: str | None
+    path: PathText | None
     max_length: Count | None  # None in a fine-tuned run: the limit of model and task
     length_schedule: tuple[Number, Count] | None
 
@@ -270,13 +289,13 @@ class TrainRecord(TypedDict, total=False):
     schedule: KindRecord
     batch: Count
     batch_tokens: Count
-    init_from: str | None
+    init_from: PathText | None
 
 
 class BaseModelRecord(TypedDict):
     """Model that was fine-tuned."""
 
-    path: str
+    path: PathText
     weights: NotRequired[str | None]
 
 
@@ -363,7 +382,7 @@ class ResultsFile(TypedDict):
 
     rows: list[ResultsRow]
     runs: NotRequired[list[str]]
-    data: NotRequired[str | None]
+    data: NotRequired[PathText | None]
     stages: NotRequired[list[StageRecord] | None]
     examples: NotRequired[Count | None]
 

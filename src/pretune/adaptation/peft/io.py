@@ -48,7 +48,8 @@ class AdapterFile(TypedDict, total=False):
     """adapter.json."""
 
     method: Any
-    base: Any
+    base: dict[str, Any] | None
+    head: dict[str, Any] | None
     blocks: dict[str, list[tuple[str, config.Count]]] | None
 
 
@@ -124,7 +125,7 @@ def load_adapter(model: LanguageModel, directory: str | Path, *, head: nn.Module
 
 def check_base(model: LanguageModel, directory: str | Path) -> None:
     """Raise CheckpointError if a model is not the base model of our adapter in a directory."""
-    record = io.read_json(Path(directory) / ADAPTER_FILE, CheckpointError)
+    record = config.read_record(AdapterFile, Path(directory) / ADAPTER_FILE, CheckpointError)
     with _prefix_errors(Path(directory) / ADAPTER_FILE):
         _check_same_base(model, _parse_method(record.get("method")), record.get("base"))
 
@@ -282,10 +283,6 @@ def _prefix_errors(file: Path) -> Iterator[None]:
         raise CheckpointError(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
 
 
-MAX_PATH = 4096
-"""Maximum characters of a path that is looked up; no system has longer ones."""
-
-
 def build_base_paths(base: str | None, directory: str | Path) -> dict[str, str | None]:
     """Return the base model's paths for `adapter.json`: absolute, and relative to the adapter's directory.
 
@@ -336,6 +333,6 @@ def find_base_directories(folder: Path, base_info: Mapping[str, Any], base: str 
 def _check_path(folder: Path, path: object) -> str | None:
     if path is None:
         return None
-    if not isinstance(path, str) or not path or len(path) > MAX_PATH or "\0" in path:
+    if not isinstance(path, str) or not path or not config.PossiblePath().allows(path):
         raise CheckpointError(f"{folder}: invalid base model path {format_value(path)}; pass it with --base DIR")
     return path

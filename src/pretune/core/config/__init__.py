@@ -27,8 +27,11 @@ from pretune.core.config.specs import (
     NewField,
     NonEmpty,
     NonNegative,
+    PathText,
     Positive,
+    PossiblePath,
     Seed,
+    check_path,
     get_kind,
     spec,
     to_dict,
@@ -36,6 +39,7 @@ from pretune.core.config.specs import (
 
 __all__ = [
     "Amount", "Constraint", "Count", "Fraction", "Ge", "Gt", "Le", "Lt", "NewField", "NonEmpty", "NonNegative",
-    "Number", "Positive", "Seed", "check_record", "diff", "from_dict", "get_kind", "list_paths", "parse_assignments",
-    "read_record", "read_records", "read_spec", "replace", "spec", "to_dict",
+    "Number", "PathText", "Positive", "PossiblePath", "Seed", "check_path", "check_record", "diff", "from_dict",
+    "get_kind", "list_paths", "parse_assignments", "read_record", "read_records", "read_spec", "replace", "spec",
+    "to_dict",
 ]  # fmt: skip

@@ -187,6 +187,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     # ArithmeticError and LookupError: dates and numbers that PyYAML cannot convert
     except (yaml.YAMLError, ValueError, RecursionError, ArithmeticError, LookupError) as fault:
         raise UsageError(f"{file}: invalid YAML: {_to_printable(str(fault))}") from None
+    _check_scalars(content, file)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         text = "nothing" if content is None else f"a {format_value(content)[:40]}"
         raise UsageError(f"{file}: expected settings as `name: value`, got {text}")
@@ -241,6 +242,19 @@ def _check_size(file: Path, data: bytes) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise too_deep
+
+
+def _check_scalars(content: Any, file: Path) -> None:
+    """Raise a UsageError for a value that no setting has: a date, binary data, an integer or float out of range."""
+    if isinstance(content, dict | list):
+        for part in [*content, *content.values()] if isinstance(content, dict) else content:
+            _check_scalars(part, file)
+    elif isinstance(content, int) and abs(content) > MAX_INTEGER:
+        raise UsageError(f"{file}: {format_value(content)} is too large")
+    elif isinstance(content, float) and not math.isfinite(content):
+        raise UsageError(f"{file}: expected a finite number, got {content}")
+    elif not isinstance(content, str | int | float | None):
+        raise UsageError(f"{file}: a {type(content).__name__} is not a setting; put it in quotes")
 
 
 def _to_printable(text: str) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pretune.core.config.read import MAX_INTEGER, format_value, from_dict, join_path
-from pretune.core.config.specs import Bound, Ge, Le
+from pretune.core.config.specs import Constraint, Ge, Le
 from pretune.core.errors import PretuneError, suggest
 from pretune.core.io import open_regular, parse_json, read_json
 
@@ -57,12 +57,18 @@ def _read_line(cls: type[T], line: bytes, error: type[PretuneError], location: s
     return check_record(cls, parse_json(text, error, location), error, location)
 
 
-def check_record(cls: type[T], data: object, error: type[PretuneError], location: str) -> T:
+def check_record(
+    cls: type[T],
+    data: object,
+    error: type[PretuneError],
+    location: str,
+    remedy: str = "; the file is damaged or from another release",
+) -> T:
     """Return data as a record (`TypedDict`) if every declared field has its type; else raise `error`."""
     try:
         _check_value(cls, data, "")
     except _FieldError as fault:
-        raise error(f"{location}: {fault}; the file is damaged or from another release") from None
+        raise error(f"{location}: {fault}{remedy}") from None
     return cast(T, data)
 
 
@@ -99,11 +105,11 @@ def _check_value(annotation: Any, value: object, path: str) -> None:
             _check_value(typing.get_args(annotation)[0], inner, join_path(path, i))
     elif dataclasses.is_dataclass(annotation) and isinstance(value, Mapping):
         _check_spec(annotation, value, path)
-    elif annotation in (int, float) and _is_number(annotation, value):
+    elif (annotation in (int, float) and _is_number(annotation, value)) or (annotation is str and type(value) is str):
         if not all(bound.allows(value) for bound in bounds):
             limits = " and ".join(map(str, bounds))
             raise _FieldError(f"{_format_field(path)} is {format_value(value)}, must be {limits}")
-    elif annotation not in (str, bool, types.NoneType, None) or type(value) is not (annotation or types.NoneType):
+    elif annotation not in (bool, types.NoneType, None) or type(value) is not (annotation or types.NoneType):
         raise _FieldError(f"{_format_field(path)} is {format_value(value)}, expected {_describe_type(annotation)}")
 
 
@@ -140,12 +146,12 @@ def _get_hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def _unwrap_annotation(annotation: Any) -> tuple[Any, list[Bound]]:
+def _unwrap_annotation(annotation: Any) -> tuple[Any, list[Constraint]]:
     """Return an annotation without `NotRequired` and `Annotated`, and its bounds."""
-    bounds: list[Bound] = []
+    bounds: list[Constraint] = []
     while (origin := typing.get_origin(annotation)) in (typing.NotRequired, typing.Required, Annotated):
         if origin is Annotated:
-            bounds += [extra for extra in annotation.__metadata__ if isinstance(extra, Bound)]
+            bounds += [extra for extra in annotation.__metadata__ if isinstance(extra, Constraint)]
         annotation = typing.get_args(annotation)[0]
     return annotation, bounds
 

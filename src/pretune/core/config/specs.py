@@ -7,13 +7,15 @@ import dataclasses
 import functools
 import math
 import operator
+import os
 import re
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, dataclass_transform, overload
 
-from pretune.core.errors import UsageError, suggest
+from pretune.core.errors import MAX_NAME_BYTES, MAX_PATH_BYTES, PretuneError, UsageError, is_possible_path, suggest
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -146,6 +148,24 @@ class NonEmpty(Constraint):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class PossiblePath(Constraint):
+    """Text that a system accepts as a path, whether it exists or not: looking it up is no error."""
+
+    def allows(self, value: Any) -> bool:
+        return is_possible_path(value)
+
+    def __str__(self) -> str:
+        return f"a path, with names of at most {MAX_NAME_BYTES} bytes and {MAX_PATH_BYTES:,} bytes in all"
+
+
+def check_path(path: str | os.PathLike[str], error: type[PretuneError] = UsageError) -> Path:
+    """Return a path; raise `error` for text that no system accepts as one."""
+    if not is_possible_path(path):
+        raise error(f"{os.fspath(path)[:60]!r} is not {PossiblePath()}")
+    return Path(path)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class NewField:
     """Mark of a field that is newer than the files of some runs: `size: Annotated[int, NewField()] = 1`."""
 
@@ -154,6 +174,7 @@ Positive = Annotated[N, Gt(0)]
 NonNegative = Annotated[N, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 Seed = Annotated[int, Ge(0), Lt(2**63)]
+PathText = Annotated[str, PossiblePath()]
 
 
 class FieldRule(NamedTuple):

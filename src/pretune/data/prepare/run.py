@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from pretune.core import log
+from pretune.core.config import check_path
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import MANIFEST, recover, remove, remove_abandoned, write_manifest
 from pretune.core.log import format_count
@@ -20,7 +21,7 @@ from pretune.data.prepare.pool import map_ordered
 from pretune.data.prepare.settings import PrepareConfig, Recipe, parse_share, state_licences
 from pretune.data.prepare.stage import StageReader, StageWriter
 from pretune.data.prepare.work_units import SplitPart, iter_units, list_parts, select_slice
-from pretune.data.prepared_data import PreparedData, publish_directory
+from pretune.data.prepared_data import SLICE_FILE, PreparedData, publish_directory
 from pretune.data.shards import DataIndex, ShardSplit, choose_token_dtype, read_index, write_index
 from pretune.data.shards.files import INDEX_FILE as INDEX
 from pretune.text.corpora import Corpus, open_corpus
@@ -95,7 +96,7 @@ def prepare(
         CheckpointError: The tokenizer cannot be loaded.
         ResourceError: A worker process died, or the disk is full.
     """
-    target, valid = Path(out), valid or None
+    target, valid = check_path(out), valid or None
     settings = PrepareConfig(
         by=by,
         field=field,
@@ -171,7 +172,7 @@ def merge(slices: Names, *, out: str | os.PathLike[str], overwrite: bool = False
     """
     if isinstance(slices, str) or not slices:
         raise UsageError("slices must be a list of directories made by `prepare` with --shard")
-    target, folders = Path(out), [Path(name) for name in slices]
+    target, folders = check_path(out), [check_path(name, DataError) for name in slices]
     stages = [StageReader.open(folder) for folder in folders]
     recipes = []
     for folder in folders:
@@ -181,6 +182,8 @@ def merge(slices: Names, *, out: str | os.PathLike[str], overwrite: bool = False
         change = recipe.describe_change(recipes[0])
         if change is None and stage.count != stages[0].count:
             change = f"it is a slice of {stage.count}, not of {stages[0].count}"
+        if change is None and [source["name"] for source in stage.facts["sources"]] != [*recipe.names]:
+            change = f"the sources in {SLICE_FILE} are not those in {INDEX}"
         if change is not None:
             raise DataError(f"{folder}: cannot be merged with '{folders[0]}': {change}")
     numbers = [stage.number for stage in stages]
@@ -296,8 +299,8 @@ def _check_size(data: PreparedData) -> PreparedData:
             f"{data}: the training split has only {format_count(data.tokens, 'tokens')}, "
             f"less than one sequence of common length; add more text"
         )
-    if data.slice is None and data.card["lacking"]:
-        log.warn(f"{data}: {data.card['lacking']}; pass validation text with --valid, or a larger --holdout SHARE")
+    if data.slice is None and (lacking := data.card.get("lacking")):
+        log.warn(f"{data}: {lacking}; pass validation text with --valid, or a larger --holdout SHARE")
     return data
 
 

@@ -12,23 +12,24 @@ documents, so they give the same bytes.
 import contextlib
 import hashlib
 import io
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.config import read_record
 from pretune.core.errors import CheckpointError, DataError
-from pretune.core.io import check_manifest, resolve_inside, translate_write_errors, write_json
+from pretune.core.io import check_manifest, open_regular, resolve_inside, translate_write_errors, write_json
 from pretune.core.io import remove as remove_file
 from pretune.data.prepare.encoding import Chunk, Ints
 from pretune.data.prepared_data import SLICE_FILE, SliceFile
-from pretune.data.shards.files import NpyWriter, open_npy
+from pretune.data.shards.files import NpyWriter, open_npy, read_npy
 
 _MAX_FILE_BYTES = 2**28  # bytes after which a new file starts; files are deleted one by one as they are read
 _COLUMNS = {"keys": "<u8", "lengths": "<i8", "sizes": "<i8", "sources": "<u2", "held": "|b1", "signatures": "<u4"}
@@ -212,13 +213,30 @@ class StageReader:
     def iter_pieces(self, *, remove: bool = False) -> Iterator[Piece]:
         """Yield all chunks in order; with `remove`, delete each file after its last chunk."""
         for path in self._units:
-            size = path.stat().st_size
-            with path.open("rb") as file:
+            with io.BufferedReader(_open_unit(path)) as file:
+                size = os.fstat(file.fileno()).st_size
                 while file.tell() < size:
-                    try:
-                        head, ids, ends, sentences, words = (np.load(file, allow_pickle=False) for _ in range(5))
-                    except (ValueError, EOFError, OSError) as fault:
-                        raise DataError(f"{path}: damaged ({fault}); prepare the slice again") from fault
-                    yield Piece(ids, ends, sentences, np.unpackbits(words, count=len(ids)).astype(bool), bool(head[0]))
+                    yield _read_piece(file, path)
             if remove:
                 remove_file(self.folder, path.name, UNIT_NAME)
+
+
+def _open_unit(path: Path) -> io.FileIO:
+    try:
+        return open_regular(path)
+    except OSError as fault:
+        raise DataError(f"{path}: cannot be read: {fault.strerror}; prepare the slice again") from fault
+
+
+def _read_piece(file: BinaryIO, path: Path) -> Piece:
+    """Read the next piece; its documents and sentences lie inside its tokens."""
+    head = read_npy(file, path, "|b1")
+    ids = read_npy(file, path, "<u2", "<u4")
+    ends, sentences = read_npy(file, path, "<i8"), read_npy(file, path, "<i8")
+    words = read_npy(file, path, "|u1")
+    lengths = np.diff(ends, prepend=0, append=len(ids))
+    if len(head) != 1 or 8 * len(words) < len(ids) or (lengths < 0).any():
+        raise DataError(f"{path}: its documents do not fit its tokens; prepare the slice again")
+    if len(sentences) and not 0 <= sentences.min() <= sentences.max() <= len(ids):
+        raise DataError(f"{path}: its sentences do not fit its tokens; prepare the slice again")
+    return Piece(ids, ends, sentences, np.unpackbits(words, count=len(ids)).astype(bool), bool(head[0]))

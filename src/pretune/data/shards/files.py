@@ -7,18 +7,20 @@ settings, the sources, and the shards of each split.
 
 import contextlib
 import dataclasses
+import io
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Literal, NotRequired, Self, TypedDict
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from pretune.core.errors import DataError, UsageError, explain_missing, suggest
-from pretune.core.io import open_regular, read_json, recover, translate_write_errors, write_json
+from pretune.core.config import Count, check_path, check_record
+from pretune.core.errors import DataError, UsageError, explain_missing
+from pretune.core.io import is_file_name, open_regular, read_json, recover, translate_write_errors, write_json
 
 HEADER_BYTES = 128
 """Size of the header: a multiple of 64, as the format requires, with space for any length."""
@@ -100,17 +102,11 @@ def open_npy(
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            start = file.read(10)
-            length = int.from_bytes(start[8:], "little")
-            text = file.read(length).decode("latin1")
+            kind, fortran_order, shape, start = _read_header(file, path)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {_REMEDY}") from None
     except OSError as fault:
         raise DataError(f"{path}: cannot be read: {fault.strerror}") from fault
-    match = _PATTERN.fullmatch(text)
-    if not start.startswith(_MAGIC) or match is None or len(text) != length:
-        raise DataError(f"{path}: not a .npy file of numbers; {_REMEDY}")
-    kind, fortran_order, shape = match.groups()
     if kind != expected_dtype.str:
         raise DataError(f"{path}: has values of type '{kind}', expected '{expected_dtype.str}'; {_REMEDY}")
     if fortran_order == "True" or not re.fullmatch(r"\d{1,18}," + ("" if width is None else f" {width}"), shape):
@@ -119,13 +115,36 @@ def open_npy(
     values = int(shape.partition(",")[0])
     if count is not None and values != count:
         raise DataError(f"{path}: has {values} {'values' if width is None else 'rows'}, expected {count}; {_REMEDY}")
-    total_bytes = 10 + length + values * row * expected_dtype.itemsize
+    total_bytes = start + values * row * expected_dtype.itemsize
     if size != total_bytes:
         raise DataError(f"{path}: has {size} bytes, expected {total_bytes} according to its header; {_REMEDY}")
     if not values:  # an empty file region cannot be mapped
         return np.empty(0 if width is None else (0, row), expected_dtype)
     sizes = (values,) if width is None else (values, row)
-    return np.memmap(path, expected_dtype, mode="r", offset=10 + length, shape=sizes).view(np.ndarray)
+    return np.memmap(path, expected_dtype, mode="r", offset=start, shape=sizes).view(np.ndarray)
+
+
+def read_npy(file: BinaryIO, path: Path, *dtypes: str) -> NDArray[Any]:
+    """Return the next array of a file of several: one dimension, one of the types; raise a DataError for another."""
+    kind, fortran_order, shape, _ = _read_header(file, path)
+    if kind not in dtypes or fortran_order == "True" or not re.fullmatch(r"\d{1,18},", shape):
+        raise DataError(f"{path}: has an array of type '{kind}' and shape ({shape}); {_REMEDY}")
+    size = int(shape[:-1]) * np.dtype(kind).itemsize
+    if size > os.fstat(file.fileno()).st_size - file.tell():
+        raise DataError(f"{path}: is too short for its arrays; {_REMEDY}")
+    return np.frombuffer(file.read(size), kind)
+
+
+def _read_header(file: BinaryIO | io.FileIO, path: Path) -> tuple[str, str, str, int]:
+    """Read the header of an array; return its type, order and shape as text, and the number of bytes."""
+    start = file.read(10) or b""
+    length = int.from_bytes(start[8:], "little")
+    text = (file.read(length) or b"").decode("latin1")
+    match = _PATTERN.fullmatch(text)
+    if not start.startswith(_MAGIC) or match is None or len(text) != length:
+        raise DataError(f"{path}: not a .npy file of numbers; {_REMEDY}")
+    kind, fortran_order, shape = match.groups()
+    return kind, fortran_order, shape, 10 + length
 
 
 def _build_header(dtype: np.dtype[np.generic], count: int) -> bytes:
@@ -136,10 +155,9 @@ def _build_header(dtype: np.dtype[np.generic], count: int) -> bytes:
 
 INDEX_FILE = "data.json"
 FORMAT = 1
-DTYPES = ("uint16", "uint32")
 
 _INDEX_REMEDY = "prepare the data again"
-_SHARD = re.compile(r"\d{5,9}")
+_SHARD = re.compile(r"[0-9]{5,9}")
 
 
 def choose_token_dtype(vocab: int) -> str:
@@ -194,11 +212,56 @@ class DataIndex:
 
     tokenizer_sha256: str
     vocab: int
-    dtype: str  # one of DTYPES
+    dtype: str  # uint16 or uint32
     fingerprint: str
     sources: tuple[str, ...]  # names, in the order of source numbers
     splits: Mapping[str, ShardSplit]
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class ShardRecord(TypedDict):
+    """A shard in data.json."""
+
+    name: str
+    documents: Count
+    tokens: Count
+    sentences: Count
+    pairs: NotRequired[Count]
+
+
+class SplitRecord(TypedDict):
+    """A split in data.json."""
+
+    documents: Count
+    tokens: Count
+    sentences: Count
+    bytes: Count
+    shards: list[ShardRecord]
+
+
+class CorpusRecord(TypedDict):
+    """Name and hash of every source."""
+
+    train: list[tuple[str, str]]
+    valid: list[tuple[str, str]]
+
+
+class SettingsRecord(TypedDict, total=False):
+    """The settings of `prepare` in data.json, as far as a run needs them."""
+
+    corpus: CorpusRecord
+
+
+class IndexRecord(TypedDict):
+    """data.json."""
+
+    tokenizer_sha256: str
+    vocab: Count
+    dtype: Literal["uint16", "uint32"]
+    fingerprint: str
+    sources: list[str]
+    splits: dict[str, SplitRecord]
+    settings: SettingsRecord
 
 
 def write_index(directory: Path, index: DataIndex) -> None:
@@ -230,7 +293,7 @@ def read_index(directory: Path) -> DataIndex:
         DataError: The directory or the file is missing, or a field is invalid; the message names the field.
     """
     recover(directory)
-    path = directory / INDEX_FILE
+    path = check_path(directory, DataError) / INDEX_FILE
     if not directory.is_dir():
         raise DataError(
             f"{directory}: {explain_missing(directory, 'directory', '; pass the output of `pretune prepare`')}"
@@ -242,60 +305,37 @@ def read_index(directory: Path) -> DataIndex:
     data = read_json(path, DataError)
     if data.get("format") != FORMAT:
         raise DataError(f"{path}: has format {data.get('format')!r:.40}, this version reads {FORMAT}; {_INDEX_REMEDY}")
-    dtype = _read_field(data, "dtype", str, path)
-    if dtype not in DTYPES:
-        raise DataError(f"{path}: 'dtype' is {dtype[:40]!r}; allowed: {', '.join(DTYPES)}; {_INDEX_REMEDY}")
-    vocab = _read_count(data, "vocab", path)
-    if not 0 < vocab <= np.iinfo(dtype).max + 1:
+    record = check_record(IndexRecord, data, DataError, str(path))
+    max_vocab = np.iinfo(record["dtype"]).max + 1
+    if not 0 < record["vocab"] <= max_vocab:
         raise DataError(
-            f"{path}: 'vocab' is {vocab}, but must be from 1 to {np.iinfo(dtype).max + 1} for {dtype}; {_INDEX_REMEDY}"
+            f"{path}: 'vocab' is {record['vocab']}, but must be from 1 to {max_vocab} for {record['dtype']}; "
+            f"{_INDEX_REMEDY}"
         )
-    sources = _read_field(data, "sources", list, path)
-    if not all(isinstance(name, str) for name in sources):
-        raise DataError(f"{path}: 'sources' is not a list of names; {_INDEX_REMEDY}")
-    splits = _read_field(data, "splits", dict, path)
     return DataIndex(
-        tokenizer_sha256=_read_field(data, "tokenizer_sha256", str, path),
-        vocab=vocab,
-        dtype=dtype,
-        fingerprint=_read_field(data, "fingerprint", str, path),
-        sources=tuple(sources),
-        splits={name: _read_split(splits[name], name, path) for name in splits},
-        settings=_read_field(data, "settings", dict, path),
+        tokenizer_sha256=record["tokenizer_sha256"],
+        vocab=record["vocab"],
+        dtype=record["dtype"],
+        fingerprint=record["fingerprint"],
+        sources=tuple(record["sources"]),
+        splits={name: _build_split(split, name, path) for name, split in record["splits"].items()},
+        settings={**record["settings"]},
     )
 
 
-def _read_split(data: object, name: str, path: Path) -> ShardSplit:
-    if not name.isidentifier() or not isinstance(data, dict):
+def _build_split(record: SplitRecord, name: str, path: Path) -> ShardSplit:
+    if not (name.isidentifier() and is_file_name(name)):
         raise DataError(f"{path}: 'splits' contains {name[:40]!r}, which is not a valid split; {_INDEX_REMEDY}")
-    shards = tuple(_read_shard(shard, name, path) for shard in _read_field(data, "shards", list, path))
-    split = ShardSplit(shards=shards, bytes=_read_count(data, "bytes", path))
-    for field in ("documents", "tokens", "sentences"):
-        stated_count, shard_count = _read_count(data, field, path), getattr(split, field)
-        if stated_count != shard_count:
+    if not all(_SHARD.fullmatch(shard["name"]) for shard in record["shards"]):
+        raise DataError(f"{path}: a shard of split '{name}' has no valid 'name' (5 to 9 digits); {_INDEX_REMEDY}")
+    fields = [field.name for field in dataclasses.fields(ShardFacts)]
+    shards = [{field: value for field, value in shard.items() if field in fields} for shard in record["shards"]]
+    split = ShardSplit(shards=tuple(ShardFacts(**shard) for shard in shards), bytes=record["bytes"])  # type: ignore[arg-type]
+    stated_counts = {"documents": record["documents"], "tokens": record["tokens"], "sentences": record["sentences"]}
+    for field, count in stated_counts.items():
+        if count != getattr(split, field):
             raise DataError(
-                f"{path}: split '{name}' has {stated_count} {field}, but its shards have {shard_count}; {_INDEX_REMEDY}"
+                f"{path}: split '{name}' has {count} {field}, but its shards have {getattr(split, field)}; "
+                f"{_INDEX_REMEDY}"
             )
     return split
-
-
-def _read_shard(data: object, split: str, path: Path) -> ShardFacts:
-    if not isinstance(data, dict) or not _SHARD.fullmatch(str(data.get("name"))):
-        raise DataError(f"{path}: a shard of split '{split}' has no valid 'name' (5 to 9 digits); {_INDEX_REMEDY}")
-    names = ("documents", "tokens", "sentences", *(("pairs",) if "pairs" in data else ()))
-    counts = {field: _read_count(data, field, path) for field in names}
-    return ShardFacts(name=data["name"], **counts)
-
-
-def _read_field(data: dict[str, Any], name: str, kind: type, path: Path) -> Any:
-    if not isinstance(data.get(name), kind):
-        hint = "" if name in data else suggest(name, data)
-        raise DataError(f"{path}: '{name}' is missing or of the wrong type{hint}; {_INDEX_REMEDY}")
-    return data[name]
-
-
-def _read_count(data: dict[str, Any], name: str, path: Path) -> int:
-    value: int = _read_field(data, name, int, path)
-    if isinstance(value, bool) or not 0 <= value < 2**60:
-        raise DataError(f"{path}: '{name}' is {value!r:.40}, not a count; {_INDEX_REMEDY}")
-    return value

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import translate_write_errors
-from pretune.data.shards.files import DTYPES, AtomicWriter, NpyWriter, ShardFacts
+from pretune.data.shards.files import AtomicWriter, NpyWriter, ShardFacts
 
 SHARD_TOKENS = 2**27
 """Number of tokens at which a shard is full; it ends with the document that reaches it."""
@@ -24,7 +24,7 @@ class ShardWriter(AtomicWriter):
 
     Args:
         directory: Directory of the split; created if absent.
-        dtype: Type of the stored token ids, one of `DTYPES`.
+        dtype: Type of the stored token ids, uint16 or uint32.
         vocab: Size of the vocabulary, to reject invalid token ids; None for the range of `dtype`.
         max_tokens: Number of tokens at which a shard is full.
         has_sides: Also store the sides of text pairs.
@@ -39,8 +39,8 @@ class ShardWriter(AtomicWriter):
         max_tokens: int = SHARD_TOKENS,
         has_sides: bool = False,
     ) -> None:
-        if dtype not in DTYPES:
-            raise UsageError(f"tokens cannot be stored as {dtype!r}; allowed: {', '.join(DTYPES)}")
+        if dtype not in ("uint16", "uint32"):
+            raise UsageError(f"tokens cannot be stored as {dtype!r}; allowed: uint16, uint32")
         self.directory, self.dtype, self.max_tokens, self.has_sides = Path(directory), dtype, max_tokens, has_sides
         self.vocab = min(vocab or 2**32, np.iinfo(dtype).max + 1)
         self.shards: list[ShardFacts] = []

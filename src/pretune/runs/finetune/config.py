@@ -13,7 +13,7 @@ from pretune.adaptation.freeze import FirstFrozen, Frozen, Full, Gradual, LastOn
 from pretune.adaptation.methods import METHODS, AnyMethod
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core import config
-from pretune.core.config import Constraint, Fraction, Ge, Gt, Le, NewField, NonNegative, Positive, spec
+from pretune.core.config import Constraint, Fraction, Ge, Gt, Le, NewField, NonNegative, PathText, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
 from pretune.nn.heads import PoolingConfig
@@ -31,10 +31,10 @@ EVALUATIONS_PER_RUN, LONG_EPOCH_STEPS = 10, 500
 class BaseConfig:
     """The base model: the directory of a run or a Hugging Face model, with its weights or with random ones."""
 
-    path: str
+    path: PathText
     weights: Literal["pretrained", "random"] = "pretrained"
     extra_layers: NonNegative[int] = 0  # new blocks on top
-    tokenizer: str | None = None  # directory of a tokenizer that replaces the base's
+    tokenizer: PathText | None = None  # directory of a tokenizer that replaces the base's
     positions: int | None = None  # new number of learned positions
 
     @property
@@ -49,13 +49,13 @@ class TaskConfig:
 
     name: str | None = None
     type: str | None = None  # of the user's files; None: detected by `tasks.user_table`
-    train: str | None = None
-    dev: str | None = None
-    test: str | None = None
+    train: PathText | None = None
+    dev: PathText | None = None
+    test: PathText | None = None
     text: str | None = None
     pair: str | None = None
     label: str | None = None
-    data: str | None = None  # directory of the built-in tasks
+    data: PathText | None = None  # directory of the built-in tasks
     train_examples: Positive[int] | None = None  # number of training examples, stratified; None: all
     max_examples_per_task: Positive[int] | None = None  # of several tasks, at most this many of each; None: all
     max_eval_examples: Positive[int] | None = None  # of dev and of test, stratified; None: all, as published
@@ -181,8 +181,8 @@ class SweepPlan:
     seeds: tuple[int, ...] = (0,)
     train_examples: tuple[int | None, ...] = (None,)  # training examples; None: all
     baselines: tuple[str, ...] = ()
-    forgetting: str | None = None  # prepared data for the pre-training loss before and after
-    vectors: str | None = None  # word vectors for the baseline `vectors`
+    forgetting: PathText | None = None  # prepared data for the pre-training loss before and after
+    vectors: PathText | None = None  # word vectors for the baseline `vectors`
 
     def __post_init__(self) -> None:
         for name, values in (

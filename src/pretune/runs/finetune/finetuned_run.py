@@ -55,7 +55,7 @@ class FinetunedRun(Result, os.PathLike[str]):
         quantize: Quantization | None = None,
     ) -> "FinetunedRun":
         """Open a run that has a model."""
-        run = Path(path)
+        run = config.check_path(path)
         if not run.is_dir():
             raise CheckpointError(f"{run}: {explain_missing(run, 'directory')}; pass a run of `pretune finetune`")
         io.check_links(run, CheckpointError)

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from pretune.adaptation.freeze import Frozen, Full, Gradual
 from pretune.adaptation.methods import AnyMethod, count_positions
-from pretune.analysis.held_out import find_base
+from pretune.analysis.held_out import iterate_runs
 from pretune.analysis.weight_change import split_layers
 from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.core.hub import is_hub
 from pretune.core.run_dir import RunDir
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel
@@ -137,11 +136,9 @@ def find_objective(body: LanguageModel, start: Path | None = None) -> Objective:
 
 def _read_run_objective(directory: Path) -> dict[str, Any] | str | None:
     """Return the objective of a pre-training run, or of the one that a fine-tuned run started from; None if unknown."""
-    if is_hub(directory) or not RunDir(directory).settings.is_file():
-        return None
     with contextlib.suppress(CheckpointError, UsageError):
-        tree = RunDir(directory).read_settings()
-        return tree["objective"] if "objective" in tree else _read_run_objective(find_base(directory))
+        trees = (RunDir(run).read_settings() for run in iterate_runs(directory))
+        return next((tree["objective"] for tree in trees if "objective" in tree), None)
     return None
 
 

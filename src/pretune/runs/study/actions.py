@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io
-from pretune.core.config import from_dict
+from pretune.core.config import from_dict, read_record
 from pretune.core.errors import CheckpointError, DataError, DivergedError, UsageError
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.baselines import run_baselines
@@ -30,6 +30,7 @@ from pretune.runs.vectors import train_vectors
 from pretune.text.tokenizer.training import train_tokenizer
 from pretune.training.cost import CostMeter, CostRates, compute_cost
 from pretune.training.distributed import resolve_device
+from pretune.training.records import CostFile
 
 Arguments = dict[str, Any]
 Outcome = tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any] | None]
@@ -187,7 +188,7 @@ def _finetune(runner: StepRunner, arguments: Arguments, folder: Path, resume: bo
     if amounts["parameters"]:
         amounts["trained_share"] = (amounts["trained"] or 0) / amounts["parameters"]
     amounts |= {f"{BASELINE_PREFIX}{name}": value for name, value in baseline_scores.items()}
-    cost = io.read_json(RunDir(folder).cost, CheckpointError)
+    cost = read_record(CostFile, RunDir(folder).cost, CheckpointError)
     return {**result["scores"], "dev": result["dev"]}, amounts, cost
 
 
@@ -196,7 +197,7 @@ def _train_embeddings(runner: StepRunner, arguments: Arguments, folder: Path, re
         if name in arguments:
             arguments[name] = runner.locate(arguments[name])
     run = train_embeddings(out=folder, data=runner.data, device=runner.device, resume=resume, **arguments)
-    cost = io.read_json(RunDir(folder).cost, CheckpointError)
+    cost = read_record(CostFile, RunDir(folder).cost, CheckpointError)
     return run.scores["after"], {"steps": run.scores["steps"]}, cost
 
 

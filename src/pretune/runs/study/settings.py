@@ -16,38 +16,53 @@
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from pretune.core.config import Count, Number, PathText, check_record
 from pretune.core.config.read import format_value
 from pretune.core.errors import UsageError, find_synonyms, suggest
+from pretune.core.io import parse_json
 from pretune.runs.study.spec import Setting, Settings
 
 SEED = "$seed"
 ROW_PREFIX = "row:"
-OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "tokenizer": (
-        "kind", "vocab", "style", "lowercase", "strip_accents", "min_frequency", "alphabet", "sample_bytes", "seed",
-        "path", "corpus",
-    ),
-    "prepare": ("valid", "holdout", "by", "field", "errors", "clean", "near", "lang", "sentences"),
-    "pretrain": ("objective", "steps", "tokens", "epochs", "seconds", "init_from", "teacher", "seed"),
-    "finetune": (
-        "task", "train", "dev", "test", "type", "text", "pair", "label", "method", "epochs", "steps", "train_examples",
-        "teacher", "force", "seed",
-    ),
-    "embeddings": (
-        "task", "train", "dev", "loss", "pooling", "normalise", "length", "batch", "epochs", "steps", "lr", "warmup",
-        "weight_decay", "clip", "seed",
-    ),
-    "vectors": ("kind", "mode", "width", "window", "epochs", "min_count", "max_words", "seed"),
-    "evaluate": (
-        "split", "limit", "seed", "prompt", "text_to_text", "length", "calibrate", "order", "window", "stride", "words",
-        "data", "pooling",
-    ),
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "tokenizer": {
+        "kind": str, "vocab": Count, "style": str, "lowercase": bool, "strip_accents": bool, "min_frequency": Count,
+        "alphabet": Count, "sample_bytes": Count, "seed": Count, "path": PathText, "corpus": list[str],
+    },
+    "prepare": {
+        "valid": list[str], "holdout": Any, "by": str, "field": str, "errors": str, "clean": list[str], "near": Any,
+        "lang": str, "sentences": str,
+    },
+    "pretrain": {
+        "objective": str, "steps": Any, "tokens": Any, "epochs": Any, "seconds": Any, "init_from": PathText,
+        "teacher": PathText, "seed": Count,
+    },
+    "finetune": {
+        "task": str, "train": PathText, "dev": PathText, "test": PathText, "type": str, "text": str, "pair": str,
+        "label": str, "method": str, "epochs": Number, "steps": Count, "train_examples": Count | Literal["all"],
+        "teacher": PathText, "force": bool, "seed": Count,
+    },
+    "embeddings": {
+        "task": str, "train": PathText, "dev": PathText, "loss": Any, "pooling": Any, "normalise": Any, "length": Any,
+        "batch": Any, "epochs": Any, "steps": Any, "lr": Any, "warmup": Any, "weight_decay": Any, "clip": Any,
+        "seed": Count,
+    },
+    "vectors": {
+        "kind": str, "mode": str, "width": Count, "window": Count, "epochs": Count, "min_count": Count,
+        "max_words": Count, "seed": Count,
+    },
+    "evaluate": {
+        "split": str, "limit": Count, "seed": Count, "prompt": str, "text_to_text": bool, "length": str,
+        "calibrate": bool, "order": str, "window": Count, "stride": Count, "words": bool, "data": PathText,
+        "pooling": str,
+    },
 }  # fmt: skip
-"""Options of the functions that a study calls, by section."""
+"""Options of the functions that a study calls, by section, with their types; those of a config are checked with it."""
 CONFIG_SECTIONS: Mapping[str, tuple[str, ...]] = {
     "pretrain": ("model", "objective", "data", "train"),
     "finetune": ("base", "task", "method", "tune", "data", "train"),
@@ -73,6 +88,11 @@ def flatten_settings(tree: object, location: str) -> list[dict[str, str]]:
         if path in pairs:
             raise UsageError(f"{location}: '{path}' is set twice; keep one")
         pairs[path] = to_text(value)
+        section, _, option = path.partition(".")
+        if option in OPTIONS.get(section, ()) and SEED not in pairs[path]:
+            annotation = OPTIONS[section][option]
+            option_value = parse_list(pairs[path]) if annotation == list[str] else parse_scalar(pairs[path])
+            check_record(annotation, option_value, UsageError, f"{location}: {path}", "")
     return [{"path": path, "value": value} for path, value in pairs.items()]
 
 
@@ -124,7 +144,7 @@ def to_text(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return format_value(value)
     if isinstance(value, str):
-        return to_text(float(value)) if _FLOAT.fullmatch(value) else value
+        return to_text(float(value)) if _FLOAT.fullmatch(value) and math.isfinite(float(value)) else value
     if isinstance(value, int | float):
         return repr(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(float(value))
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -173,7 +193,7 @@ def read_seed(settings: Mapping[str, str], section: str, seed: int) -> int:
 
 def parse_list(value: str) -> list[str]:
     """Return the items of a list in JSON, or a single text as a list of itself."""
-    items = json.loads(value) if value.startswith("[") else [value]
+    items = parse_json(value, UsageError, value[:40]) if value.startswith("[") else [value]
     return [str(item) for item in items]
 
 
@@ -181,9 +201,9 @@ def parse_scalar(value: str) -> str | int | float | bool | None:
     """Return the value of a text: a number, true, false or null; other texts are themselves."""
     if value in ("true", "false", "null"):
         return {"true": True, "false": False, "null": None}[value]
-    if re.fullmatch(r"[+-]?\d+", value):
+    if re.fullmatch(r"[+-]?[0-9]{1,40}", value):
         return int(value)
-    return float(value) if _FLOAT.fullmatch(value) else value
+    return float(value) if _FLOAT.fullmatch(value) and math.isfinite(float(value)) else value
 
 
 def make_settings(pairs: Sequence[Mapping[str, str]]) -> Settings:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from pretune.core import io
-from pretune.core.config import Amount, Number, read_record
+from pretune.core.config import Amount, Number, check_path, read_record
 from pretune.core.errors import CheckpointError, UsageError, explain_missing, refuse_broken_link
 from pretune.core.run_dir import LOG_SUFFIXES, RunDir
 from pretune.runs.study.plan import FORMAT, Plan, Step
@@ -50,7 +50,7 @@ class StudyDir:
     """Files of a study."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = check_path(path)
         self.plan = self.path / "plan.json"
         self.steps = self.path / "steps"
         self.results = self.path / "study.json"
@@ -92,6 +92,8 @@ class StudyDir:
             path = self.get_record_path(step)
             if path.is_file():
                 record = read_record(StepRecord, path, CheckpointError)
+                if record.get("selected_key", step.key) not in plan.steps:
+                    raise CheckpointError(f"{path}: 'selected_key' is no step of the study; remove this file")
                 if (record["format"], record["key"]) == (FORMAT, step.key):
                     records[step.key] = record
         return records

@@ -105,7 +105,10 @@ class FileFinder:
 
 def format_path(path: str) -> str:
     """Return a path that can be printed and hashed: names on Unix are bytes and need not be UTF-8."""
-    return os.fsencode(path).decode("utf-8", "replace")
+    try:
+        return os.fsencode(path).decode("utf-8", "replace")
+    except UnicodeEncodeError:  # a lone surrogate
+        raise DataError(f"{path[:60]!r} is not the name of a file") from None
 
 
 def _walk(folder: str, skip_counts: Counter[str]) -> Iterator[str]:
