@@ -5,6 +5,7 @@ import importlib.util
 import json
 import random
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from pretune.runs.quickstart import (
     quickstart,
     read_reviews,
 )
+from pretune.server.served_model import ServedModel
 from pretune.tasks.example import Example
 from pretune.text.tokenizer.training import train
 
@@ -122,10 +124,15 @@ class TestTable:
 class TestOutput:
     def test_files_and_models_can_be_used(self, done: QuickstartResult) -> None:
         assert json.loads((done.path / "results.json").read_text()) == done.results
-        names = ["read", "baselines", "few labels", "pre-train", "fine-tune", "repeat"]
+        names = ["read", "baselines", "few labels", "pre-train", "fine-tune", "demo", "repeat"]
         assert [stage["name"] for stage in done.results["stages"]] == names
         assert done.page == done.path / "report.html" and "TF-IDF + SVM" in done.page.read_text()
         assert done.results["runs"] == ["pretrain", "tuned/full-32-0"]
+        *_, last = done.results["use"]
+        models = {Path(name).name: ServedModel.load(name, name, "cpu") for name in shlex.split(last)[2:]}
+        abilities = {"full-32-0": "predict", "pretrain": "fill", "writer": "complete", "library": "search"}
+        assert last.startswith("pretune serve ") and {*models} == {*abilities}
+        assert all(models[name].can(ability) for name, ability in abilities.items())
         assert FinetunedRun.open(done.path / "tuned/full-32-0").predict(["a lovely film"])[0]["label"] in (
             "bad",
             "good",
@@ -248,6 +255,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[[QuickstartRun, float],
         monkeypatch.setattr(QuickstartRun, "finetune", finetune)
         monkeypatch.setattr(QuickstartRun, "prepare_data", lambda self: None)
         monkeypatch.setattr(QuickstartRun, "pretrain", lambda self, limit: None)
+        monkeypatch.setattr("pretune.runs.quickstart.build_demo", lambda run: None)
         monkeypatch.setattr("pretune.runs.quickstart.time", clock)
         for key in ("majority", "svm", "static"):
             work.hits |= {(key, labels): {0: answers(0.6, work.plan.test)} for labels in work.plan.labels}

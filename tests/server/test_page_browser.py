@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import pretune as pt
+from pretune.server.app import PAGE_DIR
 from tests.inference.speakers import bert, gpt
 from tests.server.browser import MISSING, Browser, open_browser
 from tests.server.models import Address, run_server
@@ -171,9 +172,20 @@ class TestTabs:
 
     def test_classify_labels(self, browser: Browser, server: Address) -> None:
         visit(browser, server, "classify")
+        assert browser.run("return document.querySelector('#panel-classify textarea').value")  # an example
         browser.type("a lovely warm film", "#panel-classify textarea")
         browser.press("control+enter")
         browser.wait_for("Tokens that mattered for “", "#panel-classify")
+        sides = {side: browser.find_all(f"#panel-classify .key .token.{side}") for side in ("for", "against")}
+        assert all(len(elements) == 1 for elements in sides.values())  # the legend
+        script = (
+            "return [...document.querySelectorAll('#panel-classify .track .fill.for, #panel-classify .fill.against')]"
+            ".map(e => [e.className, getComputedStyle(e).backgroundImage.split('(')[0]])"
+        )
+        assert {tuple(bar) for bar in browser.run(script)} <= {
+            ("fill for", "none"),
+            ("fill against", "repeating-linear-gradient"),
+        }
         shown = browser.text("#panel-classify")
         assert HOSTILE in shown and "✓ predicted" in shown  # the label is text
         tokens = [token["token"] for token in server.engine.workers["reviews"].model.tokenize("a lovely warm film")]
@@ -213,6 +225,11 @@ class TestTabs:
         browser.wait_for("Neighbours of “bank”", "#panel-compare")
         text = browser.text("#panel-compare")
         assert "In context" in text and "Static vector" in text and "last layer" in text
+        examples = (PAGE_DIR / "compare.js").read_text(encoding="utf-8")
+        shown = browser.run(
+            "return [...document.querySelectorAll('#panel-compare .hits mark')].map(e => e.textContent)"
+        )
+        assert shown and all(word in examples for word in shown)  # no text of a model is shown unasked
         assert len(browser.find_all("#panel-compare .hits li")) == 12
         check(browser, "compare")
         browser.select("1", "#panel-compare .row select")

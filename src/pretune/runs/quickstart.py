@@ -44,6 +44,7 @@ from pretune.runs.finetune.defaults import read_base_spec
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.prepare import prepare
 from pretune.runs.pretrain import pretrain
+from pretune.runs.quickstart_demo import build_demo, list_demo
 from pretune.runs.vectors import train_vectors
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
@@ -231,6 +232,7 @@ class QuickstartRun:
             ("few labels", f"the pre-trained encoder with {sizes[0]:,} labels", lambda: self.measure(first)),
             ("pre-train", f"a small model predicts masked words, {limit_text}", lambda: self.pretrain(limit)),
             ("fine-tune", f"the small model, {encoder_text}", lambda: self.measure(second)),
+            ("demo", "an index to search and a decoder that writes, for a browser", lambda: build_demo(self)),
             ("repeat", "other methods and seeds, while the budget lasts", lambda: self.measure(third, optional=True)),
         ]
         for number, (name, about, work) in enumerate(stages, start=1):
@@ -347,10 +349,10 @@ class QuickstartRun:
         """Write `results.json` and the report."""
         tuned_runs = [f"tuned/full-{labels}-0" for labels in self.plan.labels if ("full", labels) in self.hits][-1:]
         runs = [run for run in ("pretrain", *tuned_runs) if RunDir(self.run_dir / run).is_finished]
-        model = [shlex.quote(str(self.run_dir / run)) for run in tuned_runs]
-        use = [f'echo "a lovely film" | pretune predict {run} --input -' for run in model]
-        use += [f"pretune finetune {shlex.quote(self.encoder)} --train YOURS.csv --out runs/yours"]
-        use += [f"pretune serve {' '.join(shlex.quote(str(self.run_dir / run)) for run in runs)}"]
+        paths = {name: shlex.quote(str(self.run_dir / name)) for name in (*runs, *tuned_runs, *list_demo(self.run_dir))}
+        use = [f'echo "a lovely film" | pretune predict {paths[run]} --input -' for run in tuned_runs]
+        finetuning = f"pretune finetune {shlex.quote(self.encoder)} --train YOURS.csv --out runs/yours"
+        use += [finetuning, f"pretune serve {' '.join(paths.values())}"]
         results: Facts = {
             "title": "Benefit of pre-training", "story": [*self.write_conclusion()],
             "task": "reviews", "metric": "accuracy", "split": "test", "examples": self.plan.test,

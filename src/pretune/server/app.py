@@ -77,10 +77,10 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def handle_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         faults, openapi = error.errors(), app.openapi()
-        syntax_faults = [fault for fault in faults if fault["type"] == "json_invalid"]
-        if syntax_faults:
-            text = f"the body is not valid JSON: {syntax_faults[0]['ctx']['error']} at character {syntax_faults[0]['loc'][-1]}"
-            return JSONResponse(build_error(400, text, "invalid_request"), 400)
+        for fault in faults:
+            if fault["type"] == "json_invalid":
+                text = f"the body is not valid JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}"
+                return JSONResponse(build_error(400, text, "invalid_request"), 400)
         schema = get_body_schema(openapi, request.scope["route"].path) or {}
         message, field = describe_faults(faults, error.body, schema, openapi)
         return JSONResponse(build_error(422, message, "invalid_request", field), 422)

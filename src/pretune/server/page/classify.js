@@ -10,6 +10,25 @@ const MAX_TOKENS = 6;
 /** Captions of the inputs of a kind of task. */
 const CAPTIONS = { span: ["Question", "Passage"], choice: ["Text", "Options, one per line"] };
 
+/** Texts that the fields have at first, by kind of task, and of two texts. */
+const EXAMPLES = {
+  pair: ["A man plays the guitar on a stage.", "Someone is making music."],
+  span: ["Where does the river begin?", "The river begins in the mountains, passes three towns and reaches the sea."],
+  choice: ["The children played outside because", "the sun was shining.\nthe soup was salty."],
+  words: ["Maria Lopez flew from Paris to Tokyo on Monday."],
+  opinion: ["A warm and funny film with a wonderful cast."],
+  text: ["The new library opens on Monday, and the whole town is invited."],
+};
+const OPINIONS = /^(pos|neg|good|bad|great|like|dislike|star|[1-5]\b)/i;
+
+/** Return the first texts of the fields of a task. */
+function findExample(task) {
+  if (EXAMPLES[task.kind]) return EXAMPLES[task.kind];
+  if (task.has_pair) return EXAMPLES.pair;
+  if (["tagging", "srl", "dependency"].includes(task.kind)) return EXAMPLES.words;
+  return task.labels.some((label) => OPINIONS.test(label)) ? EXAMPLES.opinion : EXAMPLES.text;
+}
+
 function mount(panel, models) {
   const picker = pickModel(models, "predict", {
     verb: "classify",
@@ -34,7 +53,10 @@ function mount(panel, models) {
       const [first, other] = CAPTIONS[task.kind] ?? ["Text", "Second text"];
       text = h("textarea", { rows: task.kind === "span" ? "1" : "3", required: true });
       second = task.has_pair || task.kind === "choice" ? h("textarea", { rows: "4", required: true }) : null;
-      predicate = task.kind === "srl" ? h("input", { type: "number", min: "1", value: "1" }) : null;
+      predicate = task.kind === "srl" ? h("input", { type: "number", min: "1", value: "3" }) : null;
+      const example = findExample(task);
+      text.value = example[0];
+      if (second) second.value = example[1];
       clear(fields, field(first, text), second ? field(other, second) : null,
         predicate ? field("Number of the word whose arguments are tagged", predicate) : null);
       clear(out);
@@ -138,8 +160,8 @@ function showTree(words, { heads, relations }) {
   return table(words.map((word, index) => [word, relations[index], heads[index] ? words[heads[index] - 1] : "(root)"]), { head: ["word", "relation", "depends on"] });
 }
 
-/** Return tokens with their importance: shade and underline, solid for the label and wavy against it; the largest as a list. */
-function showTokens({ tokens, scores, special }) {
+/** Return tokens with their importance: shade and underline, blue and solid for the label, orange and wavy against it; the largest as a list. */
+function showTokens({ name, tokens, scores, special }) {
   const rows = tokens.map((token, index) => ({ token, score: scores[index], isSpecial: special[index] }));
   const largest = Math.max(...rows.filter((row) => !row.isSpecial).map((row) => Math.abs(row.score)), 1e-12);
   const chips = rows.map((row) => {
@@ -151,11 +173,14 @@ function showTokens({ tokens, scores, special }) {
     if (!row.isSpecial) chip.style.setProperty("--share", share.toFixed(3));
     return [chip, " "];
   });
+  const legend = ["for", "against"].map((side) => said(`${side} “${name}”`, "span", { class: `token ${side}` }));
+  for (const sample of legend) sample.style.setProperty("--share", "1");
   const strongest = rows.filter((row) => !row.isSpecial).sort((a, b) => Math.abs(b.score) - Math.abs(a.score)).slice(0, MAX_TOKENS);
   return [
+    h("p", { class: "key" }, "Tokens ", legend[0], " and ", legend[1]),
     h("p", { class: "reading tokens" }, chips),
-    h("ol", { class: "bars" }, strongest.map((row) => bar(said(row.token), Math.abs(row.score) / largest, decimal(row.score / largest), row.score < 0 ? "against" : "for"))),
-    h("p", { class: "note" }, "Gradient × input, relative to the largest: solid underline for the label, wavy against it. Grey tokens are no text."),
+    h("ol", { class: "bars" }, strongest.map((row) => bar(said(row.token), Math.abs(row.score) / largest, decimal(row.score / largest), row.score < 0 ? "against" : "for", row.score < 0 ? "against" : "for"))),
+    h("p", { class: "note" }, "Gradient × input, relative to the largest. Grey tokens are no text."),
   ];
 }
 

@@ -7,6 +7,22 @@ import { pickModel } from "/page/picker.js";
 const NEIGHBORS = 6;
 const CONTEXT = 45;
 
+/** Texts that are searched for neighbours at first: those of a model may hold anything. */
+const TEXTS = [
+  "The boat reached the shore of the lake before dark.", "They walked along the river to the old bridge.",
+  "Grass grows on both sides of the stream.", "The fishermen sat on the bank and waited.",
+  "Water ran over the stones at the edge of the field.", "The path follows the coast to a small harbour.",
+  "She keeps her savings in an account.", "He paid the bill with a card at the shop.",
+  "The bank lends money to small companies.", "The office opens at nine and closes at five.",
+  "Her brother works in finance in the city.", "The price of a loan depends on the interest.",
+  "The old house stands at the end of the street.", "Children play in the garden behind the school.",
+  "A bird sings in the tall tree by the window.", "The train to the mountains leaves in the morning.",
+  "It rained all night, and the roads are wet.", "The museum shows paintings of the sea.",
+  "We bought bread, cheese and apples at the market.", "The teacher reads a story to the class.",
+  "My sister plays the piano and sings well.", "The dog sleeps in the warm sun.",
+  "They planted flowers in front of the town hall.", "The new film is funny and kind.",
+];
+
 function mount(panel, models) {
   const picker = pickModel(models, "compare", {
     verb: "compare words",
@@ -17,6 +33,8 @@ function mount(panel, models) {
 
   const out = h("div", { "aria-live": "polite" });
   const layer = h("select", { onchange: () => ask() });
+  const source = h("select", { onchange: () => ask() },
+    h("option", { value: "examples" }, `${TEXTS.length} example sentences`), h("option", { value: "" }, "held-out texts of the model"));
   const run = latest((message) => { clear(out, h("p", { class: "message" }, message)); });
   const askLater = debounce(() => ask(), 500);
   const sides = ["He sat on the bank of the river.", "She put the money in the bank."].map((sentence, number) => buildSide(sentence, number, askLater));
@@ -28,7 +46,7 @@ function mount(panel, models) {
     const [first, second] = sides.map((side) => ({ word: side.word(), sentence: side.text.value }));
     run(async (signal) => {
       clear(out, h("p", { class: "note" }, "Comparing …"));
-      const options = { model: model.id, k: NEIGHBORS, ...(layer.value && model.inputs.shape !== "vectors" ? { layer: Number(layer.value) } : {}) };
+      const options = { model: model.id, k: NEIGHBORS, texts: source.value ? TEXTS : [], ...(layer.value && model.inputs.shape !== "vectors" ? { layer: Number(layer.value) } : {}) };
       const similarity = await post("/compare", { model: model.id, first, second }, signal);
       updateLayers(similarity.layers.length);
       const lists = h("div", { class: "columns" }, h("p", { class: "note" }, "Searching for neighbours …"));
@@ -60,7 +78,7 @@ function mount(panel, models) {
   }
 
   updateLayers(0);
-  clear(panel, picker.element, h("div", { class: "columns" }, sides.map((side) => side.element)), h("div", { class: "row" }, field("Layer of the neighbours", layer)), out);
+  clear(panel, picker.element, h("div", { class: "columns" }, sides.map((side) => side.element)), h("div", { class: "row" }, field("Layer of the neighbours", layer), field("Texts to search for them", source)), out);
   ask();
 }
 
@@ -93,8 +111,8 @@ function showNeighbors({ word }, { context, static: fixed, words }) {
   return h("section", { class: "card" },
     h("h3", {}, "Neighbours of ", said(`“${word}”`)),
     context.length ? [h("h4", {}, `In context, among ${words.toLocaleString("en")} words of text`), h("ol", { class: "hits" }, context.map(showOccurrence))] : null,
-    h("h4", {}, "Static vector"),
-    h("ol", { class: "bars" }, fixed.map((item) => bar(said(item.word), item.score, decimal(item.score)))));
+    h("details", { open: !context.length }, h("summary", {}, "Static vector: neighbours in the whole vocabulary"),
+      h("ol", { class: "bars" }, fixed.map((item) => bar(said(item.word), item.score, decimal(item.score))))));
 }
 
 function showOccurrence({ word, text, start, score }) {

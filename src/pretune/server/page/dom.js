@@ -58,9 +58,9 @@ export function decimal(value) {
   return (value < 0 ? "−" : "") + Math.abs(value).toFixed(2);
 }
 
-/** Return a row with a bar: a name, a share from 0 to 1 as length, and the value in writing. */
-export function bar(name, share, value, note) {
-  const fill = h("span", { class: "fill" });
+/** Return a row with a bar: a name, a share from 0 to 1 as length, and the value in writing; `kind` is a class of the bar. */
+export function bar(name, share, value, note, kind = "") {
+  const fill = h("span", { class: `fill ${kind}`.trim() });
   fill.style.width = `${100 * Math.min(Math.max(share, 0), 1)}%`;
   return h("li", { class: "bar" },
     h("span", { class: "name" }, name, note ? h("small", {}, ` ${note}`) : null),
