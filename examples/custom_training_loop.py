@@ -39,10 +39,10 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="run or Hugging Face directory")
     parser.add_argument("--train", type=Path, required=True, help="CSV with the columns text and label")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=Path("runs/classifier"))
     options = parser.parse_args()
     rows = [(row["text"], row["label"]) for row in csv.DictReader(options.train.open(encoding="utf-8"))]
     names = sorted({label for _, label in rows})
-
     model, objective = pt.load(options.model), pt.objective("masked")
     optimizer = torch.optim.AdamW(model.trainable_parameters(), lr=1e-3)
     for _ in range(options.steps):
@@ -58,9 +58,11 @@ def main() -> None:
         batch = model.tokenizer([text for text, _ in chunk], labels=[label for _, label in chunk])
         loss = model.loss(batch)
         update(optimizer, loss)
-    with torch.no_grad():
-        predictions = model.eval()(model.tokenizer([text for text, _ in rows[:3]])).argmax(-1).tolist()
     print(f"classifier: loss {loss.sum / loss.count:.3f}")
+    pt.save(model, options.out)  # the adapter, its head, and the base model, which this loop has changed
+    model = pt.load(options.out)
+    with torch.no_grad():
+        predictions = model(model.tokenizer([text for text, _ in rows[:3]])).argmax(-1).tolist()
     print(*(f"{text[:50]} -> {names[label]}" for (text, _), label in zip(rows, predictions, strict=False)), sep="\n")
 
 

@@ -141,10 +141,15 @@ def test_t5_dates(run: Runner) -> None:
 
 
 def test_custom_loop(run: Runner, table: Path, encoder: Path) -> None:
-    output = run("custom_training_loop", encoder, "--train", table, "--steps", 3)
+    """It saves an adapter on the model that it trained further, and predicts with what was saved."""
+    output = run("custom_training_loop", encoder, "--train", table, "--steps", 3, "--out", "out")
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
     assert len(losses) == 2 and all(0 < loss < 20 for loss in losses)
-    assert len(re.findall(r" -> (happily|sadly)$", output, re.MULTILINE)) == 3
+    lines = re.findall(r"^(.*) -> (happily|sadly)$", output, re.MULTILINE)
+    model = pt.load("out")
+    predictions = model(model.tokenizer([text for text, _ in lines])).argmax(-1).tolist()
+    assert len(lines) == 3 and [model.spec.labels[i] for i in predictions] == [label for _, label in lines]
+    assert {"adapter_config.json", "head.safetensors", "base"} <= {path.name for path in Path("out").iterdir()}
 
 
 def test_lora(run: Runner, table: Path, encoder: Path) -> None:

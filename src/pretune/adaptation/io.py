@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from pretune.adaptation.adapted import ModelWithHead, adapt
+from pretune.adaptation.adapter_saving import find_method, save_with_adapter
+from pretune.adaptation.head_classes import export_head as export_head
+from pretune.adaptation.head_classes import get_tensors, parse_head_config
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.multi_task import MultiTask, SingleHead
-from pretune.adaptation.heads.sequence import Choice, Classification, MultiLabel, Regression
-from pretune.adaptation.heads.token import Span, Tagging
+from pretune.adaptation.heads.token import Span
 from pretune.adaptation.peft.base import PeftMethod, get_adapter_state
 from pretune.adaptation.peft.io import (
     ADAPTER_FILE,
@@ -36,20 +38,12 @@ from pretune.core.log import format_count
 from pretune.core.migration import migrate_specs
 from pretune.models import tensor_files
 from pretune.models.catalog import AnyModel
-from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
-from pretune.models.hf.config import allow_null, check_rate, check_size, make_unsupported_error, read_key
 from pretune.models.hf.weights import HEAD_KEY, TASK_PREFIX, HeadLayout, Move, Rule, plan_moves
 from pretune.models.model import LanguageModel
 from pretune.models.tensor_files import TensorInfo
 
 AnyHead = SingleHead | MultiTask
-PROBLEM_TYPES = {
-    "single_label_classification": Classification,
-    "multi_label_classification": MultiLabel,
-    "regression": Regression,
-}
-"""Heads of one class of `transformers`, by its `problem_type`."""
 
 
 @config.spec(has_kind=False)
@@ -60,9 +54,16 @@ class _SavedHead:
 
 
 def save(model: AnyModel | ModelWithHead, directory: str | Path, *, overwrite: bool = False, **options: Any) -> None:
-    """Save a directory that `transformers` can load if it has the family; atomic."""
+    """Save a directory that `transformers` can load if it has the family; atomic.
+
+    A model with an adapter is saved as `adapter_config.json` and `adapter_model.safetensors`, which peft reads if it
+    has the method, with its task head and the path of its base model. A base model that was changed since it was
+    loaded, or that is in no directory, is saved in the folder `base`.
+    """
     if is_quantized(model):
         raise UsageError("a quantized model cannot be saved; save the original, and quantize it when it is loaded")
+    if isinstance(model, LanguageModel | ModelWithHead) and (method := find_method(model)) is not None:
+        return save_with_adapter(model, method, directory, overwrite=overwrite)
     if not isinstance(model, ModelWithHead):
         return checkpoint.save(model, directory, overwrite=overwrite, **options)
     body, head = model.model, model.head
@@ -70,7 +71,7 @@ def save(model: AnyModel | ModelWithHead, directory: str | Path, *, overwrite: b
         return checkpoint.save(body, directory, overwrite=overwrite, **options)
     saved_head = export_head(model)
     if saved_head is None:
-        tensors = _get_tensors(head)
+        tensors = get_tensors(head)
         saved_head = checkpoint.SavedHead(
             {HEAD_KEY: config.to_dict(model.spec)}, {TASK_PREFIX + name: tensor for name, tensor in tensors.items()}
         )
@@ -232,102 +233,12 @@ def _read_head_spec(
     if isinstance(head, MultiTask):  # each head is checked when its weights are read
         return head
     rows = _count_outputs(folder, task, tensors)
-    spec = _parse_head_config(hf_config, task, rows) if task is not None else head
+    spec = parse_head_config(hf_config, task, rows) if task is not None else head
     assert spec is not None
     if task is not None and task.read_fields is not None:
         spec = replace(spec, **task.read_fields(hf_config))
     _check_outputs(spec, rows)
     return spec
-
-
-def _get_tensors(head: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.iterate_weights(head)}
-
-
-def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
-    """Return the head in the layout of the equivalent `transformers` class; None if there is no such class."""
-    if model.head is None:
-        return None
-    spec, tensors = model.model.spec, _get_tensors(model.head)
-    layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
-    if getattr(model.spec, "scalar_mix", None) is not None:
-        return None
-    if layout is None or spec.parts or checkpoint.describe_checkpoint(spec)[0]["model_type"] != layout.model_type:
-        return None
-    kind = "classification" if type(model.spec) in PROBLEM_TYPES.values() else config.get_kind(model.spec)
-    pooling = getattr(model.spec, "pooling", None)
-    narrow = spec.table != spec.width and spec.decoder is not None  # NOTE: such a class reads the projected states
-    fitting = [
-        (name, task)
-        for name, task in layout.task_heads.items()
-        if task.kind == kind and (task.pooling == pooling or task.write_fields is not None)
-    ]
-    if not fitting or narrow:
-        return None
-    name, task = fitting[0]
-    if task.ignores_start and spec.special.start not in (None, *spec.special.eos):
-        return None
-    if spec.is_encoder_decoder and kind == "classification" and not _ends_with_eos(model.model):
-        return None
-    keys = _build_head_config(model.spec)
-    if task.read_fields is not None and task.write_fields is not None:
-        try:
-            keys |= task.write_fields(model.spec)
-            fields = task.read_fields({**checkpoint.describe_checkpoint(spec)[0], **keys})
-        except (PretuneError, AttributeError, StopIteration):
-            return None
-        if any(getattr(model.spec, name) != value for name, value in fields.items()):
-            return None
-    head_tensors = {move.tensor_name: tensors[move.param_names[0]] for move in plan_moves(tensors, task.rules)}
-    prefix = layout.prefix if task.prefix is None else task.prefix
-    return checkpoint.SavedHead({"architectures": [name], **keys}, head_tensors, prefix)
-
-
-def _ends_with_eos(model: LanguageModel) -> bool:
-    """Return whether texts end with the end token, at which the classes of `transformers` pool an encoder-decoder."""
-    eos, tokenizer = model.spec.special.eos, model.tokenizer
-    return len(eos) == 1 and (tokenizer is None or tokenizer.template.single[-1][0] == eos[0])
-
-
-def _build_head_config(head: TaskHead) -> dict[str, Any]:
-    """Return the config keys of a `transformers` class for a head."""
-    if isinstance(head, Classification | MultiLabel | Tagging):
-        names = head.labels or _make_default_labels(head.classes)
-    else:
-        names = ("LABEL_0", "LABEL_1") if isinstance(head, Span) else ("LABEL_0",)
-    keys = {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
-    problem = next((name for name, head_class in PROBLEM_TYPES.items() if type(head) is head_class), None)
-    return {
-        **keys,
-        **({"problem_type": problem} if problem else {}),
-        "classifier_dropout": getattr(head, "dropout", 0.0),
-    }
-
-
-def _parse_head_config(hf_config: Mapping[str, Any], task: HeadLayout, rows: int) -> AnyHead:
-    """Return the head spec for the config of a `transformers` class."""
-    drop = read_key(hf_config, "classifier_dropout", check=allow_null(check_rate), default=None)
-    if drop is None:
-        drop = read_key(hf_config, "hidden_dropout_prob", check=allow_null(check_rate), default=None) or 0.0
-    names = _read_label_names(hf_config, rows)
-    labels = () if names == _make_default_labels(len(names)) else names
-    if task.kind == "span":
-        return Span()
-    if task.kind == "choice":
-        return Choice(pooling=task.pooling, dropout=drop)
-    if task.kind == "tagging":
-        return Tagging(classes=len(names), labels=labels, dropout=drop)
-    problem = hf_config.get("problem_type")
-    if problem is not None and (not isinstance(problem, str) or problem not in PROBLEM_TYPES):
-        raise make_unsupported_error("problem_type", problem, PROBLEM_TYPES)
-    if (len(names) == 1 and problem is None) or problem == "regression":
-        if len(names) != 1:
-            raise make_unsupported_error(
-                "problem_type", f"{problem} with {len(names)} labels", ["regression with one label"]
-            )
-        return Regression(pooling=task.pooling, dropout=drop)
-    head_class = MultiLabel if problem == "multi_label_classification" else Classification
-    return head_class(classes=len(names), labels=labels, pooling=task.pooling, dropout=drop)
 
 
 def _count_outputs(folder: Path, task: HeadLayout | None, tensors: Mapping[str, TensorInfo]) -> int:
@@ -347,25 +258,6 @@ def _check_outputs(head: TaskHead, rows: int) -> None:
     outputs = getattr(head, "classes", 2 if isinstance(head, Span) else 1)
     if outputs != rows:
         raise CheckpointError(f"the head has {outputs} outputs, but its weights have {rows}; the numbers must be equal")
-
-
-def _read_label_names(hf_config: Mapping[str, Any], rows: int) -> tuple[str, ...]:
-    """Return the labels of a config in order; default names if it has none."""
-    table = hf_config.get("id2label")
-    if table is None:
-        count = read_key(hf_config, "num_labels", "_num_labels", check=allow_null(check_size), default=None) or rows
-        if count != rows:
-            raise CheckpointError(f"key 'num_labels' = {count}, but the weights have {rows} outputs")
-        return _make_default_labels(rows)
-    ids = [str(i) for i in range(len(table))] if isinstance(table, dict) else []
-    if not ids or set(table) != set(ids) or not all(isinstance(name, str) for name in table.values()):
-        raise CheckpointError(f"key 'id2label' = {format_value(table)}: expected names by number, starting at \"0\"")
-    return tuple(table[i] for i in ids)
-
-
-def _make_default_labels(count: int) -> tuple[str, ...]:
-    """Return the names of labels that have none, as in `transformers`."""
-    return tuple(f"LABEL_{i}" for i in range(count))
 
 
 def _parse_head(data: Any) -> AnyHead:

@@ -25,6 +25,7 @@ class Assets:
     tokenizer: "Tokenizer | RawTokenizer | None" = None  # the raw file, until it is used
     files: dict[str, bytes] = field(default_factory=dict)
     modules: dict[str, bytes] = field(default_factory=dict)  # files of sentence-transformers, with their folders
+    directory: str | None = None  # of the weights: absolute, or hf:OWNER/NAME; None: they were in none
 
     def load_tokenizer(self, characters: int | None = None) -> "Tokenizer | None":
         """Return the tokenizer with the roles of its special tokens, built on first use; None where there is none.

@@ -44,6 +44,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.spec = spec
         self.assets = Assets()
+        self.peft_method: Any = None  # applied last; set by `adaptation.peft`
         self.attention_backend: Backend | None = None  # None: chosen per batch
         width, table = spec.width, spec.table
         self.tokens: nn.Embedding | CharacterEmbedding

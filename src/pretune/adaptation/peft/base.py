@@ -46,6 +46,7 @@ class PeftMethod:
         """Apply the method in place, freeze all other parameters, and return the names of the trained ones."""
         freeze_base(model)
         self.insert_modules(model, seed)
+        model.peft_method = self
         return train_only(model, self.list_trainable_names(model))
 
     def insert_modules(self, model: LanguageModel, seed: int) -> None:

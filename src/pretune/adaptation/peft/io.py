@@ -42,6 +42,8 @@ from pretune.models.spec import Model
 
 ADAPTER_FILE, PEFT_CONFIG_FILE = "adapter.json", "adapter_config.json"
 WEIGHTS_FILE, HEAD_FILE = "adapter_model.safetensors", "head.safetensors"
+BASE_FOLDER = "base"
+"""Folder of a base model that is saved with its adapter."""
 
 
 class AdapterFile(TypedDict, total=False):
@@ -60,6 +62,7 @@ class AdapterExtras:
     head: nn.Module | None = None
     task: TaskHead | None = None
     base: str | None = None
+    base_model: LanguageModel | None = None  # saved in the folder `base`, instead of a path
     layout: checkpoint.SavedHead | None = None  # the head in the layout of a `transformers` class
 
 
@@ -73,9 +76,14 @@ def save_adapter(
 ) -> None:
     """Save the trained weights of a method, and the task head if there is one; atomic."""
     peft_adapter, head = pack(method, model), extras.head
+    base = extras.base
+    paths = build_base_paths(base, directory)
+    if extras.base_model is not None:
+        base = str(Path(directory).resolve() / BASE_FOLDER)
+        paths = {"path": base, "relative": BASE_FOLDER}
     record: dict[str, Any] = {
         "method": config.to_dict(method),
-        "base": {**build_base_paths(extras.base, directory), **_describe_base(model, method)},
+        "base": {**paths, **_describe_base(model, method)},
     }
     if extras.task is not None:
         record["head"] = config.to_dict(extras.task)
@@ -87,8 +95,10 @@ def save_adapter(
         peft_adapter = add_head(peft_adapter, extras.layout, config.get_kind(extras.task))
     if peft_adapter is not None:
         record["blocks"], tensors = peft_adapter.blocks, peft_adapter.tensors
-    with io.atomic_directory(Path(directory), overwrite=overwrite) as folder:
+    with io.atomic_directory(Path(directory), overwrite=overwrite, owner=checkpoint.find_owner(directory)) as folder:
         names = [ADAPTER_FILE, WEIGHTS_FILE]
+        if extras.base_model is not None:
+            checkpoint.save(extras.base_model, folder / BASE_FOLDER)
         io.write_json(folder / ADAPTER_FILE, record)
         tensor_files.save_tensors(
             {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS_FILE
@@ -96,7 +106,7 @@ def save_adapter(
         if peft_adapter is not None:
             io.write_json(
                 folder / PEFT_CONFIG_FILE,
-                {**peft_adapter.config, "base_model_name_or_path": resolve_reference_path(extras.base)},
+                {**peft_adapter.config, "base_model_name_or_path": resolve_reference_path(base)},
             )
             names.append(PEFT_CONFIG_FILE)
         if head is not None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pretune.core import config, io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError, suggest
-from pretune.core.hub import resolve_path
+from pretune.core.hub import is_hub, resolve_path
 from pretune.core.migration import migrate_specs
 from pretune.core.run_dir import RunDir
 from pretune.models import tensor_files
@@ -103,11 +103,12 @@ def load(
         parts = move.packing.unpack(value, [sizes[name][0] for name in move.param_names], spec)
         for name, part in zip(move.param_names, parts, strict=True):
             # NOTE: always a copy: the tensor is a view of the memory-mapped file, which may change.
-            _assign(model, name, part.to(device, dtype, copy=True, memory_format=torch.contiguous_format))
+            assign(model, name, part.to(device, dtype, copy=True, memory_format=torch.contiguous_format))
     for move in moves:
         if move.tensor_name not in tensors:
             for name in move.param_names:
-                _assign(model, name, torch.zeros(sizes[name], device=device, dtype=dtype))
+                assign(model, name, torch.zeros(sizes[name], device=device, dtype=dtype))
+    model.assets.directory = str(directory) if is_hub(directory) else str(folder.resolve())
     model.assets.files = _read_assets(folder, spec)
     model.assets.modules = tensor_files.read_sentence_files(folder)
     model.assets.tokenizer = _read_tokenizer(folder, spec)
@@ -127,20 +128,23 @@ def save(
     The second model of a pair is written to a folder inside the directory.
     """
     parts = {"": model} if isinstance(model, LanguageModel) else model.get_models_by_folder()
-    # NOTE: without an earlier save, files of the other names are the user's, such as those of a tokenizer alone.
-    has_earlier_save = any(any(Path(directory).glob(pattern)) for pattern in SAVED_FILES)
-    owner = "model" if has_earlier_save else None
-    with io.atomic_directory(Path(directory), overwrite=overwrite, owner=owner) as folder:
+    with io.atomic_directory(Path(directory), overwrite=overwrite, owner=find_owner(directory)) as folder:
         for name, part in parts.items():
             (folder / name).mkdir(exist_ok=True)
             _write(part, folder / name, shard, head)
+
+
+def find_owner(directory: str | Path) -> str | None:
+    """Return the owner of the files that the next save into a directory replaces; None without an earlier save."""
+    # NOTE: without one, files of the other names are the user's, such as those of a tokenizer alone.
+    return "model" if any(any(Path(directory).glob(pattern)) for pattern in SAVED_FILES) else None
 
 
 def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | None) -> None:
     """Write the files of one model and their manifest."""
     if any(getattr(module, "is_adapter", False) is True for module in model.modules()):
         raise UsageError(
-            "this model has an adapter, which the checkpoint format cannot hold; merge it first, or save the adapter"
+            "this model has an adapter: save it with pt.save(model, DIR), or merge it first with method.merge(model)"
         )
     spec = model.spec
     hf_config, rules, strip, duplicates = describe_checkpoint(spec)
@@ -370,7 +374,8 @@ def _make_identity_rules(spec: Model) -> tuple[Rule, ...]:
     return tuple(Rule(name, name) for name, _ in iterate_weights(build_empty(spec)))
 
 
-def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:
+def assign(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Set a parameter or buffer of a model on the meta device."""
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     if leaf in module._buffers:
