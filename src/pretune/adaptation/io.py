@@ -30,6 +30,7 @@ from pretune.adaptation.peft.io import (
     read_peft_head,
 )
 from pretune.adaptation.quantized import Quantization, count_bytes, is_quantized, quantize_model
+from pretune.adaptation.sentence_head import load_modules
 from pretune.core import config, io, log
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError
@@ -209,6 +210,9 @@ def _load_full_model(
     hf_config, task, tensors = saved_head
     if task is not None and task.ignores_start:
         model.spec = replace(model.spec, special=replace(model.spec.special, start=None))  # the end token
+    if task is None and not tensors and model.assets.modules:
+        with checkpoint.add_path(folder / checkpoint.CONFIG_FILE):
+            return load_modules(model, _parse_head(hf_config[HEAD_KEY]))
     try:
         spec = _read_head_spec(folder, hf_config, task, tensors)
         spec = spec.resolve(model.spec)

@@ -33,7 +33,12 @@ FLOAT_DTYPES = frozenset({"F32", "F16", "BF16", "F64"})
 
 REMEDY = f"save the weights as {SINGLE_FILE}"
 
-WEIGHT_FILES = (SINGLE_FILE, INDEX_FILE, "model-?????-of-?????.safetensors")
+BODY_VARIANT = "body"
+BODY_FILE = f"model.{BODY_VARIANT}.safetensors"
+"""File of a body whose head is stored in modules of sentence-transformers: the name that transformers gives a variant,
+so that no class of transformers loads it without the head."""
+
+WEIGHT_FILES = (SINGLE_FILE, INDEX_FILE, BODY_FILE, "model-?????-of-?????.safetensors")
 """Patterns of the files that `write_shards` writes."""
 
 
@@ -65,7 +70,7 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
 
 def list_weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a directory: the single file, or those of the index."""
-    names = sorted(set(_read_index(folder).values())) or [SINGLE_FILE]
+    names = sorted(set(_read_index(folder).values())) or [find_main_file(folder).name]
     for name in names:
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name}: missing, but {INDEX_FILE} lists it; copy the directory again")
@@ -74,7 +79,7 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 def find_main_file(folder: Path) -> Path:
     """Return the single weight file of a directory, or the index of its shards."""
-    for name in (SINGLE_FILE, INDEX_FILE):
+    for name in (SINGLE_FILE, INDEX_FILE, BODY_FILE):
         if (folder / name).is_file():
             return folder / name
     try:
@@ -90,7 +95,7 @@ def find_main_file(folder: Path) -> Path:
 def _read_index(folder: Path) -> dict[str, str]:
     """Return tensor -> file from the index; empty for a single file."""
     main = find_main_file(folder)
-    if main.name == SINGLE_FILE:
+    if main.name != INDEX_FILE:
         return {}
     table = read_record(WeightIndex, main, CheckpointError)["weight_map"]
     if not table:

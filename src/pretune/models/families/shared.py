@@ -155,6 +155,9 @@ ENCODER_NAMES = {
 POOLER = PoolingConfig(mode="first", layer="pooler")
 """[CLS] through the pre-trained pooler (Devlin et al., 2019, section 3.2)."""
 
+SENTENCE_CONFIG_FILE = "sentence_bert_config.json"
+"""Settings of the module Transformer of sentence-transformers, which it names after its first model."""
+
 LARGE_SETTINGS = {"width": 1024, "depth": 24, "heads": 16}
 
 

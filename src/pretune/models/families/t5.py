@@ -231,6 +231,7 @@ def _build_layout(model_type: str, name: str, *entries: Entry) -> Layout:
             **define_token_heads(name, tags=None),
         },
         head="lm_head.weight",
+        has_encoder_class=True,
         copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         # NOTE: an old release has an unused position table of the cross-attention.
         skipped_tensors=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),

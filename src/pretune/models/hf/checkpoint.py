@@ -7,7 +7,7 @@ in the safetensors headers against the spec.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -68,11 +68,15 @@ SHARD_BYTES = 5 * 10**9
 
 @dataclass(frozen=True)
 class SavedHead:
-    """A task head to save with the body: config keys, tensors, and the prefix of the body's tensor names."""
+    """A task head to save with the body: config keys, tensors, and the prefix of the body's tensor names.
+
+    A head in `modules`, the files of sentence-transformers, has no tensors; the body is saved under another name.
+    """
 
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     prefix: str = ""
+    modules: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def load(
@@ -160,15 +164,20 @@ def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | Non
     if head is not None:
         hf_config |= head.config
         tensors = {head.prefix + name: tensor for name, tensor in tensors.items()} | dict(head.tensors)
-    assets = dict(model.assets.files)
+    assets, modules = dict(model.assets.files), model.assets.modules if head is None else head.modules
     io.write_json(folder / CONFIG_FILE, hf_config)
-    names = [CONFIG_FILE, *tensor_files.write_shards(folder, tensors, shard), *assets]
+    if head is not None and head.modules:
+        weight_files = [tensor_files.BODY_FILE]
+        tensor_files.save_tensors(tensors, folder / tensor_files.BODY_FILE)
+    else:
+        weight_files = tensor_files.write_shards(folder, tensors, shard)
+    names = [CONFIG_FILE, *weight_files, *assets]
     for name, data in assets.items():
         io.atomic_write(folder / name, data)
     if spec.decoder is not None and GENERATION_FILE not in assets:
         io.write_json(folder / GENERATION_FILE, _make_generation_config(hf_config))
         names.append(GENERATION_FILE)
-    names += tensor_files.write_sentence_files(folder, {} if head else model.assets.modules)
+    names += tensor_files.write_sentence_files(folder, modules)
     io.write_manifest(folder, names)
 
 
@@ -254,15 +263,15 @@ def _understand(
 ) -> tuple[Model, tuple[Rule, ...], dict[str, TensorInfo], tuple[str, ...]]:
     """Return spec, rules, tensors under their full names, and optional tensors of a directory."""
     if hf_config.get("model_type") == NATIVE_TYPE:
-        with _add_path(folder / CONFIG_FILE):
+        with add_path(folder / CONFIG_FILE):
             spec = _read_native(hf_config)
         tensors = tensor_files.read_headers(folder)
         if HEAD_KEY in hf_config:
             tensors, _ = split_head(tensors, None, "")
-        with _add_path(folder / CONFIG_FILE):
+        with add_path(folder / CONFIG_FILE):
             _check_layers(spec, tensors)
         return spec, _make_identity_rules(spec), tensors, ()
-    with _add_path(folder / CONFIG_FILE):
+    with add_path(folder / CONFIG_FILE):
         refuse_code(hf_config)
         layout = _find_layout(hf_config)
         claimed_parts, is_tied = layout.read_claims(hf_config)
@@ -271,7 +280,7 @@ def _understand(
     if task is not None or HEAD_KEY in hf_config:
         tensors, _ = split_head(tensors, task, layout.prefix)
     tensors, parts, is_tied = detect_contents(layout, claimed_parts, is_tied, tensors)
-    with _add_path(folder / CONFIG_FILE):
+    with add_path(folder / CONFIG_FILE):
         if head == "tied":
             parts = add_tied_head(layout, parts, is_tied)
         spec = layout.read(hf_config, parts, is_tied=is_tied)
@@ -282,7 +291,7 @@ def _understand(
 
 
 @contextmanager
-def _add_path(config: Path) -> Iterator[None]:
+def add_path(config: Path) -> Iterator[None]:
     """Prefix errors with the path of the config file."""
     try:
         yield

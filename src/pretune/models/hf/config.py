@@ -248,6 +248,7 @@ class Layout:
     presence_keys: Mapping[str, str] = field(default_factory=dict)  # part -> tensor whose presence shows it
     task_heads: Mapping[str, HeadLayout] = field(default_factory=dict)  # class with a task head -> its layout
     supports_cache: bool = True  # False: the reference has no KV cache
+    has_encoder_class: bool = False  # an encoder-decoder with a class of its encoder alone, which embeds texts
 
     @cached_property
     def base(self) -> Model:
