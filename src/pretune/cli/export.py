@@ -32,13 +32,13 @@ def export(
         ),
     ],
     to: Annotated[ExportFormat, option("--to", "Format: a Hugging Face directory, ONNX files, or a GGUF file.")],
-    out: Annotated[Path, option("--out DIR", "Output directory.")],
+    out: Annotated[Path, option("--out PATH", "Output directory, or a file NAME.onnx or NAME.gguf.")],
     dtype: Annotated[Dtype | None, option("--dtype", "Data type of the weights (default: unchanged).")] = None,
     quantize: Annotated[
         OnnxQuantization | None, option("--quantize", "8-bit weights: more files with --to onnx, Q8_0 with --to gguf.")
     ] = None,
     base: Base = None,
-    overwrite: Annotated[bool, option("--overwrite", "Write into a non-empty directory.")] = False,
+    overwrite: Annotated[bool, option("--overwrite", "Write into a non-empty directory, or over a file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Export a model as a Hugging Face directory, to ONNX or GGUF.

@@ -10,6 +10,8 @@ import torch
 
 from pretune.adaptation import io
 from pretune.adaptation.adapted import ModelWithHead
+from pretune.adaptation.head_classes import export_head
+from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.io import is_adapter_directory, verify_adapter
 from pretune.core import config, log
 from pretune.core.api import Result, check_arguments
@@ -20,13 +22,18 @@ from pretune.core.run_dir import RunDir
 from pretune.models import tensor_files
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
+from pretune.models.hf.checkpoint import SavedHead
 from pretune.models.hf.config import IRRELEVANT_FIELDS
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.models.tensor_files import TensorInfo
 from pretune.models.verify import verify as verify_model
+from pretune.runs.export_card import ExportCard, ExportFormat, find_base
+from pretune.runs.export_file import check_suffix
+from pretune.runs.export_tokenizer import set_task_tokenizer
 from pretune.runs.finetune.inference import open_runs
 from pretune.runs.finetune.saved_task import SavedTask
+from pretune.runs.hf import check_embedding, choose_head, write_hf
 
 ExportDtype = Literal["float32", "float16", "bfloat16", "float64"]
 
@@ -74,7 +81,7 @@ def export(
         model: A run, a Hugging Face directory, or hf:OWNER/NAME. An adapter is merged into its base model. Of several
             runs that were fine-tuned from one base model, the mean of the weights (a model soup; Wortsman et al.,
             2022). A fine-tuned run keeps its task, so that `predict` and `evaluate` read the directory.
-        out: Output directory.
+        out: Output directory; a name that ends in .onnx or .gguf is a file of that format, without tokenizer and card.
         to: Format; "hf" is a Hugging Face directory, "onnx" one with `onnx/model.onnx` instead of weights, which
             onnxruntime, optimum and sentence-transformers run (extra `onnx`). Its outputs are checked against the
             model's. "gguf" is a directory with `model.gguf`, which llama.cpp reads; for decoders in the shape of Llama.
@@ -100,6 +107,7 @@ def export(
     directories, target = [resolve_path(Path(path)) for path in paths], Path(out)
     directory = directories[0]
     refuse_broken_link(target)
+    check_suffix(target, to)
     for path in directories:
         _check_apart(path, target)
     _check_averageable(directories)
@@ -107,86 +115,110 @@ def export(
     dtype = "float32" if to == "onnx" else dtype
     loaded_model, torch_dtype = _load_model(directory, getattr(torch, dtype) if dtype else None, base_path)
     _average_weights(loaded_model, directories, base_path)
-    omitted_parts = _drop_heads(loaded_model) if isinstance(loaded_model, LanguageModel) else ()
-    spec = loaded_model.model.spec if isinstance(loaded_model, ModelWithHead) else loaded_model.spec
+    omitted_parts = _drop_heads(loaded_model)
+    body = loaded_model.model if isinstance(loaded_model, ModelWithHead) else loaded_model
+    saved_task = SavedTask.read(directory) if RunDir(directory).task.is_file() else None
+    if len(directories) > 1 and saved_task is not None:
+        saved_task = replace(saved_task, threshold=None)
+    if isinstance(loaded_model, ModelWithHead) and loaded_model.head is not None:
+        set_task_tokenizer(loaded_model, saved_task)
+    export_to = _Export(loaded_model, target, directory.resolve().name, find_base(directory), saved_task, omitted_parts)
     if to == "onnx":
-        return _export_onnx(loaded_model, target, omitted_parts, quantize, overwrite=overwrite)
+        return export_to.write_onnx(quantize, overwrite=overwrite)
     if to == "gguf":
-        return _export_gguf(loaded_model, target, torch_dtype, quantize, overwrite=overwrite)
-    hf_config = checkpoint.describe_checkpoint(spec)[0]
-    if hf_config["model_type"] == checkpoint.NATIVE_TYPE:
-        raise UsageError(f"{directory}: no Hugging Face class supports this model: {_explain_unsupported(spec)}")
+        return export_to.write_gguf(torch_dtype, quantize, overwrite=overwrite)
+    if checkpoint.describe_checkpoint(body.spec)[0]["model_type"] == checkpoint.NATIVE_TYPE:
+        raise UsageError(f"{directory}: no Hugging Face class supports this model: {_explain_unsupported(body.spec)}")
     dtype_name = str(torch_dtype).removeprefix("torch.")
     for name, tensor in checkpoint.iterate_weights(loaded_model):
         if not torch.isfinite(tensor).all():
             raise UsageError(f"{directory}: '{name}' overflows in {dtype_name}; use --dtype bfloat16 or float32")
-    io.save(loaded_model, target, overwrite=overwrite)
-    for head in omitted_parts:
-        log.warn(f"left out: {head}; no Hugging Face class has it, so keep the run to continue its pre-training")
-    layout = FAMILIES.get(spec.family).layout
-    for part, description in layout.omitted_parts.items() if layout else ():
-        if part in spec.parts:
-            log.warn(f"{hf_config['architectures'][0]} leaves out {description}; it is saved, but only pretune uses it")
-            omitted_parts = (*omitted_parts, description)
-    if len(directories) > 1:  # the task and its split, by which the model is evaluated
-        replace(SavedTask.read(directory), threshold=None).write(target)
+    exported_model = export_to.write_hf(dtype_name, overwrite=overwrite)
+    if len(directories) > 1:  # the settings, by which the model is evaluated
         RunDir(target).write_settings(RunDir(directory).locate_settings().tree)
-    elif RunDir(directory).task.is_file():
-        SavedTask.read(directory).write(target)  # NOTE: without the settings, which name the user's files
-    class_name, count = _describe_class(loaded_model)
-    if isinstance(loaded_model, ModelWithHead) and loaded_model.head is not None and not io.export_head(loaded_model):
-        log.warn("no Hugging Face class has this task head; it is saved, but only pretune can load it")
-    return ExportedModel(target, class_name, count, dtype_name, omitted_parts)
+    return exported_model
 
 
-def _describe_class(model: LanguageModel | ModelWithHead) -> tuple[str, int]:
-    """Return the Hugging Face class of a model, and the number of its parameters with those of the head."""
-    body = model.model if isinstance(model, ModelWithHead) else model
-    count = body.spec.params().total
-    class_name: str = checkpoint.describe_checkpoint(body.spec)[0]["architectures"][0]
-    if isinstance(model, ModelWithHead) and model.head is not None:
-        count += sum(parameter.numel() for parameter in model.head.parameters())
-        exported_head = io.export_head(model)
-        class_name = class_name if exported_head is None else exported_head.config["architectures"][0]
-    return class_name, count
+@dataclass(frozen=True, slots=True)
+class _Export:
+    """A loaded model that is written to a directory, with the facts of its card."""
 
+    model: LanguageModel | ModelWithHead
+    target: Path
+    name: str
+    base: str | None
+    saved_task: SavedTask | None
+    omitted_parts: tuple[str, ...]
 
-def _export_onnx(
-    model: LanguageModel | ModelWithHead,
-    target: Path,
-    omitted_parts: tuple[str, ...],
-    quantize: Literal["int8"] | None,
-    *,
-    overwrite: bool,
-) -> ExportedModel:
-    """Write ONNX files; a model without a Hugging Face class has a config that only pretune reads."""
-    from pretune.runs.onnx.export import write_onnx
+    @property
+    def body(self) -> LanguageModel:
+        return self.model.model if isinstance(self.model, ModelWithHead) else self.model
 
-    files = write_onnx(model, target, quantize=quantize, overwrite=overwrite)
-    class_name, count = _describe_class(model)
-    return ExportedModel(
-        target, class_name, count, "float32", omitted_parts, files.names, files.difference, files.quantized_difference
-    )
+    def write_hf(self, dtype: str, *, overwrite: bool) -> ExportedModel:
+        """Write a directory that transformers or sentence-transformers reads."""
+        check_embedding(self.body)
+        head = choose_head(self.model, self.saved_task) if isinstance(self.model, ModelWithHead) else None
+        class_name, count = self._describe(head)
+        has_modules = bool(self.body.assets.modules if head is None else head.modules)
+        card = self._build_card("sentence-transformers" if has_modules else "hf", class_name)
+        write_hf(self.model, head, self.target, saved_task=self.saved_task, card=card, overwrite=overwrite)
+        omitted_parts = self.omitted_parts
+        for part in omitted_parts:
+            log.warn(f"left out: {part}; no Hugging Face class has it, so keep the run to continue its pre-training")
+        layout = FAMILIES.get(self.body.spec.family).layout
+        for part, description in layout.omitted_parts.items() if layout else ():
+            if part in self.body.spec.parts:
+                log.warn(f"{class_name} leaves out {description}; it is saved, but only pretune uses it")
+                omitted_parts = (*omitted_parts, description)
+        return ExportedModel(self.target, class_name, count, dtype, omitted_parts)
 
+    def write_onnx(self, quantize: Literal["int8"] | None, *, overwrite: bool) -> ExportedModel:
+        """Write ONNX files; a model without a Hugging Face class has a config that only pretune reads."""
+        from pretune.runs.onnx.export import write_onnx
 
-def _export_gguf(
-    model: LanguageModel | ModelWithHead,
-    target: Path,
-    dtype: torch.dtype,
-    quantize: Literal["int8"] | None,
-    *,
-    overwrite: bool,
-) -> ExportedModel:
-    """Write a GGUF file of a model without task head."""
-    from pretune.runs.gguf import TENSOR_TYPES, write_gguf
+        class_name, count = self._describe(None)
+        card = self._build_card("onnx", class_name)
+        files = write_onnx(self.model, self.target, quantize=quantize, card=card, overwrite=overwrite)
+        return ExportedModel(
+            *(self.target, class_name, count, "float32", self.omitted_parts),
+            files.names,
+            files.difference,
+            files.quantized_difference,
+        )
 
-    if isinstance(model, ModelWithHead):
-        raise UsageError("GGUF files hold language models, and this one has a task head; export it to hf or onnx")
-    name = str(dtype).removeprefix("torch.")
-    kind = "q8_0" if quantize else name if name in TENSOR_TYPES else "float32"
-    file = write_gguf(model, target, kind=kind, overwrite=overwrite)
-    class_name, count = _describe_class(model)
-    return ExportedModel(target, class_name, count, kind, files=(file,))
+    def write_gguf(self, dtype: torch.dtype, quantize: Literal["int8"] | None, *, overwrite: bool) -> ExportedModel:
+        """Write a GGUF file of a model without task head."""
+        from pretune.runs.gguf import LOADING_CODE, TENSOR_TYPES, write_gguf
+
+        if isinstance(self.model, ModelWithHead):
+            raise UsageError("GGUF files hold language models, and this one has a task head; export it to hf or onnx")
+        name = str(dtype).removeprefix("torch.")
+        kind = "q8_0" if quantize else name if name in TENSOR_TYPES else "float32"
+        class_name, count = self._describe(None)
+        card = replace(self._build_card("gguf", class_name), code=LOADING_CODE)
+        file = write_gguf(self.model, self.target, kind=kind, card=card, overwrite=overwrite)
+        return ExportedModel(self.target, class_name, count, kind, files=(file,))
+
+    def _build_card(self, form: ExportFormat, class_name: str) -> ExportCard:
+        return ExportCard(
+            name=self.name,
+            form=form,
+            class_name=class_name,
+            model=self.model,
+            base=self.base,
+            saved_task=self.saved_task,
+        )
+
+    def _describe(self, head: SavedHead | None) -> tuple[str, int]:
+        """Return the class that reads the model, and the number of its parameters with those of the head."""
+        count = self.body.spec.params().total
+        class_name: str = checkpoint.describe_checkpoint(self.body.spec)[0]["architectures"][0]
+        if isinstance(self.model, ModelWithHead) and self.model.head is not None:
+            count += sum(parameter.numel() for parameter in self.model.head.parameters())
+            head = head or export_head(self.model)
+        if head is not None:
+            class_name = "SentenceTransformer" if head.modules else head.config["architectures"][0]
+        return class_name, count
 
 
 def _load_model(
@@ -235,13 +267,24 @@ def _average_weights(model: LanguageModel | ModelWithHead, directories: Sequence
     model.load_state_dict({name: tensor / len(directories) for name, tensor in total.items()})
 
 
-def _drop_heads(model: LanguageModel) -> tuple[str, ...]:
-    """Remove the pre-training head that no Hugging Face class has, in place; return its description."""
-    if model.span is None:
+def _drop_heads(model: LanguageModel | ModelWithHead) -> tuple[str, ...]:
+    """Remove pre-training heads that no Hugging Face class has, in place; return their descriptions.
+
+    The vocabulary head of a classifier was trained by an auxiliary loss, and is not used to predict.
+    """
+    body, part = (model.model, "head") if isinstance(model, ModelWithHead) else (model, "span")
+    if isinstance(model, ModelWithHead):
+        if not isinstance(model.spec, Classification) or body.head is None:
+            return ()
+        count, name = body.spec.params().total - replace(body.spec, head=None).params().total, "vocabulary head"
+    elif body.span is None:
         return ()
-    count = sum(parameter.numel() for parameter in model.span.parameters())
-    model.span, model.spec = None, replace(model.spec, span=None)
-    return (f"span boundary head ({count:,} parameters)",)
+    else:
+        count, name = sum(parameter.numel() for parameter in body.span.parameters()), "span boundary head"
+    setattr(body, part, None)
+    changes: dict[str, Any] = {part: None}
+    body.spec = replace(body.spec, **changes)
+    return (f"{name} ({count:,} parameters)",)
 
 
 def _check_apart(directory: Path, out: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretune.core import config, io
+from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
@@ -26,6 +26,8 @@ from pretune.nn.heads import Head
 from pretune.nn.layers import FeedForward, RMSNorm
 from pretune.nn.positions import LinearScaling, Rotary
 from pretune.nn.stack import Stack
+from pretune.runs.export_card import ExportCard, write_card
+from pretune.runs.export_file import is_file_path, open_directory
 from pretune.text.tokenizer import Tokenizer
 
 FILE = "model.gguf"
@@ -54,6 +56,11 @@ TOKENIZER_KIND = "gpt2"
 BYTE_LEVEL_SPLITTER = "gpt-2"
 PATTERN_SPLITTER = "llama-bpe"
 SPLITTER_TITLES = "GPT-2 or Llama 3"
+LOADING_CODE = """\
+from llama_cpp import Llama
+model = Llama("model.gguf")
+print(model("Once upon a time", max_tokens=20)["choices"][0]["text"])
+"""
 SPLITTER_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -78,14 +85,22 @@ class StoredTensor:
     data: bytes
 
 
-def write_gguf(model: LanguageModel, directory: Path, *, kind: str = "float32", overwrite: bool = False) -> str:
-    """Write `model.gguf` into a directory and return its name.
+def write_gguf(
+    model: LanguageModel,
+    directory: Path,
+    *,
+    kind: str = "float32",
+    card: ExportCard | None = None,
+    overwrite: bool = False,
+) -> str:
+    """Write `model.gguf` into a directory, or a file whose name ends in `.gguf`; return the name of the file.
 
     Args:
         model: A decoder in the shape of Llama.
-        directory: Output directory.
+        directory: Output directory, or file.
         kind: Type of the matrices: float32, float16, bfloat16, or q8_0 (8 bits, a scale for 32 weights of a row; a
             matrix whose rows are no multiple of 32 is float16). Vectors are float32.
+        card: The model card to write beside it.
         overwrite: Write into a non-empty directory.
 
     Raises:
@@ -93,9 +108,13 @@ def write_gguf(model: LanguageModel, directory: Path, *, kind: str = "float32", 
     """
     check_architecture(model.spec)
     metadata = {**describe_model(model.spec, kind), **describe_tokenizer(model)}
-    with io.atomic_directory(directory, overwrite=overwrite) as folder, (folder / FILE).open("wb") as file:
-        _write_file(file, metadata, list(iterate_tensors(model, kind)))
-    return FILE
+    files = {FILE: directory}
+    with open_directory(directory, files, overwrite=overwrite) as folder:
+        with (folder / FILE).open("wb") as file:
+            _write_file(file, metadata, list(iterate_tensors(model, kind)))
+        if card is not None and not is_file_path(directory):
+            write_card(card, folder, directory)
+    return directory.name if is_file_path(directory) else FILE
 
 
 def check_architecture(spec: Model) -> None:

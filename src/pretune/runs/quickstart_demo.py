@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretune.core.run_dir import RunDir
-from pretune.inference.index import METADATA_FILE, build
+from pretune.inference.index import build
+from pretune.inference.index_files import is_index
 from pretune.models.families import FAMILIES
 from pretune.runs.pretrain import pretrain
 
@@ -39,4 +40,4 @@ def build_demo(run: "QuickstartRun") -> None:
 def list_demo(run_dir: Path) -> list[str]:
     """Return the names of those that are finished."""
     names = [WRITER] if RunDir(run_dir / WRITER).is_finished else []
-    return [*names, *([INDEX] if (run_dir / INDEX / METADATA_FILE).is_file() else [])]
+    return [*names, *([INDEX] if is_index(run_dir / INDEX) else [])]

@@ -18,10 +18,11 @@ from pretune.core.io.files import (
 )
 from pretune.core.io.owned_names import OWNERS
 from pretune.core.io.strict_json import check_manifest, parse_json, read_json, sha256, write_json, write_manifest
-from pretune.core.io.temporary import remove, remove_abandoned, sweep
+from pretune.core.io.temporary import move_file, remove, remove_abandoned, scratch_directory, sweep
 
 __all__ = [
-    "MANIFEST", "OWNERS", "atomic_directory", "atomic_write", "check_links", "check_manifest",
-    "is_file_name", "open_in_place", "open_regular", "parse_json", "read_bounded", "read_json", "recover", "remove",
-    "remove_abandoned", "resolve_inside", "sha256", "sweep", "translate_write_errors", "write_json", "write_manifest",
+    "MANIFEST", "OWNERS", "atomic_directory", "atomic_write", "check_links", "check_manifest", "is_file_name",
+    "move_file", "open_in_place", "open_regular", "parse_json", "read_bounded", "read_json", "recover", "remove",
+    "remove_abandoned", "resolve_inside", "scratch_directory", "sha256", "sweep", "translate_write_errors",
+    "write_json", "write_manifest",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ _MODEL_FILES = (
     "vocab.json", "merges.txt", "added_tokens.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
     "generation_config.json", "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
     "head.safetensors", "adapter.json", "adapter_config.json", "adapter_model.safetensors", "model.safetensors",
-    "model.safetensors.index.json", "model-?????-of-?????.safetensors",
+    "model.body.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors",
 )  # fmt: skip
 _PARTNER_FOLDERS = ("generator", "backward")
 

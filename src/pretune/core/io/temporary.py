@@ -45,6 +45,24 @@ def temporary_directory(parent: Path, target: Path) -> Iterator[Path]:
         yield path
 
 
+@contextlib.contextmanager
+def scratch_directory(target: Path) -> Iterator[Path]:
+    """Create a directory beside a target, for files that are then moved to their names, and remove it afterwards."""
+    remove_abandoned(target)
+    with temporary_directory(target.resolve().parent, target) as path:
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def move_file(source: Path, target: Path) -> None:
+    """Replace a file by another one of the same file system, atomically."""
+    sync(source)
+    os.replace(source, target)
+    sync(target.parent)
+
+
 def remove_abandoned(target: Path) -> None:
     """Remove directories that dead writers of `target` left next to it and inside it."""
     target = target.resolve()

@@ -15,9 +15,11 @@ from torch.overrides import TorchFunctionMode
 from pretune.adaptation import io as model_io
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.core import io
-from pretune.core.errors import CheckpointError, import_extra
+from pretune.core.errors import CheckpointError, UsageError, import_extra
 from pretune.models.model import LanguageModel
 from pretune.models.tensor_files import INDEX_FILE
+from pretune.runs.export_card import ExportCard, write_card
+from pretune.runs.export_file import is_file_path, open_directory
 from pretune.runs.onnx.check import measure_difference
 from pretune.runs.onnx.graphs import Graph, build_graphs, prepare_model
 
@@ -43,9 +45,12 @@ def write_onnx(
     directory: Path,
     *,
     quantize: OnnxQuantization | None = None,
+    card: ExportCard | None = None,
     overwrite: bool = False,
 ) -> OnnxFiles:
     """Write a directory with config, tokenizer and `onnx/model.onnx`; nothing is written if a check fails.
+
+    Of a path that ends in `.onnx`, only the graph is written, and that with 8-bit weights beside it.
 
     Raises:
         UsageError: the model has no form in ONNX, or the extra `onnx` is missing.
@@ -54,8 +59,14 @@ def write_onnx(
     for module in ("onnx", "onnxruntime"):
         import_extra(module, "onnx", "ONNX export needs")
     exported_model = prepare_model(model.eval())
-    graphs = build_graphs(exported_model)
-    with io.atomic_directory(directory, overwrite=overwrite, owner="onnx") as folder:
+    graphs, is_file = build_graphs(exported_model), is_file_path(directory)
+    if is_file and len(graphs) > 1:
+        parts = ", ".join(f"{graph.name}.onnx" for graph in graphs)
+        raise UsageError(f"this model has several graphs ({parts}); choose a directory instead of '{directory}'")
+    targets = {f"{FOLDER}/model.onnx": directory}
+    if quantize is not None:
+        targets[f"{FOLDER}/model_quantized.onnx"] = directory.with_name(f"{directory.stem}_quantized.onnx")
+    with open_directory(directory, targets, overwrite=overwrite, owner="onnx") as folder:
         _write_config(model, folder)
         (folder / FOLDER).mkdir()
         for graph in graphs:
@@ -75,8 +86,15 @@ def write_onnx(
             quantized_difference = measure_difference(exported_model, sessions)
             if quantized_difference != quantized_difference:
                 raise CheckpointError("ONNX export failed its check: outputs of the int8 model are not numbers")
+        if is_file and any((folder / FOLDER).glob("*_data")):
+            raise UsageError(f"weights above 2 GB need another file beside it; choose a directory, not '{directory}'")
+        if card is not None:
+            write_card(card, folder, directory)
         paths = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         io.write_manifest(folder, [path.name for path in folder.iterdir() if path.is_file()])
+    if is_file:
+        files = tuple(target.name for target in targets.values())
+        return OnnxFiles(names=files, difference=difference, quantized_difference=quantized_difference)
     files = tuple(path for path in paths if path.startswith(f"{FOLDER}/"))
     return OnnxFiles(names=files, difference=difference, quantized_difference=quantized_difference)
 
