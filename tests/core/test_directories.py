@@ -8,6 +8,7 @@ import pytest
 
 from pretune.core.errors import CheckpointError, PretuneError, UsageError
 from pretune.core.io import MANIFEST, atomic_directory, recover, remove, sweep
+from tests.faults.deaths import ended, forked
 
 COMMIT = ".commit-0123456789ab"
 
@@ -147,3 +148,24 @@ class TestRecovery:
         with atomic_directory(place / "mine", overwrite=True) as folder:
             (folder / "b").write_text("third")
         assert tree(place / "mine") == {"a": b"second", "b": b"third"}
+
+    def test_a_writer_inside_a_writer(self, place: Path) -> None:
+        with atomic_directory(place / "mine") as outer:
+            (outer / "a").write_text("outer")
+            with atomic_directory(outer, overwrite=True) as inner:
+                (inner / "b").write_text("inner")
+        assert tree(place / "mine") == {"a": b"outer", "b": b"inner"}
+
+    def test_two_writers_at_once(self, place: Path) -> None:
+        """The files of one, then those of the other: never a mixture."""
+
+        def write(text: str) -> None:
+            with atomic_directory(place / "mine", overwrite=True) as folder:
+                for name in "abcdefgh":
+                    (folder / name).write_text(text)
+
+        for _ in range(5):
+            children = [forked(lambda text=text: write(text)) for text in "12345"]  # type: ignore[misc]
+            assert [ended(child) for child in children] == [0] * 5
+            assert len({(place / "mine" / name).read_text() for name in "abcdefgh"}) == 1
+        assert sorted(path.name for path in (place / "mine").iterdir()) == [*"abcdefgh"]
