@@ -69,7 +69,7 @@ def test_write_and_fill_by_keyboard(browser: Browser) -> None:
         assert browser.run("return document.querySelector('.ghost').textContent") == first
         browser.press("tab")
         text = browser.run("return document.querySelector('#panel-write textarea').value")
-        assert text == "The old house" + first
+        assert text.startswith("The old house" + first)  # the last pieces may have come in between
         browser.wait(lambda: browser.find_all(".alternative"), "the text does not grow further")
         browser.press("escape", "tab")  # without continuations Tab leaves the field
         assert browser.run("return document.activeElement.tagName") != "TEXTAREA"

@@ -34,7 +34,7 @@ function mount(panel, models) {
   const out = h("div", { "aria-live": "polite" });
   const layer = h("select", { onchange: () => ask() });
   const source = h("select", { onchange: () => ask() },
-    h("option", { value: "examples" }, `${TEXTS.length} example sentences`), h("option", { value: "" }, "held-out texts of the model"));
+    h("option", { value: "examples" }, "example sentences"), h("option", { value: "" }, "held-out texts"));
   const run = latest((message) => { clear(out, h("p", { class: "message" }, message)); });
   const askLater = debounce(() => ask(), 500);
   const sides = ["He sat on the bank of the river.", "She put the money in the bank."].map((sentence, number) => buildSide(sentence, number, askLater));
