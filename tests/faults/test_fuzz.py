@@ -17,10 +17,12 @@ import shutil
 import signal
 import warnings
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import yaml
 
 from pretune.cli import main
 from pretune.core.io import MANIFEST, write_manifest
@@ -97,6 +99,12 @@ class World:
             corrupt(target, rng, KEYS, self.outside)
             if rng.random() < 0.8:
                 vouch(target)
+        code = self.run(command, case)
+        assert index is not None or code == 0, case
+        return code
+
+    def run(self, command: list[str], case: str) -> int:
+        """Run a command on the changed directory, check how it ends, and return the exit code."""
         before = self.list_others()
         try:
             with inside(self.root), limited(), captured() as screen, warnings.catch_warnings(record=True) as caught:
@@ -111,7 +119,6 @@ class World:
             lines = [line for line in errors.splitlines() if line.startswith("pretune: error: ")]
             assert len(lines) == 1 and errors.endswith(f"{lines[0]}\n"), f"{case}: {errors[-2000:]}"
             assert len(lines[0]) < 4000 and lines[0].isprintable(), f"{case}: {lines[0][:5000]!r}"
-        assert index is not None or code == 0, f"{case}: {errors}"
         assert self.list_others() == before, f"{case}: files elsewhere changed"
         return code
 
@@ -190,6 +197,40 @@ def test_a_few(name: str, world: World) -> None:
         assert world.attempt(name, number, SEED, None) == 0
         codes |= {world.attempt(name, number, SEED, index) for index in range(FEW)}
     assert codes & {2, 3, 4}  # changes matter
+
+
+EXAMPLES: dict[str, tuple[str, str, str, Any, int]] = {
+    "sources of data": ("data", "data.json", "settings.corpus", 3, 3),
+    "a shard of data": ("data", "data.json", "splits.train.shards", [["00000"]], 3),
+    "filters of data": ("data", "card.json", "filters", "x", 3),
+    "a slice of many": ("slice", "slice.json", "shard", [1, 2**60], 3),
+    "a slice without sources": ("slice", "slice.json", "sources", [], 3),
+    "units of a slice": ("slice", "slice.json", "units", ["missing"], 3),
+    "a path of a run": ("started", "run.json", "data.path", "x" * 5000, 4),
+    "a null in a path of a run": ("started", "run.json", "data.path", "a\0b", 4),
+    "many digits": ("study", "study.yaml", "settings.tokenizer.vocab", 10**400, 2),
+    "a word for a number": ("study", "study.yaml", "settings.tokenizer.vocab", "many", 2),
+    "half a list": ("study", "study.yaml", "settings.corpus", "[x", 2),
+    "no token": ("writer", "generation_config.json", "eos_token_id", 1.5, 4),
+    "a pooling": ("sentences", "1_Pooling/config.json", "pooling_mode", [["mean"]], 4),
+    "prompts": ("sentences", "config_sentence_transformers.json", "prompts", 1, 4),
+    "a base of an adapter": ("peft", "adapter_config.json", "base_model_name_or_path", "x" * 300, 4),
+}
+"""Directory, file, path of a value, the value, and the exit code of the first command that reads it."""
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_faults_of_old(example: str, world: World) -> None:
+    name, file, path, value, code = EXAMPLES[example]
+    world.prepare(name)
+    world.reset(name)
+    target = world.subject / file
+    tree = yaml.safe_load(target.read_text())
+    *parents, key = path.split(".")
+    reduce(lambda node, parent: node[parent], parents, tree)[key] = value
+    target.write_text(json.dumps(tree) if target.suffix == ".json" else yaml.safe_dump(tree))
+    vouch(target)
+    assert world.run(subjects.READERS[name][0], example) == code
 
 
 @pytest.mark.slow
