@@ -29,6 +29,7 @@ from pretune.core.io import MANIFEST, write_manifest
 from tests.cli.world import inside
 from tests.faults import subjects
 from tests.faults.mutations import corrupt
+from tests.reports import report_files
 from tests.selection import keep_quick
 
 SEED = int(os.environ.get("PRETUNE_FUZZ_SEED", "18"))
@@ -208,6 +209,7 @@ EXAMPLES: dict[str, tuple[str, str, str, Any, int]] = {
     "units of a slice": ("slice", "slice.json", "units", ["missing"], 3),
     "a path of a run": ("started", "run.json", "data.path", "x" * 5000, 4),
     "a null in a path of a run": ("started", "run.json", "data.path", "a\0b", 4),
+    "digits in metrics": ("reports", "books/metrics.jsonl", "1.held_out.loss", 10**400, 0),
     "many digits": ("study", "study.yaml", "settings.tokenizer.vocab", 10**400, 2),
     "a word for a number": ("study", "study.yaml", "settings.tokenizer.vocab", "many", 2),
     "half a list": ("study", "study.yaml", "settings.corpus", "[x", 2),
@@ -225,10 +227,18 @@ def test_faults_of_old(example: str, world: World) -> None:
     world.prepare(name)
     world.reset(name)
     target = world.subject / file
-    tree = yaml.safe_load(target.read_text())
+    lines = target.suffix == ".jsonl"
+    tree = (
+        dict(enumerate(map(json.loads, target.read_text().splitlines())))
+        if lines
+        else yaml.safe_load(target.read_text())
+    )
     *parents, key = path.split(".")
-    reduce(lambda node, parent: node[parent], parents, tree)[key] = value
-    target.write_text(json.dumps(tree) if target.suffix == ".json" else yaml.safe_dump(tree))
+    reduce(lambda node, parent: node[int(parent) if parent.isdecimal() else parent], parents, tree)[key] = value
+    if lines:
+        report_files.lines(target, [*tree.values()])
+    else:
+        target.write_text(json.dumps(tree) if target.suffix == ".json" else yaml.safe_dump(tree))
     vouch(target)
     assert world.run(subjects.READERS[name][0], example) == code
 

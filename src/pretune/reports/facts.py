@@ -22,6 +22,7 @@ Facts = Mapping[str, Any]
 Rows = list[tuple[str, str]]
 ARROW = " → "
 """Separator between a sample's input and output."""
+MAX_NUMBER = 1e100
 SPLITS = {
     "valid": "Validation text",
     "train": "Training text (no validation text)",
@@ -30,6 +31,11 @@ SPLITS = {
 """Sources of samples, as metrics.jsonl names them."""
 SCORE_HEADER = ("score", "interval", "better by", "p")
 SOURCE_HEADER = ("source", "licence", "documents", "tokens")
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value of a file is a number that can be drawn and averaged."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
 
 
 def build_pretraining_rows(tree: Facts, summary: Facts) -> Rows:

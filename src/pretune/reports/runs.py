@@ -132,7 +132,7 @@ def _build_loss_series(runs: Sequence[RunRecord]) -> list[Series]:
     series: list[Series] = []
     for place, run in enumerate(runs[:MAX_LINES]):
         name = f"{run.name}, " if len(runs) > 1 else ""
-        points = tuple((line["step"], line["loss"]) for line in run.metrics if _is_number(line.get("loss")))
+        points = tuple((line["step"], line["loss"]) for line in run.metrics if facts.is_number(line.get("loss")))
         validation = _collect_validation_points(run, "loss")
         style = "faint" if validation else ""
         series += [
@@ -152,7 +152,9 @@ def _build_validation_series(runs: Sequence[RunRecord], name: str) -> list[Serie
 def _collect_validation_points(run: RunRecord, name: str) -> tuple[tuple[float, float], ...]:
     records = [(line["step"], line.get("held_out")) for line in run.metrics]
     return tuple(
-        (step, values[name]) for step, values in records if isinstance(values, Mapping) and _is_number(values.get(name))
+        (step, values[name])
+        for step, values in records
+        if isinstance(values, Mapping) and facts.is_number(values.get(name))
     )
 
 
@@ -222,7 +224,3 @@ def _pick_evenly(items: Sequence[T], count: int) -> list[T]:
     """
     places = {round(i * (len(items) - 1) / max(count - 1, 1)) for i in range(count if items else 0)}
     return [items[place] for place in sorted(places)]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -262,9 +262,9 @@ def compute_half_interval(row: Facts) -> float | None:
         return (interval.high or 0.0) - interval.mean
     seeds = row.get("seeds", 1)
     count = len(seeds) if isinstance(seeds, list) else int(seeds)
-    if _is_number(row.get("std")) and count > 1:
+    if facts.is_number(row.get("std")) and count > 1:
         return student_t_quantile(0.95, count - 1) * float(row["std"]) / math.sqrt(count)
-    if _is_number(row.get("low")) and _is_number(row.get("high")):
+    if facts.is_number(row.get("low")) and facts.is_number(row.get("high")):
         return float(row["high"] - row["low"]) / 2  # NOTE: bounds may be clipped to the range of the score
     return None
 
@@ -278,10 +278,6 @@ def _render_mean(row: Facts, mark: str, *, is_best: bool) -> Markup:
 
 def _render_best(text: str, is_best: bool) -> str:
     return element("span", text, kind="best") if is_best else text
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def render_suites(runs: Sequence[RunRecord]) -> Markup:
