@@ -4,6 +4,7 @@ headers, and of what a name stands for in the file system."""
 import json
 import os
 import random
+import re
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -145,7 +146,9 @@ def revalue(data: bytes, suffix: str, rng: random.Random, keys: list[str]) -> by
             return b"\n".join([*lines, b""])
         case ".yaml":
             tree = mutate(yaml.safe_load(data), rng, keys)
-            return json.dumps(tree).encode() if rng.random() < 0.5 else yaml.safe_dump(tree).encode(errors="replace")
+            if rng.random() < 0.5:
+                return yaml.safe_dump(tree).encode(errors="replace")
+            return re.sub(r"(?<![\d.])(\d+)e", r"\1.0e", json.dumps(tree)).encode()  # numbers as YAML knows them
         case ".safetensors":
             return restructure(data, rng, keys)
     return scramble(data, rng)

@@ -99,6 +99,16 @@ def make_tuned(folder: Path) -> None:
     run(*finetune(out=str(folder)))
 
 
+PAIRS = ["finetune", "reader", "--train=pairs.tsv", "--type=embedding", "--steps=2"]
+
+
+def make_embedding(folder: Path) -> None:
+    Path("pairs.tsv").write_text(
+        "anchor\tpositive\n" + "".join(f"{line} {n}\t{line}\n" for n in range(4) for line in LINES)
+    )
+    run(*PAIRS, f"--out={folder}")
+
+
 def make_trials(folder: Path) -> None:
     run(*finetune("--lr=1e-3,1e-4", out=str(folder)))
     (folder / "cost.json").unlink()  # as killed before its end
@@ -239,7 +249,8 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "llama": make_llama, "index": make_index, "reports": make_reports, "study": make_study, "vectors": make_vectors,
     "settings": make_settings, "peft": make_peft, "tuned": make_tuned, "tables": make_tables, "started": make_started,
     "killed": make_killed, "other data": make_data, "adapter": make_adapter, "trials": make_trials, "bpe": make_bpe,
-    "unigram": make_unigram, "graph": make_graph, "analyses": make_analyses, "study results": make_study_results,
+    "unigram": make_unigram, "graph": make_graph, "analyses": make_analyses,
+    "embedding": make_embedding, "study results": make_study_results,
 }  # fmt: skip
 """Makers of the directories, each of which may use those before it."""
 
@@ -295,6 +306,7 @@ READERS: dict[str, list[list[str]]] = {
     "adapter": [["predict", "SUBJECT", "--input=lines.txt"], ["verify", "SUBJECT"], EXPORT],
     "peft": [["embed", "SUBJECT", *EMBED], ["verify", "SUBJECT"]],
     "sentences": [["embed", "SUBJECT", *EMBED], EXPORT, ["verify", "SUBJECT"]],
+    "embedding": [[*PAIRS, "--resume", "--out=SUBJECT"], ["embed", "SUBJECT", *EMBED], REPORT],
     "sharded": [["verify", "SUBJECT"], ["show", "./SUBJECT"]],
     "writer": [["generate", "SUBJECT", "The king", "--max-new-tokens=2"], ["verify", "SUBJECT"], EVALUATE],
     "llama": [["show", "./SUBJECT"], ["verify", "SUBJECT"]],

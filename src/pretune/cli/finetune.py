@@ -236,10 +236,12 @@ def _train_embeddings(
         log.print_json(run.scores)
     else:
         initial, final = run.scores["before"], run.scores["after"]
-        changes_text = "".join(f", {name} {initial[name]:.4f} -> {value:.4f}" for name, value in final.items())
-        log.print_result(
-            f"{run}: {format_count(run.scores['steps'], 'steps')}, loss {run.scores['loss']:.4f}{changes_text}"
+        loss = run.scores["loss"]  # None if a resumed run had no step left
+        loss_text = "" if loss is None else f", loss {loss:.4f}"
+        changes_text = "".join(
+            f", {name} {initial[name]:.4f} -> {value:.4f}" for name, value in final.items() if name in initial
         )
+        log.print_result(f"{run}: {format_count(run.scores['steps'], 'steps')}{loss_text}{changes_text}")
     hint("verify", run, silent=as_json)
     hint_other(f"embed {quote(run)} --input FILE --out vectors.npy", silent=as_json)
 

@@ -177,7 +177,7 @@ class EmbeddingScoresFile(TypedDict):
     before: dict[str, Number]
     after: dict[str, Number]
     steps: Count
-    loss: Number
+    loss: Number | None  # None if a resumed run had no step left
 
 
 class HeadlineFile(TypedDict, total=False):
