@@ -1,6 +1,5 @@
 """Names that files of strangers give, everywhere one is read: none leads out of its directory."""
 
-import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -158,6 +157,11 @@ PATH_READERS: dict[str, Callable[[str], object]] = {
     "evaluate --data": lambda path: pt.evaluate("m", "minimal_pairs", data=path),
     "report": lambda path: pt.report([path], "o.html"),
     "embed": lambda path: pt.embed(path, ["a"]),
+    "save": lambda path: pt.save(encoder(), path),
+    "index": pt.Index.open,
+    "index --out": lambda path: pt.index(encoder(), ["a"], out=path),
+    "index --add": lambda path: pt.index(encoder(), ["a"], out=path, add=True),
+    "search": lambda path: pt.search(path, ["a"]),
     "vectors": lambda path: pt.train_vectors([path], kind="ppmi"),
     "vectors --out": lambda path: pt.train_vectors(["t.txt"], kind="ppmi", out=path),
     "compare": lambda path: pt.compare(path, out="o"),
@@ -175,28 +179,6 @@ def test_impossible_paths(reader: str, path: str, tmp_path: Path, monkeypatch: p
     with pytest.raises(PretuneError):
         PATH_READERS[reader](path)
     assert [file.name for file in tmp_path.iterdir()] == ["t.txt"]
-
-
-@pytest.mark.xfail(reason="an index looks its directory up before it checks the name", raises=OSError, strict=False)
-@pytest.mark.parametrize("path", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_impossible_paths_of_an_index(path: str) -> None:
-    with pytest.raises(PretuneError):
-        pt.Index.open(path)
-
-
-@pytest.mark.xfail(
-    reason="an index removes the file that index.json names", raises=(OSError, AssertionError), strict=False
-)
-def test_a_stale_graph_of_an_index(name: Callable[[Path], str], tmp_path: Path) -> None:
-    """An exact index has no graph, whatever index.json says."""
-    folder = tmp_path / "index"
-    pt.index(encoder(), ["a cat"], ids=["first"], out=folder)
-    metadata = {**json.loads((folder / "index.json").read_text()), "file": name(folder)}
-    (folder / "index.json").write_text(json.dumps(metadata))
-    write_manifest(folder, ["index.json", "texts-00000.jsonl", "vectors-00000.npy"])
-    with contextlib.suppress(CheckpointError):
-        pt.index(encoder(), ["a dog"], ids=["second"], out=folder, add=True)
-    assert (tmp_path / "x" / "file").is_file() and (folder / "index.json").is_file()
 
 
 def test_a_run_that_is_its_own_base(tmp_path: Path) -> None:

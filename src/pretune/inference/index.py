@@ -61,7 +61,8 @@ class Index:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Index":
         """Open a directory written by `build`; raises a CheckpointError if it is damaged or not an index."""
-        return cls(Path(path), open_generation(Path(path)))
+        directory = config.check_path(path, CheckpointError)
+        return cls(directory, open_generation(directory))
 
     @property
     def metadata(self) -> IndexMetadata:
@@ -191,7 +192,7 @@ def build(
     `prompt` is the prefix of every text and query, `query_prompt` of queries only; by default the prompts for documents
     and queries in the model's directory, if any. An addition takes the options of the index; others are refused.
     """
-    directory, row_ids = Path(out), [str(i) for i in (range(1, len(texts) + 1) if ids is None else ids)]
+    directory, row_ids = config.check_path(out), [str(i) for i in (range(1, len(texts) + 1) if ids is None else ids)]
     given_options = _drop_none(options)
     if method not in METHODS:
         raise UsageError(f"unknown method '{method}' (known: {', '.join(METHODS)})")

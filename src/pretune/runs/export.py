@@ -16,9 +16,10 @@ from pretune.adaptation.io import is_adapter_directory, verify_adapter
 from pretune.core import config, log
 from pretune.core.api import Result, check_arguments
 from pretune.core.config.read import format_value
-from pretune.core.errors import PretuneError, UsageError, refuse_broken_link
+from pretune.core.errors import CheckpointError, PretuneError, UsageError, refuse_broken_link
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
+from pretune.core.stored_paths import get_path
 from pretune.models import tensor_files
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
@@ -244,7 +245,12 @@ def _check_averageable(directories: Sequence[Path]) -> None:
     if len(directories) < 2:
         return
     open_runs(directories)  # raises: one task is needed
-    bases = {os.path.realpath(RunDir(path).locate_settings().tree["base"]["path"]): path for path in directories}
+    bases: dict[str, Path] = {}
+    for path in directories:
+        base = get_path(RunDir(path).locate_settings().tree, "base.path")
+        if base is None:
+            raise CheckpointError(f"{RunDir(path).settings}: base.path is missing; fine-tune the run again")
+        bases[os.path.realpath(base)] = path
     if len(bases) > 1:
         (first_base, first_run), (second_base, second_run) = [*bases.items()][:2]
         raise UsageError(

@@ -57,8 +57,8 @@ def atomic_directory(
 
     `owner` is the writer, one of `OWNERS`: what an earlier write of it left is removed with the commit.
     """
-    refuse_broken_link(path)
     with translate_write_errors(path):
+        refuse_broken_link(path)
         target = Path(path).resolve()
         if target.exists() and not target.is_dir():
             raise UsageError(

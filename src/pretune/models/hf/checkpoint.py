@@ -141,7 +141,8 @@ def save(
 def find_owner(directory: str | Path) -> str | None:
     """Return the owner of the files that the next save into a directory replaces; None without an earlier save."""
     # NOTE: without one, files of the other names are the user's, such as those of a tokenizer alone.
-    return "model" if any(any(Path(directory).glob(pattern)) for pattern in SAVED_FILES) else None
+    folder = config.check_path(directory)
+    return "model" if any(any(folder.glob(pattern)) for pattern in SAVED_FILES) else None
 
 
 def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | None) -> None:
