@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.cli import EXIT_INTERRUPTED, main, shut_down_cleanly
+from pretune.cli import EXIT_INTERRUPTED, EXIT_STOPPED, main, shut_down_cleanly
 from pretune.core.errors import StoppedError, UserInterruptError
 from pretune.training.loop import GracefulShutdown
 from tests.conftest import ROOT
@@ -128,8 +128,23 @@ def test_signals_of_a_program_that_calls_main_stay_as_they_were() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_one_exit_code() -> None:
-    assert UserInterruptError.exit_code == EXIT_INTERRUPTED
+def test_exit_codes() -> None:
+    assert (UserInterruptError.exit_code, StoppedError.exit_code) == (EXIT_INTERRUPTED, EXIT_STOPPED)
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["serve", "m"], 0), (["list"], EXIT_STOPPED)])
+def test_stopped_before_the_verb_begins(arguments: list[str], code: int) -> None:
+    before = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Finder())
+"""
+    process = interrupted(before, arguments)
+    assert (process.returncode, process.stdout) == (code, "")
+    assert len(process.stderr.splitlines()) == 1 and "SIGTERM" in process.stderr
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,8 @@ class TestTables:
         ("text", "told"),
         [
             ("text,label\nfine,good\nbad\n", r"own\.csv:3: .*\b2\b.*\b1\b"),
-            ("text,label\nfine,good\nodd,\n", r"own\.csv:3: .*'label'"),
+            ("text,label\nfine,good\nodd,\n", r"own\.csv.*'good'"),
+            ("text,label\n,\n,\n", r"own\.csv:2, 'text'"),
             ("text,label\nfine,good\nodd,good\n", r"own\.csv.*'good'"),
             ("text,text,label\na,b,good\n", r"own\.csv.*\btext\b"),
             ("sentence,stars\n", r"own\.csv"),
@@ -223,8 +224,11 @@ class TestInputs:
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ODD.values()))
         lines, told = self.said(capsys, run, file)
         assert len(lines) == len(ODD)
-        for line in lines:
-            assert line["label"] in ("bad", "good") and abs(sum(line["probabilities"].values()) - 1) < 1e-3
+        for name, line in zip(ODD, lines, strict=True):
+            if name in ("empty", "blank"):
+                assert line["label"] is None and "'text'" in line["reason"]
+            else:
+                assert line["label"] in ("bad", "good") and abs(sum(line["probabilities"].values()) - 1) < 1e-3
         assert re.search(r"\b2\b", told)  # of them are too long
 
     def test_they_can_be_learnt_from(self, base: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pretune as pt
 from pretune.cli.app import main
 from pretune.core import io
 from pretune.core.errors import CheckpointError, NonFiniteError
-from pretune.inference.index import METADATA_FILE
 from tests.runs import tasked
 
 TEXT = "the old sea."
@@ -106,7 +105,7 @@ def test_an_index_of_vectors_that_are_not_finite(
     vectors = np.load(index / "vectors-00000.npy")
     vectors[1] = np.nan
     np.save(index / "vectors-00000.npy", vectors)
-    io.write_manifest(index, [METADATA_FILE, "vectors-00000.npy", "texts-00000.jsonl"])
+    io.write_manifest(index, ["index.json", "vectors-00000.npy", "texts-00000.jsonl"])
     refused(["search", index, "sea", "--json"], capsys)
 
 

@@ -14,7 +14,7 @@ from pretune.inference.generation_config import BeamSearch, GenerationConfig, Ge
 from pretune.inference.prefill_graph import PaddedPrefill, Shape, choose_shape, find_prefill_graph, run_prefill
 from pretune.inference.prompts import prefill
 from pretune.inference.text_model import eval_mode
-from pretune.models.model import LanguageModel
+from pretune.models.model import build
 from pretune.nn.stack import TransformerStack
 from tests.contracts.tiny import DECODERS, PAIRS, RECURRENT, model_of, text
 
@@ -107,13 +107,13 @@ def test_a_compiled_prefill_is_captured_earlier(captured_shapes: list[Shape], mo
     """Who waits for a compilation has many texts to generate."""
     monkeypatch.setattr(prefill_graph, "MIN_CALLS", 5)
     for is_compiled, calls in ((True, 2), (False, 5)):
-        model = LanguageModel(model_of(CAUSAL[0]).spec)
+        model = build(model_of(CAUSAL[0]).spec)
         found = [find_prefill_graph(model, text(3), torch_compile=is_compiled) is not None for _ in range(6)]
         assert found == [number >= calls for number in range(1, 7)]
 
 
 def test_moved_weights_need_another_graph(captured_shapes: list[Shape]) -> None:
-    model = LanguageModel(model_of(CAUSAL[0]).spec)
+    model = build(model_of(CAUSAL[0]).spec)
     prompts = text(3)
     assert find_prefill_graph(model, prompts, torch_compile=False) is None
     assert find_prefill_graph(model, prompts, torch_compile=False) is not None
@@ -152,7 +152,7 @@ def test_a_failed_capture_is_not_tried_again(captured_shapes: list[Shape], monke
 
 
 def test_no_memory_for_a_graph_is_no_error(captured_shapes: list[Shape], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = LanguageModel(model_of(CAUSAL[0]).spec)
+    model = build(model_of(CAUSAL[0]).spec)
 
     def fail(*args: Any, **options: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.models.model import LanguageModel
+from pretune.models.model import build
 from pretune.nn import decoding_step
 from pretune.nn.decoding_step import prepare_steps
 from pretune.nn.stack import TransformerStack
@@ -40,7 +40,7 @@ def test_a_prefix_takes_columns(prompts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("lengths", [[5, 5], [5, 2]], ids=str)
 def test_what_lies_beyond_is_not_read(lengths: list[int]) -> None:
     """… nor written: with a number that is none there, and in the spare row, a step has the same result."""
-    model, tokens = LanguageModel(model_of("llama3-8b").spec).eval(), torch.tensor([3, 4])
+    model, tokens = build(model_of("llama3-8b").spec).eval(), torch.tensor([3, 4])
     results = []
     for filler in (0.0, float("nan")):
         cache = model.new_cache(2, 16)

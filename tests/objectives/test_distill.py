@@ -244,7 +244,7 @@ def test_pairs_that_cannot_be_compared() -> None:
 def test_settings_that_train_nothing() -> None:
     with pytest.raises(UsageError, match="all weights of a distillation are 0"):
         Distill(soft_weight=0, hard_weight=0, cosine_weight=0)
-    with pytest.raises(UsageError, match="the objective 'permuted' cannot be distilled"):
+    with pytest.raises(UsageError, match=r"the objective 'permuted' .*cannot be distilled"):
         Distill.from_base(PermutationLM(), "runs/t")
     with pytest.raises(UsageError, match="needs a teacher; use --teacher RUN"):
         Distill().loss(make_model("bert-tiny", depth=1), make("bert-tiny"))

@@ -17,7 +17,7 @@ def test_a_classifier_says_the_same(tmp_path: Path) -> None:
     run = finetune(base, train=table, out=tmp_path / "run", lr=1e-2, steps=20, baselines="none")
     tokenizer = transformers.AutoTokenizer.from_pretrained(run)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(run).eval()
-    for text in ("the lovely sea.", "a dreadful old house.", ""):
+    for text in ("the lovely sea.", "a dreadful old house.", "."):
         with torch.no_grad():
             theirs = model(**tokenizer(text, return_tensors="pt")).logits[0].softmax(-1).tolist()
         ours = run.predict([text])[0]

@@ -157,7 +157,7 @@ def test_the_default_objective_of_a_family_is_the_base(prepared: Prepared, teach
     config = build_pretrain_config("roberta-base", data=prepared(), teacher=teacher, device="cpu")
     plain = build_pretrain_config("roberta-base", data=prepared(), device="cpu")
     assert config.objective.base == plain.objective and config.objective.soft_weight == 5  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match="the objective 'replaced_token' cannot be distilled"):
+    with pytest.raises(UsageError, match=r"the objective 'replaced_token' .*cannot be distilled"):
         build_pretrain_config("electra-small", data=prepared(), teacher=teacher, device="cpu")
 
 

@@ -204,7 +204,7 @@ def test_an_answer_that_is_not_where_it_should_be(tmp_path: Path) -> None:
         ("sentence\tlabel\ngood\t2\n", r"train\.tsv:2: .*'label'.*0, 1.*'2'"),
         ("sentence\tlabel\ngood\t1\nbad\n", r"train\.tsv:3: .*\b2\b.*\b1\b"),
         ("sentence\tlabels\ngood\t1\n", r"train\.tsv:2: .*'label'.*'labels'"),
-        ("sentence\tlabel\n \t1\n", r"train\.tsv:2: .*'sentence'.*' '"),
+        ("sentence\tlabel\n \t1\n", r"train\.tsv:2: 'sentence' is blank"),
     ],
 )
 def test_a_bad_row_has_its_number(tmp_path: Path, text: str, values: str) -> None:

@@ -31,6 +31,8 @@ __all__ = ["VERBS", "main"]
 
 EXIT_INTERRUPTED = 130
 """Exit code of `UserInterruptError`."""
+EXIT_STOPPED = 75
+"""Exit code of `StoppedError`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,9 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return run(arguments)  # called by a program, which handles signals itself
     signal.signal(signal.SIGINT, exit_at_once)
+    terminate = signal.getsignal(signal.SIGTERM)
+    if terminate is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, exit_before_start)
     from pretune.cli.app import main as run
 
     try:
+        signal.signal(signal.SIGTERM, terminate)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return run()
     except KeyboardInterrupt:  # a second Ctrl-C, while the first was handled
@@ -72,6 +78,12 @@ def exit_at_once(number: int = signal.SIGINT, frame: object = None) -> NoReturn:
     """Exit without cleaning up."""
     os.write(2, b"pretune: interrupted\n")
     os._exit(EXIT_INTERRUPTED)
+
+
+def exit_before_start(number: int, frame: object) -> NoReturn:
+    """Exit before the verb has begun: a server has then stopped as asked, anything else can be run again."""
+    os.write(2, b"pretune: stopped by SIGTERM before it began\n")
+    os._exit(0 if sys.argv[1:2] == ["serve"] else EXIT_STOPPED)
 
 
 @contextlib.contextmanager
