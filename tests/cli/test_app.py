@@ -14,6 +14,7 @@ from pretune.cli._errors import classify_error
 from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
 from tests.conftest import ROOT
+from tests.selection import keep_quick
 
 FAKE = '''
 """Verbs that end in every possible way."""
@@ -228,7 +229,10 @@ class TestProcess:
             assert done.stderr == ""
             assert done.returncode in (0, 1)
 
-    @pytest.mark.parametrize("words", ["--version", "list sizes", "list sizes --csv", "show bert-tiny", "env --json"])
+    @pytest.mark.parametrize(
+        "words",
+        keep_quick(["--version", "list sizes", "list sizes --csv", "show bert-tiny", "env --json"], "list sizes"),
+    )
     @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
     def test_closed_streams_are_no_error(self, words: str, closed: str) -> None:
         done = subprocess.run(

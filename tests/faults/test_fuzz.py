@@ -34,7 +34,7 @@ from tests.selection import keep_quick
 
 SEED = int(os.environ.get("PRETUNE_FUZZ_SEED", "18"))
 INPUTS = int(os.environ.get("PRETUNE_FUZZ_INPUTS", "30"))
-FEW = 12
+FEW = 6
 KEYS = [
     "kind",
     "step",

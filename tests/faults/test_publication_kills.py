@@ -27,7 +27,7 @@ from tests.inference.readers import encoder
 from tests.models.hf.test_overwriting import model_with_tokenizer, pair
 from tests.selection import is_thorough
 
-QUICK_STRIDE = 9
+QUICK_STRIDE = 29
 
 
 class Writer(NamedTuple):
