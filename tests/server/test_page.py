@@ -167,6 +167,14 @@ def test_explain_other_types(tmp_path: Path) -> None:
     assert only == result  # nothing of the model has changed
 
 
+def test_blank_texts(server: Address) -> None:
+    """A prediction for each input; a blank one has a reason instead of a label, and nothing to explain."""
+    status, reply, _ = server.call("/predict", {"model": "reviews", "inputs": ["", "the old film", "  "]})
+    assert status == 200 and [result["label"] is None for result in reply["results"]] == [True, False, True]
+    assert ["reason" in result for result in reply["results"]] == [True, False, True]
+    assert server.call("/explain", {"model": "reviews", "input": " "})[0] == 400
+
+
 def test_compare(server: Address) -> None:
     """The last layer is that of neighbors, and a word has one static vector in all sentences."""
     first, second = ({"word": "house", "sentence": sentence} for sentence in ("The old house.", "A house!"))

@@ -80,6 +80,7 @@ function mount(panel, models) {
     const why = h("section", { class: "card", "aria-live": "polite" });
     run(async (signal) => {
       const [prediction] = await post("/predict", { ...common, inputs: [input] }, signal);
+      if (prediction.reason) return clear(out, h("p", { class: "note" }, `No prediction: ${prediction.reason}.`));
       const explain = (label) => showImportance(why, model, { ...common, input, ...(label === undefined ? {} : { label }) }, signal);
       clear(out, h("section", { class: "card" }, h("h3", {}, "Prediction"), showPrediction(prediction, explain)), why);
       await explain();
