@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, explain_missing
+from pretune.core.io.temporary import lock
 from pretune.core.run_dir import RunLock
 from pretune.inference.pooling import Embedding
 
@@ -210,10 +211,4 @@ def _try_lock(path: Path, stack: contextlib.ExitStack) -> bool:
     except OSError:
         return True
     stack.callback(os.close, descriptor)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+    return lock(descriptor) is not False

@@ -95,7 +95,15 @@ class Shards:
             for part, first in zip(self._parts, self._starts, strict=False)
             if start < first + part.facts.tokens and stop > first
         ]
-        return cuts[0] if len(cuts) == 1 else np.concatenate([np.empty(0, dtype=self.index.dtype), *cuts])
+        return self._check(cuts[0] if len(cuts) == 1 else np.concatenate([np.empty(0, dtype=self.index.dtype), *cuts]))
+
+    def _check(self, tokens: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+        """Return tokens; raise a DataError if one is not in the vocabulary."""
+        largest = int(tokens.max(initial=0))
+        if largest >= self.index.vocab > 0:
+            place, limit = self.directory / self.split, f"{self.index.vocab:,}"
+            raise DataError(f"{place}: token {largest} is not in the vocabulary of {limit}; {_REMEDY}")
+        return tokens
 
     def read_word_starts(self, start: int, stop: int) -> Bools:
         """Return True for each token from `start` to `stop` that starts a word."""
@@ -103,7 +111,7 @@ class Shards:
 
     def take(self, starts: Ints, lengths: Ints) -> NDArray[np.unsignedinteger]:
         """Return the concatenated tokens of ranges, given their starts and lengths."""
-        return self._gather(starts, lengths, _MappedShard.take_tokens, np.dtype(self.index.dtype))
+        return self._check(self._gather(starts, lengths, _MappedShard.take_tokens, np.dtype(self.index.dtype)))
 
     def take_words(self, starts: Ints, lengths: Ints) -> Bools:
         """Return True for each token of the concatenated ranges that starts a word."""

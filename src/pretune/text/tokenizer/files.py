@@ -182,7 +182,8 @@ def extract_template(raw: Raw) -> TokenTemplate:
         facts = zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True)
         return tuple((i if side is None else (TEXT_A, TEXT_B)[side], segment) for i, segment, side in facts)
 
-    return TokenTemplate(single=extract_layout(False), pair=extract_layout(True))
+    with translate_errors(CheckpointError, "tokenizer: unusable post-processor"):
+        return TokenTemplate(single=extract_layout(False), pair=extract_layout(True))
 
 
 def _make_token() -> Any:
