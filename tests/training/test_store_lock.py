@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.core.errors import UsageError
+from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.run_dir import LOCK_FILE, RunLock
 from pretune.training.checkpoints import CheckpointManager, manager
 from tests.faults.deaths import ended, forked
@@ -164,3 +164,13 @@ def test_only_checkpoints_are_removed(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="pattern"):
         manager._remove(tmp_path / "checkpoints" / name)
     assert (tmp_path / "checkpoints" / name).exists()
+
+
+def test_a_lock_is_free_after_a_recovery_that_failed(tmp_path: Path) -> None:
+    (tmp_path / ".commit-0123456789ab").mkdir()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="JOURNAL"):
+            lock(tmp_path).__enter__()
+    (tmp_path / ".commit-0123456789ab").rmdir()
+    with lock(tmp_path):
+        pass

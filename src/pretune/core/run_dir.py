@@ -186,7 +186,11 @@ class RunLock:
         with io.translate_write_errors(self.path):
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = self._acquire()
-        io.recover(self.directory)
+        try:
+            io.recover(self.directory)
+        except BaseException:
+            os.close(descriptor)
+            raise
         previous_holder = _read_holder(descriptor)
         if previous_holder:
             self.on_warning(f"{self.directory}: {previous_holder} was killed; its lock is taken over")
