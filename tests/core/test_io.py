@@ -242,6 +242,11 @@ class TestAtomicDirectory:
 
 
 class TestJson:
+    def test_half_a_surrogate_pair_comes_back(self, tmp_path: Path) -> None:
+        """As in a file of a stranger, whose fields are written again."""
+        write_json(tmp_path / "a.json", {"name": "\ud800 é"})
+        assert read_json(tmp_path / "a.json", DataError) == {"name": "\ud800 é"}
+
     @pytest.mark.parametrize(
         ("content", "value"),
         [

@@ -117,7 +117,7 @@ class World:
         trace = read_traceback(errors)
         if "TimeoutError" in errors and "training/loop.py" in trace:  # a run may have any number of steps
             return 0
-        assert code in EXIT_CODES, f"{case}: {code}: {errors[-2000:]}{trace}"
+        assert code in EXIT_CODES, f"{case}: {code}: {errors[-2000:]}{trace[-2000:]}"
         assert "out of memory" not in errors, f"{case}: {errors[-2000:]}"
         assert len(caught) + len(errors.splitlines()) < MAX_LINES, f"{case}: {len(caught)} warnings: {errors[:2000]}"
         if code:
@@ -178,7 +178,7 @@ def read_traceback(errors: str) -> str:
         return ""
     text = Path(match[1]).read_text()
     Path(match[1]).unlink()
-    return text[-2000:]
+    return text
 
 
 @contextlib.contextmanager

@@ -97,7 +97,7 @@ def sum_costs(runs: Sequence[RunRecord], results: Sequence[ComparisonResults]) -
 def _find_other_costs(runs: Sequence[RunRecord], results: Sequence[ComparisonResults]) -> list[Facts]:
     """Return the costs of runs that belong to results but are not shown, each once."""
     costs = {path: cost for result in results for path, cost in result.other_costs.items()}
-    return [cost for path, cost in costs.items() if path not in {run.path.resolve() for run in runs}]
+    return [cost for path, cost in costs.items() if path not in {io.real_path(run.path) for run in runs}]
 
 
 def _add_costs(costs: Sequence[Facts]) -> dict[str, float]:

@@ -60,7 +60,7 @@ class RunRecord:
     @property
     def name(self) -> str:
         """Name of the directory."""
-        return self.path.resolve().name
+        return io.real_path(self.path).name
 
     @property
     def is_finetuned(self) -> bool:
@@ -102,7 +102,7 @@ class ComparisonResults:
     @property
     def name(self) -> str:
         """Name of the directory."""
-        return self.path.resolve().name
+        return io.real_path(self.path).name
 
 
 def load_directory(path: str | os.PathLike[str]) -> list[RunRecord | ComparisonResults]:
@@ -202,11 +202,11 @@ def read_results(directory: Path) -> ComparisonResults:
 
 def _read_other_costs(directory: Path, runs: Sequence[Path]) -> Iterator[tuple[Path, Facts]]:
     """Yield the costs of runs up to two levels below a directory that are not listed."""
-    run_paths = {path.resolve() for path in runs}
+    run_paths = {io.real_path(path) for path in runs}
     for folder in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         run_dir = RunDir(folder)
-        if folder.resolve() not in run_paths and run_dir.is_finished and run_dir.settings.is_file():
-            yield folder.resolve(), read_record(CostFile, run_dir.cost, CheckpointError)
+        if io.real_path(folder) not in run_paths and run_dir.is_finished and run_dir.settings.is_file():
+            yield io.real_path(folder), read_record(CostFile, run_dir.cost, CheckpointError)
 
 
 def _resolve_runs(directory: Path, names: Sequence[str]) -> list[Path]:
@@ -220,7 +220,7 @@ def _read_card(directory: Path, path: str) -> CardFile | None:
     """Load the data card; a relative path starts at the working directory of the run, perhaps above its own."""
     if not path:
         return None
-    for folder in (Path(), directory, *directory.resolve().parents[:3]):
+    for folder in (Path(), directory, *io.real_path(directory).parents[:3]):
         if (folder / path / CARD_FILE).is_file():
             return read_record(CardFile, folder / path / CARD_FILE, DataError)
     return None

@@ -45,7 +45,7 @@ def report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], 
     run_records: dict[Path, RunRecord] = {}
     for record in loaded_records:
         if isinstance(record, RunRecord):
-            run_records.setdefault(record.path.resolve(), record)
+            run_records.setdefault(io.real_path(record.path), record)
     results = [record for record in loaded_records if isinstance(record, ComparisonResults)]
     io.atomic_write(out_path, render_page([*run_records.values()], results, directories, out_path, title).encode())
     return out_path

@@ -46,6 +46,11 @@ def resolve_inside(
     return path
 
 
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path without symbolic links; one in a loop of links stays (`Path.resolve` raises an error)."""
+    return Path(os.path.realpath(path))
+
+
 def is_file_name(name: object) -> bool:
     """Return whether a value is a valid name of a file directly inside its directory, on every system."""
     if not isinstance(name, str) or name in ("", ".", "..") or len(name.encode(errors="replace")) > MAX_NAME:
@@ -165,7 +170,8 @@ def translate_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
     """Write a file atomically: its name refers to the old content or to all of `data`, even after a power failure."""
     target = Path(path)
-    content = data.encode() if isinstance(data, str) else data
+    # NOTE: half a surrogate pair becomes `\udXXX`, which is its escape in JSON.
+    content = data.encode(errors="backslashreplace") if isinstance(data, str) else data
     temporary = target.parent / make_temporary_name()
     with translate_write_errors(target):
         try:
