@@ -23,7 +23,7 @@ from pretune.core.io.temporary import move_file, remove, remove_abandoned, scrat
 
 __all__ = [
     "MANIFEST", "OWNERS", "atomic_directory", "atomic_write", "check_links", "check_manifest", "is_file_name",
-    "move_file", "open_in_place", "open_regular", "parse_json", "read_bounded", "read_json", "real_path", "recover", "remove",
-    "remove_abandoned", "resolve_inside", "scratch_directory", "sha256", "sweep", "translate_write_errors",
+    "move_file", "open_in_place", "open_regular", "parse_json", "read_bounded", "read_json", "real_path", "recover",
+    "remove", "remove_abandoned", "resolve_inside", "scratch_directory", "sha256", "sweep", "translate_write_errors",
     "write_json", "write_manifest",
 ]  # fmt: skip
