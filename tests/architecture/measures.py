@@ -1,0 +1,149 @@
+"""Measures of the size and width of `src/pretune`: `python -m tests.architecture.measures` prints them.
+
+`test_measures.py` holds them below the ceilings of `CEILINGS`, so that `make check` stops a change that widens an
+interface or closes a circle of imports without anybody noticing.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+
+from tests.architecture import source
+
+CEILINGS = {
+    "code lines": 65_500,
+    "files": 465,
+    "import circles": 6,
+    "functions of 60 and more lines": 29,
+    "functions with 12 and more arguments": 37,
+    "dict[str, Any] and Mapping[str, Any]": 662,
+    "# fmt: skip": 126,
+    "**x: Any": 52,
+    "**x: Any in runs": 8,
+    "fields of Trainer": 27,
+    "methods of TaskType": 39,
+    "fields of TaskType": 19,
+    "code lines of tests": 56_300,
+}
+"""The most that each measure may be. Lower one when the code is below it; raise one with the reason in the commit."""
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
+
+
+def count_code_lines(text: str) -> int:
+    """Count the lines that bear code: without docstrings, comments and blank lines."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in LAYOUT and token.type != tokenize.ENDMARKER:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def find_functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield each function and method of the package with its file."""
+    for file in source.files():
+        for node in ast.walk(source.parse(file.read_text())):
+            if isinstance(node, FUNCTION):
+                yield source.name_of(file), node
+
+
+def count_arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the arguments of a function without `self` and `cls`; `*` and `**` count one each."""
+    a = node.args
+    names = [argument.arg for argument in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+    return len([name for name in names if name not in ("self", "cls")]) + bool(a.vararg) + bool(a.kwarg)
+
+
+def count_source_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines of a function from its signature to its end."""
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def list_long_functions(limit: int = 60) -> list[str]:
+    return [f"{file}:{node.name} {n}" for file, node in find_functions() if (n := count_source_lines(node)) >= limit]
+
+
+def list_wide_functions(limit: int = 12) -> list[str]:
+    return [f"{file}:{node.name} {n}" for file, node in find_functions() if (n := count_arguments(node)) >= limit]
+
+
+@cache
+def build_import_graph() -> dict[str, set[str]]:
+    """Build the graph of the package's modules: imports anywhere in a file, those for type checkers included."""
+    modules = {source.name_of(file).removesuffix(".py").replace("/", "."): file for file in source.files()}
+    modules = {name.removesuffix(".__init__"): file for name, file in modules.items()}
+    graph: dict[str, set[str]] = {}
+    for module, file in modules.items():
+        names = [name for _, name in source.imports(source.parse(file.read_text()))]
+        targets = {name if name in modules else name.rpartition(".")[0] for name in names}
+        graph[module] = {target for target in targets if target in modules and target not in (module, "pretune")}
+    return graph
+
+
+def list_circles() -> list[list[str]]:
+    """List the groups of modules that import each other (the strongly connected components of the graph)."""
+    graph = build_import_graph()
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        queue = [start]
+        while queue:
+            fresh = graph[queue.pop()] - seen
+            seen |= fresh
+            queue.extend(fresh)
+        reached[start] = seen
+    circles = {frozenset(b for b in reached[a] if a in reached[b]) for a in graph if a in reached[a]}
+    return sorted(sorted(circle) for circle in circles)
+
+
+def count_pattern(pattern: str, folder: str = "") -> int:
+    return sum(len(re.findall(pattern, file.read_text())) for file in sorted((source.PACKAGE / folder).rglob("*.py")))
+
+
+def find_class(path: str, name: str) -> ast.ClassDef:
+    tree = source.parse((source.PACKAGE / path).read_text())
+    return next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def count_fields(path: str, name: str) -> int:
+    """Count the annotated fields of a class body that its constructor takes."""
+    fields = [node for node in find_class(path, name).body if isinstance(node, ast.AnnAssign)]
+    return sum("init=False" not in ast.unparse(node) for node in fields)
+
+
+def count_methods(path: str, name: str) -> int:
+    return sum(isinstance(node, FUNCTION) for node in find_class(path, name).body)
+
+
+def measure() -> dict[str, int]:
+    """Measure the package, and the code lines of its tests."""
+    tests = sorted((source.SRC.parent / "tests").rglob("*.py"))
+    return {
+        "code lines": sum(count_code_lines(file.read_text()) for file in source.files()),
+        "files": len(source.files()),
+        "import circles": len(list_circles()),
+        "functions of 60 and more lines": len(list_long_functions()),
+        "functions with 12 and more arguments": len(list_wide_functions()),
+        "dict[str, Any] and Mapping[str, Any]": count_pattern(r"(?:dict|Mapping)\[str, Any\]"),
+        "# fmt: skip": count_pattern(r"# fmt: skip"),
+        "**x: Any": count_pattern(r"\*\*\w+: Any"),
+        "**x: Any in runs": count_pattern(r"\*\*\w+: Any", "runs"),
+        "fields of Trainer": count_fields("training/trainer.py", "Trainer"),
+        "methods of TaskType": count_methods("tasks/types/base.py", "TaskType"),
+        "fields of TaskType": count_fields("tasks/types/base.py", "TaskType"),
+        "code lines of tests": sum(count_code_lines(file.read_text()) for file in tests),
+    }
+
+
+if __name__ == "__main__":
+    for name, value in measure().items():
+        print(f"{value:8,}  {name}")
+    for title, rows in (("long", list_long_functions()), ("wide", list_wide_functions())):
+        print(f"\n{title}:", *sorted(rows), sep="\n  ")
+    print("\ncircles:", *list_circles(), sep="\n  ")
