@@ -24,9 +24,9 @@ import torch
 import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, add_head
 from pretune.core.types import Batch
+from pretune.exporters.onnx.export import write_onnx
 from pretune.models.model import LanguageModel
 from pretune.nn.stack import TransformerStack
-from pretune.runs.onnx.export import write_onnx
 
 PROMPT, NEW = 64, 32
 Side = Callable[[], Any]

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import common
 
-from pretune.runs.study.compare import build_plan
-from pretune.runs.study.execute import Execution
-from pretune.runs.study.study_dir import StudyDir
+from pretune.studies.compare import build_plan
+from pretune.studies.execute import Execution
+from pretune.studies.study_dir import StudyDir
 
 POLL_SECONDS, SAVE_SECONDS, STOP_SECONDS = 0.5, 10.0, 60.0
 UNFINISHED = 75

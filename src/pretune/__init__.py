@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pretune.analysis.weight_change import analyze_diff
     from pretune.core.types import Batch, Loss, Output
     from pretune.data.layout import batch
+    from pretune.exporters.export import export
     from pretune.inference.embed import embed
     from pretune.inference.fill import fill
     from pretune.inference.generate import generate
@@ -39,16 +40,16 @@ if TYPE_CHECKING:
     from pretune.runs.analyze import analyze_forgetting
     from pretune.runs.embedding import train_embeddings
     from pretune.runs.evaluate import evaluate
-    from pretune.runs.export import export
     from pretune.runs.finetune.entry import finetune
     from pretune.runs.finetune.inference import predict_run as predict
-    from pretune.runs.listing import list_methods, list_models, list_objectives, list_studies, list_tasks
+    from pretune.runs.listing import list_methods, list_models, list_objectives, list_tasks
     from pretune.runs.prepare import prepare
     from pretune.runs.pretrain import pretrain
     from pretune.runs.quickstart import quickstart
-    from pretune.runs.study.compare import compare
     from pretune.runs.vectors import train_vectors
     from pretune.runs.verify import verify
+    from pretune.studies import list_studies
+    from pretune.studies.compare import compare
     from pretune.text.tokenizer import Tokenizer
     from pretune.text.tokenizer.training import train_tokenizer
 
@@ -109,7 +110,7 @@ __all__ = [
 ]
 
 _PUBLIC = {
-    "export": "pretune.runs.export:export",
+    "export": "pretune.exporters.export:export",
     "verify": "pretune.runs.verify:verify",
     "Tokenizer": "pretune.text.tokenizer:Tokenizer",
     "add_head": "pretune.adaptation.adapted:add_head",
@@ -123,7 +124,7 @@ _PUBLIC = {
     "PromptTuning": "pretune.adaptation.peft.prefix:PromptTuning",
     "list_models": "pretune.runs.listing:list_models",
     "list_objectives": "pretune.runs.listing:list_objectives",
-    "list_studies": "pretune.runs.listing:list_studies",
+    "list_studies": "pretune.studies:list_studies",
     "list_tasks": "pretune.runs.listing:list_tasks",
     "list_methods": "pretune.runs.listing:list_methods",
     "load": "pretune.adaptation.io:load",
@@ -134,7 +135,7 @@ _PUBLIC = {
     "objective": "pretune.objectives:build_objective",
     "pretrain": "pretune.runs.pretrain:pretrain",
     "quickstart": "pretune.runs.quickstart:quickstart",
-    "compare": "pretune.runs.study.compare:compare",
+    "compare": "pretune.studies.compare:compare",
     "train_embeddings": "pretune.runs.embedding:train_embeddings",
     "train_vectors": "pretune.runs.vectors:train_vectors",
     "finetune": "pretune.runs.finetune.entry:finetune",

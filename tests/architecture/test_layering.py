@@ -21,6 +21,8 @@ LAYERS: list[set[str]] = [
     {"analysis"},
     {"reports"},
     {"runs"},
+    {"exporters"},
+    {"studies"},
     {"server"},
     {"cli"},
 ]

@@ -24,8 +24,8 @@ ALLOWED = {
     "pretune/inference/index_files.py": {"io.remove": 2},  # numbered files that the manifest does not list
     "pretune/runs/finetune/entry.py": {"rmdir": 1},  # an empty directory that this process created
     "pretune/runs/finetune/language_model.py": {"io.remove": 1},  # a name of a run
-    "pretune/runs/onnx/export.py": {"unlink": 1},  # in a temporary directory
-    "pretune/runs/study/study_dir.py": {"io.remove": 1},  # action and hash of a step
+    "pretune/exporters/onnx/export.py": {"unlink": 1},  # in a temporary directory
+    "pretune/studies/study_dir.py": {"io.remove": 1},  # action and hash of a step
     "pretune/training/checkpoints/manager.py": {"io.remove": 1, "rename": 1},  # step-NNNNNNNN
 }  # fmt: skip
 

@@ -22,9 +22,9 @@ import yaml
 
 import pretune as pt
 from pretune.runs.defaults import build_pretrain_config
-from pretune.runs.study.read import load_study
+from pretune.studies.read import load_study
 from tests.bench.test_guard import BENCH, load
-from tests.runs.study.studies import make_tree
+from tests.studies.studies import make_tree
 
 SCRIPTS = sorted(path.stem for path in BENCH.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
 TEXTS = ("wikipedia-en/valid", "wikipedia-en/train-00", "wikinews-en/train", "wikinews-en/valid", "books-en/train-00")

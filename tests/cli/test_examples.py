@@ -24,7 +24,7 @@ SHORT = {
 ELSEWHERE = {
     "quickstart": "takes minutes (tests/runs/test_quickstart.py)",
     "evaluate": "needs the data of its tasks (tests/cli/test_evaluate.py)",
-    "compare": "takes minutes (tests/runs/study)",
+    "compare": "takes minutes (tests/studies)",
     "serve": "runs until it is stopped (tests/server)",
 }
 

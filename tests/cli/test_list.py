@@ -14,7 +14,7 @@ from pretune.metrics import METRICS
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
-from pretune.runs.study import list_studies
+from pretune.studies import describe_studies
 from pretune.tasks import TASKS
 from pretune.text.styles import KINDS
 from tests.conftest import ROOT
@@ -71,7 +71,7 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
         f"{len(METRICS)} metrics (pretune list metrics)",
         f"{len(TASKS)} tasks (pretune list tasks)",
         f"{len(KINDS)} tokenizers (pretune list tokenizers)",
-        f"{len(list_studies())} studies (pretune list studies)",
+        f"{len(describe_studies())} studies (pretune list studies)",
     ]
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).replace(",", "").split()
@@ -162,5 +162,5 @@ def test_these_are_listed_without_torch(what: str) -> None:
 def test_studies_state_their_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "studies"]) == 0
     out = capsys.readouterr().out
-    for name, study in list_studies().items():
+    for name, study in describe_studies().items():
         assert f"{name}: {study['about']}" in out and study["source"] in out

@@ -19,7 +19,7 @@ from pretune.models.families import FAMILIES
 from pretune.models.families.shared import PaperDefaults
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import MODEL_SHAPES
-from pretune.runs.study import list_studies
+from pretune import studies
 from pretune.tasks import TASKS
 from tests.docs import support
 from tests.docs.study_pages import describe_states, render_pages
@@ -127,7 +127,7 @@ def describe_objectives() -> str:
 
 
 def describe_studies() -> str:
-    rows = ((f"`{name}`", study["about"], study["source"]) for name, study in list_studies().items())
+    rows = ((f"`{name}`", study["about"], study["source"]) for name, study in studies.describe_studies().items())
     return format_table(("study", "compares", "source"), rows)
 
 

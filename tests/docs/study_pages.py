@@ -24,7 +24,7 @@ from pretune.reports.study_text import (
     list_costs,
     list_paper_rows,
 )
-from pretune.runs.study import list_study_files
+from pretune.studies import list_study_files
 
 FOLDER = Path(__file__).parents[2] / "docs" / "studies"
 PLANS, COMMENTS = FOLDER / "plans.json", FOLDER / "comments.json"
@@ -130,7 +130,7 @@ def _format_plan(plan: Facts) -> str:
 
 def write_plans() -> None:
     """Write the planned cost of every study, steps one after the other: on an H200, of the class scale on one core."""
-    from pretune.runs.study.compare import build_plan
+    from pretune.studies.compare import build_plan
 
     plans: dict[str, Any] = {}
     for name in list_study_files():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretune.core.config import to_dict
-from pretune.runs.study.read import load_study
+from pretune.studies.read import load_study
 from tests.docs.generate import BLOCK, BLOCKS, VERB_PAGES, VERBS, list_pages, rewrite
 from tests.docs.study_pages import COMMENTS, FOLDER, read_results, render_page, render_pages
 

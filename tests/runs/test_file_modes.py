@@ -13,9 +13,9 @@ import pretune as pt
 from pretune.runs.finetune.entry import run_finetune
 from pretune.runs.pretrain import run_pretrain
 from tests.data.texts import blocks, stories
+from tests.exporters.test_gguf import build_model
 from tests.runs import tasked
 from tests.runs.small import FAST, shrunk
-from tests.runs.test_gguf import build_model
 
 NOBODY = 65534
 SOURCE = Path(pt.__file__).parent

@@ -14,7 +14,7 @@ from pretune.runs.estimate import estimate_pretrain
 from pretune.runs.pretrain_run import PretrainedRun
 from pretune.runs.run_length import open_training_data
 from pretune.runs.samples import SampleHook
-from pretune.runs.study.estimates import Estimator
+from pretune.studies.estimates import Estimator
 from pretune.training.distributed import Ranks
 from pretune.training.metrics_log import read_metrics
 from tests.runs.small import FAST, Prepared, shrunk

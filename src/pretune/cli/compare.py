@@ -12,12 +12,12 @@ from pretune.core.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pretune.runs.study.plan import Plan
+    from pretune.studies.plan import Plan
 
 
 def complete_studies(incomplete: str = "") -> list[str]:
     """Complete the names of built-in studies."""
-    from pretune.runs.study import list_study_files
+    from pretune.studies import list_study_files
 
     return [name for name in list_study_files() if name.startswith(incomplete)]
 
@@ -64,7 +64,7 @@ def compare(
 
     with shut_down_cleanly():  # imports take seconds
         from pretune.runs.finetune.task_data import reuse_tasks
-        from pretune.runs.study.compare import build_plan
+        from pretune.studies.compare import build_plan
     if out is None and not dry_run:
         raise UsageError("missing option '--out': the output directory of the study")
     options: dict[str, Any] = {"data": data, "device": device}
@@ -88,7 +88,7 @@ def _show_plan(plan: "Plan", study: str, as_json: bool) -> None:
 
 
 def _run_plan(plan: "Plan", study: str, out: Path, as_json: bool, options: dict[str, Any]) -> None:
-    from pretune.runs.study.compare import run_plan
+    from pretune.studies.compare import run_plan
 
     if not plan.missing:
         for line in format_plan(plan):
@@ -116,7 +116,7 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
     from pretune.core.log import align_columns, format_count, format_duration, format_number
     from pretune.models.devices import DEVICES
     from pretune.reports.study_text import ACTION_NAMES
-    from pretune.runs.study.plan import STEP_NOUNS
+    from pretune.studies.plan import STEP_NOUNS
 
     study, total = plan.study, plan.sum_estimates()
     yield f"{study.title} ({study.name}, scale {plan.scale_name})"

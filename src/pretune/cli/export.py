@@ -49,7 +49,7 @@ def export(
 
     Example: pretune export runs/books --to hf --out share/books --dtype bfloat16
     """
-    from pretune.runs.export import export as export_model
+    from pretune.exporters.export import export as export_model
 
     result = export_model(
         directories if len(directories) > 1 else directories[0],

@@ -133,9 +133,9 @@ def list_tokenizers() -> dict[str, str]:
 
 def list_studies() -> dict[str, dict[str, str]]:
     """Return built-in studies with one line about each, and its source."""
-    from pretune.runs.study import list_studies as list_files
+    from pretune.studies import describe_studies
 
-    return list_files()
+    return describe_studies()
 
 
 _KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {

@@ -1,9 +1,8 @@
-"""Names of what there is: `pt.list_models`, `list_objectives`, `list_tasks`, `list_methods`, `list_studies`."""
+"""Names of what there is: `pt.list_models`, `list_objectives`, `list_tasks`, `list_methods`."""
 
 from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
-from pretune.runs.study import list_study_files
 from pretune.tasks import TASKS
 
 
@@ -26,8 +25,3 @@ def list_tasks() -> list[str]:
 def list_methods() -> list[str]:
     """Return the names of the ways to fine-tune a model, as `--method` takes them."""
     return [*METHODS, *METHOD_PRESETS]
-
-
-def list_studies() -> list[str]:
-    """Return the names of the built-in studies that `compare` knows."""
-    return [*list_study_files()]

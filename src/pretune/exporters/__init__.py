@@ -1,0 +1,1 @@
+"""Exporters: models as files of other libraries: Hugging Face directories, ONNX, GGUF."""

@@ -1,0 +1,163 @@
+"""Reading of studies: built-in ones by name, others from a YAML file.
+
+The file has the fields of `Study`; rows, measures, factors, scales and settings are written as mappings by name. See
+docs/studies.md.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pretune.core.config import from_dict
+from pretune.core.config.read import format_value, read_yaml
+from pretune.core.config.specs import get_fields
+from pretune.core.errors import UsageError, explain_missing, suggest
+from pretune.core.log import parse_count
+from pretune.runs.defaults import parse_duration
+from pretune.studies import list_study_files
+from pretune.studies.settings import flatten_settings
+from pretune.studies.spec import Measure, Scale, Study
+
+SUFFIXES = (".yaml", ".yml")
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+def load_study(name: str) -> Study:
+    """Return a built-in study by name, or the study in a YAML file; a problem is a UsageError that names its place."""
+    files = list_study_files()
+    if name in files:
+        return read_study(read_yaml(files[name]), name)
+    path = Path(name)
+    if path.suffix.lower() not in SUFFIXES:
+        names = ", ".join(files)
+        raise UsageError(f"unknown study '{name[:80]}'{suggest(name, files)} (built in: {names}; or a .yaml file)")
+    if not path.is_file():
+        raise UsageError(f"{path}: {explain_missing(path)}")
+    return read_study(read_yaml(path), path.stem.lower().replace("_", "-").replace(" ", "-"), str(path))
+
+
+def read_study(tree: Mapping[str, Any], name: str, source: str = "") -> Study:
+    """Return the study of a plain tree; `source` names it in errors."""
+    place = source or f"study '{name}'"
+    values: dict[str, Any] = {"name": name, **tree}
+    if not isinstance(values["name"], str) or not _NAME.fullmatch(values["name"]):
+        raise UsageError(f"{place}: 'name' must be lower-case words joined by '-', got {format_value(values['name'])}")
+    readers = {
+        "settings": flatten_settings,
+        "rows": _read_rows,
+        "bases": _read_rows,
+        "grid": _read_grid,
+        "measures": _read_measures,
+        "scales": _read_scales,
+        "budget": _read_budget,
+        "paper": _read_paper,
+    }
+    for key, reader in readers.items():
+        if key in values:
+            values[key] = reader(values[key], f"{place}: {key}")
+    return from_dict(Study, values, place)
+
+
+def _iterate_named(tree: object, location: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(tree, Mapping) or not tree:
+        raise UsageError(f"{location}: expected names with settings below them, got {format_value(tree)}")
+    for name, value in tree.items():
+        yield str(name), value
+
+
+def _read_rows(tree: object, location: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "settings": flatten_settings({} if value is None else value, f"{location}.{name}")}
+        for name, value in _iterate_named(tree, location)
+    ]
+
+
+def _read_grid(tree: object, location: str) -> list[dict[str, Any]]:
+    """Read factors: names with levels and their settings, or the path of a setting with a list of its values."""
+    factors = []
+    for name, value in _iterate_named(tree, location):
+        if isinstance(value, list):
+            levels = {_format_level(item): {name: item} for item in value}
+            label = name.rpartition(".")[2]
+            rows = _read_rows(levels, f"{location}.{name}")
+            factors.append({"name": name, "levels": [{**row, "name": f"{label} {row['name']}"} for row in rows]})
+        else:
+            factors.append({"name": name, "levels": _read_rows(value, f"{location}.{name}")})
+    return factors
+
+
+def _format_level(value: object) -> str:
+    return str(value.get("kind", value)) if isinstance(value, Mapping) else str(value)
+
+
+def _read_measures(tree: object, location: str) -> list[dict[str, Any]]:
+    """Read measures; the fields of the quantity stand beside those of the measure."""
+    names = [name for name in get_fields(Measure) if name not in ("name", "quantity")]
+    measures = []
+    for name, value in _iterate_named(tree, location):
+        place = f"{location}.{name}"
+        if not isinstance(value, Mapping):
+            raise UsageError(f"{place}: expected a kind, such as 'kind: validation', got {format_value(value)}")
+        fields = {key: item for key, item in value.items() if key in names}
+        quantity = {key: item for key, item in value.items() if key not in names}
+        if "settings" in fields:
+            fields["settings"] = flatten_settings(fields["settings"], place)
+        measures.append({"name": name, "quantity": quantity, **fields})
+    return measures
+
+
+def _read_scales(tree: object, location: str) -> list[dict[str, Any]]:
+    scales = []
+    for name, value in _iterate_named(tree, location):
+        place = f"{location}.{name}"
+        if not isinstance(value, Mapping):
+            raise UsageError(f"{place}: expected the fields of a scale, got {format_value(value)}")
+        fields: dict[str, Any] = {**value}
+        if "settings" in fields:
+            fields["settings"] = flatten_settings(fields["settings"], place)
+        for key in ("row_settings", "measure_settings"):
+            if key in fields:
+                fields[key] = _read_rows(fields[key], f"{place}.{key}")
+        if "budget" in fields:
+            fields["budget"] = _read_budget(fields["budget"], f"{place}.budget")
+        if "levels" in fields:
+            fields["levels"] = [
+                {"factor": factor, "levels": [str(level) for level in levels]}
+                for factor, levels in _iterate_named(fields["levels"], f"{place}.levels")
+            ]
+        for key in fields:
+            if key not in get_fields(Scale):
+                raise UsageError(f"unknown key '{place}.{key}'{suggest(str(key), get_fields(Scale))}")
+        scales.append({"name": name, "scale": fields})
+    return scales
+
+
+def _read_budget(tree: object, location: str) -> object:
+    """Read a budget: counts may have a suffix (2M, 1.5B), FLOPs an exponent, times a unit (90s, 10m)."""
+    if not isinstance(tree, Mapping):
+        return tree
+    values: dict[str, Any] = {**tree}
+    for key in ("tokens", "parameters"):
+        if isinstance(values.get(key), str):
+            values[key] = parse_count(values[key], f"{location}.{key}")
+    if isinstance(values.get("flops"), str):
+        try:
+            values["flops"] = float(values["flops"])
+        except ValueError:
+            raise UsageError(
+                f"{location}.flops: expected a number such as 1e15, got '{values['flops'][:40]}'"
+            ) from None
+    if isinstance(values.get("seconds"), str):
+        values["seconds"] = parse_duration(values["seconds"])
+    return values
+
+
+def _read_paper(tree: object, location: str) -> object:
+    """Read a source: its table has rows by name."""
+    if not isinstance(tree, Mapping) or not isinstance(tree.get("table"), Mapping):
+        return tree
+    table: dict[str, Any] = {**tree["table"]}
+    if isinstance(table.get("rows"), Mapping):
+        table["rows"] = [{"name": str(name), "values": values} for name, values in table["rows"].items()]
+    return {**tree, "table": table}

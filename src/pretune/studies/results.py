@@ -1,0 +1,253 @@
+"""Results of a study as plain data, the content of study.json: table, paired tests, verdicts and cost."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pretune.core.config import to_dict
+from pretune.core.errors import UsageError, suggest
+from pretune.metrics.significance import compute_interval
+from pretune.models.devices import DEVICES
+from pretune.studies.actions import BASELINE_PREFIX, SIMPLEST_BASELINE
+from pretune.studies.execute import StepFailure
+from pretune.studies.plan import FORMAT, Plan, Reading
+from pretune.studies.spec import AverageScore, Claim, CostValue, Measure
+from pretune.studies.study_dir import COST_NAMES, StepRecord
+from pretune.studies.verdict import RULE, compare_paired, decide, is_better
+
+Facts = dict[str, Any]
+Values = dict[tuple[str, str], dict[int, float]]
+"""Values by row and measure, then by seed."""
+
+
+def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mapping[str, StepFailure]) -> Facts:
+    """Return the results of the finished steps; numbers of other steps are missing."""
+    values, baselines = collect_values(plan, records), collect_baselines(plan, records)
+    check_scores(plan, records, values)
+    study = plan.study
+    return {
+        "format": FORMAT,
+        "study": to_dict(study),
+        "source": plan.source or study.name,
+        "scale": plan.scale_name,
+        "scale_about": plan.scale.about,
+        "seeds": [*plan.seeds],
+        "budget": dict(plan.budget),
+        "overrides": {setting.path: setting.value for setting in plan.overrides},
+        "reference": plan.reference,
+        "rows": [row.name for row in plan.rows],
+        "measures": [_describe_measure(measure) for measure in plan.measures],
+        "table": {
+            row.name: {
+                measure.name: {
+                    **summarize(values[row.name, measure.name], values.get((plan.reference, measure.name), {})),
+                    **compare_with_baseline(row.name, measure, values, baselines),
+                }
+                for measure in plan.measures
+                if values.get((row.name, measure.name))
+            }
+            for row in plan.rows
+        },
+        "claims": [judge_claim(plan, claim, values, baselines) for claim in study.claims],
+        "rule": RULE,
+        "is_tuned": plan.is_tuned,
+        "tuned_actions": plan.tuned_actions,
+        "rates": to_dict(plan.rates),
+        "chosen_rates": list_chosen_rates(plan, records),
+        "missing": _list_missing(plan, values),
+        "failures": _list_failures(failures),
+        "cost": sum_costs(plan, records),
+    }
+
+
+def collect_values(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
+    """Return all numbers of the table that are there."""
+    values: Values = {}
+    for cell in plan.cells:
+        for name, reading in cell.readings.items():
+            value = read_value(reading, records)
+            if value is not None and math.isfinite(value):
+                values.setdefault((cell.row, name), {})[cell.seed] = value
+    for measure in plan.measures:
+        if isinstance(measure.quantity, AverageScore):
+            for row in plan.rows:
+                members = [values.get((row.name, name), {}) for name in measure.quantity.measures]
+                for seed in plan.seeds:
+                    if all(seed in member for member in members):
+                        mean = sum(member[seed] for member in members) / len(members)
+                        values.setdefault((row.name, measure.name), {})[seed] = mean
+    return values
+
+
+def collect_baselines(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
+    """Return the scores of the simplest baseline on the examples of fine-tuned and few-shot scores, where there is one.
+
+    A fine-tuning has all scores of its baseline, a few-shot evaluation the accuracy.
+    """
+    baselines: Values = {}
+    for cell in plan.cells:
+        for name, reading in cell.readings.items():
+            if reading.amount is None and reading.step in records:
+                record = records[reading.step]
+                score = reading.score or next(iter(record["scores"]), "")
+                value = record["amounts"].get(f"{BASELINE_PREFIX}{score}")
+                if value is None and score == "accuracy":
+                    value = record["scores"].get(SIMPLEST_BASELINE)
+                if value is not None:
+                    baselines.setdefault((cell.row, name), {})[cell.seed] = float(value)
+    return baselines
+
+
+def compare_with_baseline(row: str, measure: Measure, values: Values, baselines: Values) -> Facts:
+    """Return the mean score of the simplest baseline, and whether a row is better; nothing without a baseline."""
+    scores, baseline = values.get((row, measure.name), {}), baselines.get((row, measure.name), {})
+    if not scores.keys() & baseline.keys():
+        return {}
+    is_above = is_better(scores, baseline, lower=measure.is_lower_better)
+    return {"baseline": sum(baseline.values()) / len(baseline), "is_above_baseline": is_above}
+
+
+def read_value(reading: Reading, records: Mapping[str, StepRecord]) -> float | None:
+    """Return one number; None if a step is not finished, or if it has no such score or amount."""
+    if any(key not in records for key in reading.keys):
+        return None
+    record = records[reading.step]
+    if reading.amount is not None:
+        if reading.amount in COST_NAMES:
+            keys = [find_paid_step(key, reading.steps, records) for key in reading.steps]
+            costs: list[Facts] = [{**records[key]["cost"]} for key in keys if key in records]
+            return sum(float(cost[reading.amount]) for cost in costs) if len(costs) == len(keys) else None
+        amount = record["amounts"].get(reading.amount)
+        return None if amount is None else float(amount)
+    scores = record["scores"]
+    return scores.get(next(iter(scores), "") if reading.score is None else reading.score)
+
+
+def find_paid_step(key: str, steps: Sequence[str], records: Mapping[str, StepRecord]) -> str:
+    """Return the step that has the cost of a step: of a choice the selected one, unless it is among the steps."""
+    selected_key = records[key].get("selected_key", key)
+    return key if selected_key in steps else selected_key
+
+
+def check_scores(plan: Plan, records: Mapping[str, StepRecord], values: Values) -> None:
+    """Raise a UsageError for a score that no row has."""
+    for measure in plan.measures:
+        readings = [cell.readings[measure.name] for cell in plan.cells if measure.name in cell.readings]
+        finished_readings = [reading for reading in readings if reading.amount is None and reading.step in records]
+        if finished_readings and not any(values.get((row.name, measure.name)) for row in plan.rows):
+            scores, name = records[finished_readings[0].step]["scores"], finished_readings[0].score or ""
+            names = ", ".join(scores) or "none"
+            raise UsageError(f"measure '{measure.name}': no score '{name}'{suggest(name, scores)} (available: {names})")
+
+
+def summarize(values: Mapping[int, float], reference: Mapping[int, float]) -> Facts:
+    """Return mean and interval over seeds, all values, and the paired difference to the reference row."""
+    interval = compute_interval([values[seed] for seed in sorted(values)])
+    test = compare_paired(values, reference)
+    return {
+        "mean": interval.mean,
+        "std": interval.std,
+        "low": interval.low,
+        "high": interval.high,
+        "values": {str(seed): values[seed] for seed in sorted(values)},
+        "against": None if test is None else asdict(test),
+    }
+
+
+def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values) -> Facts:
+    """Return a claim with its verdict; one about cells of another scale, or unfinished ones, is not measured."""
+    names = {row.name for row in plan.rows}
+    measures = {measure.name: measure for measure in plan.measures}
+    facts = {**to_dict(claim), "against": claim.against or claim.measure}
+    if (
+        claim.better not in names
+        or claim.worse not in names
+        or not {claim.measure, facts["against"]} <= measures.keys()
+    ):
+        return {**facts, "outcome": "not measured", "reason": "not in the table of this scale"}
+    verdict = decide(
+        values.get((claim.better, claim.measure), {}),
+        values.get((claim.worse, facts["against"]), {}),
+        lower=measures[claim.measure].is_lower_better,
+        margin=claim.margin,
+    )
+    if verdict.seeds == 0:
+        return {**facts, **asdict(verdict), "outcome": "not measured", "reason": "no seed of both rows is finished"}
+    sides = (claim.better, measures[claim.measure]), (claim.worse, measures[facts["against"]])
+    comparisons = [compare_with_baseline(row, measure, values, baselines) for row, measure in sides]
+    reason = verdict.reason
+    if all(side.get("is_above_baseline") is False for side in comparisons):
+        reason += "; neither is better than the simplest baseline"
+    return {**facts, **asdict(verdict), "reason": reason}
+
+
+def list_chosen_rates(plan: Plan, records: Mapping[str, StepRecord]) -> list[Facts]:
+    """Return which of the tried learning rates is the best on dev, for each row and choice."""
+    choices: list[Facts] = []
+    for cell in plan.cells:
+        if cell.seed != plan.seeds[0]:
+            continue
+        for key in plan.collect_inputs([reading.step for reading in cell.readings.values()]):
+            if plan.steps[key].action == "choose" and key in records:
+                run = plan.steps[records[key]["selected_key"]]
+                factor = run.arguments["rate_factor"]
+                choices.append({"row": cell.row, "action": run.action, "label": run.label, "factor": factor})
+    return choices
+
+
+def sum_costs(plan: Plan, records: Mapping[str, StepRecord]) -> Facts:
+    """Return the cost of all steps of the study; steps side by side share the energy and the price of the device."""
+    total: Facts = dict.fromkeys(COST_NAMES, 0.0)
+    keys = [key for key, step in plan.steps.items() if key in records and step.action != "choose"]
+    costs: list[Facts] = [{**records[key]["cost"]} for key in keys]
+    for cost in costs:
+        share = {"seconds": 1.0, "flops": 1.0}
+        for name in COST_NAMES:
+            total[name] += float(cost[name]) * share.get(name, 1 / (cost.get("overlap") or cost.get("jobs", 1)))
+    for name, amount in (("cpu_seconds", "cpu_seconds"), ("wall_seconds", "total_seconds")):
+        total[name] = sum(float(records[key]["amounts"].get(amount) or 0.0) for key in keys)
+    total["estimated_seconds"] = plan.sum_estimates().seconds
+    total["steps"] = sum(key in records for key in plan.steps)
+    total["planned_steps"] = len(plan.steps)
+    total["jobs"] = max((cost.get("jobs", 1) for cost in costs), default=1)
+    total["devices"] = sorted({cost["device"] for cost in costs if cost["device"]})
+    total["arithmetic_seconds"] = {name: total["flops"] / device.rate for name, device in DEVICES.items()}
+    return total
+
+
+def _describe_measure(measure: Measure) -> Facts:
+    quantity = measure.quantity
+    return {
+        "name": measure.name,
+        "kind": to_dict(quantity)["kind"],
+        "better": "lower" if measure.is_lower_better else "higher",
+        "amount": quantity.amount if isinstance(quantity, CostValue) else None,
+        "curve": measure.curve,
+        "x": measure.x,
+        "x_label": measure.x_label,
+    }
+
+
+def _list_missing(plan: Plan, values: Values) -> list[Facts]:
+    """Return the cells with numbers that are planned but not there."""
+    return [
+        {"row": cell.row, "seed": cell.seed, "measures": names}
+        for cell in plan.cells
+        if (names := [name for name in cell.readings if cell.seed not in values.get((cell.row, name), {})])
+    ]
+
+
+def _list_failures(failures: Mapping[str, StepFailure]) -> list[Facts]:
+    """Return the failed steps, without those that only needed one of them."""
+    steps: Sequence[tuple[str, StepFailure]] = [
+        (key, failure) for key, failure in failures.items() if key == failure.step.key
+    ]
+    return [
+        {
+            "action": failure.step.action,
+            "label": failure.step.label,
+            "message": failure.error.message.strip().splitlines()[-1] if failure.error.message.strip() else "",
+        }
+        for _, failure in steps
+    ]
