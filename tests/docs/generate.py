@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pretune import studies
 from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.cli.app import VERBS, main
 from pretune.core.migration import RENAMED_METHODS, RENAMED_OPTIONS, RENAMED_SETTINGS, RENAMED_VALUES
@@ -19,7 +20,6 @@ from pretune.models.families import FAMILIES
 from pretune.models.families.shared import PaperDefaults
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import MODEL_SHAPES
-from pretune import studies
 from pretune.tasks import TASKS
 from tests.docs import support
 from tests.docs.study_pages import describe_states, render_pages
