@@ -57,7 +57,14 @@ def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:
     base, table = tasked.make_base(tmp_path), tasked.classes(tmp_path / "own.csv")
     quick = {"train.eval_examples": 20, "data.max_length": 32}
     run = finetune(
-        base, train=table, out=tmp_path / "run", method="extra", steps=60, lr=1e-2, baselines="none", overrides=quick
+        base,
+        train=table,
+        out=tmp_path / "run",
+        method="extra-layers",
+        steps=60,
+        lr=1e-2,
+        baselines="none",
+        overrides=quick,
     )
     assert run.score is not None and run.score > 0.9
     base_model, run_model = pt.load(base), pt.load(run).model

@@ -15,7 +15,6 @@ from typing import Any
 from pretune import studies
 from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.cli.app import VERBS, main
-from pretune.core.migration import RENAMED_METHODS, RENAMED_OPTIONS, RENAMED_SETTINGS, RENAMED_VALUES
 from pretune.models.families import FAMILIES
 from pretune.models.families.shared import PaperDefaults
 from pretune.objectives import OBJECTIVES
@@ -200,17 +199,6 @@ def describe_paper(name: str, paper: PaperDefaults) -> tuple[str, ...]:
     )
 
 
-def describe_renames() -> str:
-    """Old and new names of settings, values, options and methods."""
-    renames = {path: new for path, new in RENAMED_SETTINGS.items() if not path.startswith("plan.")}
-    for path, values in RENAMED_VALUES.items():
-        renames |= {f"{path}={old}": f"{path}={new}" for old, new in values.items()}
-    renames |= RENAMED_OPTIONS
-    renames |= {f"--method {old}": f"--method {new}" for old, new in RENAMED_METHODS.items()}
-    header = ("settings, options, methods: before", "now")
-    return format_table(header, ((f"`{old}`", f"`{new}`") for old, new in renames.items()))
-
-
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "verbs": describe_verbs,
     "shapes": describe_shapes,
@@ -221,7 +209,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "studies": describe_studies,
     "states": describe_study_states,
     "training": describe_training,
-    "renames": describe_renames,
 }
 
 if __name__ == "__main__":

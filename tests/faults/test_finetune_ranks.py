@@ -98,7 +98,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "lora": ("--method=lora",),
     "gradual": ("--method=gradual", GRADUAL),
     "plateau": ("--method=gradual", PLATEAU),
-    "first": ("--method=first", "--set=tune.trainable_layers.layers=1"),
+    "first": ("--method=freeze-first", "--set=tune.trainable_layers.layers=1"),
     "lora+gradual": ("--method=lora+gradual",),
     "decay": ("--method=full", "--set=tune.layer_decay=0.5"),
     "adam": ("--method=full", "--lr=0.01"),

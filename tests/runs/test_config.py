@@ -297,11 +297,11 @@ class TestForecast:
         )
 
 
-def test_old_names_in_yaml_and_arguments_are_refused(data: Path, tmp_path: Path) -> None:
+def test_unknown_names_in_yaml_and_arguments_are_refused(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "old.yaml"
-    file.write_text("model: bert-tiny\ntrain:\n  judge: 5\n")
-    for settings in (file, {"train": {"judge": 5}}):
-        with pytest.raises(UsageError, match=r"'train\.judge' is now 'train\.eval_examples'"):
-            build_pretrain_config(data=data, config=settings)
-    with pytest.raises(UsageError, match=r"'start'.*'init_from'"):
-        pretrain("bert-tiny", data=data, out=tmp_path / "run", start=tmp_path)
+    file.write_text("train:\n  eval_evry: 5\n")
+    for settings in (file, {"train": {"eval_evry": 5}}):
+        with pytest.raises(UsageError, match=r"'eval_evry'; did you mean 'eval_every'"):
+            build_pretrain_config("bert-tiny", data=data, config=settings)
+    with pytest.raises(UsageError, match=r"'init'.*'init_from'"):
+        pretrain("bert-tiny", data=data, out=tmp_path / "run", init=tmp_path)

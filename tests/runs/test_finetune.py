@@ -333,8 +333,8 @@ class TestWishes:
         assert lamb[0] == "Lamb" and lamb[2] == Lamb().lr
 
     def test_a_new_head_on_a_frozen_model_learns_fast(self, base: Path) -> None:
-        assert build_finetune_config(base, task="sst2", method="last").train.lr == LAST_RATE
-        assert build_finetune_config(base, task="sst2", method="last", lr=1e-4).train.lr == 1e-4
+        assert build_finetune_config(base, task="sst2", method="last-only").train.lr == LAST_RATE
+        assert build_finetune_config(base, task="sst2", method="last-only", lr=1e-4).train.lr == 1e-4
         assert build_finetune_config(base, task="sst2", method="ulmfit").train.lr == 3e-3
         lora = build_finetune_config(base, task="sst2", method="lora").train.lr
         assert build_finetune_config(base, task="sst2", method="lora+last").train.lr == lora

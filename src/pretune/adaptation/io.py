@@ -36,7 +36,6 @@ from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError
 from pretune.core.hub import resolve_path
 from pretune.core.log import format_count
-from pretune.core.migration import migrate_specs
 from pretune.models import tensor_files
 from pretune.models.catalog import AnyModel
 from pretune.models.hf import checkpoint
@@ -265,7 +264,7 @@ def _check_outputs(head: TaskHead, rows: int) -> None:
 
 
 def _parse_head(data: Any) -> AnyHead:
-    return config.from_dict(_SavedHead, {"head": migrate_specs(data)}, location=HEAD_KEY).head
+    return config.from_dict(_SavedHead, {"head": data}, location=HEAD_KEY).head
 
 
 def _load_head_weights(

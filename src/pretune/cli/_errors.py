@@ -19,7 +19,6 @@ from pretune.core.errors import (
     find_synonyms,
     suggest,
 )
-from pretune.core.migration import RENAMED_OPTIONS
 
 INPUT_OPTIONS = {
     "finetune": "--train",
@@ -124,10 +123,7 @@ def _describe_usage_error(error: Any) -> str:
     if type(error).__name__ == "NoSuchOption":
         name, options = error.option_name, [*_list_options(context)]
         suggestion = (
-            _suggest_renamed(name)
-            or _suggest_replacement(name, context)
-            or _suggest_setting(error, options)
-            or _suggest_option(name, options)
+            _suggest_replacement(name, context) or _suggest_setting(error, options) or _suggest_option(name, options)
         )
         return f"no such option: {name}{suggestion} (see `{path} --help`)"
     missing: Any = getattr(error, "param", None) if type(error).__name__ == "MissingParameter" else None
@@ -150,11 +146,6 @@ def _explain_extra_argument(message: str, context: Any) -> str:
         if option in parameter.opts and context.params.get(parameter.name) is None
     ]
     return f"unexpected '{match[1]}'; write {option} {match[1]}" if match is not None and free else message
-
-
-def _suggest_renamed(name: str) -> str:
-    """Name the new option for one that was renamed."""
-    return f"; it is now {RENAMED_OPTIONS[name]}" if name in RENAMED_OPTIONS else ""
 
 
 def _suggest_replacement(name: str, context: Any) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pretune.core.errors import UsageError, find_synonyms, suggest
-from pretune.core.migration import RENAMED_ARGUMENTS
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]  # noqa: ICN001
@@ -59,7 +58,7 @@ def check_arguments(paths: Collection[str] = ()) -> Callable[[Callable[P, R]], C
 
 
 def _suggest_argument(name: str, names: list[str], paths: Collection[str]) -> str:
-    for candidate in [RENAMED_ARGUMENTS.get(name, name), *find_synonyms(name)]:
+    for candidate in [name, *find_synonyms(name)]:
         if candidate in names:
             return f"; did you mean '{candidate}'?"
         for path in paths:

@@ -19,7 +19,6 @@ from typing import Any
 from pretune.core import io, log
 from pretune.core.config import check_path
 from pretune.core.errors import CheckpointError, ResourceError, UsageError, refuse_broken_link
-from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_run
 from pretune.core.stored_paths import PATHS_KEY, LocatedSettings, describe_paths, locate_paths
 
 LOG_SUFFIXES = (".log", ".out", ".err", ".jsonl")
@@ -135,15 +134,15 @@ class RunDir:
         """Write run.json, with what finds its paths again."""
         settings = {name: value for name, value in tree.items() if name != PATHS_KEY}
         paths = describe_paths(settings, self.path)
-        io.write_json(self.settings, {FORMAT_KEY: FORMAT_VERSION, **settings, PATHS_KEY: paths})
+        io.write_json(self.settings, {**io.FORMAT, **settings, PATHS_KEY: paths})
 
     def read_settings(self) -> dict[str, Any]:
-        """Return run.json, of any format, in the current one; a run that has none cannot be resumed."""
+        """Return run.json; a run that has none cannot be resumed."""
         if not self.settings.is_file():
             raise CheckpointError(
                 f"{self.path}: no run to resume ({self.settings.name} is missing); start it without --resume"
             )
-        return migrate_run(io.read_json(self.settings, CheckpointError), CheckpointError, str(self.settings))
+        return io.read_formatted_json(self.settings, CheckpointError)
 
     def locate_settings(self) -> LocatedSettings:
         """Return run.json as `read_settings` does, with its paths as they are found now."""

@@ -12,12 +12,12 @@ generator's, without its gradient, plus offsets of its own, so that the two loss
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from pretune.core.config import NewField, spec
+from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
@@ -45,7 +45,7 @@ class Pair:
 
     generator: Model
     discriminator: Model
-    sharing: Annotated[Sharing, NewField()] = "tied"
+    sharing: Sharing = "tied"
 
     def __post_init__(self) -> None:
         for name, model in (("generator", self.generator), ("discriminator", self.discriminator)):

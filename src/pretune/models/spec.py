@@ -6,12 +6,12 @@
 import math
 import os
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from pretune.core.config import NewField, Positive, spec
+from pretune.core.config import Positive, spec
 from pretune.core.errors import ResourceError, UsageError
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.batch_norm import SequenceNorm
@@ -186,14 +186,14 @@ class Model:
     encoder: Stack | TwoStream | BidirectionalRecurrent | None = None
     decoder: Stack | Recurrent | None = None
     shared: bool = False
-    characters: Annotated[CharacterCNN | None, NewField()] = None  # instead of a token table
+    characters: CharacterCNN | None = None  # instead of a token table
     context: Positive[int] | None = None  # training length, if the positions have no maximum
     head: Head | None = None
     pooler: Pooler | None = None
     pair: PairHead | None = None
     span: SpanHead | None = None
     detector: Detector | None = None
-    mask_decoder: Annotated[MaskDecoder | None, NewField()] = None  # between encoder and vocabulary head
+    mask_decoder: MaskDecoder | None = None  # between encoder and vocabulary head
     init: Init = Normal()
     special: Special = Special()
 

@@ -6,14 +6,14 @@ key-value heads, D head width.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
-from pretune.core.config import Fraction, NewField, Positive, spec
+from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.cache import KVPrefix, LayerCache, prepend_prefix
@@ -195,9 +195,9 @@ class Attention:
     norm: Norm | None = None  # of queries and keys, over all heads together
     clip: Positive[float] | None = None  # queries, keys and values are clamped to +- clip
     dropout: Fraction = 0.0  # of the attention probabilities
-    out_dropout: Annotated[Fraction, NewField()] = 0.0  # of the output
-    rotary: Annotated[Rotary | None, NewField()] = None  # positions of this layer; None: those of the stack
-    distances: Annotated[DistanceTerms | None, NewField()] = None  # scores of distances, as in DeBERTa
+    out_dropout: Fraction = 0.0  # of the output
+    rotary: Rotary | None = None  # positions of this layer; None: those of the stack
+    distances: DistanceTerms | None = None  # scores of distances, as in DeBERTa
 
     def __post_init__(self) -> None:
         if self.distances is not None and (

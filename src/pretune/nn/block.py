@@ -3,11 +3,9 @@
 The norm slots that are filled determine pre-norm or post-norm; the forward pass has no branch for it.
 """
 
-from typing import Annotated
-
 from torch import Tensor, nn
 
-from pretune.core.config import Fraction, NewField, spec
+from pretune.core.config import Fraction, spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention import Attention, MultiHeadAttention
 from pretune.nn.attention_mask import AttentionContext
@@ -59,7 +57,7 @@ class Block:
     cross: Attention | None = None
     parallel: bool = False  # attention and feed-forward have the same input; their outputs are added
     dropout: Fraction = 0.0  # of each sublayer's output
-    attention_norms: Annotated[Norms | None, NewField()] = None  # of the self-attention; None: the same as `norms`
+    attention_norms: Norms | None = None  # of the self-attention; None: the same as `norms`
 
     def __post_init__(self) -> None:
         if self.parallel and (self.cross is not None or self.norms.post is not None):

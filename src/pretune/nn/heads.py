@@ -4,14 +4,14 @@ Legend: N tokens, C cells, W width. Pooled states have a row for every cell of t
 cells are undefined. Shapes are static, and nothing synchronizes with the device.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.core.config import Fraction, NewField, Positive, spec
+from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.batch_norm import BatchNorm, SequenceNorm
@@ -39,7 +39,7 @@ class Head:
     bias: Literal["learned", "fixed"] | None = None  # fixed: a buffer, not trained
     transform: Transform | None = None
     scale: float | None = None  # factor of the states
-    sampling: Annotated[SampledSoftmax | None, NewField()] = None  # in training, for large vocabularies
+    sampling: SampledSoftmax | None = None  # in training, for large vocabularies
 
     def build(self, *, vocab: int, width: int, table: int) -> "VocabularyHead":
         return VocabularyHead(self, vocab, width, table)
@@ -127,7 +127,7 @@ class Detector:
     """
 
     activation: ActivationName = "gelu"
-    norm: Annotated[Norm | None, NewField()] = None
+    norm: Norm | None = None
 
     def build(self, *, width: int) -> "TokenDetector":
         return TokenDetector(self, width)
@@ -220,9 +220,9 @@ class PoolingConfig:
     activation: ActivationName = "tanh"  # after the layer; a transform has its own
     bias: bool = True  # of the classifier
     concat: tuple[PoolingMode, ...] = ()  # further modes, concatenated as in sentence-transformers
-    hidden: Annotated[Positive[int] | None, NewField()] = None  # units of the new layer; None: as many as it has inputs
-    norm: Annotated[BatchNorm | None, NewField()] = None  # of the inputs of the new layer and of the classifier
-    input_dropout: Annotated[Fraction | None, NewField()] = None  # before the new layer; None: as before the classifier
+    hidden: Positive[int] | None = None  # units of the new layer; None: as many as it has inputs
+    norm: BatchNorm | None = None  # of the inputs of the new layer and of the classifier
+    input_dropout: Fraction | None = None  # before the new layer; None: as before the classifier
 
     def __post_init__(self) -> None:
         if self.concat and (self.layer == "pooler" or isinstance(self.layer, Transform)):

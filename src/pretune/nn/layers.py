@@ -11,14 +11,14 @@ derivative needs. Otherwise torch's implementations are used.
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from pretune.core.config import Fraction, NewField, Positive, spec
+from pretune.core.config import Fraction, Positive, spec
 
 _PROBABILITY_STEPS = 2**16  # resolution of a probability
 _HALF_DTYPES = (torch.bfloat16, torch.float16)
@@ -274,7 +274,7 @@ class Embed:
     """Embedding settings: segments, languages, scale, norm, factorization, dropout."""
 
     segments: Positive[int] | None = None
-    languages: Annotated[Positive[int] | None, NewField()] = None  # read from the segments of a batch, if it has any
+    languages: Positive[int] | None = None  # read from the segments of a batch, if it has any
     scale: bool = False  # multiply tokens by sqrt(width)
     norm: Norm | None = None
     factor: Factor | None = None

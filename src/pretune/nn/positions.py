@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretune.core.config import Fraction, NewField, NonEmpty, NonNegative, Positive, spec
+from pretune.core.config import Fraction, NonEmpty, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.nn.layers import Norm
 
@@ -80,8 +80,8 @@ class Sinusoidal(PositionEncoding):
     """
 
     base: Positive[float] = 10000.0
-    offset: Annotated[NonNegative[int], NewField()] = 0  # added to the positions
-    order: Annotated[Literal["alternating", "halves"], NewField()] = "alternating"
+    offset: NonNegative[int] = 0  # added to the positions
+    order: Literal["alternating", "halves"] = "alternating"
 
     mechanism: ClassVar[str] = "input"
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pretune.core.config import Fraction, NewField, NonEmpty, Positive, spec
+from pretune.core.config import Fraction, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.attention_mask import Backend
@@ -37,9 +37,9 @@ class Recurrent:
     embed: Embed = Embed()
     token_dropout: Fraction = 0.0  # of token types: all their occurrences in a batch (Gal and Ghahramani, 2016)
     input_dropout: Fraction = 0.0  # of the embeddings: the same units in all steps of a sequence
-    backward: Annotated[bool, NewField()] = False  # read every sequence from its end
+    backward: bool = False  # read every sequence from its end
     # Tokens at the end of a sequence that have gradients; earlier ones are read without. None: all.
-    gradient_window: Annotated[Positive[int] | None, NewField()] = None
+    gradient_window: Positive[int] | None = None
 
     # Attributes of `Stack` that it does not have.
     position: ClassVar[None] = None

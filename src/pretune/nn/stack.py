@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pretune.core.config import Fraction, Ge, Le, NewField, NonEmpty, Positive, spec
+from pretune.core.config import Fraction, Ge, Le, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.attention_mask import (
@@ -46,10 +46,10 @@ class Stack:
     position: Position | None = None
     causal: bool = False
     share: Positive[int] | None = None  # None: every layer
-    group_size: Annotated[Positive[int], NewField()] = 1  # consecutive layers that are shared together
+    group_size: Positive[int] = 1  # consecutive layers that are shared together
     norm: Norm | None = None  # after the last layer
     dropout: Fraction = 0.0  # after the final norm
-    conv: Annotated[Convolution | None, NewField()] = None  # of the input, added after the first layer
+    conv: Convolution | None = None  # of the input, added after the first layer
 
     def __post_init__(self) -> None:
         if self.share is not None and self.share > self.depth:

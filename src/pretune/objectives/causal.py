@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretune.core.config import Ge, NewField, spec
+from pretune.core.config import Ge, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
 from pretune.data.sampling import Counters
@@ -47,8 +47,8 @@ from pretune.objectives.base import (
 class CausalLM(Objective):
     """Next token at every position (GPT)."""
 
-    activation_penalty: Annotated[float, Ge(0), NewField()] = 0.0  # AWD-LSTM: 2
-    temporal_penalty: Annotated[float, Ge(0), NewField()] = 0.0  # AWD-LSTM: 1
+    activation_penalty: Annotated[float, Ge(0)] = 0.0  # AWD-LSTM: 2
+    temporal_penalty: Annotated[float, Ge(0)] = 0.0  # AWD-LSTM: 1
 
     shapes = ("decoder",)
 

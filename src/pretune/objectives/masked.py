@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.core.config import Constraint, Ge, Gt, Le, NewField, NonNegative, Positive, spec
+from pretune.core.config import Constraint, Ge, Gt, Le, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters
@@ -100,8 +100,8 @@ class MaskedLM(Objective):
     split: ReplacementShares = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
     words: bool = False  # whole-word masking
     copies: Positive[int] | None = None  # static masking: number of fixed maskings per text; None: dynamic
-    final_rate: Annotated[MaskingRate | None, NewField()] = None  # reached linearly in the epoch `rate_epochs`
-    rate_epochs: Annotated[int, Ge(2), NewField()] = 10
+    final_rate: MaskingRate | None = None  # reached linearly in the epoch `rate_epochs`
+    rate_epochs: Annotated[int, Ge(2)] = 10
 
     shapes = ("encoder",)
 

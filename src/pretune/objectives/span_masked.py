@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretune.core.config import Gt, Le, Lt, NewField, Positive, spec
+from pretune.core.config import Gt, Le, Lt, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.sampling import Counters, to_uniform
@@ -126,7 +126,7 @@ class SpanMaskedLM(Objective):
 
     rate: Annotated[float, Gt(0), Le(1)] = 0.15
     split: ReplacementShares = (0.8, 0.1, 0.1)  # of the spans or tokens: masked, replaced by random tokens, kept
-    replace_by: Annotated[Literal["span", "token"], NewField()] = "span"  # unit of `split`
+    replace_by: Literal["span", "token"] = "span"  # unit of `split`
     spans: Geometric | NGram = Geometric()
     boundary: Boundary | None = None  # needs a model with a span head
     copies: Positive[int] | None = None

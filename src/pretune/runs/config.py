@@ -14,12 +14,11 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pretune.core import config as specs
 from pretune.core import io
-from pretune.core.config import Gt, Le, NewField, NonNegative, PathText, Positive, spec
+from pretune.core.config import Gt, Le, NonNegative, PathText, Positive, spec
 from pretune.core.config.edit import parse_value
 from pretune.core.config.read import format_value, read_yaml
 from pretune.core.config.specs import parse_annotation, to_plain
 from pretune.core.errors import UsageError, suggest
-from pretune.core.migration import migrate_run, refuse_old_settings, refuse_old_tree
 from pretune.core.registry import Registry
 from pretune.core.run_dir import RunDir
 from pretune.core.stored_paths import LocatedSettings, MovedPath, get_path, locate_paths
@@ -84,7 +83,6 @@ class RunConfig:
 
         `train.lr` and `train.optimizer.lr` stay equal.
         """
-        refuse_old_settings(overrides)
         sections = {name: getattr(self, name) for name in self.list_sections()}
         if any(path.startswith("train.") for path in overrides):
             overrides = {**overrides, **_resolve_rate(overrides, sections["train"])}
@@ -154,12 +152,12 @@ class PretrainTrainConfig(TrainConfig):
     init_from: PathText | None = None  # directory of the initial weights (`--from`)
     batch_tokens: Positive[int] = 65_536  # per optimizer step, over all ranks and micro-batches
     residual_precision: ResidualPrecision = "auto"  # of the residual stream; auto: as `precision`
-    layer_decay: Annotated[LayerDecay | None, NewField()] = None  # learning rate relative to the layer above; None: 1
+    layer_decay: LayerDecay | None = None  # learning rate relative to the layer above; None: 1
     parallel: Parallel = "ddp"
     eval_tokens: NonNegative[int] | None = None  # validation tokens; None: at most 500,000, on a CPU 50,000
     samples_every: NonNegative[int] | None = None  # steps between text samples; 0: none; None: a few in a run
     prompts: tuple[str, ...] = ()  # of text samples; empty: validation text
-    patience: Annotated[Positive[int] | None, NewField()] = None  # evaluations without improvement; None: train on
+    patience: Positive[int] | None = None  # evaluations without improvement; None: train on
 
     def __post_init__(self) -> None:
         lengths = [name for name in LENGTHS if getattr(self, name) is not None]
@@ -196,19 +194,16 @@ class PretrainConfig(RunConfig):
 
 
 def read_config(config: Mapping[str, Any] | RunConfig | str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Return a tree of settings, whole or partial: of a config, a mapping, a YAML file, or a run.json of any format.
-
-    Old names are migrated in a JSON file and refused in YAML and mappings.
-    """
+    """Return a tree of settings, whole or partial: of a config, a mapping, a YAML file, or a run.json."""
     if isinstance(config, RunConfig):
         return config.to_dict()
     if config is None or isinstance(config, Mapping):
-        return refuse_old_tree(config or {})
+        return dict(config or {})
     path = specs.check_path(config)
     file = RunDir(path).settings if path.is_dir() else path
     if file.suffix == ".json":
-        return locate_paths(migrate_run(io.read_json(file, UsageError), UsageError, str(file)), file.parent).tree
-    return refuse_old_tree(read_yaml(file))
+        return locate_paths(io.read_formatted_json(file, UsageError), file.parent).tree
+    return read_yaml(file)
 
 
 def read_registered(registry: Registry[Any], tree: Mapping[str, Any] | str, location: str) -> Any:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import config as specs
+from pretune.core import io
 from pretune.core.config import from_dict, get_kind, to_dict
 from pretune.core.config.read import format_value
 from pretune.core.config.specs import get_fields, to_plain
 from pretune.core.errors import CheckpointError, UsageError, suggest
 from pretune.core.hub import resolve_path
-from pretune.core.migration import FORMAT_KEY, refuse_old_settings
 from pretune.core.stored_paths import PATHS_KEY
 from pretune.data.prepared_data import PreparedData
 from pretune.models import catalog
@@ -82,7 +82,6 @@ def build_pretrain_config(
     weights; with a `teacher`, the objective becomes a distillation. Invalid or contradictory values are a UsageError.
     """
     overrides = dict(overrides or {})
-    refuse_old_settings(overrides)
     lengths = {"steps": steps, "tokens": tokens, "epochs": epochs}
     lengths["budget"] = parse_duration(budget) if isinstance(budget, str) else budget
     length = {name: value for name, value in lengths.items() if value is not None}
@@ -148,7 +147,7 @@ def _flatten_tree(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _flatten_section(section, values)
         elif section in shorthands and isinstance(values, str):
             yield shorthands[section], values
-        elif section not in (FORMAT_KEY, PATHS_KEY, "environment"):
+        elif section not in (*io.FORMAT, PATHS_KEY, "environment"):
             allowed_sections = f"expected: {', '.join(SECTIONS)}"
             if section in SECTIONS:
                 raise UsageError(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from pretune.core import log
-from pretune.core.config import Ge, NewField, PathText, get_kind, spec
+from pretune.core.config import Ge, PathText, get_kind, spec
 from pretune.core.errors import DataError, UsageError
 from pretune.data.packing import MAX_EXACT_ROW, pack
 from pretune.data.pairs import ParallelPairs, ParallelSamples, SegmentPairs
@@ -48,7 +48,7 @@ class DataConfig:
     max_length: Annotated[int, Ge(2)] = 512  # including special tokens
     length_schedule: tuple[float, int] | None = None  # (share, length): first share of the run, on shorter sequences
     mixing: Mixing | None = None
-    languages: Annotated[tuple[str, ...], NewField()] = ()  # of each source, in order; "en-de" if it is parallel
+    languages: tuple[str, ...] = ()  # of each source, in order; "en-de" if it is parallel
 
     @property
     def schedule(self) -> LengthSchedule:

@@ -10,16 +10,14 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
 from pretune.core import io
 from pretune.core.config import Amount, Count, Ge, Le, Number, PathText, check_record
 from pretune.core.errors import PretuneError
-from pretune.core.migration import migrate_run
 
 T = TypeVar("T")
 Positive = Annotated[int, Ge(1), Le(2**60)]
 
 
 def read_run_record(cls: type[T], path: str | os.PathLike[str], error: type[PretuneError]) -> T:
-    """Read a run.json of any format as a record; any fault is raised as `error`, with the file and the field."""
-    file = os.fspath(path)
-    return check_record(cls, migrate_run(io.read_json(file, error), error, file), error, file)
+    """Read a run.json as a record; any fault is raised as `error`, with the file and the field."""
+    return check_record(cls, io.read_formatted_json(path, error), error, os.fspath(path))
 
 
 class EnergyRecord(TypedDict):

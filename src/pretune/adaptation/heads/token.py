@@ -23,7 +23,7 @@ model's vocabulary head, no head is added. The batch's targets are the answer's 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ from pretune.adaptation.heads.base import (
 )
 from pretune.adaptation.heads.sequence import cross_entropy
 from pretune.adaptation.scalar_mix import Mixing
-from pretune.core.config import Fraction, NewField, Positive, spec
+from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
 from pretune.models.model import LanguageModel
@@ -56,7 +56,7 @@ class Tagging:
     labels: tuple[str, ...] = ()  # names of the tags, in order
     dropout: Fraction = 0.1
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
-    transform: Annotated[Transform | None, NewField()] = None  # before the classifier; None: as in the family's paper
+    transform: Transform | None = None  # before the classifier; None: as in the family's paper
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.labels)
@@ -102,7 +102,7 @@ class Span:
 
     dropout: Fraction = 0.0
     scalar_mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
-    transform: Annotated[Transform | None, NewField()] = None  # before the classifier; None: as in the family's paper
+    transform: Transform | None = None  # before the classifier; None: as in the family's paper
 
     def resolve(self, spec: Model) -> Self:
         return self if self.transform else replace(self, transform=resolve_transform(spec))

@@ -34,7 +34,6 @@ from pretune.core import config, io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError
 from pretune.core.hub import PREFIX, is_hub, is_short_name, resolve_path
-from pretune.core.migration import migrate_specs
 from pretune.models import tensor_files
 from pretune.models.hf import checkpoint
 from pretune.models.model import LanguageModel, build_empty
@@ -200,7 +199,7 @@ def _parse_method(data: object) -> PeftMethod:
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in PEFT_METHODS:
         raise CheckpointError(f"unknown method {format_value(kind)}; allowed: {', '.join(PEFT_METHODS.list_names())}")
-    return config.from_dict(PEFT_METHODS.get(kind), migrate_specs(data), location="method")
+    return config.from_dict(PEFT_METHODS.get(kind), data, location="method")
 
 
 def _check_same_base(model: LanguageModel, method: PeftMethod, base_info: object) -> None:

@@ -24,7 +24,6 @@ from pretune.core.config.specs import (
     Gt,
     Le,
     Lt,
-    NewField,
     NonEmpty,
     NonNegative,
     PathText,
@@ -38,7 +37,7 @@ from pretune.core.config.specs import (
 )
 
 __all__ = [
-    "Amount", "Constraint", "Count", "Fraction", "Ge", "Gt", "Le", "Lt", "NewField", "NonEmpty", "NonNegative",
+    "Amount", "Constraint", "Count", "Fraction", "Ge", "Gt", "Le", "Lt", "NonEmpty", "NonNegative",
     "Number", "PathText", "Positive", "PossiblePath", "Seed", "check_path", "check_record", "diff", "from_dict",
     "get_kind", "list_paths", "parse_assignments", "read_record", "read_records", "read_spec", "replace", "spec",
     "to_dict",

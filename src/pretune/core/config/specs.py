@@ -165,11 +165,6 @@ def check_path(path: str | os.PathLike[str], error: type[PretuneError] = UsageEr
     return Path(path)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NewField:
-    """Mark of a field that is newer than the files of some runs: `size: Annotated[int, NewField()] = 1`."""
-
-
 Positive = Annotated[N, Gt(0)]
 NonNegative = Annotated[N, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
@@ -264,7 +259,7 @@ def is_spec(value: object) -> bool:
 def to_dict(spec: object, *, for_hash: bool = False) -> dict[str, Any]:
     """Return the plain, JSON-ready form: `kind` first (if the class has one), then every field; tuples become lists.
 
-    `for_hash` leaves out fields marked `NewField` that have their default, so that older files have the same hash.
+    `for_hash` leaves out fields that have their default: a new field changes no hash of an older file.
     """
     if not is_spec(spec):
         raise TypeError(f"expected a spec, got {type(spec).__name__}")
@@ -272,7 +267,7 @@ def to_dict(spec: object, *, for_hash: bool = False) -> dict[str, Any]:
     fields = {
         name: to_plain(getattr(spec, name), for_hash=for_hash)
         for name, field in get_fields(type(spec)).items()
-        if not (for_hash and field.is_new and field.default and getattr(spec, name) == field.default())
+        if not (for_hash and field.default and getattr(spec, name) == field.default())
     }
     return {**tag, **fields}
 
@@ -293,11 +288,6 @@ class Field(NamedTuple):
 
     annotation: Any
     default: Callable[[], Any] | None
-
-    @property
-    def is_new(self) -> bool:
-        """True if the field is marked `NewField`."""
-        return any(isinstance(mark, NewField) for mark in getattr(self.annotation, "__metadata__", ()))
 
 
 _FIELDS: dict[type, dict[str, Field]] = {}

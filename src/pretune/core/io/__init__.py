@@ -18,12 +18,21 @@ from pretune.core.io.files import (
     translate_write_errors,
 )
 from pretune.core.io.owned_names import OWNERS
-from pretune.core.io.strict_json import check_manifest, parse_json, read_json, sha256, write_json, write_manifest
+from pretune.core.io.strict_json import (
+    FORMAT,
+    check_manifest,
+    parse_json,
+    read_formatted_json,
+    read_json,
+    sha256,
+    write_json,
+    write_manifest,
+)
 from pretune.core.io.temporary import move_file, remove, remove_abandoned, scratch_directory, sweep
 
 __all__ = [
-    "MANIFEST", "OWNERS", "atomic_directory", "atomic_write", "check_links", "check_manifest", "is_file_name",
-    "move_file", "open_in_place", "open_regular", "parse_json", "read_bounded", "read_json", "real_path", "recover",
-    "remove", "remove_abandoned", "resolve_inside", "scratch_directory", "sha256", "sweep", "translate_write_errors",
-    "write_json", "write_manifest",
+    "FORMAT", "MANIFEST", "OWNERS", "atomic_directory", "atomic_write", "check_links", "check_manifest", "is_file_name",
+    "move_file", "open_in_place", "open_regular", "parse_json", "read_bounded", "read_formatted_json", "read_json",
+    "real_path", "recover", "remove", "remove_abandoned", "resolve_inside", "scratch_directory", "sha256", "sweep",
+    "translate_write_errors", "write_json", "write_manifest",
 ]  # fmt: skip

@@ -16,6 +16,8 @@ from pretune.core.io.files import MANIFEST, atomic_write, is_file_name, open_reg
 MAX_BYTES = 64 * 2**20
 MAX_DEPTH = 100
 """Levels of nesting: far more than any valid file has, far fewer than the recursion limit."""
+FORMAT: Mapping[str, Any] = {"format": 2}
+"""First entry of run.json, task.json and state.json."""
 
 
 def read_json(path: str | os.PathLike[str], error: type[PretuneError], limit: int = MAX_BYTES) -> dict[str, Any]:
@@ -28,6 +30,19 @@ def read_json(path: str | os.PathLike[str], error: type[PretuneError], limit: in
     data = parse_json(text, error, name)
     if not isinstance(data, dict):
         raise error(f"{name}: expected a JSON object at the top level, got {_describe_type(data)}")
+    return data
+
+
+def read_formatted_json(path: str | os.PathLike[str], error: type[PretuneError]) -> dict[str, Any]:
+    """Read a file as `read_json` does; one whose `FORMAT` is another is raised as `error`."""
+    data = read_json(path, error)
+    current = FORMAT["format"]
+    version = data.get("format", current)
+    if type(version) is not int or version != current:
+        raise error(
+            f"{os.fspath(path)}: has format {str(version)[:40]}, this version reads {current}; use the version that "
+            "wrote it, or a newer one"
+        )
     return data
 
 

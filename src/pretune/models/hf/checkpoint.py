@@ -19,7 +19,6 @@ from pretune.core import config, io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError, suggest
 from pretune.core.hub import is_hub, resolve_path
-from pretune.core.migration import migrate_specs
 from pretune.core.run_dir import RunDir
 from pretune.models import tensor_files
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
@@ -322,12 +321,12 @@ def _read_native(hf_config: Mapping[str, Any]) -> Model:
             raise CheckpointError(
                 f"unknown key {format_value(name)}{suggest(name, allowed_keys)} (allowed: {', '.join(allowed_keys)})"
             )
-    return config.from_dict(Model, migrate_specs(hf_config.get(NATIVE_TYPE)), location=NATIVE_TYPE)
+    return config.from_dict(Model, hf_config.get(NATIVE_TYPE), location=NATIVE_TYPE)
 
 
 def _refine_spec(hf_config: Mapping[str, Any], spec: Model) -> Model:
     """Return the spec under the key `pretune` of a Hugging Face config; it must be equivalent to `spec`."""
-    native_spec = config.from_dict(Model, migrate_specs(hf_config[NATIVE_TYPE]), location=NATIVE_TYPE)
+    native_spec = config.from_dict(Model, hf_config[NATIVE_TYPE], location=NATIVE_TYPE)
     if not is_equivalent(native_spec, spec):
         path = next(iter(config.diff(spec, native_spec)), "kind")
         raise CheckpointError(

@@ -13,7 +13,7 @@ from pretune.adaptation.freeze import FirstFrozen, Frozen, Full, Gradual, LastOn
 from pretune.adaptation.methods import METHODS, AnyMethod
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core import config
-from pretune.core.config import Constraint, Fraction, Ge, Gt, Le, NewField, NonNegative, PathText, Positive, spec
+from pretune.core.config import Constraint, Fraction, Ge, Gt, Le, NonNegative, PathText, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
 from pretune.nn.heads import PoolingConfig
@@ -61,7 +61,7 @@ class TaskConfig:
     max_eval_examples: Positive[int] | None = None  # of dev and of test, stratified; None: all, as published
     split_seed: int = 0  # of splits and of the sample of training examples
     force: bool = False  # train on fewer than 5 examples, or without examples of a class
-    strict: Annotated[bool, NewField()] = False  # refuse files with a blank cell, instead of skipping such rows
+    strict: bool = False  # refuse files with a blank cell, instead of skipping such rows
 
     def __post_init__(self) -> None:
         if (self.name is None) == (self.train is None):
@@ -84,17 +84,17 @@ class AdaptationConfig:
     trainable_layers: Full | FirstFrozen | LastOnly | Gradual = Full()  # of those that the method trains
     layer_decay: Annotated[float, Gt(0), Le(1)] | None = None  # learning rate relative to the layer above; None: 1
     dropout: Fraction | None = None  # of the head; None: its default
-    dropout_factor: Annotated[float, Ge(0), NewField()] = 1.0  # on all dropout rates of the body
+    dropout_factor: Annotated[float, Ge(0)] = 1.0  # on all dropout rates of the body
     pooling: PoolingConfig | None = None  # of the head; None: that of the directory, else of the paper
     head: Literal["random", "probe"] = "random"  # initialization: random, or a linear probe (LP-FT)
     scalar_mix: Mixing | None = None  # a BiLSTM over a mix of all frozen layers, as head (ELMo)
     lm_loss_weight: NonNegative[float] = 0.0  # of the language modeling loss added to a classification; GPT: 0.5
     text_to_text: bool | None = None  # generate the answer as text; None: for models such as T5
-    lm_epochs: Annotated[float, Ge(0), NewField()] = 0.0  # of pre-training on the task's texts first (ULMFiT, TAPT)
-    lm_lr: Annotated[Positive[float] | None, NewField()] = None  # its learning rate; None: that of pre-training
+    lm_epochs: Annotated[float, Ge(0)] = 0.0  # of pre-training on the task's texts first (ULMFiT, TAPT)
+    lm_lr: Positive[float] | None = None  # its learning rate; None: that of pre-training
     temperature: Annotated[float, Ge(1)] = 1.0  # of sampling several tasks: 1 by their sizes, higher more evenly
-    cache_features: Annotated[bool, NewField()] = True  # of a frozen model: compute them once, if they are small enough
-    distill: Annotated[TaskDistill | None, NewField()] = None  # imitation of a fine-tuned teacher (`--teacher`)
+    cache_features: bool = True  # of a frozen model: compute them once, if they are small enough
+    distill: TaskDistill | None = None  # imitation of a fine-tuned teacher (`--teacher`)
 
 
 @spec(has_kind=False)

@@ -11,7 +11,6 @@ from pretune.adaptation.peft.io import ADAPTER_FILE
 from pretune.core.config import from_dict, get_kind, read_record
 from pretune.core.errors import CheckpointError, UsageError, suggest
 from pretune.core.hub import resolve_path
-from pretune.core.migration import RENAMED_METHODS, refuse_old_settings
 from pretune.core.run_dir import RunDir
 from pretune.models.families import FAMILIES
 from pretune.models.families.shared import TuningDefaults
@@ -80,7 +79,6 @@ def build_finetune_config(
     trained yet, by default that on disk. Invalid or contradictory values are a UsageError.
     """
     overrides = dict(overrides or {})
-    refuse_old_settings(overrides)
     task_options = {
         "name" if name == "task" else name: os.fspath(value) if isinstance(value, os.PathLike) else value
         for name, value in task.items()
@@ -176,13 +174,10 @@ def explain_rate(tuning: FinetuneConfig) -> str:
 
 
 def parse_method(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
-    """Return the method of a name and the settings it stands for; `+` joins several: lora+gradual, full+last-only.
-
-    Old names of presets are aliases.
-    """
+    """Return the method of a name and the settings it stands for; `+` joins several: lora+gradual, full+last-only."""
     methods: list[str] = []
     settings: dict[str, Any] = {}
-    parts = [RENAMED_METHODS.get(part, part) for part in name.split("+")]
+    parts = name.split("+")
     for part in parts:
         if part == "freeze-first":
             settings["tune.trainable_layers"] = {

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from pretune.core import config, io
 from pretune.core.config import spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_task
 from pretune.core.run_dir import RunDir
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
@@ -56,15 +55,16 @@ class SavedTask:
 
     def write(self, run: Path) -> None:
         """Write task.json into the directory of a run."""
-        io.write_json(RunDir(run).task, {FORMAT_KEY: FORMAT_VERSION, **config.to_dict(self)})
+        io.write_json(RunDir(run).task, {**io.FORMAT, **config.to_dict(self)})
 
     @classmethod
     def read(cls, run: Path) -> "SavedTask":
-        """Read task.json from the directory of a run, of any format."""
+        """Read task.json from the directory of a run."""
         file = RunDir(run).task
         if not file.is_file():
             raise CheckpointError(f"{run}: no {file.name}: not a fine-tuned run; make one with `pretune finetune`")
-        tree = migrate_task(io.read_json(file, CheckpointError), CheckpointError, str(file))
+        data = io.read_formatted_json(file, CheckpointError)
+        tree = {name: value for name, value in data.items() if name not in io.FORMAT}
         try:
             saved_task = config.from_dict(cls, tree, location=str(file))
             TASK_TYPES.get(saved_task.task_kind)

@@ -24,7 +24,6 @@ from pretune.adaptation.quantized import count_parameters
 from pretune.adaptation.teacher import PROJECTIONS, DistillationFlops, detach_teacher
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DivergedError, NonFiniteError
-from pretune.core.migration import migrate_trial
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.adapted_model import (
@@ -390,7 +389,7 @@ def read_finished_trial(run_dir: RunDir) -> dict[str, Any] | None:
     file = run_dir.trial
     if not file.is_file():
         return None
-    facts = migrate_trial(io.read_json(file, CheckpointError))
+    facts = io.read_json(file, CheckpointError)
     return {**config.check_record(TrialFile, facts, CheckpointError, str(file))}
 
 

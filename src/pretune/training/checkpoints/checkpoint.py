@@ -15,7 +15,6 @@ from pretune.core import config, io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.core.io.strict_json import MAX_BYTES
-from pretune.core.migration import FORMAT_KEY, FORMAT_VERSION, migrate_state
 from pretune.models import tensor_files
 from pretune.training.records import StateFile
 
@@ -96,7 +95,6 @@ class Checkpoint:
     facts: dict[str, Any]
     groups: tuple[str, ...]
     tied_names: dict[str, dict[str, str]]
-    format_version: int = FORMAT_VERSION  # of the file
 
     def load_tensors(self, group: str) -> dict[str, Tensor]:
         """Load the tensors of a group to the CPU; tied names share one tensor."""
@@ -153,7 +151,7 @@ def describe_state(step: int, snapshot: TensorSnapshot, facts: Mapping[str, Any]
             raise ValueError(f"invalid group name {group!r}: use lowercase letters, digits and underscores")
     finite_score = None if score is None or not math.isfinite(score) else float(score)
     state = {
-        FORMAT_KEY: FORMAT_VERSION,
+        **io.FORMAT,
         "step": step,
         "score": finite_score,
         "groups": sorted(snapshot.groups),
@@ -184,7 +182,7 @@ def open_checkpoint(folder: Path, check_hashes: bool = True) -> Checkpoint:
     manifest_path = folder / io.MANIFEST
     if STATE_FILE not in manifest["files"]:
         raise CheckpointError(f"{manifest_path}: does not list '{STATE_FILE}'; {_REMEDY}")
-    state = io.read_json(folder / STATE_FILE, CheckpointError)
+    state = io.read_formatted_json(folder / STATE_FILE, CheckpointError)
     checkpoint = _parse_state(folder, state)
     # NOTE: the manifest itself is not hashed: it must agree with the hashed files.
     if set(manifest["files"]) != set(_list_files(state)):
@@ -203,7 +201,7 @@ def open_checkpoint(folder: Path, check_hashes: bool = True) -> Checkpoint:
 def read_score(folder: Path) -> float:
     """Read the validation loss of a checkpoint without verification; infinity if it has none."""
     try:
-        score = _parse_state(folder, io.read_json(folder / STATE_FILE, CheckpointError)).score
+        score = _parse_state(folder, io.read_formatted_json(folder / STATE_FILE, CheckpointError)).score
     except CheckpointError:
         return math.inf
     return math.inf if score is None else score
@@ -211,8 +209,6 @@ def read_score(folder: Path) -> float:
 
 def _parse_state(folder: Path, state: dict[str, Any]) -> Checkpoint:
     path = folder / STATE_FILE
-    version = state.get(FORMAT_KEY, 1)
-    state = migrate_state(state, CheckpointError, str(path))
     record = config.check_record(StateFile, state, CheckpointError, str(path))
     for group in record["groups"]:
         if not _GROUP_PATTERN.fullmatch(group):
@@ -225,7 +221,6 @@ def _parse_state(folder: Path, state: dict[str, Any]) -> Checkpoint:
         facts=record["facts"],
         groups=groups,
         tied_names=record["tied"],
-        format_version=version,
     )
 
 

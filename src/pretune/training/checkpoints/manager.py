@@ -145,8 +145,6 @@ def _move_to_old(folder: Path) -> None:
 
 def _check_facts(checkpoint: Checkpoint, expected_facts: Mapping[str, str]) -> None:
     for name, expected_fact in expected_facts.items():
-        if name == "config" and checkpoint.format_version == 1:
-            continue  # a hash of old names: the settings are compared with those of run.json
         fact = checkpoint.facts.get(name)
         if fact != expected_fact:
             description = "not recorded" if fact is None else repr(fact)[:80]
