@@ -31,9 +31,9 @@ from pretune.server.config import (
     UnknownModelError,
 )
 from pretune.server.engine import Engine
-from tests.conftest import ROOT
 from tests.inference.speakers import bert, gpt, t5
 from tests.server.models import PROMPTS, models, run_engine
+from tests.server.playground import classifier
 
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0},
@@ -153,8 +153,8 @@ def test_fillers_of_several_tokens_run_text_by_text() -> None:
     ] * 6
 
 
-def test_every_capability(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT / "tests/fixtures/v0")  # a fine-tuned run with relative paths
+def test_every_capability(tmp_path: Any) -> None:
+    reviews = classifier(tmp_path / "reviews", steps=2)
     pt.save(bert(), tmp_path / "bert")
     build(tmp_path / "bert", PROMPTS, out=tmp_path / "library", device="cpu")
 
@@ -166,11 +166,11 @@ def test_every_capability(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Non
             "bm25": await engine.search("library", ["cat"], k=2, words=True),
             "neighbors": await engine.neighbors("bert", "cat", "The cat sat.", PROMPTS, k=2),
             "attention": await engine.attention("bert", "The cat", layer=1, head=2),
-            "labels": await engine.predict("lora", ["a fine film", "dull"]),
+            "labels": await engine.predict("reviews", ["a fine film", "dull"]),
             "tokens": await engine.tokenize("bert", ["The cat"]),
         }
 
-    results, engine = run_engine(work, {**models(), "library": tmp_path / "library", "lora": "lora"})
+    results, engine = run_engine(work, {**models(), "library": tmp_path / "library", "reviews": reviews})
     assert [[len(blank) for blank in text["blanks"]] for text in results["fill"]] == [[3], [3, 3]]
     assert results["fill"][0]["blanks"][0][0]["word"] == pt.fill(bert(), "The [MASK] went.")[0][0].word
     assert [row["logprob"] for row in results["score"]] == pytest.approx(pt.score(gpt(), PROMPTS))
@@ -179,11 +179,11 @@ def test_every_capability(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     weights = pt.view_attention(bert(), "The cat", layer=1, head=2).weights
     np.testing.assert_allclose(results["attention"]["weights"], weights, atol=1e-5)
     assert results["tokens"][0][0]["start"] is None and results["tokens"][0][1]["start"] == 0
-    assert results["labels"] == pt.predict("lora", ["a fine film", "dull"])
+    assert results["labels"] == pt.predict(reviews, ["a fine film", "dull"])
     can = {name: worker.model.capabilities for name, worker in engine.workers.items()}
     assert can["gpt"] == ["complete", "embed", "score", "neighbors", "compare", "attention", "tokenize"]
     assert can["bert"] == ["embed", "fill", "score", "neighbors", "compare", "attention", "tokenize"]
-    assert "predict" in can["lora"] and "complete" not in can["lora"]
+    assert "predict" in can["reviews"] and "complete" not in can["reviews"]
     assert {"complete", "fill"} <= {*can["t5"]} and "search" in can["library"]
 
 
