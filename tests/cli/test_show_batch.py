@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from pretune.cli import main
 from pretune.objectives import OBJECTIVES
@@ -29,80 +30,49 @@ MASKED = """\
 Masked language modelling: mask some tokens and predict them from both sides.
 Masked tokens or whole words, predicted from both sides (BERT, RoBERTa).
 
-masked: shape encoder, seed 3
-rate=0.4 split=[0.4,0.3,0.3] words=false
+masked: shape encoder, seed 3, rate: 0.4, split: [0.4, 0.3, 0.3], words: false,
+rate_epochs: 10
 
-in   Thank party for inviting me to your party [MASK] week week
-out  you … your … last … .
+encoder, loss over 4 targets
+      token     target  attends to
+                        0123456789012
+  0   [CLS]             #############
+  1   Thank             #############
+  2   party     you     #############
+  3   for               #############
+  4   inviting          #############
+  5   me                #############
+  6   to                #############
+  7   your      your    #############
+  8   party             #############
+  9   [MASK]    last    #############
+  10  week              #############
+  11  week      .       #############
+  12  [SEP]             #############
 
-         0     1     2      3   4        5  6
-input    [CLS] Thank party  for inviting me to
-target               you
-shown as             random
-
-         7    8     9      10   11     12
-input    your party [MASK] week week   [SEP]
-target   your       last        .
-shown as kept       mask        random
-
-encoder
-                                1 1 1
-            0 1 2 3 4 5 6 7 8 9 0 1 2
- 0 [CLS]    ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
- 1 Thank    ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
- 2 party    ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
- 3 for      ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
- 4 inviting ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
- 5 me       ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
- 6 to       ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
- 7 your     ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
- 8 party    ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
- 9 [MASK]   ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
-10 week     ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
-11 week     ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
-12 [SEP]    ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+Tokens are words here; use --tokenizer DIR for subwords.
 """
 
 PREFIX = """\
-prefix: shape decoder, seed 0
-
-in   The cat
-out  sat down.
-
-       0   1   2   3    4    5    6
-input  <s> The cat sat  down .    </s>
-target         sat down .    </s>
-
-decoder
-        0 1 2 3 4 5 6
- 0 <s>  ■ ■ ■ · · · ·
- 1 The  ■ ■ ■ · · · ·
- 2 cat  ■ ■ ■ · · · ·
- 3 sat  ■ ■ ■ ■ · · ·
- 4 down ■ ■ ■ ■ ■ · ·
- 5 .    ■ ■ ■ ■ ■ ■ ·
- 6 </s> ■ ■ ■ ■ ■ ■ ■
+decoder, loss over 4 targets
+     token  target  attends to
+                    0123456
+  0  <s>            ###....
+  1  The            ###....
+  2  cat    sat     ###....
+  3  sat    down    ####...
+  4  down   .       #####..
+  5  .      </s>    ######.
+  6  </s>           #######
 """
 
 
-def missing(blocks: str, text: str) -> list[str]:
-    """The blocks that a page does not have, or not in this order."""
-    found = []
-    for block in blocks.strip("\n").split("\n\n"):
-        before, _, rest = text.partition(block)
-        found += [] if len(before) < len(text) else [block]
-        text = rest or text
-    return found
-
-
 def test_masked(capsys: Capture) -> None:
-    text = page(capsys, "masked", "--seed", "3", "--set", "rate=0.4", "--set", "split=[0.4,0.3,0.3]")
-    assert missing(MASKED, text) == [] and "mean over 4 targets" in text
+    assert page(capsys, "masked", "--seed", "3", "--set", "rate=0.4", "--set", "split=[0.4,0.3,0.3]") == MASKED
 
 
 def test_prefix(capsys: Capture) -> None:
-    text = page(capsys, "prefix", "--shape", "decoder", "--text", "The cat sat down.")
-    assert missing(PREFIX, text) == [] and "first 3 tokens" in text and "mean over 4 targets" in text
+    assert PREFIX in page(capsys, "prefix", "--shape", "decoder", "--text", "The cat sat down.")
 
 
 def test_the_pages_of_the_docs(capsys: Capture) -> None:
@@ -112,7 +82,6 @@ def test_the_pages_of_the_docs(capsys: Capture) -> None:
     assert [command.split()[1] for command, _ in shown] == ["span_corruption", "permuted"]
     for command, output in shown:
         assert page(capsys, *shlex.split(command)[1:]) == output
-    assert "in   Thank you <X> me to your party <Y> week.\nout  <X> for inviting <Y> last <Z>\n" in shown[0][1]
 
 
 @pytest.mark.parametrize(("name", "shape"), CASES)
@@ -120,26 +89,23 @@ def test_every_page_is_within_the_width(capsys: Capture, name: str, shape: str) 
     plain = page(capsys, name, "--shape", shape)
     assert max(map(len, plain.splitlines())) <= 80
     assert "\x1b" not in plain
-    assert "Loss: " in plain
     facts = json.loads(page(capsys, name, "--shape", shape, "--json"))
     assert facts["objective"] == name and facts["shape"] == shape
-    flat = " ".join(plain.split())
-    for drawn in facts["sequences"]:
-        assert drawn["input"] in flat and drawn["target"] in flat
-        for sight in drawn["attention"]:
-            assert sight["name"] in plain
-    blocks = sum(
-        seen
-        for drawn in facts["sequences"]
-        for sight in drawn["attention"]
-        for row in sight["mask"][:24]
-        for seen in row[:24]
-    )
-    assert plain.count("■") == blocks
+    sides = [side for drawn in facts["sequences"] for side in drawn["sides"]]
+    rows = [line.split() for line in plain.splitlines() if re.fullmatch(r"  \d+ .*  [#.]+", line)]
+    assert [row[0] for row in rows] == [str(place) for side in sides for place in range(len(side["tokens"]))]
+    shown = [
+        tuple(cut for cut in pair if cut)
+        for side in sides
+        for pair in zip(side["tokens"], side["targets"], strict=False)
+    ]
+    assert [tuple(row[1:-1]) for row in rows] == shown
+    masks = ["".join("#" if seen else "." for seen in mask) for side in sides for mask in side["mask"]]
+    assert [row[-1] for row in rows] == masks
 
 
-def test_in_colour(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same page, and what the colours mean; a sentinel has one colour wherever it stands."""
+def test_in_a_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same page, with styles."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -149,33 +115,31 @@ def test_in_colour(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[" in drawn
     bare = re.sub(r"\x1b\[[0-9;]*m", "", drawn)
     assert max(map(len, bare.splitlines())) <= 80
-    legend = [line for line in bare.splitlines() if re.fullmatch(r"(■ [a-z -]+)+", line)]
-    assert [line.rstrip() for line in bare.splitlines() if line not in legend] == plain.splitlines()
-    assert len({*legend}) == 1 and legend[0].count("■") == 4
-    colours = {token: {*re.findall(rf"\x1b\[([0-9;]+)m *{token}", drawn)} for token in ("<X>", "<Y>")}
-    assert all(len(found) == 1 for found in colours.values()) and colours["<X>"] != colours["<Y>"]
+    assert bare.split() == plain.split()
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
 def test_where_unicode_cannot_be_shown(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
-    """In ASCII, with tokens as wide as they were."""
+    """Tokens have question marks, and columns stay aligned."""
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
     assert main(["show-batch", "causal", "--text", "Grüße 你好 x"]) == 0
     sys.stdout.flush()
     text = raw.getvalue().decode(encoding)
-    assert " 0 <s>   # . . . . ." in text and "■" not in text
-    numbers, reads = text.splitlines()[text.splitlines().index("out  " + text.split("out  ")[1].splitlines()[0]) + 2 :][
-        :2
-    ]
-    assert numbers.index("4") == reads.index("x")
+    masks = [line for line in text.splitlines() if line.endswith(("#", ".")) and line[:3].strip().isdigit()]
+    assert len(masks) == 6 and {line.index("#") for line in masks} == {masks[0].index("#")}
 
 
-def test_a_long_text_is_wrapped_and_its_grid_cut(capsys: Capture) -> None:
+def test_a_long_text_has_its_mask_cut(capsys: Capture) -> None:
     text = page(capsys, "causal", "--text", " ".join(f"word{i}" for i in range(60)))
     assert max(map(len, text.splitlines())) <= 80
-    assert "24 of 62 tokens" in text
-    assert "word59" in text and "23 word22" in text and "24 word23" not in text
+    assert "first 40 of 62" in text and "word59" in text
+
+
+def test_wide_characters_keep_the_columns(capsys: Capture) -> None:
+    text = page(capsys, "causal", "--text", "a 你好 b")
+    rows = [line for line in text.splitlines() if "#" in line]
+    assert len({cell_len(line.partition("#")[0]) for line in rows}) == 1
 
 
 def test_pieces_of_a_tokenizer(capsys: Capture, tmp_path: Path) -> None:
@@ -187,8 +151,7 @@ def test_pieces_of_a_tokenizer(capsys: Capture, tmp_path: Path) -> None:
 
 
 def test_nothing_may_be_hidden(capsys: Capture) -> None:
-    (line,) = (line for line in page(capsys, "masked", "--text", "Hi").splitlines() if line.startswith("out  "))
-    assert "--seed" in line
+    assert "no targets; try another --seed" in page(capsys, "masked", "--text", "Hi")
 
 
 @pytest.mark.parametrize(

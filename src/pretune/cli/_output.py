@@ -205,11 +205,23 @@ def _wrap(text: str) -> list[str]:
 
 def _format_table(section: Section) -> Iterator[str]:
     rows = [*([section.header] if section.header else []), *section.rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    align = ">" if section.align_right else "<"
-    for first, *rest in rows:
-        cells = [f"{cell:{align}{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
-        yield "  ".join([f"  {first:<{widths[0]}}", *cells]).rstrip()
+    widths = [max(map(count_cells, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        fills = [" " * (width - count_cells(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [
+            fill + cell if number and section.align_right else cell + fill
+            for number, (cell, fill) in enumerate(zip(row, fills, strict=True))
+        ]
+        yield f"  {'  '.join(cells)}".rstrip()
+
+
+def count_cells(text: str) -> int:
+    """Return the width in a terminal: some characters take two cells, some none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def _draw_page(title: str, about: str, sections: Sequence[Section], note: str) -> None:
@@ -228,6 +240,8 @@ def _draw_page(title: str, about: str, sections: Sequence[Section], note: str) -
     for section in sections:
         console.print()
         write(section.title, "bold cyan")
+        if not section.rows:
+            continue
         table = Table(box=None, show_header=section.header is not None, pad_edge=False, padding=(0, 2, 0, 0))
         for number, name in enumerate(section.header or section.rows[0]):
             heading = Text(log.escape(name) if section.header else "", style="dim")

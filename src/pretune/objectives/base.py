@@ -23,6 +23,7 @@ from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.sequences import Ints
 from pretune.data.stream import Corruption
 from pretune.nn.loss import count_top1
+from pretune.text.template import TokenTemplate
 from pretune.text.tokenizer import Tokenizer
 
 ModelShape = Literal["encoder", "decoder", "encoder-decoder", "two-way", "generator-discriminator", "two-stream"]
@@ -79,6 +80,24 @@ class Vocabulary:
 
 
 _REMEDY = "train one with another --style (see `pretune list tokenizers`)"
+
+
+def build_template(
+    tokenizer: Tokenizer, vocabulary: Vocabulary, shape: ModelShape, *, blocks: bool = False
+) -> TokenTemplate:
+    """Return the special tokens around a text: the tokenizer's template, and start and end tokens for decoders.
+
+    In blocks, documents are concatenated and have only an end token.
+    """
+    template = tokenizer.template
+    if shape not in ("decoder", "two-way"):
+        return template
+    single, start, end = [*template.single], vocabulary.start, vocabulary.find("eos")
+    if end is not None and not template.suffix:
+        single.append((end, 0))
+    if start is not None and not template.prefix and not blocks:
+        single.insert(0, (start, 0))
+    return TokenTemplate(single=tuple(single), pair=template.pair)
 
 
 class PretrainingModel(Protocol):

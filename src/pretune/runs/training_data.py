@@ -27,7 +27,7 @@ from pretune.data.stream import (
     has_random_lengths,
     predict_lengths,
 )
-from pretune.objectives.base import ModelShape, Objective, Vocabulary
+from pretune.objectives.base import ModelShape, Objective, Vocabulary, build_template
 from pretune.objectives.mixture import Mixture
 from pretune.text.template import TokenTemplate
 from pretune.text.tokenizer import Tokenizer
@@ -270,24 +270,6 @@ def number_languages(names: Sequence[str], index: DataIndex, count: int | None) 
     if len(numbers) > count:
         raise UsageError(f"the data has {len(numbers)} languages, but the model only {count}; increase model.languages")
     return np.array([[numbers[first], numbers[second]] for first, second in sides], dtype=np.int64)
-
-
-def build_template(
-    tokenizer: Tokenizer, vocabulary: Vocabulary, shape: ModelShape, *, blocks: bool = False
-) -> TokenTemplate:
-    """Return the special tokens around a text: the tokenizer's template, and start and end tokens for decoders.
-
-    In blocks, documents are concatenated and have only an end token.
-    """
-    template = tokenizer.template
-    if shape not in ("decoder", "two-way"):
-        return template
-    single, start, end = [*template.single], vocabulary.start, vocabulary.find("eos")
-    if end is not None and not template.suffix:
-        single.append((end, 0))
-    if start is not None and not template.prefix and not blocks:
-        single.insert(0, (start, 0))
-    return TokenTemplate(single=tuple(single), pair=template.pair)
 
 
 def _choose_shape(
