@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from pretune.core.run_dir import RunDir
 from pretune.training.batch_transfer import BatchStats
+from pretune.training.config import TrainConfig
+from pretune.training.cost import build_flops_counter
 from pretune.training.metrics_log import read_metrics
+from pretune.training.progress import Progress
 from pretune.training.run_logger import RunLogger
 from tests.contracts.tiny import tiny
 from tests.training.test_loop import Parts, looped, run
@@ -32,15 +36,14 @@ def kept(where: Path, steps: int, *, done: Any = None, every: int = 1) -> tuple[
         loop.state, loop.batches.step = done.state, done.state.step
         loop.module.load_state_dict(done.module.state_dict())
         loop.optimizer.load_state_dict(done.optimizer.state_dict())
+    config = TrainConfig(lr=1e-2, log_every=every)
     journal = RunLogger(
-        where,
-        title="tiny",
-        models=[tiny("gpt2")],
-        loop=loop,
+        RunDir(where),
+        loop,
+        config,
+        count_flops=build_flops_counter(tiny("gpt2")),
+        progress=Progress("tiny", total=steps),
         is_resumed=done is not None,
-        total=steps,
-        budget=None,
-        every=every,
     )
     loop.hooks = [journal]
     with journal:

@@ -15,13 +15,14 @@ from pretune.core.types import Batch
 from pretune.objectives import build_objective
 from pretune.training.clock import TrainingClock
 from pretune.training.config import TrainConfig
+from pretune.training.cost import build_flops_counter
 from pretune.training.distributed import Ranks
 from pretune.training.loop import GracefulShutdown, Loop
 from pretune.training.metrics_log import read_metrics
 from pretune.training.optim import AdamW
 from pretune.training.schedules import LinearSchedule
 from pretune.training.step import StepMetrics
-from pretune.training.trainer import Trainer, TrainingPhase
+from pretune.training.trainer import RunOutput, RunProcess, TrainedModel, Trainer, TrainingBatches, TrainingPhase
 from pretune.training.validation import EarlyStopping, Evaluation
 from tests.contracts.tiny import tiny
 from tests.training.test_loop import causal_batch, sequences
@@ -45,27 +46,27 @@ def build(out: Path, streams: Sequence[Stream] | None = None, **options: Any) ->
     model = pt.build(tiny("gpt2"), seed=1)
     streams = streams or [Stream()]
     ends = tuple((number + 1) / len(streams) for number in range(len(streams)))
+    output = {"fingerprints": {"config": "a"}, **options.pop("output", {})}
     return Trainer(
-        **{
-            "model": model,
-            "objective": build_objective("causal"),
-            "phases": [TrainingPhase(batches=stream, length=8 * (i + 1)) for i, stream in enumerate(streams)],
-            "clock": TrainingClock(schedule=LinearSchedule(warmup=0.5), steps=STEPS, phase_ends=ends),
-            "config": TrainConfig(lr=1e-2, optimizer=AdamW(lr=1e-2), log_every=1, checkpoint_every=2),
-            "run_dir": RunDir(out),
-            "ranks": Ranks(torch.device("cpu")),
-            "shutdown": GracefulShutdown("resume"),
-            "fingerprints": {"config": "a"},
-            "settings": {},
-            "spec": model.spec,
-            "flops": [model.spec],
-            **options,
-        }
+        trained=TrainedModel(
+            model=model,
+            objective=build_objective("causal"),
+            spec=model.spec,
+            count_flops=build_flops_counter(model.spec),
+        ),
+        batches=TrainingBatches(
+            phases=[TrainingPhase(batches=stream, length=8 * (i + 1)) for i, stream in enumerate(streams)]
+        ),
+        clock=TrainingClock(schedule=LinearSchedule(warmup=0.5), steps=STEPS, phase_ends=ends),
+        config=TrainConfig(lr=1e-2, optimizer=AdamW(lr=1e-2), log_every=1, checkpoint_every=2),
+        output=RunOutput(run_dir=RunDir(out), settings={}, **output),
+        process=RunProcess(Ranks(torch.device("cpu")), GracefulShutdown("resume")),
+        **options,
     )
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
+    return {name: value.detach().clone() for name, value in trainer.trained.model.named_parameters()}
 
 
 def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
@@ -141,16 +142,17 @@ def test_a_run_without_checkpoints_starts_again(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, straight: dict[str, Tensor]) -> None:
-    other = build(tmp_path / "straight", fingerprints={"config": "b"})
+    other = build(tmp_path / "straight", output={"fingerprints": {"config": "b"}})
     with pytest.raises(CheckpointError, match="another run"), other as trainer:
         trainer.fit(resume=True)
 
 
 def test_a_new_run_starts_once(tmp_path: Path) -> None:
     started: list[int] = []
-    with pytest.raises(StoppedError), build(tmp_path, hooks=[stopping(2)], on_start=lambda: started.append(1)) as first:
+    output = {"write_settings": lambda: started.append(1)}
+    with pytest.raises(StoppedError), build(tmp_path, hooks=[stopping(2)], output=output) as first:
         first.fit(resume=False)
-    with build(tmp_path, on_start=lambda: started.append(2)) as second:
+    with build(tmp_path, output={"write_settings": lambda: started.append(2)}) as second:
         second.fit(resume=True)
     assert started == [1]
 
@@ -178,11 +180,14 @@ def test_early_stopping_ends_the_run_with_its_best_weights(tmp_path: Path) -> No
         passed[loop.state.step] = {name: p.detach().clone() for name, p in loop.module.model.named_parameters()}
         return {"score": scores[loop.state.step - 1]}
 
-    trainer = build(
-        tmp_path,
-        evaluation=Evaluation(evaluate=evaluate, every=1, compute_loss=lambda found: -found["score"], at_start=False),
+    trainer = build(tmp_path)
+    trainer.evaluation = Evaluation(
+        evaluate=evaluate,
+        every=1,
+        compute_loss=lambda found: -found["score"],
+        at_start=False,
+        early_stopping=EarlyStopping(tensors=dict(trainer.trained.model.named_parameters()), patience=2),
     )
-    trainer.early_stopping = EarlyStopping(tensors=dict(trainer.model.named_parameters()), patience=2)
     with trainer:
         state = trainer.fit(resume=False)
         assert state.step == 4 and (state.best, state.best_step) == (-0.9, 2)

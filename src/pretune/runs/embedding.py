@@ -34,12 +34,13 @@ from pretune.tasks import TASKS
 from pretune.tasks.types.embedding import PairDataset, build_text_stream, read_dataset, select_loss
 from pretune.training.clock import TrainingClock
 from pretune.training.config import TrainConfig
+from pretune.training.cost import build_flops_counter
 from pretune.training.distributed import Ranks, init_distributed, resolve_device, run_on_rank_zero
 from pretune.training.loop import GracefulShutdown
 from pretune.training.optim import AdamW
 from pretune.training.records import EmbeddingScoresFile, ResumeFile
 from pretune.training.schedules import LinearSchedule
-from pretune.training.trainer import Trainer, TrainingPhase
+from pretune.training.trainer import RunOutput, RunProcess, TrainedModel, Trainer, TrainingBatches, TrainingPhase
 
 
 @spec(has_kind=False)
@@ -239,20 +240,24 @@ class EmbeddingRun:
         self.ranks.broadcast_tensors(self.model.parameters())
         initial_scores = self._read_initial_scores() if resume else self._evaluate()
         tree = {**self._describe_settings(), "initial_scores": initial_scores}
+        spec = self.encoder.model.spec
         with Trainer(
-            model=self.model,
-            objective=ContrastiveObjective(self.dataset.columns, self.ranks),
-            phases=[TrainingPhase(batches=self.stream)],
+            trained=TrainedModel(
+                model=self.model,
+                objective=ContrastiveObjective(self.dataset.columns, self.ranks),
+                spec=spec,
+                count_flops=build_flops_counter(spec),
+            ),
+            batches=TrainingBatches(phases=[TrainingPhase(batches=self.stream)]),
             clock=TrainingClock(schedule=train_config.schedule, steps=self.steps),
             config=train_config,
-            run_dir=self.run_dir,
-            ranks=self.ranks,
-            shutdown=self.shutdown,
-            fingerprints=self.fingerprints,
-            settings=tree,
-            spec=self.encoder.model.spec,
-            flops=(self.encoder.model.spec,),
-            on_start=lambda: self.run_dir.write_settings(tree),
+            output=RunOutput(
+                run_dir=self.run_dir,
+                fingerprints=self.fingerprints,
+                settings=tree,
+                write_settings=lambda: self.run_dir.write_settings(tree),
+            ),
+            process=RunProcess(self.ranks, self.shutdown),
         ) as trainer:
             trainer.fit(resume=resume)
             return self._finish(trainer.summarize(), initial_scores)

@@ -41,6 +41,7 @@ from pretune.runs.samples import SampleHook, SampleObjective, build_trigger, che
 from pretune.training.checkpoints import collect_weights
 from pretune.training.clock import IN_FLIGHT_STEPS, TrainingClock
 from pretune.training.config import TrainConfig, configure_model
+from pretune.training.cost import build_flops_counter
 from pretune.training.data_worker import start_forkserver
 from pretune.training.distributed import Ranks, fill, unshard_all
 from pretune.training.loop import GracefulShutdown
@@ -48,7 +49,7 @@ from pretune.training.metrics_log import read_metrics
 from pretune.training.optim import build_parameter_groups
 from pretune.training.records import CostFile, PretrainSummary, ResumeFile
 from pretune.training.step import TrainState
-from pretune.training.trainer import Trainer, TrainingPhase
+from pretune.training.trainer import RunOutput, RunProcess, TrainedModel, Trainer, TrainingBatches, TrainingPhase
 from pretune.training.validation import EarlyStopping, Evaluation, LearningCheck, build_evaluator
 
 BODY_PREFIXES = ("tokens.", "encoder.", "decoder.")
@@ -156,13 +157,26 @@ class PretrainRun:
     def run(self) -> PretrainedRun:
         """Train from the start or, if resumed, from the newest valid checkpoint."""
         train, data_phases = self.settings.train, self.data_phases
+        groups = None  # those of the model
+        if train.layer_decay is not None:
+            groups = build_parameter_groups(self.model, lr_factor=Decay(factor=train.layer_decay))
         with Trainer(
-            model=self.model,
-            objective=self.objective,
-            phases=[
-                TrainingPhase(batches=stream, shape=stream.shape, length=phase.length)
-                for stream, phase in zip(data_phases.streams, data_phases.phases, strict=True)
-            ],
+            trained=TrainedModel(
+                model=self.model,
+                objective=self.objective,
+                spec=self.settings.model,
+                count_flops=self.flops or build_flops_counter(*catalog.list_models(self.spec)),
+                groups=groups,
+                parallel=train.parallel,
+            ),
+            batches=TrainingBatches(
+                phases=[
+                    TrainingPhase(batches=stream, shape=stream.shape, length=phase.length)
+                    for stream, phase in zip(data_phases.streams, data_phases.phases, strict=True)
+                ],
+                workers=count_workers(train, self.ranks),
+                find_samples=data_phases.find_samples,
+            ),
             clock=TrainingClock(
                 schedule=train.schedule,
                 steps=data_phases.steps,
@@ -170,28 +184,16 @@ class PretrainRun:
                 phase_ends=self.settings.data.schedule.ends,
             ),
             config=train,
-            groups=None
-            if train.layer_decay is None
-            else build_parameter_groups(self.model, lr_factor=Decay(factor=train.layer_decay)),
-            run_dir=self.run_dir,
-            ranks=self.ranks,
-            shutdown=self.shutdown,
-            fingerprints=self.fingerprints,
-            settings=self.settings.to_dict(),
-            spec=self.settings.model,
-            flops=self.flops or catalog.list_models(self.spec),
-            parallel=train.parallel,
-            workers=count_workers(train, self.ranks),
-            state=self.state,
-            start_time=self.started_at,
+            output=RunOutput(
+                run_dir=self.run_dir,
+                fingerprints=self.fingerprints,
+                settings=self.settings.to_dict(),
+                write_settings=self._write_settings,
+            ),
+            process=RunProcess(self.ranks, self.shutdown, self.started_at),
             evaluation=self._build_evaluation(),
-            early_stopping=None
-            if train.patience is None
-            else EarlyStopping(tensors=collect_weights(self.model), patience=train.patience),
-            learning_check=self._build_learning_check(),
             build_sample_hook=self._build_sample_hook,
-            find_samples=data_phases.find_samples,
-            on_start=self._write_settings,
+            state=self.state,
         ) as trainer:
             state = trainer.fit(resume=self.resume)
             if train.budget is not None and state.step < MIN_USEFUL_STEPS and self.ranks.is_first:
@@ -280,11 +282,15 @@ class PretrainRun:
             lack = self.data_card.get("lacking") or "the validation split is empty"
             log.warn(f"{self.source.data}: {lack}: no validation loss; use `pretune prepare --holdout SHARE`")
             return None
-        stream, count = self.data_phases.validation
+        (stream, count), patience = self.data_phases.validation, self.settings.train.patience
         return Evaluation(
             evaluate=build_evaluator(stream, count, self.objective.to_evaluation()),
             every=compute_eval_interval(self.settings.train, self.data_phases.steps),
             compute_loss=lambda metrics: metrics["loss"],
+            early_stopping=None
+            if patience is None
+            else EarlyStopping(tensors=collect_weights(self.model), patience=patience),
+            learning_check=self._build_learning_check(),
         )
 
     def _write(self, trainer: Trainer, epochs: Mapping[str, float]) -> PretrainedRun:

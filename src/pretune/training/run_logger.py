@@ -7,17 +7,18 @@ file of a resumed run equals that of an uninterrupted run, except for times.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Self
 
-from pretune.core import config, log
-from pretune.models.spec import Model
+from pretune.core import log
+from pretune.core.config import from_dict, to_dict
+from pretune.core.run_dir import RunDir
 from pretune.training.batch_transfer import BatchStats
-from pretune.training.cost import CostMeter, CostRates, Totals, build_flops_counter, compute_cost, find_peak_flops
+from pretune.training.config import TrainConfig
+from pretune.training.cost import CostMeter, Totals, compute_cost
 from pretune.training.loop import Loop
 from pretune.training.metrics_log import MetricsLog, Trackers
 from pretune.training.optim import AveragedDescent
-from pretune.training.progress import OverheadEstimator, Progress, RunSummary, show_summary
+from pretune.training.progress import Progress, RunSummary, show_summary
 from pretune.training.step import StepMetrics
 
 EXCLUDED_FIELDS = ("title", "cost", "held_out", "held_out_metrics", "unigram_loss", "warnings")
@@ -27,40 +28,30 @@ EXCLUDED_FIELDS = ("title", "cost", "held_out", "held_out_metrics", "unigram_los
 class RunLogger:
     """Hook that logs one rank; only rank 0 writes files and shows progress.
 
-    `models` are the trained models, the one with the vocabulary head first, or a function that counts their FLOPs.
-    A line of metrics is written every `every` steps.
+    A line of metrics is written every `config.log_every` steps. `settings` are for trackers.
     """
 
     def __init__(
         self,
-        directory: Path,
-        *,
-        title: str,
-        models: Sequence[Model] | Callable[[BatchStats], float],
+        run_dir: RunDir,
         loop: Loop,
-        is_resumed: bool,
-        total: int | None,
-        budget: float | None,
-        every: int = 10,
-        trackers: Sequence[str] = (),
-        cost_rates: CostRates = CostRates(),  # noqa: B008 (a frozen value)
+        config: TrainConfig,
+        *,
+        count_flops: Callable[[BatchStats], float],
+        progress: Progress | None = None,
         settings: Mapping[str, Any] | None = None,
-        overhead: OverheadEstimator | None = None,
+        is_resumed: bool = False,
     ) -> None:
-        self.directory, self.title, self.every, self.cost_rates = directory, title, every, cost_rates
+        self.run_dir, self.config = run_dir, config
         self.loss: float | None = None
         self._loop, self._counted_step = loop, loop.state.step
-        self._is_resumed, self._tracker_names, self._settings = is_resumed, trackers, settings
-        first, meter_state = loop.ranks.is_first, loop.state.meter
+        self._is_resumed, self._settings, self._progress = is_resumed, settings, progress
+        first, totals = loop.ranks.is_first, loop.state.meter
         self._meter = CostMeter(
-            models if callable(models) else build_flops_counter(*models),
+            count_flops,
             loop.ranks.device,
-            initial_totals=config.from_dict(Totals, meter_state, location="meter") if meter_state else None,
+            initial_totals=from_dict(Totals, totals, location="meter") if totals else None,
             include_host=first,
-        )
-        peak_flops = find_peak_flops(loop.ranks.device, loop.precision)
-        self._progress = (
-            Progress(title, total=total, budget=budget, peak=peak_flops, overhead=overhead) if first else None
         )
         self._metrics: MetricsLog | None = None
         self._trackers: Trackers | None = None
@@ -69,12 +60,10 @@ class RunLogger:
     def __enter__(self) -> Self:
         self._exit_stack.enter_context(self._meter)
         if self._progress is not None:
-            step = self._loop.state.step
+            step, path = self._loop.state.step, self.run_dir.path
             last_step, max_size = (step, self._loop.state.metrics_bytes) if self._is_resumed else (None, None)
-            self._metrics = self._exit_stack.enter_context(
-                MetricsLog(self.directory, last_step=last_step, max_size=max_size)
-            )
-            self._trackers = Trackers(self._tracker_names, self.directory, start=step, config=self._settings)
+            self._metrics = self._exit_stack.enter_context(MetricsLog(path, last_step=last_step, max_size=max_size))
+            self._trackers = Trackers(self.config.trackers, path, start=step, config=self._settings)
             self._exit_stack.callback(self._trackers.close)
             self._exit_stack.enter_context(self._progress)
         return self
@@ -98,7 +87,7 @@ class RunLogger:
             self.loss = metrics.loss
         if self._metrics is None or self._progress is None:
             return
-        if self.every and step % self.every == 0:
+        if self.config.log_every and step % self.config.log_every == 0:
             self._write(
                 step,
                 {
@@ -164,7 +153,7 @@ class RunLogger:
 
     def flush(self, loop: Loop) -> None:
         """Sync the metrics file and store the totals in the train state; call before saving a checkpoint."""
-        loop.state.meter = config.to_dict(self._meter.compute_totals())
+        loop.state.meter = to_dict(self._meter.compute_totals())
         if self._metrics is not None:
             self._metrics.sync()
             loop.state.metrics_bytes = self._metrics.size
@@ -177,11 +166,11 @@ class RunLogger:
         cost = compute_cost(
             [self._meter.compute_totals()] * loop.ranks.world,
             loop.ranks.device,
-            self.cost_rates,
+            self.config.cost_rates,
             precision=loop.precision,
         )
         summary = RunSummary(
-            title=self.title,
+            title=self.run_dir.name,
             steps=state.step,
             tokens=state.tokens,
             seconds=cost.seconds,

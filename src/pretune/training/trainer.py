@@ -1,12 +1,16 @@
 """Trainer of every kind of run: pre-training, fine-tuning and embedding training build its parts and write its results.
 
-    with Trainer(model=model, objective=objective, phases=[TrainingPhase(batches=stream)], …) as trainer:
+    with Trainer(
+        trained=TrainedModel(model=model, objective=objective, …), batches=TrainingBatches(phases=[…]),
+        clock=TrainingClock(schedule=schedule, steps=1000), config=config, output=RunOutput(run_dir=run_dir, …),
+        process=RunProcess(ranks, shutdown), evaluation=Evaluation(evaluate=…, every=100, …),
+    ) as trainer:
         state = trainer.fit(resume=resume)
         summary = trainer.summarize()
         …                                        # results, written while the run is still locked
 
 The trainer locks the directory, restores the newest valid checkpoint, trains phase by phase, evaluates, saves, logs,
-and stops on signals. The arguments are what it trains and how that is evaluated.
+and stops on signals.
 """
 
 import contextlib
@@ -17,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from torch import nn
+from torch.optim import Optimizer
 
 from pretune.core import io, log
 from pretune.core.log import format_count
@@ -33,13 +38,14 @@ from pretune.training.checkpoints import (
 )
 from pretune.training.clock import TrainingClock, estimate_reserve
 from pretune.training.config import TrainConfig
+from pretune.training.cost import find_peak_flops
 from pretune.training.cuda_graph import build_cuda_graph
 from pretune.training.dataloader import DataLoader
 from pretune.training.distributed import Parallel, Ranks, run_on_rank_zero
 from pretune.training.loop import DivergenceGuard, GracefulShutdown, Hook, Loop
 from pretune.training.metrics_log import read_metrics
 from pretune.training.optim import ParameterGroup, build_parameter_groups, use_averages
-from pretune.training.progress import OverheadEstimator
+from pretune.training.progress import Progress
 from pretune.training.run_logger import RunLogger
 from pretune.training.step import ModelWithLoss, TrainingObjective, TrainState, count_micro_batches
 from pretune.training.validation import (
@@ -52,6 +58,19 @@ from pretune.training.validation import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel:
+    """Model of a run, and how it is trained."""
+
+    model: nn.Module
+    objective: TrainingObjective
+    spec: Model  # of the model, for the memory of micro-batches
+    count_flops: Callable[[BatchStats], float]
+    groups: Sequence[ParameterGroup] | None = None  # None: those of the model
+    parallel: Parallel | None = None  # wrapper of several ranks; None: gradients are averaged after the backward pass
+    tensor_names: frozenset[str] | None = None  # weights in checkpoints; None: all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPhase:
     """Part of a run with its own batches."""
 
@@ -60,37 +79,49 @@ class TrainingPhase:
     length: int = 0  # of sequences, for the log
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingBatches:
+    """Batches of a run, phase by phase."""
+
+    phases: Sequence[TrainingPhase]
+    workers: int = 0
+    find_samples: Callable[[TrainState, int], Sequence[int]] | None = None  # sample ids of a step, for warnings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutput:
+    """Directory of a run, and the identity of its settings and data."""
+
+    run_dir: RunDir
+    fingerprints: Mapping[str, str]  # of settings and data; a checkpoint with others is not restored
+    settings: Mapping[str, Any]  # plain form of all settings, for trackers
+    write_settings: Callable[[], None] = lambda: None  # called on rank 0 before the first step of a new run
+    lock: RunLock | None = None  # of the caller, if rank 0 holds one already
+
+
+@dataclass(frozen=True, slots=True)
+class RunProcess:
+    """The process that trains: its rank and device, its end on a signal, and its start."""
+
+    ranks: Ranks
+    shutdown: GracefulShutdown
+    start_time: float = field(default_factory=time.monotonic)
+
+
 @dataclass(kw_only=True)
 class Trainer:
     """One rank's part of a training run."""
 
-    model: nn.Module
-    objective: TrainingObjective
-    phases: Sequence[TrainingPhase]
+    trained: TrainedModel
+    batches: TrainingBatches
     clock: TrainingClock  # length of the run and of its phases, and the learning rate
     config: TrainConfig
-    run_dir: RunDir
-    ranks: Ranks
-    shutdown: GracefulShutdown
-    fingerprints: Mapping[str, str]  # of settings and data; a checkpoint with others is not restored
-    settings: Mapping[str, Any]  # plain form of all settings, for trackers
-    spec: Model  # of the model, for the memory of micro-batches
-    flops: Sequence[Model] | Callable[[BatchStats], float]  # trained models, or a function that counts FLOPs
-    groups: Sequence[ParameterGroup] | None = None  # None: those of the model
-    parallel: Parallel | None = None  # wrapper of several ranks; None: gradients are averaged after the backward pass
-    workers: int = 0
-    state: TrainState = field(default_factory=TrainState)  # at the start of a new run
-    start_time: float = field(default_factory=time.monotonic)
-    lock: RunLock | None = None  # of the caller, if rank 0 holds one already
+    output: RunOutput
+    process: RunProcess
     evaluation: Evaluation | None = None
-    early_stopping: EarlyStopping | None = None
-    learning_check: LearningCheck | None = None  # warns if the validation loss shows that the model does not learn
     hooks: Sequence[Hook] = ()  # called after evaluation
     build_sample_hook: Callable[["Trainer"], Hook] | None = None
-    find_samples: Callable[[TrainState, int], Sequence[int]] | None = None  # sample ids of a step, for warnings
-    on_start: Callable[[], None] = lambda: None  # called on rank 0 before the first step of a new run
-    tensor_names: frozenset[str] | None = None  # weights in checkpoints; None: all
-    overhead: OverheadEstimator | None = None  # of time besides training steps
+    state: TrainState = field(default_factory=TrainState)  # at the start of a new run
     loop: Loop = field(init=False)
     logger: RunLogger = field(init=False)
     _store: CheckpointManager | None = field(init=False, default=None)  # on rank 0
@@ -108,27 +139,27 @@ class Trainer:
         The model then has its best weights if the run stops early, the averaged ones if the optimizer averages, else
         those of the last step. The directory stays locked until the trainer is closed.
         """
-        if self.ranks.is_first:
+        if self.process.ranks.is_first:
             self._open_directory(resume)
         checkpoint = self._find_checkpoint() if resume else None
         saver, validation = self._build(checkpoint)
-        loop, state = self.loop, self.state
-        self.shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
+        loop, state, phases, shutdown = self.loop, self.state, self.batches.phases, self.process.shutdown
+        shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
         self._start(saver, validation, is_new=checkpoint is None)
-        for number in range(len(state.phases) - 1, len(self.phases)):
+        for number in range(len(state.phases) - 1, len(phases)):
             self._run_phase(number)
             if self.early_stopping is not None and self.early_stopping.should_stop():
                 break
-            if number + 1 < len(self.phases):
+            if number + 1 < len(phases):
                 state.phases.append(state.step)
-                previous, length = self.phases[number].length, self.phases[number + 1].length
+                previous, length = phases[number].length, phases[number + 1].length
                 text = f"sequence length {length:,} from here on, {previous:,} until now"
                 self.logger.log_event(state.step, "length", text, length=length)
         if validation is not None:
             validation.run(loop)
         saver.save(loop, wait=True)
-        loop.stop_signal = self.ranks.max(loop.stop_signal)
-        self.shutdown.disarm()
+        loop.stop_signal = loop.ranks.max(loop.stop_signal)
+        shutdown.disarm()
         state.elapsed_seconds = time.monotonic() - loop.start_time
         if self.early_stopping is not None:
             self.early_stopping.restore_best_weights()
@@ -140,10 +171,20 @@ class Trainer:
     def summarize(self) -> dict[str, Any]:
         """Show and return the summary of the run."""
         check, step = self.learning_check, self._select_evaluation()
-        if check is None or not self.ranks.is_first:
+        if check is None or not self.process.ranks.is_first:
             return self.logger.summarize(self.loop)
         warnings = check.find_warnings(step, self.state.step, trained_steps=self.state.step)
         return self.logger.summarize(self.loop, [*warnings.values()], unigram_loss=check.find_unigram_loss(step))
+
+    @property
+    def early_stopping(self) -> EarlyStopping | None:
+        """The best weights, and the end of a run that no longer improves."""
+        return None if self.evaluation is None else self.evaluation.early_stopping
+
+    @property
+    def learning_check(self) -> LearningCheck | None:
+        """Warnings if the validation loss shows that the model does not learn."""
+        return None if self.evaluation is None else self.evaluation.learning_check
 
     @property
     def _total_steps(self) -> int | None:
@@ -158,7 +199,7 @@ class Trainer:
         """
         check, state = self.learning_check, self.state
         best_step = None if self.early_stopping is None else self.early_stopping.best_step
-        if best_step is None or check is None or not self.ranks.is_first:
+        if best_step is None or check is None or not self.process.ranks.is_first:
             return state.last_eval_step
         metrics = check.history.get(best_step, state.eval_metrics)
         state.eval_metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -166,50 +207,75 @@ class Trainer:
 
     def _open_directory(self, resume: bool) -> None:
         """Lock the directory, and remove what a killed process left there."""
-        lock, path = self.lock, self.run_dir.path
+        lock, run_dir = self.output.lock, self.output.run_dir
         if lock is None:
-            lock = self._exit_stack.enter_context(RunLock(path, on_warning=log.warn))
-            io.sweep(path)
+            lock = self._exit_stack.enter_context(RunLock(run_dir.path, on_warning=log.warn))
+            io.sweep(run_dir.path)
             if not resume:
-                self.run_dir.check_free()
-        with io.translate_write_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
+                run_dir.check_free()
+        with io.translate_write_errors(run_dir.path):
+            run_dir.path.mkdir(parents=True, exist_ok=True)
         if self.config.max_checkpoints:
             self._store = CheckpointManager(
-                self.run_dir.checkpoints, max_checkpoints=self.config.max_checkpoints, on_warning=log.warn
+                run_dir.checkpoints, max_checkpoints=self.config.max_checkpoints, on_warning=log.warn
             )
             self._store.remove_unfinished(lock)
 
     def _find_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint to resume from, the same on all ranks."""
-        store = self._store
-        checkpoint: Checkpoint | None = self.ranks.broadcast_object(
-            run_on_rank_zero(self.ranks, lambda: store.find_latest(self.fingerprints) if store else None)
+        store, ranks, run_dir = self._store, self.process.ranks, self.output.run_dir
+        checkpoint: Checkpoint | None = ranks.broadcast_object(
+            run_on_rank_zero(ranks, lambda: store.find_latest(self.output.fingerprints) if store else None)
         )
-        if (
-            checkpoint is None
-            and self.ranks.is_first
-            and (self.run_dir.settings.exists() or self.run_dir.metrics.exists())
-        ):
-            log.info(f"{self.run_dir.path}: no checkpoint yet; starting from the beginning")
+        if checkpoint is None and ranks.is_first and (run_dir.settings.exists() or run_dir.metrics.exists()):
+            log.info(f"{run_dir.path}: no checkpoint yet; starting from the beginning")
         return checkpoint
 
     def _build(self, checkpoint: Checkpoint | None) -> tuple[CheckpointHook, ValidationHook | None]:
         """Build optimizer, loop, logger and hooks, in the state of a checkpoint if there is one."""
-        config, ranks = self.config, self.ranks
-        module = ModelWithLoss(self.model, self.objective).train()
-        parallel_module = None if self.parallel is None else ranks.wrap(module, self.parallel)
-        if self.early_stopping is not None and self.parallel == "fsdp":  # the wrapper has replaced the weights
-            names, weights = self.early_stopping.tensors, collect_weights(self.model)
-            self.early_stopping.tensors = {name: weights[name] for name in names}
-        optimizer = config.optimizer.build(self.groups or build_parameter_groups(self.model))
+        loop, early_stopping, check = self._build_loop(checkpoint), self.early_stopping, self.learning_check
+        logger = self._build_logger(loop, is_resumed=checkpoint is not None)
+        self.loop, self.logger = loop, self._exit_stack.enter_context(logger)
+        saver = CheckpointHook(
+            self._store,
+            self.output.fingerprints,
+            every=self.config.checkpoint_every,
+            on_save=logger.flush,
+            extra_groups=dict if early_stopping is None else early_stopping.state_dict,
+            tensor_names=self.trained.tensor_names,
+        )
+        if checkpoint is not None and check is not None and loop.ranks.is_first:
+            check.restore(read_metrics(self.output.run_dir.path), self._total_steps)
+        validation = None if self.evaluation is None else self._build_validation(self.evaluation, saver)
+        state, find_samples = self.state, self.batches.find_samples
+        loop.hooks = [
+            self.clock,
+            DivergenceGuard(logger.warn, None if find_samples is None else lambda step: find_samples(state, step)),
+            logger,
+            *([] if self.build_sample_hook is None else [self.build_sample_hook(self)]),
+            *([] if validation is None else [validation]),
+            *self.hooks,
+            saver,
+            self.process.shutdown,
+        ]
+        return saver, validation
+
+    def _build_loop(self, checkpoint: Checkpoint | None) -> Loop:
+        """Build the optimizer and the loop; restore weights, optimizer and train state."""
+        target, config, ranks, early_stopping = self.trained, self.config, self.process.ranks, self.early_stopping
+        module = ModelWithLoss(target.model, target.objective).train()
+        parallel_module = None if target.parallel is None else ranks.wrap(module, target.parallel)
+        if early_stopping is not None and target.parallel == "fsdp":  # the wrapper has replaced the weights
+            weights = collect_weights(target.model)
+            early_stopping.tensors = {name: weights[name] for name in early_stopping.tensors}
+        optimizer: Optimizer = config.optimizer.build(target.groups or build_parameter_groups(target.model))
         if checkpoint is not None:
-            self.state = restore_checkpoint(checkpoint, self.model, optimizer, self.tensor_names)
-            if self.early_stopping is not None:
-                self.early_stopping.restore(checkpoint)
+            self.state = restore_checkpoint(checkpoint, target.model, optimizer, target.tensor_names)
+            if early_stopping is not None:
+                early_stopping.restore(checkpoint)
         if ranks.device.type == "cuda" if config.compile is None else config.compile:
-            self.model.compile(dynamic=False)
-        self.loop = loop = Loop(
+            target.model.compile(dynamic=False)
+        return Loop(
             module=module,
             parallel_module=parallel_module,
             optimizer=optimizer,
@@ -219,54 +285,31 @@ class Trainer:
             seed=config.seed,
             clip=config.clip,
             precision=config.resolve_precision(ranks.device),
-            start_time=self.start_time - self.state.elapsed_seconds,
+            start_time=self.process.start_time - self.state.elapsed_seconds,
         )
-        self.logger = logger = self._exit_stack.enter_context(
-            RunLogger(
-                self.run_dir.path,
-                title=self.run_dir.name,
-                models=self.flops,
-                loop=loop,
-                is_resumed=checkpoint is not None,
+
+    def _build_logger(self, loop: Loop, *, is_resumed: bool) -> RunLogger:
+        output, progress = self.output, None
+        if loop.ranks.is_first:
+            progress = Progress(
+                output.run_dir.name,
                 total=self._total_steps,
                 budget=None if self.state.planned_ends else self.clock.budget,
-                every=config.log_every,
-                trackers=config.trackers,
-                cost_rates=config.cost_rates,
-                settings=self.settings,
-                overhead=self.overhead,
+                peak=find_peak_flops(loop.ranks.device, loop.precision),
+                overhead=None if self.evaluation is None else self.evaluation.overhead,
             )
+        return RunLogger(
+            output.run_dir,
+            loop,
+            self.config,
+            count_flops=self.trained.count_flops,
+            progress=progress,
+            settings=output.settings,
+            is_resumed=is_resumed,
         )
-        saver = CheckpointHook(
-            self._store,
-            self.fingerprints,
-            every=config.checkpoint_every,
-            on_save=logger.flush,
-            extra_groups=dict if self.early_stopping is None else self.early_stopping.state_dict,
-            tensor_names=self.tensor_names,
-        )
-        if checkpoint is not None and self.learning_check is not None and ranks.is_first:
-            self.learning_check.restore(read_metrics(self.run_dir.path), self._total_steps)
-        validation = self._build_validation(saver)
-        state, find_samples = self.state, self.find_samples
-        samples = None if find_samples is None else lambda step: find_samples(state, step)
-        loop.hooks = [
-            self.clock,
-            DivergenceGuard(logger.warn, samples),
-            logger,
-            *([] if self.build_sample_hook is None else [self.build_sample_hook(self)]),
-            *([] if validation is None else [validation]),
-            *self.hooks,
-            saver,
-            self.shutdown,
-        ]
-        return saver, validation
 
-    def _build_validation(self, saver: CheckpointHook) -> ValidationHook | None:
-        evaluation, logger, early_stopping = self.evaluation, self.logger, self.early_stopping
-        check = self.learning_check
-        if evaluation is None:
-            return None
+    def _build_validation(self, evaluation: Evaluation, saver: CheckpointHook) -> ValidationHook:
+        logger, early_stopping, check = self.logger, evaluation.early_stopping, evaluation.learning_check
         if self.clock.steps is not None or not evaluation.every:  # otherwise the budget decides
             times = math.ceil((self.clock.steps or 0) / evaluation.every) if evaluation.every else 1
             warn_of_few_evaluations(self.config.optimizer, times + evaluation.at_start, logger.warn)
@@ -281,21 +324,21 @@ class Trainer:
                 early_stopping.record(loop.state.step, -loss)
             logger.log_evaluation(loop, metrics)
             logger.observe(loop, loss)
-            if check is not None and self.ranks.is_first:
+            if check is not None and loop.ranks.is_first:
                 for warning in check.record(loop.state.step, metrics, self._total_steps):
                     logger.warn(f"step {loop.state.step:,}: {warning}")
             if early_stopping is not None and early_stopping.should_stop():
                 evaluations = format_count(early_stopping.evaluations_since_best, "evaluations")
                 logger.log(f"step {loop.state.step:,}: no improvement in {evaluations}; stopping early")
 
-        return ValidationHook(evaluation, record_evaluation, on_abort=self.shutdown.stop)
+        return ValidationHook(evaluation, record_evaluation, on_abort=self.process.shutdown.stop)
 
     def _start(self, saver: CheckpointHook, validation: ValidationHook | None, *, is_new: bool) -> None:
         """Do what is due before the first step, or was not done when the run was stopped: evaluate and save."""
         loop, state, clock = self.loop, self.state, self.clock
-        state.micro = self._count_micro_batches(self.phases[len(state.phases) - 1])
-        if is_new and self.ranks.is_first:
-            self.on_start()
+        state.micro = self._count_micro_batches(self.batches.phases[len(state.phases) - 1])
+        if is_new and loop.ranks.is_first:
+            self.output.write_settings()
         if not is_new:
             saver.last_step, saver.last_time = state.step, state.elapsed_seconds
         for hook in (*([] if validation is None else [validation]), *self.hooks):
@@ -304,31 +347,31 @@ class Trainer:
         saver.save(loop, wait=has_budget)
         if has_budget:
             reserve = estimate_reserve(
-                parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-                startup_seconds=time.monotonic() - self.start_time,
+                parameters=sum(parameter.numel() for parameter in self.trained.model.parameters()),
+                startup_seconds=time.monotonic() - self.process.start_time,
                 save_seconds=time.monotonic() - save_start,
                 eval_seconds=0.0 if validation is None else validation.estimate_seconds(state),
             )
-            clock.reserve = self.ranks.broadcast_object(reserve)  # all ranks end at the same step
+            clock.reserve = loop.ranks.broadcast_object(reserve)  # all ranks end at the same step
 
     def _run_phase(self, number: int) -> None:
         """Train until the end of a phase, or until the run stops early."""
-        loop, state, phase, clock = self.loop, self.state, self.phases[number], self.clock
+        loop, state, phase, clock = self.loop, self.state, self.batches.phases[number], self.clock
         state.micro = self._count_micro_batches(phase)
-        loop.graph_runner, device = None, self.ranks.device
-        is_alone = state.micro == self.ranks.world == 1 and self.parallel != "fsdp"
-        if phase.shape is not None and device.type == "cuda" and is_alone:
-            loop.graph_runner = build_cuda_graph(phase.shape, self.spec, self.config, device, loop.module)
+        loop.graph_runner, ranks, spec = None, loop.ranks, self.trained.spec
+        is_alone = state.micro == ranks.world == 1 and self.trained.parallel != "fsdp"
+        if phase.shape is not None and ranks.device.type == "cuda" and is_alone:
+            loop.graph_runner = build_cuda_graph(phase.shape, spec, self.config, ranks.device, loop.module)
         loader = DataLoader(
             phase.batches,
             offset=state.phases[number],
             start=state.step,
             stop=None if clock.steps is None else clock.find_end_step(number),
             micro=state.micro,
-            rank=self.ranks.rank,
-            world=self.ranks.world,
-            workers=self.workers,
-            device=device,
+            rank=ranks.rank,
+            world=ranks.world,
+            workers=self.batches.workers,
+            device=ranks.device,
         )
         early_stopping = self.early_stopping
         with loader:
@@ -346,9 +389,9 @@ class Trainer:
             return 1
         return count_micro_batches(
             phase.shape,
-            self.spec,
-            self.ranks,
-            self.config.resolve_precision(self.ranks.device),
+            self.trained.spec,
+            self.process.ranks,
+            self.config.resolve_precision(self.process.ranks.device),
             micro_tokens=self.config.micro_tokens,
             min_micro_batches=self.state.min_micro,
         )

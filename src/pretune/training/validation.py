@@ -19,6 +19,7 @@ from pretune.training.checkpoints import Checkpoint
 from pretune.training.distributed import Ranks, fill, reshard, unshard
 from pretune.training.loop import DROPOUT, Hook, Loop
 from pretune.training.optim import ASGD, Optim, use_averages
+from pretune.training.progress import OverheadEstimator
 from pretune.training.step import StepMetrics, TrainingObjective, TrainState, reduce_over_ranks
 
 LOCAL_RANK = Ranks(torch.device("cpu"))
@@ -88,12 +89,15 @@ def compute_validation_loss(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Evaluation of a model during training."""
+    """Evaluation of a model during training, and what follows from it."""
 
     evaluate: Callable[[Loop], dict[str, float] | None]  # returns metrics; None if interrupted by a signal
     every: int  # steps; 0: only before the first step and after the last
     compute_loss: Callable[[Mapping[str, float]], float]  # of the metrics; the lowest is the best
     at_start: bool = True  # evaluate before the first step
+    early_stopping: "EarlyStopping | None" = None
+    learning_check: "LearningCheck | None" = None
+    overhead: OverheadEstimator | None = None  # of time besides training steps
 
 
 class ValidationHook:

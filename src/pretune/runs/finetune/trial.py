@@ -57,7 +57,7 @@ from pretune.training.distributed import Ranks, run_on_rank_zero
 from pretune.training.loop import GracefulShutdown, Hook
 from pretune.training.records import TrialFile
 from pretune.training.step import TrainState
-from pretune.training.trainer import Trainer, TrainingPhase
+from pretune.training.trainer import RunOutput, RunProcess, TrainedModel, Trainer, TrainingBatches, TrainingPhase
 from pretune.training.validation import EarlyStopping, Evaluation
 
 Facts = dict[str, Any]
@@ -245,31 +245,33 @@ class FinetuneTrial:
             if self.distillation.weights.layer_share:
                 hooks.append(LayerStageHook(self.distillation, self.steps))
         with Trainer(
-            model=self.model,
-            objective=self.distillation or self.model.spec,
-            phases=[TrainingPhase(batches=self.stream, shape=self.stream.shape)],
+            trained=TrainedModel(
+                model=self.model,
+                objective=self.distillation or self.model.spec,
+                spec=self.model.model.spec,
+                count_flops=flops,
+                groups=self.adapted_model.groups,
+                tensor_names=self.trained_names,
+            ),
+            batches=TrainingBatches(
+                phases=[TrainingPhase(batches=self.stream, shape=self.stream.shape)],
+                workers=fit.workers or 0,  # NOTE: worker startup takes longer than many runs
+            ),
             clock=TrainingClock(schedule=fit.schedule, steps=self.steps),
             config=fit,
-            run_dir=self.run_dir,
-            ranks=self.ranks,
-            shutdown=self.shutdown,
-            fingerprints=self.fingerprints,
-            settings=self.tuning.to_dict(),
-            spec=self.model.model.spec,
-            flops=flops,
-            groups=self.adapted_model.groups,
-            workers=fit.workers or 0,  # NOTE: worker startup takes longer than many runs
-            lock=lock,
+            output=RunOutput(
+                run_dir=self.run_dir, fingerprints=self.fingerprints, settings=self.tuning.to_dict(), lock=lock
+            ),
+            process=RunProcess(self.ranks, self.shutdown),
             evaluation=Evaluation(
                 evaluate=lambda loop: self._evaluate(),
                 every=self.eval_every,
                 compute_loss=lambda metrics: -next(iter(metrics.values())),
                 at_start=False,  # a random head gives no information
+                early_stopping=early_stopping,
+                overhead=self.outlook,
             ),
-            early_stopping=early_stopping,
             hooks=hooks,
-            tensor_names=self.trained_names,
-            overhead=self.outlook,
         ) as trainer:
             state = trainer.fit(resume=resume)
             detach_teacher(self.model)
