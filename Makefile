@@ -52,9 +52,10 @@ dist: $(VENV)/.torch ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m build
 
 # CPU benchmarks, each compared with a peer; the commands of the GPU benchmarks are in docs/results.md.
-ROWS := objectives tokenizing reading packing prepare cpu_pretraining checkpoints startup ranks guard
+ROWS := data.objectives data.tokenizing data.reading data.packing data.prepare \
+	speed.cpu_pretraining speed.checkpoints speed.startup speed.ranks speed.guard
 bench: $(VENV)/.dev ## Run the benchmarks of a CPU; each prints its ratio against a peer
-	@set -e; for row in $(ROWS); do echo "== bench/$$row.py"; $(BIN)/python bench/$$row.py; done
+	@set -e; for row in $(ROWS); do echo "== bench.$$row"; $(BIN)/python -m bench.$$row; done
 
 clean: ## Remove build outputs and caches, but neither .venv nor runs
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

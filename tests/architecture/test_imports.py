@@ -68,7 +68,7 @@ def test_help_is_light(arguments: list[str]) -> None:
 
 
 def test_help_imports_few_modules() -> None:
-    """`bench/startup.py` measures the time; it follows from what is imported."""
+    """`bench/speed/startup.py` measures the time; it follows from what is imported."""
     out = python("import sys; from pretune.cli import main; main(['--help']); print(); print(len(sys.modules))")
     assert int(out.splitlines()[-1]) < MAX_MODULES
 

@@ -1,4 +1,4 @@
-"""bench/guard.py: fails if and only if a row is too far below its record."""
+"""bench/speed/guard.py: fails if and only if a row is too far below its record."""
 
 import functools
 import importlib.util
@@ -16,11 +16,15 @@ from tests.conftest import ROOT
 BENCH = ROOT / "bench"
 
 
+def find_module(path: Path) -> str:
+    """Return the name by which `python -m` runs a script: bench.speed.guard."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
 def load(name: str) -> ModuleType:
-    """Load a script of bench/ anew; scripts import each other by name."""
-    if str(BENCH) not in sys.path:
-        sys.path.insert(0, str(BENCH))
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
+    """Load a script of bench/ anew."""
+    (path,) = BENCH.rglob(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(find_module(path), path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -85,7 +89,7 @@ def test_other_versions_are_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_records_have_the_installed_versions() -> None:
     """Those of constraints.txt; with others the guard of the slow suite is skipped."""
     pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    for record in json.loads((BENCH / "guard.json").read_text()).values():
+    for record in json.loads((BENCH / "speed/guard.json").read_text()).values():
         versions = {name: version.split("+")[0] for name, version in record["versions"].items()}
         assert versions == {name: pinned[name] for name in versions}
 
@@ -95,7 +99,7 @@ NOT_MEASURED = {"x86_64 Intel(R) Xeon(R) Processor @ 2.50GHz": {"generating llam
 
 
 def test_records_have_all_rows() -> None:
-    for machine, record in json.loads((BENCH / "guard.json").read_text()).items():
+    for machine, record in json.loads((BENCH / "speed/guard.json").read_text()).items():
         assert {*record["ratios"]} == {*guard.ROWS} - NOT_MEASURED.get(machine, set()), machine
         assert all(value > 0 for value in record["ratios"].values()), machine
 
@@ -103,13 +107,13 @@ def test_records_have_all_rows() -> None:
 @pytest.mark.slow
 def test_no_regression() -> None:
     """Measure the rows in a process of its own with one thread."""
-    recorded = json.loads((BENCH / "guard.json").read_text())
+    recorded = json.loads((BENCH / "speed/guard.json").read_text())
     machine = guard.describe_machine()
     if machine not in recorded:
-        pytest.skip(f"no record for '{machine}'; create one with bench/guard.py --record")
+        pytest.skip(f"no record for '{machine}'; create one with bench/speed/guard.py --record")
     if recorded[machine]["versions"] != guard.get_versions():
-        pytest.skip("the record has other versions; update it with bench/guard.py --record")
+        pytest.skip("the record has other versions; update it with bench/speed/guard.py --record")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, str(BENCH / "guard.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "bench.speed.guard"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout

@@ -1,6 +1,5 @@
 """Scripts of bench/: all start; those that run on a CPU are run at their smallest size on synthetic text."""
 
-import argparse
 import gzip
 import json
 import lzma
@@ -21,12 +20,11 @@ import torch
 import yaml
 
 import pretune as pt
-from pretune.runs.defaults import build_pretrain_config
 from pretune.studies.read import load_study
 from tests.bench.test_guard import BENCH, load
 from tests.studies.studies import make_tree
 
-SCRIPTS = sorted(path.stem for path in BENCH.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+SCRIPTS = sorted(path.stem for path in BENCH.rglob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
 TEXTS = ("wikipedia-en/valid", "wikipedia-en/train-00", "wikinews-en/train", "wikinews-en/valid", "books-en/train-00")
 Run = Callable[..., str]
 
@@ -82,7 +80,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def test_studies_are_valid() -> None:
-    studies = {path.stem: load_study(str(path)) for path in BENCH.glob("*.yaml")}
+    studies = {path.stem: load_study(str(path)) for path in BENCH.rglob("*.yaml")}
     assert [scale.name for scale in studies["brief_pretraining"].scales] == ["gpu"]
     assert all(study.rows and study.claims for study in studies.values())
 
@@ -125,11 +123,6 @@ def test_lora(run: Run, tmp_path: Path) -> None:
     assert [*read(tmp_path / "some.json")["rows"]] == ["pretune LoRA", "peft LoRA, padded", "peft LoRA, packed"]
     assert {row.get("trained", 32_768) for row in result["rows"].values()} == {32_768}
     assert {*result["ratios"]} >= {"peft LoRA, padded", "peft LoRA, packed"}
-
-
-def test_activations(run: Run) -> None:
-    result = json.loads(run("activations", "--elements", 999, "--repeats", 2))
-    assert all(row["ratio"] > 0 for row in result.values()) and {*result} == {"gelu", "dropout"}
 
 
 def test_sentences(run: Run, tmp_path: Path) -> None:
@@ -176,16 +169,16 @@ def test_generate(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_serving(run: Run) -> None:
+def test_serving_engine(run: Run) -> None:
     words = ("--device", "cpu", "--size", "tiny", "--clients", 4, "--requests", 1, "--rounds", 1)
-    result = json.loads(run("serving", *words))
+    result = json.loads(run("engine", *words))
     assert result["checked"]["share of equal texts"] == 1 and result["completions"]["pretune"]["per_second"] > 0
 
 
 @pytest.mark.slow
-def test_serving_http(tmp_path: Path) -> None:
+def test_server(tmp_path: Path) -> None:
     """Both parts at their smallest, as processes: honest clients get right answers, the others errors."""
-    command = [sys.executable, str(BENCH / "serving_http.py"), "--size", "tiny", "--clients", "2", "--requests", "1"]
+    command = [sys.executable, "-m", "bench.serving.server", "--size", "tiny", "--clients", "2", "--requests", "1"]
     command += ["--rounds", "1", "--threads", "1", "--load-clients", "16", "--load-seconds", "3"]
     done = subprocess.run([*command, "--out", str(tmp_path / "out.json")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -196,36 +189,6 @@ def test_serving_http(tmp_path: Path) -> None:
     assert set(outcomes["oversized bodies"]) == {"413"} and set(outcomes["slow senders"]) == {"408"}
     assert set(outcomes["hostile bodies"]) <= {"400", "403", "404", "422"} and result["load"]["health_after"] == 200
     assert "| completions | pretune |" in done.stdout and "| deaf clients | closed" in done.stdout
-
-
-@pytest.mark.slow
-def test_ten_million_words(run: Run, tmp_path: Path, home: Path) -> None:
-    small = {"model.width": 16, "model.depth": 1, "model.heads": 2, "data.max_length": 32, "train.batch_tokens": 512}
-    changes = {f"settings.{name}": value for name, value in small.items()} | {
-        "epochs": 1,
-        "tokenizer.vocab": 300,
-        "texts": {"corpora/wikipedia-en/valid.txt.xz": 1},
-    }
-    variants = {"both": changes, "causal": changes | {"settings.objective": {"kind": "causal"}, "scorings": ["causal"]}}
-    (tmp_path / "variants.json").write_text(json.dumps(variants))
-    for phenomenon in ("island_effects", "binding"):  # the second is in the untouched half
-        row = {"sentence_good": "the sea is blue", "sentence_bad": "the sea are blue", "UID": phenomenon}
-        path = tmp_path / f"data/tasks/blimp/{phenomenon}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**row, "pairID": "0", "linguistics_term": phenomenon}) + "\n")
-    shutil.copytree(home / "corpora", tmp_path / "data/corpora")
-    paths = {"--work": "work", "--data": "data", "--file": "variants.json"}
-    options = [part for name, path in paths.items() for part in (name, str(tmp_path / path))] + ["--device", "cpu"]
-    for variants in ("both", "both,causal"):  # the second call repeats nothing
-        command = [sys.executable, BENCH / "ten_million_words.py", "--variants", variants, *options]
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["variants"]
-    assert [*found["both"]["blimp"]] == ["causal", "both sides", "sum"] and [*found["causal"]["blimp"]] == ["causal"]
-    assert found["both"]["blimp"]["sum"]["sets"] == 1
-    assert len({*(tmp_path / "work/models").iterdir()}) == 2
-    with pytest.raises(SystemExit, match="unknown variants: wide"):
-        run("ten_million_words", "--variants", "both,wide", *options)
 
 
 def test_pack(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,48 +214,6 @@ def test_fill(run: Run, tmp_path: Path, home: Path) -> None:
     words = ("--objective", "prefix", "--length", 64, "--tokens", 1024, "--out", tmp_path / "out.json")
     run("fill", home / "data", *words)
     assert all(0 < share <= 1 for row in read(tmp_path / "out.json").values() for share in row["fill"])
-
-
-def test_families_have_one_shape(home: Path) -> None:
-    """Every transformer of bench/families.py: settings that its family takes, the same depth, width and words read."""
-    families = load("families")
-    args = argparse.Namespace(length=64, width=32, depth=2, heads=2, batch_tokens=512, eval_tokens=512, workers=0)
-    rows = {name: row for name, row in families.ROWS.items() if row.tokens == families.PIECES}
-    for row in rows.values():
-        settings = families.build_settings(row, args)
-        config = build_pretrain_config(row.model, data=home / "data", epochs=2, overrides=settings, device="cpu")
-        assert (config.model.width, config.model.depth, config.data.max_length) == (32, 2, 64)
-        assert (config.train.epochs, config.train.lr) == (2, row.lr) and len(config.data.schedule.phases) == 1
-    assert len(rows) == 6
-
-
-@pytest.mark.slow
-def test_families(home: Path, tmp_path: Path) -> None:
-    """All stages, in processes of their own; a row that fails leaves the others alone."""
-    (tmp_path / "rte").mkdir()
-    lines = [
-        f"{i}\tA cat sat {i}.\tIt sat.\t{'not_' * (i % 2)}entailment" for i in range(150)
-    ]  # enough for one block of ULMFiT
-    for name in ("train", "dev"):
-        path = tmp_path / "rte" / f"{name}.tsv.gz"
-        path.write_bytes(gzip.compress("\n".join(["index\tsentence1\tsentence2\tlabel", *lines, ""]).encode()))
-    text, valid = home / "corpora/wikipedia-en/valid.txt.xz", tmp_path / "valid.txt"
-    valid.write_text("".join(f"A further text {i} of a cat that sat.\n\n" for i in range(40)))
-    sizes = "--passes 1 --length 32 --width 16 --depth 1 --heads 2 --hidden 16 --vocab 300 --words 300 --jobs 2"
-    options = "--rows bert,ulmfit --only-tasks rte,missing --task-steps 2 --seeds 2 --workers 0 --batch-words 512"
-    command = [sys.executable, BENCH / "families.py", "--train", text, "--valid", valid, "--tasks", tmp_path]
-    command += ["--work", tmp_path / "work", "--out", tmp_path / "out.json", "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": str(BENCH.parent / "src")}
-    done = subprocess.run(
-        [*map(str, command), *sizes.split(), *options.split()],
-        env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=600,
-    )  # fmt: skip
-    result = read(tmp_path / "out.json")
-    for name in ("bert", "ulmfit", "bert-random"):
-        assert len(result["rows"][name]["tasks"]["rte"]["each"]) == 2
-        assert "missing" in result["rows"][name]["tasks"]["missing"]["error"]
-    assert result["rows"]["bert"]["curve"][-1]["masked"] < result["rows"]["bert"]["curve"][0]["masked"]
-    assert json.loads(done.stdout.splitlines()[-1])["rows"]["ulmfit"]["curve"][0][0] == 0
 
 
 @pytest.mark.slow
@@ -359,12 +280,6 @@ def test_decoder(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_methods(run: Run) -> None:
-    result = json.loads(run("methods", "--device", "cpu", "--steps", 1))
-    assert {"full", "lora", "qlora", "prefix"} <= {*result["rows"]}
-
-
-@pytest.mark.slow
 def test_core_throughput(run: Run, tmp_path: Path) -> None:
     words = ("--only", "gpt2", "--rounds", 1, "--steps", 1, "--narrow", "--out", tmp_path / "out.json")
     run("core_throughput", *words)
@@ -382,14 +297,6 @@ def test_real_text(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.Mon
     words = ("--data", home / "data", "--tokenizer", home / "tok", "--width", 32, "--batch-tokens", 512)
     run("real_text", *words, "--length", 64, "--workers", 0, "--like-lengths", "--out", tmp_path / "out.json")
     assert all(ratio > 0 for ratio in read(tmp_path / "out.json")["ratio"].values())
-
-
-@pytest.mark.slow
-def test_same_learning(run: Run, tmp_path: Path, home: Path) -> None:
-    words = ("--data", home / "data", "--gpt-data", home / "data", "--steps", 21, "--only", "bert")
-    run("same_learning", *words, "--set", "train.batch_tokens=256", "--out", tmp_path / "out.json")
-    result = read(tmp_path / "out.json")["bert-mini"]
-    assert max(result["fast to reference"]) < min(result["seed to seed"]) + 0.5
 
 
 @pytest.mark.slow

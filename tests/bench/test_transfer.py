@@ -1,4 +1,4 @@
-"""bench/transfer.py: methods with a first stage or a shared run give cells like all others."""
+"""bench/quality/transfer.py: methods with a first stage or a shared run give cells like all others."""
 
 import json
 import re
@@ -29,10 +29,9 @@ def test_cells_of_methods_with_stages(
 ) -> None:
     two_tasks(tmp_path, (40, 60))
     base = tasked.make_base(tmp_path)
-    stages = sys.modules["transfer_stages"]
-    monkeypatch.setattr(stages, "GROUPS", (("cola", "sst2"),))
-    monkeypatch.setattr(stages, "SOURCES", {"cola": "sst2", "sst2": "cola"})
-    monkeypatch.setattr(stages, "DOMAIN", {**stages.DOMAIN, "train.batch_tokens": 256, "data.max_length": 32})
+    monkeypatch.setattr(transfer, "GROUPS", (("cola", "sst2"),))
+    monkeypatch.setattr(transfer, "SOURCES", {"cola": "sst2", "sst2": "cola"})
+    monkeypatch.setattr(transfer, "DOMAIN", {**transfer.DOMAIN, "train.batch_tokens": 256, "data.max_length": 32})
     monkeypatch.setattr(transfer, "TASKS", {"cola": {}, "sst2": {"task.train_examples": 50}})
     out = tmp_path / "cells.json"
     words = f"--base {base} --data {tmp_path} --out {out} --seeds 0 --steps 2 --batch 8 --scratch {tmp_path}"

@@ -48,7 +48,7 @@ def usage(text: str) -> list[str]:
     found: list[str] = []
     for line in (ast.get_docstring(ast.parse(text)) or "").splitlines():
         said = re.split(r"  +|#", line.strip())[0].strip()
-        if line.startswith("    ") and "bench/" in said:
+        if line.startswith("    ") and "bench." in said:
             found.append(said)
         elif line.startswith("        ") and found and said.startswith("["):
             found[-1] += f" {said}"
@@ -78,8 +78,8 @@ def check(command: str, *, whole: bool = False) -> bool:
     if not typed:
         return False
     name, *rest = typed
-    if re.fullmatch(r"bench/\w+\.py", name):
-        _script(name, rest, whole=started and "…" not in command)
+    if script := find_script(name):
+        _script(script, rest, whole=started and "…" not in command)
         return True
     kinds: Mapping[str, Callable[[list[str]], None]] = {"pytest": _pytest, "make": _make, "pretune": _pretune}
     if name not in kinds or not rest:
@@ -88,6 +88,13 @@ def check(command: str, *, whole: bool = False) -> bool:
     if whole and name == "pretune" and "…" not in command:
         _typed(rest)
     return True
+
+
+def find_script(name: str) -> str | None:
+    """Return the path of a script of bench/, which is run as a module and named by either."""
+    if re.fullmatch(r"bench(\.\w+)+", name) and not name.endswith(".py"):
+        return f"{name.replace('.', '/')}.py"
+    return name if re.fullmatch(r"bench/[\w/]+\.py", name) else None
 
 
 def options(name: str) -> set[str]:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import VERBS
-from tests.docs.commands import ROOT, Unknown, check, fenced, options, spans, usage
+from tests.docs.commands import ROOT, Unknown, check, fenced, find_script, options, spans, usage
 from tests.readme.page import sections
 
 PAGES = sorted((ROOT / "docs").glob("*.md")) + [
     ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/log.md")
 ]
-SCRIPTS = sorted((ROOT / "bench").glob("*.py"))
+SCRIPTS = sorted((ROOT / "bench").rglob("*.py"))
 RESULTS = (ROOT / "docs/results.md").read_text(encoding="utf-8")
 OTHERS = {"--nproc-per-node", "--standalone"}
 """Options of torchrun."""
@@ -41,9 +41,12 @@ def test_the_commands_of_a_script(script: Path) -> None:
     """It says how it is called, and is called so; those that are no programs are imported by one."""
     text = script.read_text(encoding="utf-8")
     if "__main__" not in text:
-        assert any(re.search(rf"(import|from) {script.stem}\b", other.read_text(encoding="utf-8")) for other in SCRIPTS)
+        assert any(
+            re.search(rf"\b{script.stem}\b.* import |import .*\b{script.stem}\b", other.read_text(encoding="utf-8"))
+            for other in SCRIPTS
+        )
         return
-    mine = [one for one in usage(text) if script.name in one]
+    mine = [one for one in usage(text) if f"bench.{script.parent.name}.{script.stem}" in one]
     assert mine, "the docstring has no command"
     assert wrong(mine) == []
 
@@ -51,7 +54,11 @@ def test_the_commands_of_a_script(script: Path) -> None:
 def named(text: str) -> set[str]:
     """All options of the scripts and verbs that are named somewhere in a text."""
     code = " ".join([*spans(text), *fenced(text)])
-    scripts = {path for path in re.findall(r"bench/\w+\.py", code) if (ROOT / path).is_file()}
+    scripts = {
+        path
+        for word in re.findall(r"bench[./][\w/.]*\w", code)
+        if (path := find_script(word)) and (ROOT / path).is_file()
+    }
     verbs = {verb for verb in re.findall(r"pretune ([a-z-]+)", code) if verb in VERBS}
     return set().union(*(options(name) for name in scripts | verbs))
 
@@ -78,14 +85,14 @@ def test_options_that_stand_alone_on_a_page(page: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "PYTHONPATH=src python bench/real_text.py --data DATA",  # --tokenizer is needed
-        "python bench/real_text.py --data DATA --tokenizer TOK --steps 3",
-        "python bench/startup.py --repeat 3",  # no abbreviations
-        "bench/startup.py --repeat 3",
-        "python bench/ranks.py --verb predict",
-        "python bench/ranks.py --steps many",
-        "python bench/fill.py DATA --max-length 1 …",
-        "python bench/gone.py",
+        "PYTHONPATH=src python -m bench.speed.real_text --data DATA",  # --tokenizer is needed
+        "python -m bench.speed.real_text --data DATA --tokenizer TOK --steps 3",
+        "python -m bench.speed.startup --repeat 3",  # no abbreviations
+        "bench/speed/startup.py --repeat 3",
+        "python -m bench.speed.ranks --verb predict",
+        "python -m bench.speed.ranks --steps many",
+        "python -m bench.data.fill DATA --max-length 1 …",
+        "python -m bench.speed.gone",
         "pytest tests/gone.py",
         "python -m pytest -m quick tests/nn",
         "make tests",
@@ -107,11 +114,11 @@ def test_what_is_needed_stands_in_a_block(command: str) -> None:
 
 def test_what_can_be_typed() -> None:
     good = (
-        "A=1 B=src python bench/neardup.py --threshold 0.9 …",
-        "python bench/fill.py DATA --objective NAME --length N",
-        "python bench/embed.py [MODEL] [--device cpu|cuda]",
-        "bench/core_throughput.py --profile",
-        "python bench/transfer.py --out FILE --seeds 0,1",
+        "A=1 B=src python -m bench.data.sentences --part dev …",
+        "python -m bench.data.fill DATA --objective NAME --length N",
+        "python -m bench.speed.embed [MODEL] [--device cpu|cuda]",
+        "bench.speed.core_throughput --profile",
+        "python -m bench.quality.transfer --out FILE --seeds 0,1",
         "pytest -m slow tests/nn",
         "make bench",
         "pretune embed MODEL --input FILE --out vectors.npy",

@@ -7,7 +7,12 @@ from tests.readme.page import sections
 
 PAGE = (ROOT / "docs/results.md").read_text(encoding="utf-8")
 _CODE = re.compile(r"`[^`]+`|^```.*?^```$", re.MULTILINE | re.DOTALL)
-_COMMAND = re.compile(r"\b(?:bench|examples/\w+)/\w+\.py|\bpretune [a-z]|\bmake \w|\bpytest ")
+_COMMAND = re.compile(r"\bbench\.\w+\.\w+|\bexamples/\w+/\w+\.py|\bpretune [a-z]|\bmake \w|\bpytest ")
+
+
+def locate(name: str) -> str:
+    """Return the path of what is named: of a module of bench/, its file."""
+    return f"{name.replace('.', '/')}.py" if name.startswith("bench.") else name
 
 
 def commands(text: str) -> list[str]:
@@ -27,7 +32,7 @@ def test_every_section_with_numbers_has_a_command() -> None:
 
 
 def test_what_the_commands_name_is_there() -> None:
-    pattern = re.compile(r"\b(?:bench|tests)/[\w/]+(?:\.(?:py|yaml))?")
+    pattern = re.compile(r"\b(?:bench|tests)/[\w/]+(?:\.(?:py|yaml))?|\bbench(?:\.\w+)+")
     named = {path for code in _CODE.findall(PAGE) for path in pattern.findall(code)}
     assert len(named) > 15
-    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+    assert [path for path in sorted(named) if not (ROOT / locate(path)).exists()] == []

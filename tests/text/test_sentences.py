@@ -129,7 +129,7 @@ def test_time_grows_with_length_only(unit: str) -> None:
 
 @pytest.mark.parametrize(("splitter", "least"), [("rules", 0.815), ("naive", 0.79)])
 def test_ud_ewt(shared_data: Path, splitter: str, least: float) -> None:
-    """F1 of boundaries on the test set, sentences joined by single spaces; bench/sentences.py says more."""
+    """F1 of boundaries on the test set, sentences joined by single spaces; bench/data/sentences.py says more."""
     right = found = gold = 0
     with gzip.open(shared_data / "tasks/ud_ewt/en_ewt-ud-test.conllu.gz", "rt", encoding="utf-8") as file:
         documents = file.read().split("# newdoc")[1:]
