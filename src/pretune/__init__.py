@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pretune.runs.evaluate import evaluate
     from pretune.runs.finetune.entry import finetune
     from pretune.runs.finetune.inference import predict_run as predict
-    from pretune.runs.listing import list_methods, list_models, list_objectives, list_tasks
+    from pretune.runs.listing import list_methods, list_models, list_objectives, list_tasks, register
     from pretune.runs.prepare import prepare
     from pretune.runs.pretrain import pretrain
     from pretune.runs.quickstart import quickstart
@@ -97,6 +97,7 @@ __all__ = [
     "PromptTuning",
     "QLoRA",
     "quickstart",
+    "register",
     "report",
     "save",
     "score",
@@ -127,6 +128,7 @@ _PUBLIC = {
     "list_studies": "pretune.studies:list_studies",
     "list_tasks": "pretune.runs.listing:list_tasks",
     "list_methods": "pretune.runs.listing:list_methods",
+    "register": "pretune.runs.listing:register",
     "load": "pretune.adaptation.io:load",
     "save": "pretune.adaptation.io:save",
     "build": "pretune.models.catalog:build",

@@ -13,6 +13,8 @@ METHODS: Registry[Any] = Registry(
         "gradual": "pretune.adaptation.freeze:Gradual",
         **PEFT_METHODS.table,
     },
+    group="pretune.methods",
+    list_reserved=lambda: METHOD_PRESETS,
 )
 """Name -> spec: a frozen value with defaults, and `rate`, its default peak learning rate."""
 

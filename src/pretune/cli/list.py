@@ -87,7 +87,7 @@ def list_objectives() -> dict[str, dict[str, Any]]:
     from pretune.objectives import OBJECTIVES
 
     return {
-        name: {"shapes": _read_shapes(OBJECTIVES.table[name]), "about": OBJECTIVES.describe(name).removesuffix(".")}
+        name: {"shapes": _list_shapes(name), "about": OBJECTIVES.describe(name).removesuffix(".")}
         for name in OBJECTIVES
     }
 
@@ -162,6 +162,16 @@ _NEXT_COMMANDS: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
     "studies": lambda names: ("compare", names[0], "--dry-run"),
 }
 """Command to suggest after each list."""
+
+
+def _list_shapes(objective: str) -> list[str]:
+    """Return the shapes of an objective, without an import if it is built in; empty if they depend on its parts."""
+    from pretune.objectives import OBJECTIVES
+
+    if objective in OBJECTIVES.table:
+        return _read_shapes(OBJECTIVES.table[objective])
+    shapes = getattr(OBJECTIVES.get(objective), "shapes", ())
+    return list(shapes) if isinstance(shapes, tuple) else []
 
 
 def _read_shapes(target: str) -> list[str]:

@@ -71,6 +71,7 @@ METRICS: Registry[Metric] = Registry(
         "mrr": "pretune.metrics.retrieval:mrr",
         "recall": "pretune.metrics.retrieval:recall",
     },
+    group="pretune.metrics",
 )
 
 METRIC_INPUTS: Mapping[str, str] = {

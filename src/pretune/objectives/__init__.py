@@ -30,6 +30,7 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
         "mixture": "pretune.objectives.mixture:Mixture",
         "distill": "pretune.objectives.distill:Distill",
     },
+    group="pretune.objectives",
 )
 
 

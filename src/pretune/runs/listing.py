@@ -1,9 +1,35 @@
-"""Names of what there is: `pt.list_models`, `list_objectives`, `list_tasks`, `list_methods`."""
+"""Names of what there is, and entries of the user: `pt.list_models`, `pt.list_methods`, `pt.register` and others."""
+
+from typing import Any, Literal
 
 from pretune.adaptation import METHOD_PRESETS, METHODS
+from pretune.core.errors import UsageError, suggest
+from pretune.core.registry import Registry
+from pretune.metrics import METRICS
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
 from pretune.tasks import TASKS
+
+Kind = Literal["family", "objective", "method", "task", "metric"]
+REGISTRIES: dict[Kind, Registry[Any]] = {
+    "family": FAMILIES,
+    "objective": OBJECTIVES,
+    "method": METHODS,
+    "task": TASKS,
+    "metric": METRICS,
+}
+"""Registries that take entries of the user."""
+
+
+def register(kind: Kind, name: str, target: Any) -> None:
+    """Add a family, objective, method, task or metric to this process.
+
+    `target` is the entry itself or "module:attribute", which is imported on first use. An installed package adds its
+    entries to every process by entry points (docs/extending.md). A name that is built in raises a UsageError.
+    """
+    if kind not in REGISTRIES:
+        raise UsageError(f"unknown kind '{kind}'{suggest(kind, REGISTRIES)} (known: {', '.join(REGISTRIES)})")
+    REGISTRIES[kind].register(name, target)
 
 
 def list_models(family: str | None = None) -> list[str]:

@@ -81,4 +81,5 @@ TASKS: "Registry[Task]" = Registry(
         "cranfield": "pretune.tasks.benchmarks.embedding:CRANFIELD",
         "multi30k_lines": "pretune.tasks.benchmarks.embedding:MULTI30K_LINES",
     },
+    group="pretune.tasks",
 )

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from pretune.adaptation import METHODS
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.peft import PEFT_METHODS
 from pretune.adaptation.peft.base import PeftMethod, get_adapter_state, sample_weight
@@ -197,9 +198,11 @@ def _parse_method(data: object) -> PeftMethod:
     if not isinstance(data, Mapping):
         raise CheckpointError(f"key 'method' must be an object, got {format_value(data)}")
     kind = data.get("kind")
-    if not isinstance(kind, str) or kind not in PEFT_METHODS:
+    method_class = METHODS.get(kind) if isinstance(kind, str) and kind in METHODS else None
+    if method_class is None or not issubclass(method_class, PeftMethod):
         raise CheckpointError(f"unknown method {format_value(kind)}; allowed: {', '.join(PEFT_METHODS.list_names())}")
-    return config.from_dict(PEFT_METHODS.get(kind), data, location="method")
+    method: PeftMethod = config.from_dict(method_class, data, location="method")
+    return method
 
 
 def _check_same_base(model: LanguageModel, method: PeftMethod, base_info: object) -> None:

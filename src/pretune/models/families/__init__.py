@@ -58,6 +58,8 @@ FAMILIES: "Registry[Family]" = Registry(
         "mass": "pretune.models.families.bart:mass",
         "ulmfit": "pretune.models.families.ulmfit:ulmfit",
     },
+    group="pretune.families",
+    list_reserved=lambda: [f"{family}-{size}" for family in FAMILIES.table for size in list_sizes(family)],
 )
 
 OWNERS: dict[str, tuple[str, ...]] = {
@@ -82,7 +84,9 @@ OWNERS: dict[str, tuple[str, ...]] = {
 
 
 def list_sizes(family: str) -> tuple[str, ...]:
-    """Return the names of a family's sizes, read from the `sizes={...}` literal in its file."""
+    """Return the names of a family's sizes, read from the `sizes={...}` literal in its file if it is built in."""
+    if family not in FAMILIES.table:
+        return tuple(FAMILIES.get(family).sizes)
     sizes = _find_keyword(_parse_family(family), "sizes")
     if not isinstance(sizes, ast.Dict):
         raise TypeError(f"family '{family}': sizes must be a dict literal")
@@ -90,11 +94,11 @@ def list_sizes(family: str) -> tuple[str, ...]:
 
 
 def find_style_family(style: str, *, has_words: bool = True) -> str | None:
-    """Return the first family whose paper trained a tokenizer with this style of special tokens.
+    """Return the first built-in family whose paper trained a tokenizer with this style of special tokens.
 
     Without `has_words`, families of whole words are left out.
     """
-    for family in FAMILIES:
+    for family in FAMILIES.table:
         training = _find_keyword(_parse_family(family), "training")
         tokenizer = _find_keyword(training, "tokenizer") if isinstance(training, ast.Call) else None
         if tokenizer is None:
@@ -112,7 +116,6 @@ def find_by_model_type(model_type: str) -> str | None:
     return next((family for family, layout in layouts if layout and layout.model_type == model_type), None)
 
 
-@cache
 def get_model_types() -> Mapping[str, str]:
     """Return `model_type` of a config.json -> the first family with that layout. Imports every family."""
     model_types: dict[str, str] = {}
