@@ -23,6 +23,7 @@ from typing import Any
 
 from pretune.core import log
 from pretune.core.errors import UsageError, refuse_broken_link
+from pretune.core.table import align_columns
 
 WIDTH = 80
 """Width at which titles and notes of a page are wrapped; tables are narrower."""
@@ -85,7 +86,7 @@ def print_settings(tree: Mapping[str, Any], comments: Iterable[str]) -> None:
 
 def format_costs(devices: Mapping[str, Mapping[str, Any]], name: str, amount: Callable[[Any], str]) -> list[str]:
     """Return a table of estimates by device; `amount` formats its first column, called `name`."""
-    from pretune.core.log import align_columns, format_dollars, format_energy, format_kilograms
+    from pretune.core.log import format_dollars, format_energy, format_kilograms
 
     header = ("device", name, "energy", "CO2e", "price")
     formats = (format_energy, "kwh"), (format_kilograms, "co2e_kg"), (format_dollars, "dollars")
@@ -93,7 +94,7 @@ def format_costs(devices: Mapping[str, Mapping[str, Any]], name: str, amount: Ca
         (device, amount(cost), *(format_value(cost[key]) for format_value, key in formats))
         for device, cost in devices.items()
     ]
-    return [*align_columns([header, *rows])]
+    return [*align_columns([header, *rows], right=True)]
 
 
 # Hints.
@@ -195,33 +196,13 @@ def print_page(title: str, about: str, sections: Sequence[Section], note: str) -
         return
     lines = [*_wrap(title), *_wrap(about)]
     for section in sections:
-        lines += ["", *_wrap(section.title), *_format_table(section)]
+        rows = [*([section.header] if section.header else []), *section.rows]
+        lines += ["", *_wrap(section.title), *align_columns(rows, right=section.align_right)]
     log.print_result("\n".join([*lines, "", *_wrap(note)]))
 
 
 def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, break_on_hyphens=False)  # as rich wraps, and names stay whole
-
-
-def _format_table(section: Section) -> Iterator[str]:
-    rows = [*([section.header] if section.header else []), *section.rows]
-    widths = [max(map(count_cells, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        fills = [" " * (width - count_cells(cell)) for cell, width in zip(row, widths, strict=True)]
-        cells = [
-            fill + cell if number and section.align_right else cell + fill
-            for number, (cell, fill) in enumerate(zip(row, fills, strict=True))
-        ]
-        yield f"  {'  '.join(cells)}".rstrip()
-
-
-def count_cells(text: str) -> int:
-    """Return the width in a terminal: some characters take two cells, some none."""
-    if text.isascii():
-        return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
 
 
 def _draw_page(title: str, about: str, sections: Sequence[Section], note: str) -> None:

@@ -113,7 +113,8 @@ SCALES = ("class", "gpu", "full")
 
 def format_plan(plan: "Plan") -> "Iterator[str]":
     """Yield the lines of a plan: question, rows, steps, cost and time."""
-    from pretune.core.log import align_columns, format_count, format_duration, format_number
+    from pretune.core.log import format_count, format_duration, format_number
+    from pretune.core.table import align_columns
     from pretune.models.devices import DEVICES
     from pretune.reports.study_text import ACTION_NAMES
     from pretune.studies.plan import STEP_NOUNS
@@ -144,7 +145,7 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
             )
         )
     yield "one seed of each row:"
-    yield from align_columns(table)
+    yield from align_columns(table, right=True)
     yield ""
     for action, count in plan.count_actions().items():
         seconds = sum(step.estimate.seconds for step in plan.steps.values() if step.action == action)
@@ -163,7 +164,7 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
 
 def format_results(results: "Mapping[str, Any]") -> "Iterator[str]":
     """Yield the table of a study, and its verdicts."""
-    from pretune.core.log import align_columns
+    from pretune.core.table import align_columns
     from pretune.reports.study_text import format_difference, format_marks, format_tuning, format_value, format_verdict
 
     measures = results["measures"]
@@ -172,7 +173,7 @@ def format_results(results: "Mapping[str, Any]") -> "Iterator[str]":
         cells = [results["table"][name].get(measure["name"]) for measure in measures]
         texts = ("" if cell is None else format_value(cell, m) for cell, m in zip(cells, measures, strict=True))
         rows.append((name, *texts))
-    yield from align_columns(rows)
+    yield from align_columns(rows, right=True)
     yield ""
     for claim in results["claims"]:
         difference = format_difference(claim)

@@ -272,12 +272,12 @@ def _list_records(scores: "Mapping[str, Any]") -> "Iterator[tuple[object, ...]]"
 
 
 def _format_result(run: "FinetunedRun") -> "Iterator[str]":
-    from pretune.core.log import align_columns
+    from pretune.core.table import align_columns
     from pretune.reports.facts import build_score_table
     from pretune.runs.model_card import format_notes
 
     yield f"{run}"
-    yield from align_columns(build_score_table(run.scores))
+    yield from align_columns(build_score_table(run.scores), right=True)
     yield from format_notes(run.scores)
 
 

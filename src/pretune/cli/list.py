@@ -11,6 +11,7 @@ from pretune.cli._options import AsCsv, AsJson, argument, check_format
 from pretune.cli._output import hint, print_csv
 from pretune.core import log
 from pretune.core.errors import UsageError, suggest
+from pretune.core.table import align_columns
 
 
 def list_(
@@ -194,27 +195,25 @@ def _read_shapes(target: str) -> list[str]:
 
 
 def _format_lines(entries: Mapping[str, Any]) -> list[str]:
-    if all(isinstance(value, Mapping) and "metric" in value for value in entries.values()):
-        return _align_columns(
-            [(name, value["kind"], value["metric"], _format_rows(**value)) for name, value in entries.items()]
-        )
-    if all(isinstance(value, Mapping) and "path" in value for value in entries.values()):
-        return _align_columns(
-            [(name, value["about"], value["path"] or value["install"]) for name, value in entries.items()]
-        )
-    if all(isinstance(value, Mapping) and "source" in value for value in entries.values()):
-        lines = ((f"{name}: {value['about']}", f"    {value['source']}") for name, value in entries.items())
+    records = {name: value for name, value in entries.items() if isinstance(value, Mapping)}
+    rows: list[tuple[str, ...]]
+    if not records:
+        texts = [f"{value:,}" if isinstance(value, int) else value for value in entries.values()]
+        rows = [*zip(entries, texts, strict=True)]
+    elif all("metric" in value for value in records.values()):
+        rows = [(name, value["kind"], value["metric"], _format_rows(**value)) for name, value in records.items()]
+    elif all("path" in value for value in records.values()):
+        rows = [(name, value["about"], value["path"] or value["install"]) for name, value in records.items()]
+    elif all("source" in value for value in records.values()):
+        lines = ((f"{name}: {value['about']}", f"    {value['source']}") for name, value in records.items())
         return [line for pair in lines for line in pair]
-    if all(isinstance(value, Mapping) for value in entries.values()):  # shapes get a separate column
-        shapes = {name: ", ".join(value["shapes"]) or "depends on its parts" for name, value in entries.items()}
-        column = max(map(len, shapes.values()))
-        entries = {name: f"{shapes[name]:<{column}}  {value['about']}" for name, value in entries.items()}
-    texts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in entries.items()}
-    width = max(map(len, texts))
-    if all(isinstance(value, int) for value in entries.values()):  # right-align numbers
-        longest = max(map(len, texts.values()))
-        texts = {name: f"{text:>{longest}}" for name, text in texts.items()}
-    return [f"{name:<{width}}  {text}" for name, text in texts.items()]
+    else:
+        rows = [
+            (name, ", ".join(value["shapes"]) or "depends on its parts", value["about"])
+            for name, value in records.items()
+        ]
+    is_numeric = all(isinstance(value, int) for value in entries.values())
+    return [*align_columns(rows, right=is_numeric, indent="")]
 
 
 def _list_records(lists: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
@@ -244,12 +243,6 @@ def _format_rows(rows: Mapping[str, int | None], partial: list[str], **_: Any) -
         for split, count in rows.items()
     ]
     return ", ".join(texts) or "no data"
-
-
-def _align_columns(rows: list[tuple[str, ...]]) -> list[str]:
-    """Align all columns but the last."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-    return ["  ".join([*(f"{c:<{w}}" for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
 
 
 def _format_brief(kind: str, names: list[str]) -> str:

@@ -61,11 +61,11 @@ def quickstart(
 
 def _format_table(rows: "Sequence[dict[str, Any]]") -> "Iterator[str]":
     """Yield a table of methods by training set size, with the number of seeds in brackets."""
-    from pretune.core.log import align_columns
+    from pretune.core.table import align_columns
 
     counts = sorted({row["labels"] for row in rows})
     cells = {(row["method"], row["labels"]): f"{row['mean']:.3f} ({len(row['seeds'])})" for row in rows}
     lines = [("", *(f"{count:,} labels" for count in counts))]
     names = dict.fromkeys(row["method"] for row in rows)
     lines += [(name, *(cells.get((name, count), "") for count in counts)) for name in names]
-    yield from align_columns(lines)
+    yield from align_columns(lines, right=True)

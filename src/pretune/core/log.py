@@ -1,4 +1,4 @@
-"""Messages to stderr and results to stdout, with control characters escaped, and numbers and tables as text.
+"""Messages to stderr and results to stdout, with control characters escaped, and numbers as text.
 
 rich formats messages where stderr is a terminal, and is imported only then; elsewhere they are plain lines.
 """
@@ -197,21 +197,6 @@ def join_names(names: Collection[object], limit: int = 20) -> str:
     """
     text = ", ".join(str(name) for name in itertools.islice(names, limit))
     return text if len(names) <= limit else f"{text} … and {len(names) - limit:,} more"
-
-
-def align_pairs(rows: list[tuple[str, str]]) -> Iterator[str]:
-    """Yield lines of names and values in two columns."""
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        yield f"  {name:<{width}}  {value}"
-
-
-def align_columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the lines of a table: first column left-aligned, the others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *rest in rows:
-        cells = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
-        yield "  ".join([f"  {first:<{widths[0]}}", *cells])
 
 
 def _format_digits(value: float) -> str:

@@ -10,6 +10,8 @@ are rows shared with model cards. All text goes through the functions here, whic
 
 import html
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
 
 MAX_UNFOLDED = 240
 """Longer notes are collapsed."""
@@ -22,6 +24,8 @@ class Markup(str):
 
 
 NO_MARKUP = Markup("")
+Section = tuple[str, str, Markup]
+"""Anchor, heading and content of a part of a page."""
 
 
 def escape(value: object) -> str:
@@ -96,6 +100,30 @@ def notes(*lines: str) -> Markup:
 def code(*lines: str) -> Markup:
     """Render a block of commands."""
     return element("pre", element("code", Markup("\n".join(map(escape, lines)))))
+
+
+def place_figures(figures: Iterable[Markup]) -> Markup:
+    """Place figures side by side; empty without any."""
+    content = join(figures)
+    return element("div", content, kind="charts") if content else NO_MARKUP
+
+
+def tiles(numbers: Iterable[tuple[str, str]]) -> Markup:
+    """Render headline numbers, each with a line about it; empty without any."""
+    boxes = [element("div", element("b", number), element("span", about), kind="tile") for number, about in numbers]
+    return element("div", *boxes, kind="tiles") if boxes else NO_MARKUP
+
+
+def fill_page(title: str, story: Markup, headline: Markup, sections: Iterable[Section]) -> str:
+    """Return the page `report.html` with its sections; empty ones are left out."""
+    sections = [section for section in sections if section[2]]
+    return Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8")).substitute(
+        title=escape(title),
+        story=story,
+        tiles=headline,
+        links=join(element("a", name, href=f"#{anchor}") for anchor, name, _ in sections),
+        sections=join(element("section", element("h2", name), body, id_=anchor) for anchor, name, body in sections),
+    )
 
 
 def _is_number(cell: str) -> bool:

@@ -1,15 +1,14 @@
 """Report page: sections in order; empty ones are dropped. The page is `report.html`."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from pretune.core import io
 from pretune.core.errors import UsageError, refuse_broken_link
 from pretune.core.log import format_count, format_duration, format_kilograms
-from pretune.reports import Markup, code, element, escape, join, table
+from pretune.reports import NO_MARKUP, Markup, Section, code, element, fill_page, join, place_figures, table, tiles
 from pretune.reports.analysis import render_analyses
 from pretune.reports.cost import render_commands, render_cost, render_data, sum_costs
 from pretune.reports.errors import render_errors
@@ -23,7 +22,6 @@ from pretune.reports.scores import (
     render_suites,
 )
 
-Section = tuple[str, str, Markup]
 MAX_TILES = 3
 """Maximum number of runs whose score is a headline."""
 
@@ -61,15 +59,9 @@ def render_page(
     """Render the complete document."""
     titles = [title, *(result.metadata.get("title") for result in results)]
     names = " · ".join(record.name for record in (results or runs))
+    story = join(element("p", line, kind="lead") for result in results for line in _list_lines(result, "story"))
     sections = _build_sections(runs, results, paths, out)
-    story = [line for result in results for line in _list_lines(result, "story")]
-    return Template(Path(__file__).with_name("report.html").read_text()).substitute(
-        title=escape(next(filter(None, titles), names)),
-        story=join(element("p", line, kind="lead") for line in story),
-        tiles=_render_tiles(runs, results),
-        links=join(element("a", name, href=f"#{anchor}") for anchor, name, _ in sections),
-        sections=join(element("section", element("h2", name), body, id_=anchor) for anchor, name, body in sections),
-    )
+    return fill_page(next(filter(None, titles), names), story, tiles(_list_tiles(runs, results)), sections)
 
 
 def _build_sections(
@@ -82,7 +74,7 @@ def _build_sections(
     usage = [line for result in results for line in _list_lines(result, "use")]
     sections = [
         ("scores", "Scores", join(tables)),
-        ("labels", "Training set size", element("div", *label_charts, kind="charts") if any(label_charts) else ""),
+        ("labels", "Training set size", place_figures(label_charts)),
         ("runs", "Runs", join([*map(_render_stages, results), render_runs(runs)])),
         ("learning", "Learning curves", render_learning_curves(runs)),
         ("errors", "Errors", render_errors(runs)),
@@ -90,12 +82,12 @@ def _build_sections(
         ("analysis", "Inside the models", render_analyses([(run.name, run.analyses) for run in runs if run.analyses])),
         ("cost", "Cost", render_cost(runs, results)),
         ("data", "Data", render_data(runs, results)),
-        ("use", "Usage", code(*usage) if usage else ""),
+        ("use", "Usage", code(*usage) if usage else NO_MARKUP),
         ("reproduce", "Commands to reproduce", render_commands(runs, results, paths, out)),
     ]
     if not results and not any(run.scores for run in runs):  # only pre-training: runs come first
         sections = [*sections[2:], *sections[:2]]
-    return [(anchor, name, Markup(body)) for anchor, name, body in sections if body]
+    return sections
 
 
 def needs_run_scores(runs: Sequence[RunRecord]) -> bool:
@@ -119,30 +111,28 @@ def _render_stages(results: ComparisonResults) -> Markup:
     return table(("stage", "time", ""), rows) if rows else Markup()
 
 
-def _render_tiles(runs: Sequence[RunRecord], results: Sequence[ComparisonResults]) -> Markup:
-    """Render the headline numbers."""
-    tiles: list[tuple[str, str]] = []
+def _list_tiles(runs: Sequence[RunRecord], results: Sequence[ComparisonResults]) -> Iterator[tuple[str, str]]:
+    """Yield the headline numbers, with what they are."""
     for result in results:
         count = max(row["labels"] for row in result.rows)
         best = max((row for row in result.rows if row["labels"] == count), key=lambda row: float(row["mean"]))
         metric, labels = result.metadata.get("metric", "score"), format_count(count, "labels")
-        tiles.append((f"{best['mean']:.3f}", f"best {metric} at {labels}: {best['method']}"))
+        yield f"{best['mean']:.3f}", f"best {metric} at {labels}: {best['method']}"
         if (gain := compute_lead(result.rows, count)) is not None:
-            tiles.append((f"{gain:+.3f}", f"best pre-trained over the best baseline at {labels}"))
+            yield f"{gain:+.3f}", f"best pre-trained over the best baseline at {labels}"
     for run in [run for run in runs if run.scores][: 0 if results else MAX_TILES]:
         assert run.scores is not None
         score, baseline = run.scores["result"], find_best_baseline(run)
         comparison = f"; {baseline['name']} {baseline['score']:.3f}" if baseline else ""
-        tiles.append((f"{score['score']:.3f}", f"{run.scores['metric']} on {score['split']}, {run.name}{comparison}"))
+        yield f"{score['score']:.3f}", f"{run.scores['metric']} on {score['split']}, {run.name}{comparison}"
     for run in [run for run in runs if not run.is_finetuned][:2]:
         loss = (run.summary.get("held_out") or {}).get("loss")
         if isinstance(loss, int | float):
-            tiles.append((f"{loss:.3f}", f"validation loss, {run.name}"))
+            yield f"{loss:.3f}", f"validation loss, {run.name}"
     if any(run.cost is not None for run in runs):
         total = sum_costs(runs, results)
-        tiles += [(format_duration(total["seconds"]), "training time"), (format_kilograms(total["co2e_kg"]), "CO2e")]
-    boxes = [element("div", element("b", value), element("span", about), kind="tile") for value, about in tiles]
-    return element("div", *boxes, kind="tiles") if boxes else Markup()
+        yield format_duration(total["seconds"]), "training time"
+        yield format_kilograms(total["co2e_kg"]), "CO2e"
 
 
 def compute_lead(rows: Sequence[Mapping[str, Any]], labels: int) -> float | None:

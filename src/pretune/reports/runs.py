@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pretune.core.log import format_count
-from pretune.reports import NO_MARKUP, Markup, element, facts, join, note, table
+from pretune.reports import Markup, element, facts, join, note, place_figures, table
 from pretune.reports.charts import Series, draw_line_chart, draw_size_chart
 from pretune.reports.load import RunRecord
 from pretune.training.records import PretrainSummary
@@ -109,8 +109,8 @@ def format_objective(objective: Facts) -> str:
 
 def render_learning_curves(runs: Sequence[RunRecord]) -> Markup:
     """Draw training and validation loss by step, and validation scores of fine-tuning."""
-    figures = [draw_line_chart(series, x="step", y=name) for name, series in build_learning_curves(runs).items()]
-    return element("div", *figures, kind="charts") if any(figures) else NO_MARKUP
+    curves = build_learning_curves(runs)
+    return place_figures(draw_line_chart(series, x="step", y=name) for name, series in curves.items())
 
 
 def build_learning_curves(runs: Sequence[RunRecord]) -> dict[str, list[Series]]:

@@ -1,11 +1,24 @@
 """Page of a study (study.html), from the content of its study.json: claims, tables, plots and cost."""
 
 from collections.abc import Iterator
-from pathlib import Path
-from string import Template
 
 from pretune.core.log import format_count, format_duration, format_kilograms
-from pretune.reports import NO_MARKUP, Markup, code, element, escape, join, link, note, notes, pairs, table
+from pretune.reports import (
+    NO_MARKUP,
+    Markup,
+    Section,
+    code,
+    element,
+    fill_page,
+    join,
+    link,
+    note,
+    notes,
+    pairs,
+    place_figures,
+    table,
+    tiles,
+)
 from pretune.reports.charts import Series, draw_interval_chart, draw_line_chart
 from pretune.reports.study_text import (
     Facts,
@@ -32,21 +45,13 @@ MAX_P = 0.05
 
 def render_study_page(results: Facts) -> str:
     """Render study.html."""
-    study = results["study"]
-    sections = [(anchor, name, body) for anchor, name, body in _build_sections(results) if body]
-    paper = study["paper"]
+    study, paper = results["study"], results["study"]["paper"]
     story = [element("p", study["question"], kind="lead")] if study["question"] else []
     story += [element("p", link(paper["citation"], paper["url"]), kind="note")] if paper["citation"] else []
-    return Template(Path(__file__).with_name("report.html").read_text()).substitute(
-        title=escape(study["title"]),
-        story=join(story),
-        tiles=_render_tiles(results),
-        links=join(element("a", name, href=f"#{anchor}") for anchor, name, _ in sections),
-        sections=join(element("section", element("h2", name), body, id_=anchor) for anchor, name, body in sections),
-    )
+    return fill_page(study["title"], join(story), _render_tiles(results), _build_sections(results))
 
 
-def _build_sections(results: Facts) -> list[tuple[str, str, Markup]]:
+def _build_sections(results: Facts) -> list[Section]:
     return [
         ("claims", "Claims", _render_claims(results)),
         ("table", "Table", _render_tables(results)),
@@ -60,15 +65,15 @@ def _build_sections(results: Facts) -> list[tuple[str, str, Markup]]:
 
 def _render_tiles(results: Facts) -> Markup:
     outcomes = [claim["outcome"] for claim in results["claims"]]
-    tiles = [(str(outcomes.count(name)), _count_claims(name)) for name in OUTCOME_COLOURS if name in outcomes]
     cost = results["cost"]
-    tiles += [
-        (str(len(results["seeds"])), "seeds"),
-        (format_duration(cost.get("wall_seconds") or cost["seconds"]), "time of all steps"),
-    ]
-    tiles.append((format_kilograms(cost["co2e_kg"]), "CO2e"))
-    boxes = [element("div", element("b", value), element("span", about), kind="tile") for value, about in tiles]
-    return element("div", *boxes, kind="tiles")
+    return tiles(
+        [
+            *((str(outcomes.count(name)), _count_claims(name)) for name in OUTCOME_COLOURS if name in outcomes),
+            (str(len(results["seeds"])), "seeds"),
+            (format_duration(cost.get("wall_seconds") or cost["seconds"]), "time of all steps"),
+            (format_kilograms(cost["co2e_kg"]), "CO2e"),
+        ]
+    )
 
 
 def _count_claims(outcome: str) -> str:
@@ -138,9 +143,9 @@ def _render_cell(results: Facts, row: str, measure: Facts, is_best: bool) -> Mar
 
 
 def _render_plots(results: Facts) -> Markup:
-    charts = [*_draw_curves(results), *_draw_costs(results)]
-    figures = [element("div", *charts, kind="charts")] if charts else []
-    return join([*figures, element("div", *_draw_intervals(results), kind="charts")])
+    return join(
+        [place_figures([*_draw_curves(results), *_draw_costs(results)]), place_figures(_draw_intervals(results))]
+    )
 
 
 def _draw_curves(results: Facts) -> Iterator[Markup]:
@@ -186,10 +191,8 @@ def _draw_intervals(results: Facts) -> Iterator[Markup]:
     """Yield mean and interval of every row, one figure per score."""
     for measure in filter(is_score, results["measures"]):
         cells = {row: results["table"][row].get(measure["name"]) for row in results["rows"]}
-        values = [
-            value for cell in cells.values() if cell for value in (cell["mean"], cell["low"], cell["high"])
-            if value is not None
-        ]  # fmt: skip
+        bounds = [(cell["mean"], cell["low"], cell["high"]) for cell in cells.values() if cell]
+        values = [value for bound in bounds for value in bound if value is not None]
         if len(values) < 2 or max(values) == min(values):
             continue
         edge = 0.05 * (max(values) - min(values))

@@ -2,10 +2,11 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pretune.core.log import format_duration, format_kilograms, format_number
+from pretune.core.table import format_markdown
 
 Facts = Mapping[str, Any]
 OUTCOME_LABELS = {"undecided": "undecided at this budget"}
@@ -20,50 +21,43 @@ UNITS = {"flops": "FLOP", "kwh": " kWh", "dollars": " $"}
 def render_study_text(results: Facts) -> str:
     """Render study.md."""
     study, measures = results["study"], results["measures"]
-    lines = [f"# {_escape(study['title'])}", ""]
-    lines += [_escape(study["question"]), ""] if study["question"] else []
-    lines += [f"Source: {_escape(study['paper']['citation'])}", ""] if study["paper"]["citation"] else []
-    if results["claims"]:
-        claim_rows = [
-            (claim["text"], f"**{format_verdict(results, claim)}**", claim["measure"], format_difference(claim))
-            for claim in results["claims"]
-        ]
-        lines += ["## Claims", "", *_format_table(("claim", "verdict", "measure", "difference"), claim_rows)]
-        lines += ["", results["rule"], format_tuning(results), ""]
-    rows = [
-        (row, *(_format_cell(results["table"][row].get(measure["name"]), measure) for measure in measures))
-        for row in results["rows"]
+    paper, paper_table = study["paper"], study["paper"]["table"]
+    claims = [
+        (claim["text"], f"**{format_verdict(results, claim)}**", claim["measure"], format_difference(claim))
+        for claim in results["claims"]
     ]
-    lines += ["## Table", "", *_format_table(("", *(measure["name"] for measure in measures)), rows), ""]
-    if mark_note := format_marks(results):
-        lines += [mark_note, ""]
-    if (paper_table := study["paper"]["table"]) is not None:
-        rows = list_paper_rows(paper_table)
-        lines += [
-            f"The paper: {_escape(paper_table['caption'])}",
-            "",
-            *_format_table(("", *paper_table["columns"]), rows),
-            "",
-        ]
-    if study["paper"]["note"]:
-        lines += [_escape(study["paper"]["note"]), ""]
-    lines += ["## Setting", "", *_format_table(("", ""), list_settings(results)), ""]
-    lines += ["## Cost", "", *_format_table(("", ""), list_costs(results)), "", format_other_devices(results), ""]
-    if results["failures"]:
-        failure_rows = [(failure["label"], failure["message"]) for failure in results["failures"]]
-        lines += ["## Not finished", "", *_format_table(("step", "error"), failure_rows), ""]
-    lines += ["```sh", format_command(results), "```", ""]
-    return "\n".join(lines)
+    rows = [
+        (row, *(format_value(cells[name], m) if (name := m["name"]) in cells else "" for m in measures))
+        for row, cells in ((row, results["table"][row]) for row in results["rows"])
+    ]
+    failures = [(failure["label"], failure["message"]) for failure in results["failures"]]
+    claims_table = _format_table(("claim", "verdict", "measure", "difference"), claims)
+    parts = [
+        f"# {_escape(study['title'])}",
+        _escape(study["question"] or ""),
+        f"Source: {_escape(paper['citation'])}" if paper["citation"] else "",
+        *(["## Claims", claims_table, f"{results['rule']}\n{format_tuning(results)}"] if claims else []),
+        "## Table",
+        _format_table(("", *(measure["name"] for measure in measures)), rows),
+        format_marks(results),
+        f"The paper: {_escape(paper_table['caption'])}" if paper_table else "",
+        _format_table(("", *paper_table["columns"]), list_paper_rows(paper_table)) if paper_table else "",
+        _escape(paper["note"] or ""),
+        "## Setting",
+        _format_table(("", ""), list_settings(results)),
+        "## Cost",
+        _format_table(("", ""), list_costs(results)),
+        format_other_devices(results),
+        *(["## Not finished", _format_table(("step", "error"), failures)] if failures else []),
+        f"```sh\n{format_command(results)}\n```\n",
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
-def _format_cell(cell: Facts | None, measure: Facts) -> str:
-    return "" if cell is None else format_value(cell, measure)
-
-
-def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table in Markdown."""
-    lines = [[*head], ["---"] * len(head), *rows]
-    return [f"| {' | '.join(_escape(str(cell)).replace('|', '/') for cell in line)} |" for line in lines]
+def _format_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in Markdown, its cells escaped."""
+    header, *lines = [[_escape(str(cell)).replace("|", "/") for cell in row] for row in (head, *rows)]
+    return format_markdown(header, lines)
 
 
 def _escape(text: str) -> str:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
-from pretune.core import config, io
+from pretune.core import io
 from pretune.core.config import get_kind
 from pretune.core.log import format_count
+from pretune.core.table import format_markdown
 from pretune.reports import facts
 from pretune.reports.facts import Rows, build_score_table
 from pretune.runs.config import PretrainConfig
@@ -23,64 +25,55 @@ MAX_SAMPLES = 5
 def build_pretraining_card(
     name: str,
     settings: PretrainConfig,
-    data_card: Mapping[str, Any],
+    data_card: Facts,
     fingerprint: str,
-    summary: dict[str, Any],
-    lines: Sequence[Mapping[str, Any]] = (),
+    summary: Facts,
+    lines: Sequence[Facts] = (),
 ) -> str:
     """Return the text of README.md. The card and the fingerprint are of the data, `lines` those of metrics.jsonl."""
-    return "\n".join(
-        [
-            *_format_header(name, settings, data_card),
-            *format_table(facts.build_pretraining_rows(settings.to_dict(), summary)),
-            "",
-            *_format_samples(lines),
-            "## Data",
-            *_format_data(data_card, fingerprint, summary.get("epochs", {})),
-            "",
-            "## Cost",
-            *format_table(build_cost_rows(summary["cost"])),
-            "",
-            "All settings are in `run.json`; `pretune pretrain --config run.json --out DIR` reproduces the run.",
-            "",
-        ]
-    )
-
-
-def _format_header(name: str, settings: PretrainConfig, data: Mapping[str, Any]) -> Iterator[str]:
-    family, objective, start = settings.model.family, get_kind(settings.objective), settings.train.init_from
-    yield from ("---", "library_name: pretune", f"tags: [{family}, {objective}]")
-    languages = [
-        language for language in (data.get("languages") or {}) if language.isalpha() and len(language) in (2, 3)
+    languages = [name for name in (data_card.get("languages") or {}) if name.isalpha() and len(name) in (2, 3)]
+    epochs = summary.get("epochs", {})
+    sources = [(*row, f"{epochs[row[0]]:.3g}" if row[0] in epochs else "") for row in facts.list_sources(data_card)]
+    texts = [
+        f"- {_format_code(sample['text'])} ({escape_markdown(sample['source'])})"
+        for sample in data_card.get("samples") or ()
     ]
-    if languages:
-        yield f"language: [{', '.join(languages[:20])}]"
-    yield from ("---", f"# {escape_markdown(name)}", "")
-    init = "from scratch" if start is None else f"from the weights of `{escape_markdown(start)}`"
-    teacher = getattr(settings.objective, "teacher", None)
-    if teacher is not None:
-        init = f"as the student of `{escape_markdown(teacher)}`"
-    library = "[pretune](https://pypi.org/project/pretune/)"
-    yield f"A `{family}` model, pre-trained {init} with the objective `{objective}` using {library}."
-    yield ""
-
-
-def _format_samples(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a table of samples at the first and last step."""
-    samples = facts.collect_samples(lines)
-    if not samples:
-        return
-    yield from (
-        "## Samples during training",
-        f"{facts.describe_sample_source(lines)}.",
-        "",
-        "| text | step | masked words filled in, or continuation |",
-        "|---|---|---|",
+    return _fill_template(
+        "pretraining_card.md",
+        name=escape_markdown(name),
+        family=settings.model.family,
+        objective=get_kind(settings.objective),
+        languages=f"language: [{', '.join(languages[:20])}]\n" if languages else "",
+        init=_describe_init(settings),
+        training=_format_pairs(facts.build_pretraining_rows(settings.to_dict(), summary)),
+        samples=_format_samples(lines),
+        splits="\n".join(f"- {line}" for line in facts.describe_splits(data_card)),
+        sources=format_markdown((*facts.SOURCE_HEADER, "epochs"), [[*map(escape_markdown, row)] for row in sources]),
+        filters="\n".join(f"- {line}" for line in _list_filters(data_card)),
+        fingerprint=fingerprint,
+        texts="\n".join(["\nSamples of the training text:\n", *texts, ""] if texts else []),
+        cost=_format_cost(summary["cost"]),
     )
-    for text, answers in [*samples.items()][:MAX_SAMPLES]:
+
+
+def _describe_init(settings: PretrainConfig) -> str:
+    """Return the weights that a run started from."""
+    start, teacher = settings.train.init_from, getattr(settings.objective, "teacher", None)
+    if teacher is not None:
+        return f"as the student of `{escape_markdown(teacher)}`"
+    return "from scratch" if start is None else f"from the weights of `{escape_markdown(start)}`"
+
+
+def _format_samples(lines: Sequence[Facts]) -> str:
+    """Return a table of samples at the first and last step; empty without samples."""
+    rows = []
+    for text, answers in [*facts.collect_samples(lines).items()][:MAX_SAMPLES]:
         for place, (step, answer) in enumerate([answers[0], answers[-1]] if len(answers) > 1 else answers):
-            yield f"| {'' if place else _format_code(text)} | {step:,} | {_format_code(answer)} |"
-    yield ""
+            rows.append(("" if place else _format_code(text), f"{step:,}", _format_code(answer)))
+    if not rows:
+        return ""
+    table = format_markdown(("text", "step", "masked words filled in, or continuation"), rows)
+    return f"## Samples during training\n{facts.describe_sample_source(lines)}.\n\n{table}\n\n"
 
 
 def _format_code(text: str) -> str:
@@ -89,23 +82,7 @@ def _format_code(text: str) -> str:
     return f"`{clean or ' '}`"
 
 
-def _format_data(data: Mapping[str, Any], fingerprint: str, epochs: Mapping[str, float]) -> Iterator[str]:
-    yield from (f"- {line}" for line in facts.describe_splits(data))
-    yield from ("", "| source | licence | documents | tokens | epochs |", "|---|---|---|---|---|")
-    for row in facts.list_sources(data):
-        read = f"{epochs[row[0]]:.3g}" if row[0] in epochs else ""
-        yield "| " + " | ".join(map(escape_markdown, (*row, read))) + " |"
-    yield ""
-    yield from (f"- {line}" for line in _format_filters(data))
-    yield from ("", f"Fingerprint `{fingerprint}`; see the data card for details.")
-    if data.get("samples"):
-        yield from ("", "Samples of the training text:", "")
-        yield from (
-            f"- {_format_code(sample['text'])} ({escape_markdown(sample['source'])})" for sample in data["samples"]
-        )
-
-
-def _format_filters(data: Mapping[str, Any]) -> Iterator[str]:
+def _list_filters(data: Facts) -> Iterator[str]:
     """Yield the filters of the data with the documents they changed and dropped; duplicates."""
     for name, outcome in data.get("filters", {}).items():
         counts = [f"{format_count(outcome[verb], 'documents')} {verb}" for verb in ("changed", "dropped")]
@@ -116,14 +93,17 @@ def _format_filters(data: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name.replace('_', ' ')}: {format_count(count, 'documents')} dropped"
 
 
-def build_cost_rows(cost: Mapping[str, Any]) -> Rows:
-    """Return rows on cost."""
-    return facts.build_cost_rows({**cost, "device": escape_markdown(cost["device"])})
+def _format_cost(cost: Facts) -> str:
+    return _format_pairs(facts.build_cost_rows({**cost, "device": escape_markdown(cost["device"])}))
 
 
-def format_table(rows: Rows) -> list[str]:
-    """Format names and values as a Markdown table."""
-    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+def _format_pairs(rows: Rows) -> str:
+    """Return names and values as a table."""
+    return format_markdown(("", ""), rows)
+
+
+def _fill_template(file: str, **parts: str) -> str:
+    return Template(Path(__file__).with_name(file).read_text(encoding="utf-8")).substitute(parts)
 
 
 def escape_markdown(text: str) -> str:
@@ -133,37 +113,18 @@ def escape_markdown(text: str) -> str:
 
 def build_finetuning_card(name: str, tuning: "FinetuneConfig", scores: Facts, cost: Facts) -> str:
     """Return the text of README.md."""
-    method = config.get_kind(tuning.method)
     header, *rows = build_score_table(scores)
-    return "\n".join(
-        [
-            *(
-                "---",
-                "library_name: pretune",
-                f"tags: [{scores['kind']}, {method}]",
-                "---",
-                f"# {escape_markdown(name)}",
-                "",
-            ),
-            f"`{escape_markdown(tuning.base.path)}` fine-tuned on `{escape_markdown(scores['task'])}` using "
-            "[pretune](https://pypi.org/project/pretune/).",
-            "",
-            "## Scores",
-            "",
-            f"| {' | '.join(header)} |",
-            "|---" * len(header) + "|",
-            *(f"| {' | '.join(map(escape_markdown, row))} |" for row in rows),
-            *("", *(f"{note}" for note in format_notes(scores))),
-            "",
-            "## Training",
-            *format_table(facts.build_finetuning_rows(tuning.to_dict(), scores)),
-            "",
-            "## Cost",
-            *format_table(build_cost_rows(cost)),
-            "",
-            "All settings are in `run.json`; `pretune finetune --config run.json --out DIR` reproduces the run.",
-            "",
-        ]
+    return _fill_template(
+        "finetuning_card.md",
+        name=escape_markdown(name),
+        kind=scores["kind"],
+        method=get_kind(tuning.method),
+        base=escape_markdown(tuning.base.path),
+        task=escape_markdown(scores["task"]),
+        scores=format_markdown(header, [[*map(escape_markdown, row)] for row in rows]),
+        notes="\n".join(format_notes(scores)),
+        training=_format_pairs(facts.build_finetuning_rows(tuning.to_dict(), scores)),
+        cost=_format_cost(cost),
     )
 
 
@@ -176,7 +137,7 @@ def format_notes(scores: Facts) -> Iterator[str]:
 FORMATS = ("png", "svg")
 
 
-def draw_plots(run_dir: Path, scores: Mapping[str, Any]) -> None:
+def draw_plots(run_dir: Path, scores: Facts) -> None:
     """Draw the plots of a run; nothing for a single training set size without forgetting."""
     if scores["curve"]:
         _save_figure(run_dir / "curve", _plot_curve(scores))
@@ -191,7 +152,7 @@ def _build_figure(width: float = 6.0, height: float = 4.0) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def _plot_curve(scores: Mapping[str, Any]) -> Any:
+def _plot_curve(scores: Facts) -> Any:
     """Plot the official metric by training set size, with the interval over seeds and the baselines."""
     figure, axes = _build_figure()
     points = scores["curve"]
@@ -206,7 +167,7 @@ def _plot_curve(scores: Mapping[str, Any]) -> Any:
     return figure
 
 
-def _plot_forgetting(forgetting: Mapping[str, Any]) -> Any:
+def _plot_forgetting(forgetting: Facts) -> Any:
     """Plot the relative weight change of each part, with the losses in the title."""
     figure, axes = _build_figure()
     names = list(forgetting["by_part"])

@@ -21,13 +21,13 @@ from pretune.core import log
 from pretune.core.log import (
     COST_SPAN,
     TRAINING_TIME,
-    align_pairs,
     format_dollars,
     format_duration,
     format_energy,
     format_kilograms,
     format_number,
 )
+from pretune.core.table import align_columns
 from pretune.training.cost import Cost
 
 _LINE_SECONDS = 10.0  # between lines
@@ -251,7 +251,7 @@ def show_summary(summary: RunSummary) -> None:
     if log.is_quiet():
         return
     if not sys.stderr.isatty():
-        log.info("\n".join([summary.title, *align_pairs(summary.build_rows())]))
+        log.info("\n".join([summary.title, *align_columns(summary.build_rows())]))
         return
     from rich.console import Console
     from rich.table import Table

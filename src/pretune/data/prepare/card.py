@@ -14,6 +14,7 @@ from typing import Any
 from pretune import __version__
 from pretune.core.io import atomic_write, write_json
 from pretune.core.log import format_count
+from pretune.core.table import format_markdown
 from pretune.data.prepare.dedup_split import SplitFacts, SplitResult, describe_shortfall
 from pretune.data.prepare.settings import MAX_VALID_TOKENS, MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, Recipe
 from pretune.data.prepare.stage import StageReader
@@ -154,17 +155,19 @@ def render_markdown(card: Mapping[str, Any]) -> str:
         bytes=_format_megabytes(train["bytes"]),
         vocab=card["tokenizer"]["vocab"],
         command=card["command"],
-        splits=_render_table(
+        splits=format_markdown(
             ["split", "documents", "tokens", "bytes", "sentences", "bytes/token", "tokens/word", "unknown tokens"],
             [[name, *_format_split(split)] for name, split in splits.items()],
+            text_columns=1,
         ),
         pairs=f"Text pairs: {', '.join(pairs)}.\n\n" if pairs else "",
         held_out=_render_held_out(card),
-        lengths=_render_table(
+        lengths=format_markdown(
             ["split", *quantiles],
             [[name, *(f"{value:,}" for value in split["lengths"].values())] for name, split in splits.items()],
+            text_columns=1,
         ),
-        sources=_render_table(
+        sources=format_markdown(
             ["source", "kind", "licence", "files", "size", *(f"{name} tokens" for name in splits)],
             [_format_source(source, splits) for source in card["sources"]],
             text_columns=3,
@@ -173,10 +176,9 @@ def render_markdown(card: Mapping[str, Any]) -> str:
         documents_read=card["documents_read"],
         dropped=_render_dropped(card),
         samples="".join(map(_render_sample, card["samples"])),
-        settings=_render_table(
+        settings=format_markdown(
             ["setting", "value"],
             [[name, _escape_cell(_format_value(value))] for name, value in card["settings"].items()],
-            2,
         ),
         tokenizer=card["tokenizer"]["sha256"],
         fingerprint=card["fingerprint"],
@@ -228,13 +230,7 @@ def _render_dropped(card: Mapping[str, Any]) -> str:
         [[name.replace("_", " "), "", "", f"{count:,}"] for name, count in card[key].items()]
         for key in ("skipped", "dropped")
     )
-    return _render_table(["reason", "kept", "changed", "dropped"], [*skip_rows, *filters, *drop_rows])
-
-
-def _render_table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
-    """Return a table; the first `text_columns` columns are text, the others right-aligned numbers."""
-    rule = [*["---"] * text_columns, *["---:"] * (len(header) - text_columns)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
+    return format_markdown(["reason", "kept", "changed", "dropped"], [*skip_rows, *filters, *drop_rows], text_columns=1)
 
 
 def _escape_cell(text: str) -> str:
