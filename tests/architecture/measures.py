@@ -17,7 +17,7 @@ from tests.architecture.executed_files import list_files
 CEILINGS = {
     "code lines": 65_500,
     "files": 465,
-    "import circles": 6,
+    "import circles": 5,
     "functions of 60 and more lines": 29,
     "functions with 12 and more arguments": 37,
     "dict[str, Any] and Mapping[str, Any]": 662,
@@ -27,11 +27,13 @@ CEILINGS = {
     "files to the first step of pretrain": 82,
     "files to the first step of finetune": 102,
     "fields of Trainer": 27,
-    "methods of TaskType": 39,
-    "fields of TaskType": 19,
+    "methods of TaskType": 20,
+    "fields of TaskType": 11,
     "code lines of tests": 56_300,
 }
 """The most that each measure may be. Lower one when the code is below it; raise one with the reason in the commit."""
+TASK_TYPE_PARTS = ("TaskType", "Inputs", "Outputs", "Scoring")
+"""The class, and the three parts that a type composes (three of the fields)."""
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 
@@ -140,8 +142,8 @@ def measure() -> dict[str, int]:
         "files to the first step of pretrain": len(list_files("pretrain")),
         "files to the first step of finetune": len(list_files("finetune")),
         "fields of Trainer": count_fields("training/trainer.py", "Trainer"),
-        "methods of TaskType": count_methods("tasks/types/base.py", "TaskType"),
-        "fields of TaskType": count_fields("tasks/types/base.py", "TaskType"),
+        "methods of TaskType": sum(count_methods("tasks/types/base.py", name) for name in TASK_TYPE_PARTS),
+        "fields of TaskType": sum(count_fields("tasks/types/base.py", name) for name in TASK_TYPE_PARTS),
         "code lines of tests": sum(count_code_lines(file.read_text()) for file in tests),
     }
 

@@ -27,7 +27,8 @@ from pretune.inference.text_model import get_tokenizer
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from pretune.tasks.task import SplitFile, Task
-from pretune.tasks.types.span import SpanExtraction
+from pretune.tasks.types import get_type
+from pretune.tasks.types.span import SPAN
 from tests.inference.scorers import scorer
 
 SHORT = PromptTemplate(text="{text}: {answer}", join=" ")
@@ -122,7 +123,7 @@ def test_an_encoder_writes_nothing(family: str) -> None:
 def test_prompts_are_there_for_all_such_tasks_and_end_in_the_blank() -> None:
     for name in TASKS:
         task = TASKS.get(name)
-        if task.type.evaluator == "generation":
+        if get_type(task).scoring.evaluator == "generation":
             prompt = _resolve_prompt(task, FewShotConfig())
             assert AnswerGenerator(scorer("gpt2"), prompt).prompt.text.endswith("{answer}"), name
     with pytest.raises(UsageError, match=r"\{answer\}"):
@@ -138,7 +139,7 @@ def test_scores() -> None:
     found = compute_scores(xsum, [Example(text="the old sea was quiet", target="the old")], ["nothing"])
     assert next(iter(found.values())) == 0.0 and found["lead"] == 1.0
     assert [get_answer(example) for example in (asked[0], asked[1], Example(text="", target="a\nb"))] == [
-        "a", SpanExtraction.no_answer, "a b",
+        "a", SPAN.scoring.prompt.no_answer, "a b",
     ]  # fmt: skip
 
 
@@ -161,7 +162,11 @@ def test_a_task_from_its_files_to_a_result(squad: Task) -> None:
     found = evaluate_generation(scorer("t5"), squad, 2, FewShotConfig(show=True, seed=1))
     assert found.split == "dev" and found.shots == 2 and found.counts["examples"] == 4
     assert {"f1", "exact_match"} <= set(found.scores)
-    assert found.prompt is not None and found.prompt.count("Answer: ") == 3 and SpanExtraction.no_answer in found.prompt
+    assert (
+        found.prompt is not None
+        and found.prompt.count("Answer: ") == 3
+        and SPAN.scoring.prompt.no_answer in found.prompt
+    )
     assert any("2 shots" in note and "'train'" in note and "seed 1" in note for note in found.notes)
     alone = replace(squad, splits={"dev": squad.splits["dev"]})
     less = evaluate_generation(scorer("gpt2"), alone, 1)

@@ -28,6 +28,7 @@ from pretune.runs.finetune.task_data import TaskData, find_trainable_task, index
 from pretune.tasks.example import Example
 from pretune.tasks.splits import TaskSplits
 from pretune.tasks.task import Task
+from pretune.tasks.types import score
 from tests.runs import tasked
 
 QUICK: dict[str, Any] = {"train.eval_examples": 20, "data.max_length": 32}
@@ -244,7 +245,7 @@ class TestBeside:
         assert "pairs" in absent["cosine"]
         assert {one.value for one in rows[0].predictions} == {1.5}
         for row in rows[1:]:
-            found = self.task("regression", "pearson_spearman").type.score(some, row.predictions)
+            found = score(self.task("regression", "pearson_spearman"), some, row.predictions)
             assert next(iter(found.values())) > 0.9
         assert "bilstm" in absent and "random" in absent
 
@@ -255,7 +256,7 @@ class TestBeside:
         some = [Example(text="a grey stone", choices=("the stone is grey", "rivers"), label=0) for _ in range(8)]
         task = self.task("choice", "accuracy")
         rows, _ = run_baselines(task, some, some, ("majority", "svm", "vectors"))
-        assert [next(iter(task.type.score(some, row.predictions).values())) for row in rows] == [1.0, 1.0, 1.0]
+        assert [next(iter(score(task, some, row.predictions).values())) for row in rows] == [1.0, 1.0, 1.0]
 
     def test_tags_by_the_word_and_its_neighbours(self) -> None:
         """The same word has another tag after another word."""
@@ -265,7 +266,7 @@ class TestBeside:
         ]
         task = self.task("tagging", "tag_accuracy", ("D", "N", "P", "V"))
         rows, absent = run_baselines(task, pair * 6, pair, ("majority", "svm"))
-        found = [next(iter(task.type.score(pair, row.predictions).values())) for row in rows]
+        found = [next(iter(score(task, pair, row.predictions).values())) for row in rows]
         assert found[0] < 1 and found[1] == 1.0 and "tagging" in absent["vectors"]
 
     def test_written_answers(self) -> None:

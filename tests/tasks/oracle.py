@@ -13,6 +13,7 @@ from pretune.data.sequences import Ints
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Floats, Items
 from pretune.tasks.example import Example, Prediction
+from pretune.tasks.types import get_type
 
 
 def perfect(encoder: TaskEncoder, examples: Sequence[Example]) -> list[Prediction]:
@@ -25,11 +26,13 @@ def perfect(encoder: TaskEncoder, examples: Sequence[Example]) -> list[Predictio
         parts = [targets[low:high] for low, high in itertools.pairwise(offsets)]
         texts = [decode(part[part != IGNORE_INDEX], special=False).strip() for part in parts]
         return [
-            encoder.rules.task.type.parse_answer(encoder.rules, example, text)
+            get_type(encoder.rules.task).outputs.parse_answer(encoder.rules, example, text)
             for example, text in zip(examples, texts, strict=True)
         ]
     items = encoder.encode(examples, training=False)
-    return encoder.task.type.decode(encoder, examples, items, _logits(encoder, examples, training_items, items))
+    return get_type(encoder.task).outputs.decode(
+        encoder.rules, examples, items, _logits(encoder, examples, training_items, items)
+    )
 
 
 def _logits(

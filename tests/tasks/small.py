@@ -10,12 +10,12 @@ from pretune.models.model import LanguageModel, build
 from pretune.tasks.encoder import TaskEncoder, build_head
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task, Template
-from pretune.tasks.types import TASK_TYPES, get_option
+from pretune.tasks.types import TYPE_OPTIONS
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train
 
 SHAPES = ("bert", "gpt2", "t5", "bart")
-KINDS = tuple(kind for kind in TASK_TYPES if get_option(kind) not in (None, "embedding"))
+KINDS = tuple(kind for kind in TYPE_OPTIONS if kind != "embedding")
 TEXT = [
     "The old man walked down to the river and looked for his boat, but it was gone.",
     "A good film is one that you want to see again; a bad one you have forgotten before it ends.",

@@ -16,6 +16,7 @@ from pretune.tasks.predict import predict
 from pretune.tasks.splits import sample_subset
 from pretune.tasks.stream import TaskStream
 from pretune.tasks.task import Task
+from pretune.tasks.types import score
 from tests.tasks.oracle import perfect
 from tests.tasks.small import model_for, tokenizer
 
@@ -54,7 +55,7 @@ def test_a_task_on_a_model(name: str, shape: str, shared_data: Path) -> None:
         assert torch.isfinite(model.spec.loss(model, stream[0]).mean())
     subset = examples[:4]
     predictions = predict(model, TaskEncoder.from_task(task, model, max_new_tokens=8), subset)
-    assert len(predictions) == 4 and 0 <= abs(get_headline(task.type.score(subset, predictions))) <= 1
+    assert len(predictions) == 4 and 0 <= abs(get_headline(score(task, subset, predictions))) <= 1
 
 
 @pytest.mark.parametrize(("name", "shape"), cases("bert", "gpt2"))
@@ -72,7 +73,7 @@ def test_gold_is_perfect(name: str, shape: str, shared_data: Path) -> None:
             for example in examples
             if len(tokenizer(shape).encode(example.target or "", add_special_tokens=False)) <= 100
         ]
-    scores = task.type.score(examples, perfect(encoder, examples))
+    scores = score(task, examples, perfect(encoder, examples))
     assert get_headline(scores) == pytest.approx(1.0, abs=0.02), scores
 
 
@@ -85,7 +86,7 @@ def test_gold_written_is_perfect(name: str, shape: str, shared_data: Path) -> No
     assert build_head(task, model.model).__class__.__name__ == "Generation"
     encoder = TaskEncoder.from_task(task, model, max_new_tokens=600)
     examples = sample_examples(task, shared_data, 32)
-    assert get_headline(task.type.score(examples, perfect(encoder, examples))) == pytest.approx(1.0, abs=0.02)
+    assert get_headline(score(task, examples, perfect(encoder, examples))) == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize("shape", ["bert", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gpt2", "t5"))])

@@ -13,6 +13,8 @@ from pretune.tasks.example import AnswerCandidate, Example, Prediction
 from pretune.tasks.predict import predict
 from pretune.tasks.stream import TaskStream
 from pretune.tasks.task import Template
+from pretune.tasks.types import get_type, score
+from pretune.tasks.types.choice import CHOICE
 from pretune.tasks.types.span import _score_spans
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train
@@ -32,7 +34,7 @@ QUICK_PAIRS = {
 @pytest.mark.parametrize(("shape", "kind"), PAIRS)
 def test_gold_is_perfect(shape: str, kind: str) -> None:
     task, examples = task_of(kind), examples_of(kind)
-    scores = task.type.score(examples, perfect(encoder_for(shape, task), examples))
+    scores = score(task, examples, perfect(encoder_for(shape, task), examples))
     assert get_headline(scores) == pytest.approx(
         1.0, abs=0.02 if kind == "regression" else 1e-9
     )  # written in steps of 0.2
@@ -61,8 +63,8 @@ def test_one_prediction_for_each_example_however_they_are_packed(shape: str, kin
         assert batch_prediction.value == pytest.approx(single_prediction.value, abs=1e-5)
         if batch_prediction.probabilities and kind != "multi-label":
             assert sum(batch_prediction.probabilities) == pytest.approx(1, abs=1e-6)
-    assert get_headline(task.type.score(examples, predictions)) <= 1
-    assert all(task.type.format_prediction(prediction) for prediction in predictions)
+    assert get_headline(score(task, examples, predictions)) <= 1
+    assert all(get_type(task).outputs.format(task, prediction) for prediction in predictions)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_a_fitted_model_says_what_it_has_learnt(shape: str) -> None:
             optimizer.zero_grad()
             model.spec.loss(model, stream[step]).mean().backward()
             optimizer.step()
-        assert task.type.score(examples, predict(model, encoder, examples))["accuracy"] == 1.0
+        assert score(task, examples, predict(model, encoder, examples))["accuracy"] == 1.0
     finally:
         model.load_state_dict(initial_state)
 
@@ -131,16 +133,17 @@ def test_the_threshold_is_that_of_the_best_f1() -> None:
         Prediction(text="", null_score_diff=null, candidates=(AnswerCandidate(text, 1.0, (0, len(text))),))
         for text, null in zip(texts, nulls, strict=True)
     ]
-    span = task_of("span").type
-    threshold = span.find_threshold(examples, predictions)
+    task = task_of("span")
+    outputs = get_type(task).outputs
+    threshold = outputs.find_threshold(task, examples, predictions)
     assert threshold == 1.0
-    final = span.apply_threshold(predictions, threshold)
+    final = outputs.apply_threshold(task, predictions, threshold)
     assert [prediction.text for prediction in final] == ["Paris", "", "Bonn"] and final[0].span == (0, 5)
-    assert span.score(examples, final)["f1"] == 1.0
-    scores = span.score(examples, span.apply_threshold(predictions, 0.0))
+    assert score(task, examples, final)["f1"] == 1.0
+    scores = score(task, examples, outputs.apply_threshold(task, predictions, 0.0))
     assert scores["f1"] == pytest.approx(2 / 3) and scores["best_f1"] == 1.0
     with pytest.raises(UsageError):
-        span.find_threshold(examples, [Prediction(text="a")] * 3)
+        outputs.find_threshold(task, examples, [Prediction(text="a")] * 3)
 
 
 def test_groups_options_and_answers_are_scored_as_published() -> None:
@@ -149,29 +152,27 @@ def test_groups_options_and_answers_are_scored_as_published() -> None:
         Example(text="p", pair=f"q{index}", label=index % 2, group="a" if index < 2 else "b") for index in range(4)
     ]
     right = [Prediction(label=index % 2) for index in range(3)]
-    multirc = replace(pair, metrics=("multirc",)).type.score(examples, [*right, Prediction(label=0)])
+    multirc = score(replace(pair, metrics=("multirc",)), examples, [*right, Prediction(label=0)])
     assert multirc["exact_match"] == 0.5 and multirc["average"] == pytest.approx((2 / 3 + 0.5) / 2)
-    parity = replace(pair, metrics=("accuracy", "gender_parity")).type.score(examples, [Prediction(label=1)] * 4)
+    parity = score(replace(pair, metrics=("accuracy", "gender_parity")), examples, [Prediction(label=1)] * 4)
     assert parity == {"accuracy": 0.5, "gender_parity": 1.0}
     record = replace(task_of("choice"), metrics=("record",))
     questions = [
         Example(text="t", pair="@placeholder", choices=("Nina Simone", "John"), label=0, answers=("Nina Simone",))
     ]
-    assert record.type.score(questions, [Prediction(label=1, scores=(0, 1))])["average"] == 0
-    assert record.type.score(questions, [Prediction(label=0, scores=(1, 0))])["average"] == 1
-    assert record.type.score(questions, [Prediction(text="Nina")])["f1"] == pytest.approx(2 / 3)
+    assert score(record, questions, [Prediction(label=1, scores=(0, 1))])["average"] == 0
+    assert score(record, questions, [Prediction(label=0, scores=(1, 0))])["average"] == 1
+    assert score(record, questions, [Prediction(text="Nina")])["f1"] == pytest.approx(2 / 3)
 
 
 def test_what_is_written_stands_for_a_label_or_nothing() -> None:
     rules = encoder_for("t5", task_of("classification")).rules
-    assert rules.task.type.parse_answer(rules, Example(text=""), " positive ").label == 1
-    assert rules.task.type.parse_answer(rules, Example(text=""), "posit").label is None
-    assert (
-        rules.task.type.score([Example(text="", label=1)] * 2, [Prediction(label=1), Prediction()])["accuracy"] == 0.5
-    )
+    assert get_type(rules.task).outputs.parse_answer(rules, Example(text=""), " positive ").label == 1
+    assert get_type(rules.task).outputs.parse_answer(rules, Example(text=""), "posit").label is None
+    assert score(rules.task, [Example(text="", label=1)] * 2, [Prediction(label=1), Prediction()])["accuracy"] == 0.5
     score_rules = encoder_for("t5", task_of("regression")).rules
     assert [
-        score_rules.task.type.parse_answer(score_rules, Example(text=""), text).value
+        get_type(score_rules.task).outputs.parse_answer(score_rules, Example(text=""), text).value
         for text in ("3.2", "9", "nan", "much")
     ] == [
         3.2,
@@ -189,14 +190,17 @@ def test_labels_are_compared_as_the_tokenizer_decodes_them(kind: str, lowercase:
     for label, target in enumerate(targets):
         ids = rules.tokenizer.encode(target, add_special_tokens=False)[: rules.max_new_tokens]
         answer = rules.tokenizer.decode(ids, special=False)
-        assert task.type.parse_answer(rules, Example(text=""), answer).label == label
-    assert task.type.parse_answer(rules, Example(text=""), "his boat").label is None
-    choice = replace(task_of("choice"), template=None)
+        assert get_type(task).outputs.parse_answer(rules, Example(text=""), answer).label == label
+    assert get_type(task).outputs.parse_answer(rules, Example(text=""), "his boat").label is None
+    choice_rules = replace(rules, task=replace(task_of("choice"), template=None))
     question = Example(text="", choices=("old_man", "good_film"))
     for option in (0, 1):
-        assert choice.type.parse_answer(rules, question, rules.spell(question.choices[option])).label == option
+        answer = rules.spell(question.choices[option])
+        assert CHOICE.outputs.parse_answer(choice_rules, question, answer).label == option
     scores = replace(rules, scale=(0.0, 5.0))
-    assert task_of("regression").type.parse_answer(scores, Example(text=""), rules.spell("1.6")).value == 1.6
+    assert (
+        get_type(task_of("regression")).outputs.parse_answer(scores, Example(text=""), rules.spell("1.6")).value == 1.6
+    )
 
 
 @pytest.mark.parametrize("targets", [("Good", "good"), ("good", "Ω"), ("the old man " * 9 + "a", "the old man " * 9)])
@@ -240,9 +244,9 @@ def test_words_without_tokens_are_outside() -> None:
 def test_what_cannot_be_scored_is_named() -> None:
     task, examples = task_of("classification"), [Example(text="a"), Example(text="b")]
     with pytest.raises(DataError, match=f"'{task.name}'.*'a'"):
-        task.type.score(examples, [Prediction(label=0)] * 2)
+        score(task, examples, [Prediction(label=0)] * 2)
     with pytest.raises(DataError, match=r"\b1\b.*\b2\b"):
-        task.type.score(examples, [Prediction(label=0)])
+        score(task, examples, [Prediction(label=0)])
     with pytest.raises(UsageError, match=r"\b3\b"):
         predict(model_for("bert", task), encoder_for("bert", task), examples, beams=3)
 

@@ -13,6 +13,7 @@ from pretune.runs.finetune.saved_task import BlankInput, SavedTask
 from pretune.tasks.example import Example
 from pretune.tasks.table import open_table
 from pretune.tasks.types import TASK_TYPES
+from pretune.tasks.types.base import ANSWER_FIELDS
 from pretune.tasks.types.embedding import read_dataset
 from pretune.tasks.user_table import build_user_task
 
@@ -147,5 +148,5 @@ def test_a_table_of_one_column_keeps_its_blank_rows(tmp_path: Path) -> None:
 
 
 def test_every_type_names_the_field_of_its_answer() -> None:
-    fields = {kind: TASK_TYPES.get(kind).answer_field for kind in TASK_TYPES}
+    fields = {kind: ANSWER_FIELDS[TASK_TYPES.get(kind).scoring.gold] for kind in TASK_TYPES}
     assert fields["regression"] == "score" and fields["tagging"] == "tags" and fields["classification"] == "label"

@@ -5,6 +5,7 @@ import itertools
 import random
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,8 @@ from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import predict
 from pretune.tasks.stream import TaskStream
-from pretune.tasks.types.dependency import find_tree
+from pretune.tasks.types import score
+from pretune.tasks.types.dependency import DEPENDENCY, find_tree
 from tests.tasks.small import body, examples_of, model_for, task_of
 
 CONLLU = """\
@@ -214,7 +216,7 @@ def test_the_loss_written_out() -> None:
 
 def test_an_ensemble_votes_for_arcs() -> None:
     """Single votes would make a cycle or two roots; the result is a tree, with the relation of the arc that won."""
-    combine = task_of("dependency").type.combine
+    combine = partial(DEPENDENCY.outputs.combine, task_of("dependency"))
     trees = [
         Prediction(heads=(2, 0, 2), tags=("det", "root", "dep")),
         Prediction(heads=(2, 0, 1), tags=("dep", "root", "det")),
@@ -230,7 +232,7 @@ def test_the_next_word_as_head() -> None:
     examples = examples_of("dependency")
     found = AdjacentHead().predict(examples, examples)
     assert all(is_tree(one.heads) and len(one.tags) == len(one.heads) for one in found)
-    assert 0.05 < task_of("dependency").type.score(examples, found)["uas"] < 0.5
+    assert 0.05 < score(task_of("dependency"), examples, found)["uas"] < 0.5
     with pytest.raises(DataError, match="no parsed"):
         AdjacentHead().predict([Example(text="a", words=("a",))], examples)
 
@@ -252,7 +254,7 @@ def test_parsing_over_a_scalar_mix(shape: str) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert task.type.score(examples, predict(model, encoder, examples))["las"] > 0.8
+    assert score(task, examples, predict(model, encoder, examples))["las"] > 0.8
 
 
 @pytest.mark.slow
@@ -261,4 +263,4 @@ def test_a_bilstm_learns_to_parse() -> None:
     parser = BiLSTMParser(hidden=16, depth=1, width=16, epochs=1, steps=60, size=4, dropout=0.0)
     parsed = parser.predict(examples * 2, examples)
     assert all(is_tree(one.heads) for one in parsed) and parsed == parser.predict(examples * 2, examples)
-    assert task_of("dependency").type.score(examples, parsed)["las"] > 0.6
+    assert score(task_of("dependency"), examples, parsed)["las"] > 0.6

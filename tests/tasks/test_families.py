@@ -13,6 +13,7 @@ from pretune.models.model import LanguageModel, build
 from pretune.tasks.encoder import TaskEncoder, build_head
 from pretune.tasks.predict import predict
 from pretune.tasks.stream import TaskStream
+from pretune.tasks.types import score
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train
 from tests.tasks.small import KINDS, TEXT, examples_of, task_of
@@ -60,5 +61,5 @@ def test_a_family_on_every_kind(family: str) -> None:
         assert torch.isfinite(loss.mean()) and int(loss.count) > 0
         slopes = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         assert slopes and all(torch.isfinite(slope).all() for slope in slopes) and any(slope.any() for slope in slopes)
-        scores = task.type.score(examples[:3], predict(model, encoder, examples[:3]))
+        scores = score(task, examples[:3], predict(model, encoder, examples[:3]))
         assert scores and all(-1 <= value <= 1 for value in scores.values())

@@ -11,6 +11,7 @@ import pytest
 from pretune.core.errors import DataError
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example, Prediction
+from pretune.tasks.types import score
 
 
 def read(tmp_path: Path, name: str, split: str, path: str, text: str, encoding: str = "utf-8") -> list[Example]:
@@ -133,7 +134,7 @@ def test_sick_as_semeval_gave_it(tmp_path: Path) -> None:
 def test_sick_is_scored_as_semeval_did(tmp_path: Path) -> None:
     examples = [Example(text="a", pair="b", label=label) for label in (1.0, 2.0, 4.0, 5.0)]
     predictions = [Prediction(value=value) for value in (1.5, 2.0, 3.0, 5.0)]
-    scores = TASKS.get("sick").type.score(examples, predictions)
+    scores = score(TASKS.get("sick"), examples, predictions)
     assert [*scores] == ["pearson", "spearman", "mean_squared_error"]
     assert scores["spearman"] == 1.0 and scores["mean_squared_error"] == (0.25 + 1.0) / 4
     assert TASKS.get("sick_entailment").metrics == ("accuracy",)

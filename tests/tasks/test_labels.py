@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from pretune.tasks.example import Example
+from pretune.tasks.types import get_type
 from tests.tasks.small import encoder_for, task_of
 
 SENTENCES = [
@@ -23,7 +24,9 @@ def test_what_was_not_read_has_the_usual_tag() -> None:
         logits[:, 1] = 1.0  # a verb, almost everywhere
         first = int(np.flatnonzero(items.alignment == 0)[0])
         logits[first, 0] = 2.0
-        first_prediction, second_prediction = encoder.task.type.decode(encoder, SENTENCES, items, logits)
+        first_prediction, second_prediction = get_type(encoder.task).outputs.decode(
+            encoder.rules, SENTENCES, items, logits
+        )
         assert first_prediction.tags == ("N", "V", default_tag, "V", "V")
         assert (
             len(second_prediction.tags) == 41

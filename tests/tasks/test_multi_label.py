@@ -8,8 +8,10 @@ import pytest
 
 from pretune.core.errors import DataError
 from pretune.evaluation.baselines import BASELINES, run_baselines
+from pretune.runs.finetune.task_data import find_missing_labels
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
+from pretune.tasks.types import build_row, get_type, has_answers, score
 from pretune.tasks.user_table import build_user_task
 
 TASK = Task(name="topics", kind="multi-label", metrics=("multilabel_f1",), splits={}, labels=("film", "music", "place"))
@@ -58,25 +60,25 @@ def test_the_threshold_is_that_of_the_best_micro_f1() -> None:
         examples = [Example(text="", tags=tuple(np.array(TASK.labels)[row])) for row in gold]
         predictions = [Prediction(probabilities=tuple(row.tolist())) for row in shares]
         best = max(
-            TASK.type.score(examples, TASK.type.apply_threshold(predictions, cut))["f1_micro"]
+            score(TASK, examples, get_type(TASK).outputs.apply_threshold(TASK, predictions, cut))["f1_micro"]
             for cut in [-0.1, *np.arange(0, 1.01, 0.05)]
         )
-        threshold = TASK.type.find_threshold(examples, predictions)
+        threshold = get_type(TASK).outputs.find_threshold(TASK, examples, predictions)
         assert threshold is not None
-        final = TASK.type.apply_threshold(predictions, threshold)
-        assert TASK.type.score(examples, final)["f1_micro"] == pytest.approx(best)
+        final = get_type(TASK).outputs.apply_threshold(TASK, predictions, threshold)
+        assert score(TASK, examples, final)["f1_micro"] == pytest.approx(best)
 
 
 def test_rows_and_counts() -> None:
     example = Example(text="a", tags=("film", "place"))
-    (prediction,) = TASK.type.apply_threshold([Prediction(probabilities=(0.9, 0.2, 0.4))], 0.3)
-    assert TASK.type.build_row("dev", "7", example, prediction) == {
+    (prediction,) = get_type(TASK).outputs.apply_threshold(TASK, [Prediction(probabilities=(0.9, 0.2, 0.4))], 0.3)
+    assert build_row(TASK, "dev", "7", example, prediction) == {
         "split": "dev", "id": "7", "labels": ["film", "place"],
         "probabilities": {"film": 0.9, "music": 0.2, "place": 0.4}, "gold": ["film", "place"], "input": "a",
     }  # fmt: skip
-    assert TASK.type.count_labels([example]) == {"film": 1, "music": 0, "place": 1}
-    assert TASK.type.find_missing_labels([example]) == ["music"]
-    assert TASK.type.has_answers([Example(text="b"), example]) and not TASK.type.has_answers([Example(text="b")])
+    assert get_type(TASK).scoring.count_labels(TASK, [example]) == {"film": 1, "music": 0, "place": 1}
+    assert find_missing_labels(TASK, [example]) == ["music"]
+    assert has_answers(TASK, [Example(text="b"), example]) and not has_answers(TASK, [Example(text="b")])
 
 
 def test_baselines() -> None:
@@ -84,7 +86,7 @@ def test_baselines() -> None:
     labels = [tuple(name for name in TASK.labels if rng.random() < 0.5) for _ in range(80)]
     examples = [Example(text=" ".join(["the", *tags, rng.choice(["a", "b"])]), tags=tags) for tags in labels]
     rows, skipped = run_baselines(TASK, examples[:60], examples[60:], ("majority", "svm", "vectors"))
-    scores = {row.name: TASK.type.score(examples[60:], row.predictions)["f1_micro"] for row in rows}
+    scores = {row.name: score(TASK, examples[60:], row.predictions)["f1_micro"] for row in rows}
     assert scores["one_vs_rest"] > 0.95 > scores["frequent_labels"] and "vectors" in skipped
-    for name in TASK.type.baselines.values():  # nothing to learn from
+    for name in get_type(TASK).scoring.baselines.values():  # nothing to learn from
         assert BASELINES.get(name)().predict([Example(text="a")], [Example(text="b")]) == [Prediction()]

@@ -12,6 +12,7 @@ from pretune.tasks import TASKS
 from pretune.tasks.benchmarks.semantic_roles import RoleReader, parse_brackets
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.example import Example
+from pretune.tasks.types.semantic_roles import SEMANTIC_ROLES
 from pretune.tasks.user_table import build_user_task
 from tests.tasks.small import model_for, task_of
 
@@ -147,7 +148,7 @@ def test_arguments_are_scored_as_in_2005() -> None:
 
 
 def test_a_new_input_needs_a_predicate() -> None:
-    read = task_of("srl").type.read_input
+    read = SEMANTIC_ROLES.inputs.read_input
     assert read({"words": ["She", "sat"], "predicate": 1}, None, None, "x").predicate == 1
     for fields in ({"words": ["She", "sat"]}, {"words": ["She", "sat"], "predicate": 2}):
         with pytest.raises((DataError, UsageError), match="predicate"):

@@ -8,6 +8,7 @@ import pytest
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Items
 from pretune.tasks.example import Example
+from pretune.tasks.types import get_type
 from pretune.tasks.types.span import MAX_ANSWER_TOKENS, MAX_CANDIDATES, _score_spans
 from tests.tasks.small import TEXT, encoder_for, task_of
 
@@ -49,7 +50,7 @@ def test_the_best_of_all_windows_is_given_and_others_beside_it() -> None:
     weak, strong = place(items, 0), place(items, 2)
     logits[weak] = 3
     logits[strong] = 6
-    (prediction,) = encoder.task.type.decode(encoder, [LONG], items, logits)
+    (prediction,) = get_type(encoder.task).outputs.decode(encoder.rules, [LONG], items, logits)
     assert (
         prediction.span is not None
         and prediction.text == LONG.pair[slice(*prediction.span)] == prediction.candidates[0].text
@@ -70,10 +71,10 @@ def test_no_answer_is_as_likely_as_in_the_window_where_it_is_least(slots: int) -
     logits[place(items, 1)] = 4
     for first, null in zip(firsts, (9, 1, *[9] * len(firsts)), strict=False):
         logits[first] = null
-    (prediction,) = encoder.task.type.decode(encoder, [LONG], items, logits)
+    (prediction,) = get_type(encoder.task).outputs.decode(encoder.rules, [LONG], items, logits)
     assert prediction.null_score_diff == 2 - 8 and prediction.text
     logits[firsts[1]] = 5
-    (prediction,) = encoder.task.type.decode(encoder, [LONG], items, logits)
+    (prediction,) = get_type(encoder.task).outputs.decode(encoder.rules, [LONG], items, logits)
     assert prediction.null_score_diff == 10 - 8 and prediction.text == "" and prediction.span is None
 
 
@@ -82,5 +83,5 @@ def test_a_task_in_which_every_question_has_an_answer_gives_one() -> None:
     sure = replace(encoder, rules=replace(encoder.rules, task=replace(encoder.task, metrics=("squad",))))
     logits = logits_of(items)
     logits[items.sequences.offsets[:-1]] = 9
-    assert encoder.task.type.decode(encoder, [LONG], items, logits)[0].text == ""
-    assert sure.task.type.decode(sure, [LONG], items, logits)[0].text != ""
+    assert get_type(encoder.task).outputs.decode(encoder.rules, [LONG], items, logits)[0].text == ""
+    assert get_type(sure.task).outputs.decode(sure.rules, [LONG], items, logits)[0].text != ""

@@ -11,6 +11,7 @@ from pretune.evaluation.prompts import PROMPTS, render_prompt
 from pretune.metrics.question_answering import answer_f1, coqa, triviaqa
 from pretune.tasks import TASKS
 from pretune.tasks.example import Prediction
+from pretune.tasks.types import get_type, score
 
 TRIVIA = {
     "Data": [
@@ -87,8 +88,8 @@ def test_triviaqa(tmp_path: Path) -> None:
     assert (example.target, example.id) == ("Sunset Boulevard", "tc_33")
     assert example.answers == ("Sunset Boulevard", "Sunset Bld", "West Sunset Boulevard")
     assert task.template is not None and task.template.fill(example)[0].startswith("trivia question: Which musical")
-    assert task.type.score([example], [Prediction(text="west sunset-boulevard!")]) == {"exact_match": 1.0, "f1": 1.0}
-    assert task.type.score([example], [Prediction(text="the Sunset")])["f1"] == pytest.approx(2 / 3)
+    assert score(task, [example], [Prediction(text="west sunset-boulevard!")]) == {"exact_match": 1.0, "f1": 1.0}
+    assert score(task, [example], [Prediction(text="the Sunset")])["f1"] == pytest.approx(2 / 3)
 
 
 def test_trivia_normalization_is_its_own() -> None:
@@ -103,7 +104,7 @@ def test_natural_questions(tmp_path: Path) -> None:
     task = TASKS.get("nq_open")
     (example,) = task.read("dev", tmp_path)
     assert (example.target, example.answers) == ("Paris", ("Paris", "Paris , France"))
-    assert task.type.score([example], [Prediction(text="the paris france")]) == {"exact_match": 1.0}
+    assert score(task, [example], [Prediction(text="the paris france")]) == {"exact_match": 1.0}
 
 
 def test_coqa(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_coqa(tmp_path: Path) -> None:
     assert prompt.startswith("Once upon a time") and prompt.endswith("Q: Where did she live?\nA: in a barn")
     gold = [Prediction(text=example.target) for example in examples]
     # an answer is scored against all references but one, in turn; only one of the second question's is "in a barn"
-    assert task.type.score(examples, gold)["exact_match"] == pytest.approx((1 + 2 / 3 + 1 + 1) / 4)
+    assert score(task, examples, gold)["exact_match"] == pytest.approx((1 + 2 / 3 + 1 + 1) / 4)
 
 
 def test_coqa_scores() -> None:
@@ -144,7 +145,7 @@ def test_eli5(tmp_path: Path) -> None:
     (example,) = task.read("dev", tmp_path)
     assert (example.text, example.target, example.id) == ("Why is the sky blue?", "Light scatters.", "5l")
     assert example.answers == ("Light scatters.", "short")
-    assert task.type.score([example], [Prediction(text="short")])["rouge1"] == 1  # the best of the answers counts
+    assert score(task, [example], [Prediction(text="short")])["rouge1"] == 1  # the best of the answers counts
     assert [found.target for found in task.read("train", tmp_path)] == ["They are content."]
 
 
@@ -156,8 +157,8 @@ def test_convai2(tmp_path: Path) -> None:
     assert first.text == f"{persona}\nhi , how are you doing ?" and first.target == "i am remodeling a house ."
     assert second.text == f"{first.text}\ni am remodeling a house .\nwhich color ?"
     assert (third.text, third.target, third.group) == ("i am short .\nhello", "hi there", "2")
-    assert task.type.has_free_text  # whose perplexity is reported
-    assert task.type.score([second], [Prediction(text="orange and blue")]) == pytest.approx({"answer_f1": 0.5})
+    assert get_type(task).scoring.gold == "text"  # whose perplexity is reported
+    assert score(task, [second], [Prediction(text="orange and blue")]) == pytest.approx({"answer_f1": 0.5})
     assert answer_f1([["a b"]], [""]) == 0
     choices = [*TASKS.get("convai2_choice").read("dev", tmp_path)]
     assert [(len(example.choices), example.label) for example in choices] == [(3, 1), (3, 0), (2, 0)]

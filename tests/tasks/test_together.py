@@ -18,6 +18,7 @@ from pretune.tasks.encoder import TaskEncoder, build_head
 from pretune.tasks.encoding import mix_items
 from pretune.tasks.predict import predict
 from pretune.tasks.stream import MultiTaskStream, TaskStream
+from pretune.tasks.types import score
 from pretune.training.step import ModelWithLoss
 from pretune.training.validation import LOCAL_RANK, compute_validation_loss
 from tests.tasks.small import body, examples_of, model_for, task_of
@@ -42,7 +43,7 @@ def test_a_prompt_stands_before_what_is_read(shape: str, kind: str) -> None:
     ]
     if predictions[0].span is not None:
         assert (examples[0].pair or "")[slice(*predictions[0].span)] == predictions[0].text
-    task.type.score(examples, predictions)
+    score(task, examples, predictions)
 
 
 def test_the_next_token_is_learnt_beside_the_class() -> None:

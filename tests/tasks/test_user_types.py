@@ -9,9 +9,11 @@ import pytest
 
 from pretune.core.errors import DataError, UsageError
 from pretune.tasks.example import Prediction
+from pretune.tasks.table_reader import get_columns
 from pretune.tasks.task import Task
+from pretune.tasks.types import score
 from pretune.tasks.types.embedding import read_dataset
-from pretune.tasks.user_table import build_user_task, get_columns
+from pretune.tasks.user_table import build_user_task
 
 
 def table(folder: Path, rows: list[dict[str, Any]], name: str = "own.jsonl") -> Path:
@@ -43,7 +45,7 @@ def test_bilou_tags_are_read_as_iobes(tmp_path: Path, name: str) -> None:
     assert task.labels == ("O", "B-LOC", "E-LOC", "I-LOC", "S-PER") and task.metrics[0] == "entity_f1"
     examples = [*task.read("train")]
     assert [example.tags for example in examples] == [("S-PER", "O"), ("B-LOC", "I-LOC", "E-LOC")]
-    assert task.type.score(examples, [Prediction(tags=example.tags) for example in examples])["f1"] == 1.0
+    assert score(task, examples, [Prediction(tags=example.tags) for example in examples])["f1"] == 1.0
 
 
 def test_entity_tags_are_checked_before_training(tmp_path: Path) -> None:

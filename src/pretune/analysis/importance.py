@@ -24,6 +24,7 @@ from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import PredictedLogits
 from pretune.tasks.example import Example
 from pretune.tasks.predict import BATCH_TOKENS, compute_logits
+from pretune.tasks.types import get_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +48,9 @@ def compute_importance(
         UsageError: The model generates its answers, or its predictions are not single logits.
     """
     check_explainable(encoder)
-    items, task_type = encoder.encode([example], training=False), encoder.task.type
-    logits = compute_logits(model, items, per_token=task_type.per_token, tokens=BATCH_TOKENS)
-    target = task_type.select_logits(encoder, example, items, logits, label)
+    items, outputs = encoder.encode([example], training=False), get_type(encoder.task).outputs
+    logits = compute_logits(model, items, per_token=encoder.per_token, tokens=BATCH_TOKENS)
+    target = outputs.select_logits(encoder.rules, example, items, logits, label)
     sequence = replace(items.sequences, labels=None, targets=None).take(np.array([target.sequence]))
     scores = _compute_scores(model, sequence, target)
     tokenizer, text = encoder.rules.tokenizer, sequence if sequence.source is None else sequence.source
@@ -68,7 +69,7 @@ def check_explainable(encoder: TaskEncoder) -> None:
     """Raise a UsageError if no logits stand for a prediction."""
     if encoder.is_generative:
         raise UsageError("it generates its answers, so no logit stands for an answer")
-    if not encoder.task.type.is_explainable:
+    if not get_type(encoder.task).outputs.is_explainable:
         raise UsageError(f"no logits stand for a prediction of type '{encoder.task.kind}'")
 
 

@@ -28,7 +28,7 @@ from pretune.cli._output import find_free_path, format_costs, hint, hint_other, 
 from pretune.core import log
 from pretune.core.errors import UsageError, suggest
 from pretune.core.log import format_count
-from pretune.tasks.types import TYPE_OPTIONS
+from pretune.tasks.types import TYPE_ALIASES, TYPE_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -142,7 +142,7 @@ def finetune(
         from pretune.training.distributed import resolve_device
     if out is None and not dry_run:
         raise UsageError("missing option '--out': the output directory of the run")
-    if task_type is not None and task_type not in TYPE_OPTIONS:
+    if task_type is not None and task_type not in (*TYPE_OPTIONS, *TYPE_ALIASES):
         hint = suggest(task_type, TYPE_OPTIONS)
         raise UsageError(f"--type '{task_type[:40]}'{hint} is no type (allowed: {', '.join(TYPE_OPTIONS)})")
     if task is not None and is_embedding(task) and task_type not in (None, "embedding"):
@@ -253,7 +253,7 @@ def _hint_next(run: "FinetunedRun", test: Path | None) -> None:
     if test is not None:
         hint("predict", run, "--input", test)
         hint_other(f"report {quote(run)} --out {quote(page)}")
-    elif task.pair is None and task.build_task().type.has_single_text and not task.members:
+    elif task.reads_plain_text and not task.members:
         hint("predict", run, "--input", "-", stdin="A new text.")
         hint_other(f"predict {quote(run)} --input NEW.csv  ({new}, or lines of text)")
     else:

@@ -33,6 +33,7 @@ from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from pretune.tasks.table import read_lines
 from pretune.tasks.task import Task
+from pretune.tasks.types import get_type
 
 BASELINE = "bm25"
 Judgements = Mapping[str, Mapping[str, float]]
@@ -52,7 +53,7 @@ def evaluate_retrieval(
     Embeddings are normalized. The model's prompts for documents and queries are prepended.
     """
     retrieval_task = TASKS.get(task) if isinstance(task, str) else task
-    if retrieval_task.type.evaluator != "retrieval":
+    if get_type(retrieval_task).scoring.evaluator != "retrieval":
         raise UsageError(f"task '{retrieval_task.name}' is of kind '{retrieval_task.kind}', not 'retrieval'")
     documents = list(retrieval_task.find("documents", data).read())
     queries = list(retrieval_task.find("test", data).read())
@@ -218,8 +219,8 @@ def correlate(scores: Sequence[float], cosines: Floats) -> dict[str, float]:
 
 
 def _read_pairs(task: Task, data: str | os.PathLike[str] | None, split: str | None) -> tuple[str, list[Example]]:
-    if task.type.evaluator != "similarity":
-        similarity_tasks = [name for name in TASKS.list_names() if TASKS.get(name).type.evaluator == "similarity"]
+    if get_type(task).scoring.evaluator != "similarity":
+        similarity_tasks = [name for name in TASKS if get_type(TASKS.get(name)).scoring.evaluator == "similarity"]
         raise UsageError(f"task '{task.name}' is of kind '{task.kind}'; choose one of {', '.join(similarity_tasks)}")
     names = [split] if split else [name for name in ("test", "dev") if name in task.splits]
     for name in names:

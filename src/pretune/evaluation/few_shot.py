@@ -18,6 +18,7 @@ from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.splits import sample_subset
 from pretune.tasks.task import Task
+from pretune.tasks.types import get_type, has_answer, score
 
 EVAL_SPLITS = ("test", "dev", "all")
 """Splits to evaluate by default: the first that is available."""
@@ -143,7 +144,7 @@ def read_questions(task: Task, config: FewShotConfig) -> tuple[str, list[Example
     available = task.find_available(config.data)
     splits = [name for name in EVAL_SPLITS if name in available] if config.split is None else [config.split]
     for split in splits or [next((name for name in EVAL_SPLITS if name in task.splits), next(iter(task.splits)))]:
-        labelled_examples = [example for example in task.read(split, config.data) if task.type.has_answer(example)]
+        labelled_examples = [example for example in task.read(split, config.data) if has_answer(task, example)]
         if labelled_examples:
             return split, labelled_examples
     raise DataError(
@@ -169,10 +170,10 @@ def compute_scores(
 
     For choices with normalized scores, `uncorrected` is the score of the unnormalized sums.
     """
-    metrics = task.type.score(examples, predictions)
+    metrics = score(task, examples, predictions)
     if any(not np.array_equal(scores, sums) for scores, sums in zip(choices.scores, choices.sums, strict=True)):
         by_sum = replace(choices, scores=choices.sums)
-        metrics["uncorrected"] = next(iter(task.type.score(examples, predict(by_sum)).values()))
+        metrics["uncorrected"] = next(iter(score(task, examples, predict(by_sum)).values()))
     gold = Counter(example.label for example in examples)
     return metrics | {"majority": max(gold.values()) / len(examples)}
 
@@ -212,8 +213,9 @@ def count_repeats(shots: Sequence[Example], examples: Sequence[Example]) -> int:
 
 def _add_labels(task: Task, examples: Sequence[Example]) -> list[Example]:
     """Add labels to sample by if the answer is text."""
-    task_type = task.type
-    return [replace(example, label=task_type.get_shot_class(example)) for example in examples]
+    if not get_type(task).scoring.prompt.no_answer:
+        return [*examples]
+    return [replace(example, label=int(not example.answers)) for example in examples]
 
 
 def build_notes(task: Task, truncation: Truncation, shots: int, selection: Selection, seed: int) -> tuple[str, ...]:

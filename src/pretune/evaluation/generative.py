@@ -29,7 +29,8 @@ from pretune.inference.text_model import get_predictive_model, get_tokenizer
 from pretune.metrics.question_answering import normalise
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
-from pretune.tasks.types.span import SpanExtraction
+from pretune.tasks.types import get_type
+from pretune.tasks.types.span import SPAN
 
 MAX_NEW_TOKENS = 64
 """Default maximum number of tokens of an answer; at most half of the model's maximum length."""
@@ -69,7 +70,7 @@ def evaluate_generation(
         _resolve_prompt(task, config),
         selection.shots,
         replace(scoring, conditional=config.text_to_text),
-        max_tokens=task.type.max_answer_tokens,
+        max_tokens=get_type(task).scoring.prompt.max_answer_tokens,
     )
     texts, truncation = generator.generate(examples, on_progress)
     empty = sum(not text for text in texts)
@@ -87,13 +88,14 @@ def evaluate_generation(
 
 def compute_scores(task: Task, examples: Sequence[Example], texts: Sequence[str]) -> dict[str, float]:
     """Compute the task's metrics, the official one first; for generation also `lead`, the score of the first words."""
-    task_type = task.type
-    predictions = [Prediction(text="" if normalise(text) == task_type.no_answer else text) for text in texts]
-    metrics = task_type.score(examples, predictions)
-    if task_type.has_free_text:
+    scoring = get_type(task).scoring
+    no_answer = scoring.prompt.no_answer
+    predictions = [Prediction(text="" if normalise(text) == no_answer else text) for text in texts]
+    metrics = scoring.score(task, examples, predictions)
+    if scoring.gold == "text":
         mean = max(1, round(float(np.mean([len((example.target or "").split()) for example in examples]))))
         lead = [Prediction(text=" ".join(example.text.split()[:mean])) for example in examples]
-        metrics["lead"] = next(iter(task_type.score(examples, lead).values()))
+        metrics["lead"] = next(iter(scoring.score(task, examples, lead).values()))
     return metrics
 
 
@@ -239,7 +241,7 @@ def get_answer(example: Example) -> str:
     """Return the answer of a solved example, on one line."""
     if example.target is not None:
         return " ".join(example.target.split())
-    return example.answers[0] if example.answers else SpanExtraction.no_answer
+    return example.answers[0] if example.answers else SPAN.scoring.prompt.no_answer
 
 
 def _resolve_prompt(task: Task, config: FewShotConfig) -> PromptTemplate:
@@ -248,7 +250,7 @@ def _resolve_prompt(task: Task, config: FewShotConfig) -> PromptTemplate:
     if config.prompt is not None:
         return PromptTemplate(text=config.prompt)
     if not config.text_to_text:
-        return PROMPTS.get(task.name) or PromptTemplate(text=task.type.prompt)
+        return PROMPTS.get(task.name) or PromptTemplate(text=get_type(task).scoring.prompt.text)
     if task.template is None:
         raise UsageError(f"task '{task.name}' has no text-to-text template; omit --text-to-text")
     return PromptTemplate(text=f"{task.template.source} {BLANK}")

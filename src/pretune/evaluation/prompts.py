@@ -19,6 +19,7 @@ from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task, Template
+from pretune.tasks.types import get_type
 
 BLANK = "{answer}"
 
@@ -93,13 +94,14 @@ def _collect_fields(example: Example) -> Mapping[str, str]:
 
 def get_prompt(task: Task) -> PromptTemplate:
     """Return the prompt of a task; for other tasks and user tables a generic one with the label names."""
-    if task.type.evaluator != "few_shot":
+    scoring = get_type(task).scoring
+    if scoring.evaluator != "few_shot":
         raise UsageError(
             f"task '{task.name}' is of kind {task.kind}, which few-shot evaluation does not support; fine-tune for it "
             "(`pretune finetune`), or choose a task of classes, pairs, choices, spans or texts (`pretune list tasks`)"
         )
     labels = tuple(label.replace("_", " ") for label in task.labels)
-    return PROMPTS.get(task.name) or PromptTemplate(text=task.type.prompt, answers=labels)
+    return PROMPTS.get(task.name) or PromptTemplate(text=scoring.prompt.text, answers=labels)
 
 
 def build_text_to_text_prompt(template: Template) -> PromptTemplate:

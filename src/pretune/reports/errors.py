@@ -17,7 +17,7 @@ from pretune.training.records import GoldScore, GoldTags
 Facts = Mapping[str, Any]
 MAX_CLASSES = 12
 """Maximum size of a confusion matrix; beyond it, the most frequent confusions are listed."""
-GOLD_RECORDS: dict[str, type[Any]] = {"scores": GoldScore, "tags": GoldTags, "sets": GoldTags}
+GOLD_RECORDS: dict[str, type[Any]] = {"score": GoldScore, "tags": GoldTags, "tree": GoldTags, "labels": GoldTags}
 MAX_EXAMPLES, MAX_CHARACTERS = 8, 300
 MAX_DOTS = 400
 
@@ -33,21 +33,21 @@ def render_errors(runs: Sequence[RunRecord]) -> Markup:
 def _render_run(run: RunRecord) -> Iterator[Markup]:
     assert run.scores is not None
     split, kind = run.scores["result"]["split"], run.scores["kind"]
-    view = TASK_TYPES.get(kind).errors_view if kind in TASK_TYPES else "texts"
+    gold = TASK_TYPES.get(kind).scoring.gold if kind in TASK_TYPES else "text"
     predictions = [row for row in run.predictions if row.get("split") == split and row.get("gold") is not None]
     if not predictions:
         return
-    if record := GOLD_RECORDS.get(view):
+    if record := GOLD_RECORDS.get(gold):
         for row in predictions:
             check_record(record, row, CheckpointError, f"{RunDir(run.path).predictions} of a task of {kind}")
-    match view:
-        case "scores":
+    match gold:
+        case "score":
             yield from _render_scatter(predictions)
-        case "tags":
+        case "tags" | "tree":
             yield from _render_tags(predictions)
-        case "classes" | "options":
-            yield from _render_classes(predictions, has_matrix=view == "classes")
-        case "sets":
+        case "class" | "option":
+            yield from _render_classes(predictions, has_matrix=gold == "class")
+        case "labels":
             yield from _render_label_sets(predictions)
         case _:
             yield from _render_texts(predictions)

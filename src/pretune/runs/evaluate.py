@@ -27,6 +27,7 @@ from pretune.runs.evaluation_job import FILE_TASKS, EvaluateOptions, EvaluationJ
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
+from pretune.tasks.types import get_type
 
 
 @check_arguments()
@@ -188,7 +189,8 @@ def _accepts_shots(task: str | Task) -> bool:
     """Return whether a task accepts in-context examples."""
     if isinstance(task, str) and task in FILE_TASKS:
         return False
-    return (TASKS.get(task) if isinstance(task, str) else task).type.evaluator in ("few_shot", "generation")
+    task_type = get_type(TASKS.get(task) if isinstance(task, str) else task)
+    return task_type.scoring.evaluator in ("few_shot", "generation")
 
 
 def _run_timed(compute: Callable[[], EvaluationResult]) -> EvaluationResult:

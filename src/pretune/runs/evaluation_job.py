@@ -30,6 +30,7 @@ from pretune.inference.scoring import ScoringConfig
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
+from pretune.tasks.types import get_type
 from pretune.text.corpora import open_corpus
 from pretune.training.distributed import resolve_device
 from pretune.training.records import RunFile, read_run_record
@@ -171,7 +172,7 @@ class EvaluationJob:
                 f"--data {self.data} is a file, which only {', '.join(FILE_TASKS)} support; pass a directory"
             )
         task_spec = TASKS.get(task) if isinstance(task, str) else task
-        evaluator = task_spec.type.evaluator
+        evaluator = get_type(task_spec).scoring.evaluator
         if evaluator in ("minimal_pairs", "cloze"):
             return self.score_task(task_spec)
         if evaluator in ("retrieval", "similarity") and task_spec.kind not in self.finetuned_kinds:
@@ -196,7 +197,7 @@ class EvaluationJob:
 
         model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
         report, device = self.bind_progress(task.name), None if self.device is None else resolve_device(self.device)
-        is_retrieval = task.type.evaluator == "retrieval"
+        is_retrieval = get_type(task).scoring.evaluator == "retrieval"
         pooling = self.options.get("pooling")
         if is_retrieval:
             metrics = evaluate_retrieval(
@@ -271,7 +272,7 @@ class EvaluationJob:
         available = task.find_available(self.data)
         split = self.options.get("split") or ("test" if "test" in available or not available else next(iter(available)))
         examples = subsample([*task.read(split, self.data)], self.options.get("limit"))
-        work = evaluate_minimal_pairs if task.type.evaluator == "minimal_pairs" else evaluate_cloze
+        work = evaluate_minimal_pairs if get_type(task).scoring.evaluator == "minimal_pairs" else evaluate_cloze
         result = work(
             self.model, examples, self.scoring_config, name=task.name, on_progress=self.bind_progress(task.name)
         )

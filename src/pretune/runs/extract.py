@@ -15,7 +15,8 @@ from pretune.inference.index import Hit
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example, Prediction
-from pretune.tasks.types.span import SpanExtraction
+from pretune.tasks.types import get_type
+from pretune.tasks.types.span import allows_no_answer
 
 
 class ExtractedAnswer(NamedTuple):
@@ -34,12 +35,12 @@ def load_extractive_run(path: str | os.PathLike[str], *, device: str | None = No
     run = FinetunedRun.open(path, device=device)
     if run.saved_task.members:
         names = [
-            member.name for member in run.saved_task.members if isinstance(TASKS.get(member.name).type, SpanExtraction)
+            member.name for member in run.saved_task.members if get_type(TASKS.get(member.name)).scoring.gold == "span"
         ]
         if not names:
             return None
         run = run.select_task(names[0])
-    is_extractive = isinstance(run.saved_task.build_task().type, SpanExtraction)
+    is_extractive = get_type(run.saved_task.build_task()).scoring.gold == "span"
     return run if is_extractive and not run.load_predictor().encoder.is_generative else None
 
 
@@ -54,8 +55,7 @@ def extract_answers(
     candidates = [(number, hit) for number, query_hits in enumerate(hits) for hit in query_hits]
     examples = [Example(text=questions[number], pair=hit.text) for number, hit in candidates]
     predictions = run.load_predictor().predict(examples) if examples else []
-    task_type = run.load_predictor().task.type
-    may_lack = isinstance(task_type, SpanExtraction) and task_type.allows_no_answer
+    may_lack = allows_no_answer(run.load_predictor().task)
     best: list[ExtractedAnswer] = [ExtractedAnswer("", None, None, None)] * len(questions)
     for (number, hit), prediction in zip(candidates, predictions, strict=True):
         if not prediction.text or prediction.span is None:

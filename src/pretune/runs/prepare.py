@@ -21,6 +21,7 @@ from pretune.data.prepared_data import PreparedData
 from pretune.tasks import TASKS
 from pretune.tasks.splits import load_task
 from pretune.tasks.task import Task
+from pretune.tasks.types import has_answer
 from pretune.text.corpora.document import Document
 from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp, stamp_file
 from pretune.text.corpora.pairs import make_pair_document
@@ -62,13 +63,13 @@ class TaskPairs:
 
     def read_documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
         """Yield examples in order; unlabelled ones are skipped and counted."""
-        template, task_type, parts = self.task.template, self.task.type, load_task(self.task, self.data)
+        template, parts = self.task.template, load_task(self.task, self.data)
         assert template is not None
         splits = {"train": parts.train, "dev": parts.dev, "test": parts.test}
         examples = splits[self.split] if splits.get(self.split) else self.task.read(self.split, self.data)
         for number, example in enumerate(examples, 1):
             target = None
-            if task_type.has_answer(example):
+            if has_answer(self.task, example):
                 text, target = template.fill(example)
             if target is None:
                 counts["unlabelled_examples"] += 1

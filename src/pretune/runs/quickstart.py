@@ -48,7 +48,7 @@ from pretune.runs.quickstart_demo import build_demo, list_demo
 from pretune.runs.vectors import train_vectors
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
-from pretune.tasks.types.classification import SequenceClassification
+from pretune.tasks.types.classification import CLASSIFICATION
 from pretune.tasks.user_table import build_user_task
 from pretune.text.corpora.builtin import Reviews
 from pretune.text.tokenizer import Tokenizer
@@ -182,7 +182,7 @@ def read_reviews(
         examples = [Example(text=row["text"].strip(), label=int(row["label"])) for row in rows]
     else:
         task = build_user_task({"train": os.fspath(path)})
-        if not isinstance(task.type, SequenceClassification) or task.type.needs_pair:
+        if task.kind != CLASSIFICATION.name:
             raise DataError(f"{path}: the label column gives a {task.kind} task; pass a table with classes")
         names, examples = task.labels, list(task.read("train"))
     shuffled_examples = [examples[i] for i in make_generator(0, len(examples)).permutation(len(examples))]

@@ -22,6 +22,7 @@ from pretune.reports.load import RunRecord, read_run
 from pretune.reports.runs import build_learning_curves, format_size, list_properties
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.saved_task import SavedTask
+from pretune.tasks.types import get_type
 
 if TYPE_CHECKING:
     from pretune.server.served_model import ServedModel
@@ -56,8 +57,8 @@ def _list_tasks(run: FinetunedRun) -> list[SavedTask]:
 
 
 def _describe_task(saved_task: SavedTask) -> dict[str, Any]:
-    task_type = saved_task.build_task().type
-    needs_pair = task_type.needs_pair or saved_task.pair is not None
+    inputs = get_type(saved_task.build_task()).inputs
+    needs_pair = inputs.second_text == "required" or saved_task.pair is not None
     return {
         "name": saved_task.name,
         "kind": saved_task.task_kind,

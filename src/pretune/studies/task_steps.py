@@ -18,6 +18,7 @@ from pretune.studies.plan import STEP_PREFIX, StepEstimate
 from pretune.studies.settings import ROW_PREFIX, fill_seed, parse_scalar, read_seed, select_section
 from pretune.studies.spec import FinetunedScore, check_name
 from pretune.tasks import TASKS
+from pretune.tasks.types import get_type
 
 SPLIT_OPTIONS = ("train", "dev", "test")
 PAIR_LENGTH, UNKNOWN_EXAMPLES = 64, 10_000
@@ -131,7 +132,8 @@ class TaskSteps(ModelSteps):
         """Return False if the type of a named task has no such baseline; that of a table is known when it is read."""
         check_name("baseline", settings["baseline"], SLOTS, "baseline")
         name = self._read_task(fill_seed(settings, self.seeds[0]), quantity)[0].get("task")
-        return name is None or all(settings["baseline"] in TASKS.get(task).type.baselines for task in name.split(","))
+        types = [] if name is None else [get_type(TASKS.get(task)) for task in name.split(",")]
+        return all(settings["baseline"] in task_type.scoring.baselines for task_type in types)
 
     def add_baseline(self, settings: Mapping[str, str], seed: int, quantity: FinetunedScore) -> str:
         seed = read_seed(settings, "finetune", seed)

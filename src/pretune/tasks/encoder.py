@@ -14,7 +14,7 @@ import numpy as np
 
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.heads.base import TaskHead, build_encoder_decoder_inputs, use_stored_pooling
-from pretune.adaptation.heads.sequence import Classification
+from pretune.adaptation.heads.sequence import Classification, LabelHead, ScoreHead
 from pretune.adaptation.heads.token import Generation
 from pretune.core.errors import DataError, UsageError
 from pretune.data.sequences import Ints, reserve
@@ -24,7 +24,8 @@ from pretune.models.spec import Model
 from pretune.tasks.encoding import EncodingRules, Items, build_task_template, compact
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
-from pretune.tasks.types.text_to_text import TextToText, encode_text_to_text, spell_targets
+from pretune.tasks.types import get_type
+from pretune.tasks.types.text_to_text import GENERATION, encode_text_to_text, has_template, spell_targets
 from pretune.text.tokenizer import Tokenizer
 
 MAX_DEFAULT_LENGTH = 512
@@ -58,9 +59,9 @@ def build_head(
         text_to_text = bool(
             spec.shape == "encoder-decoder" and spec.head and task.template and tokenizer and tokenizer.sentinels
         )
-    if text_to_text and not task.type.has_template:
+    if text_to_text and not has_template(task):
         raise UsageError(f"task '{task.name}' has no template, so it cannot be text-to-text")
-    head: TaskHead = Generation() if text_to_text else task.type.build_head()
+    head: TaskHead = Generation() if text_to_text else get_type(task).inputs.build_head(task)
     if lm_loss_weight and not text_to_text:
         if not isinstance(head, Classification):
             raise UsageError(f"a language modeling loss needs a classification task; '{task.name}' is {task.kind}")
@@ -72,11 +73,10 @@ def build_head(
 
 @dataclass(frozen=True, slots=True)
 class TaskEncoder:
-    """A task's encoding rules, the head, and the number of slots for a prompt."""
+    """A task's encoding rules, and the head."""
 
     rules: EncodingRules
     head: TaskHead
-    slots: int = 0
 
     @classmethod
     def from_task(
@@ -117,11 +117,12 @@ class TaskEncoder:
             stride=stride,
             max_new_tokens=_resolve_max_new_tokens(task, spec.max_length, max_new_tokens) if is_generative else 0,
             scale=scale,
+            slots=slots,
             has_lm_loss=isinstance(model.spec, Classification) and model.spec.lm_loss_weight > 0,
         )
         if is_generative:
             rules = replace(rules, target_spellings=spell_targets(rules))
-        encoder = cls(rules, model.spec, slots)
+        encoder = cls(rules, model.spec)
         max_default = min(
             spec.max_length - reserved_positions if spec.max_length else MAX_DEFAULT_LENGTH, MAX_DEFAULT_LENGTH
         )
@@ -147,9 +148,19 @@ class TaskEncoder:
         return self.rules.task
 
     @property
+    def slots(self) -> int:
+        """Number of virtual tokens before each sequence."""
+        return self.rules.slots
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """Names of the classes or tags, in order."""
         return self.task.labels
+
+    @property
+    def per_token(self) -> bool:
+        """True if the head has a row of logits per token, not per sequence."""
+        return not isinstance(self.head, LabelHead | ScoreHead)
 
     @property
     def is_generative(self) -> bool:
@@ -162,7 +173,7 @@ class TaskEncoder:
             raise DataError(f"task '{self.task.name}': no examples to encode; pass at least one")
         if self.is_generative:
             return self._finalize(encode_text_to_text(self.rules, examples, training=training))
-        items = self.task.type.encode(self.rules, examples, training=training)
+        items = get_type(self.task).inputs.encode(self.rules, examples, training=training)
         return self._finalize(replace(items, sequences=build_encoder_decoder_inputs(items.sequences, self.rules.spec)))
 
     def _finalize(self, items: Items) -> Items:
@@ -174,9 +185,16 @@ class TaskEncoder:
                 alignment = _shift_alignment(alignment, sequences.offsets, self.slots)
             sequences = reserve(sequences, self.slots)
         longest = items.counts.longest + self.slots
-        return replace(
-            items, sequences=compact(sequences), alignment=alignment, counts=replace(items.counts, longest=longest)
-        )  # fmt: skip
+        counts = replace(items.counts, longest=longest)
+        return replace(items, sequences=compact(sequences), alignment=alignment, counts=counts)
+
+
+def find_scale(task: Task, train: Sequence[Example]) -> tuple[float, float] | None:
+    """Return the range of the scores, if the task has scores and no published scale."""
+    if task.scale is not None or get_type(task).scoring.gold != "score":
+        return None
+    values = [float(example.label) for example in train if example.label is not None]
+    return min(values), max(values)
 
 
 def _shift_alignment(alignment: Ints, offsets: Ints, slots: int) -> Ints:
@@ -187,7 +205,7 @@ def _shift_alignment(alignment: Ints, offsets: Ints, slots: int) -> Ints:
 def _resolve_length(
     task: Task, max_positions: int | None, max_length: int | None, slots: int, is_generative: bool
 ) -> int:
-    default_length = TextToText.default_length if is_generative else task.type.default_length
+    default_length = (GENERATION if is_generative else get_type(task)).inputs.default_length
     max_text_length = None if max_positions is None else max_positions - slots
     if max_length is None:
         max_length = default_length if max_text_length is None else min(default_length, max_text_length)

@@ -270,6 +270,7 @@ class EncodingRules:
     max_new_tokens: int  # maximum length of a generated answer, without special tokens
     scale: tuple[float, float] | None = None  # of a regression
     has_lm_loss: bool = False  # the next token is a target too
+    slots: int = 0  # virtual tokens of a prompt before each sequence
     target_spellings: tuple[str, ...] = ()  # targets of the task's template as the tokenizer decodes them
 
     def tokenize(self, texts: Sequence[str]) -> TokenPool:
@@ -328,7 +329,7 @@ def read_classes(task: Task, examples: Sequence[Example]) -> Ints:
         label = example.label
         if label is None:
             raise missing_value_error(task, number, example, "no label")
-        options = task.type.count_options(example)
+        options = len(example.choices) or len(task.labels)
         if not 0 <= label < options or label != int(label):
             raise DataError(
                 f"task '{task.name}': label of example {number} ({format_example(example)}) must be from 0 to "

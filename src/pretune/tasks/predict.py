@@ -1,7 +1,7 @@
 """Predictions of a model for the examples of any task: logits of items or generated texts, decoded by the type.
 
     predictions = predict(model, encoder, parts.dev)
-    task.type.score(parts.dev, predictions)              # {'f1': 0.88, 'exact_match': 0.81}: the headline first
+    score(task, parts.dev, predictions)                  # {'f1': 0.88, 'exact_match': 0.81}: the headline first
 
 Sequences are packed into rows; each is computed once, without loss, and filler is removed from the result.
 """
@@ -27,6 +27,7 @@ from pretune.nn.recurrent_stack import RecurrentStack
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Floats, Items
 from pretune.tasks.example import Example, Prediction
+from pretune.tasks.types import get_type
 from pretune.tasks.types.text_to_text import count_answer_specials, get_end_tokens, get_start_token
 
 ProgressCallback = Callable[[int, int], None]
@@ -56,11 +57,11 @@ def predict(
         raise UsageError(f"beams must be >= 1, and 1 for a model that does not generate its answers, got {beams}")
     if encoder.is_generative:
         return generate_texts(model, encoder, examples, beams=beams, precision=precision, on_progress=on_progress)
-    items, task_type = items or encoder.encode(examples, training=False), encoder.task.type
+    items = items or encoder.encode(examples, training=False)
     logits = compute_logits(
-        model, items, per_token=task_type.per_token, tokens=tokens, precision=precision, on_progress=on_progress
+        model, items, per_token=encoder.per_token, tokens=tokens, precision=precision, on_progress=on_progress
     )
-    return task_type.decode(encoder, examples, items, logits)
+    return get_type(encoder.task).outputs.decode(encoder.rules, examples, items, logits)
 
 
 def compute_logits(
@@ -130,7 +131,7 @@ def generate_texts(
 ) -> list[Prediction]:
     """Generate an answer for each example."""
     rules = encoder.rules
-    no_slots = replace(encoder, slots=0)  # decoding reserves the slots itself
+    no_slots = replace(encoder, rules=replace(rules, slots=0))  # decoding reserves the slots itself
     items = no_slots.encode(examples, training=False).sequences
     side = items if items.source is None else items.source
     prompts = [side.tokens[start:end].tolist() for start, end in zip(side.offsets[:-1], side.offsets[1:], strict=True)]
@@ -146,7 +147,7 @@ def generate_texts(
             outputs = generate_tokens(model, prompts[first : first + GROUP_SIZE], decoding, generation_tokens=tokens)
         texts = [rules.tokenizer.decode(output[0].tokens, special=False).strip() for output in outputs]
         predictions += [
-            rules.task.type.parse_answer(rules, example, text)
+            get_type(rules.task).outputs.parse_answer(rules, example, text)
             for example, text in zip(examples[first:], texts, strict=False)
         ]
         if on_progress is not None:

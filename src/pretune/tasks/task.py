@@ -13,16 +13,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.metrics import GROUP_METRICS
 from pretune.tasks.example import Example
-from pretune.tasks.types import TASK_TYPES
-
-if TYPE_CHECKING:
-    from pretune.tasks.types.base import TaskType
 
 Reader = Callable[[Path], Iterator[Example]]
 """Function that reads the examples of one file."""
@@ -105,11 +101,6 @@ class Task:
     template: Template | None = None
     group_field: Literal["text", "pair", "group"] | None = None
     notes: tuple[str, ...] = ()  # on a user's files
-
-    @property
-    def type(self) -> "TaskType":
-        """The type of the task, which encodes, decodes and scores its examples."""
-        return TASK_TYPES.get(self.kind)(self)
 
     def read(self, split: str, data: str | os.PathLike[str] | None = None) -> Iterator[Example]:
         """Return the examples of a split; the file is located at once and read lazily."""

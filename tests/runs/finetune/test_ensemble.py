@@ -15,6 +15,7 @@ from pretune.runs.finetune.inference import build_table_task, evaluate_run, open
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
+from pretune.tasks.types import get_type, score
 from tests.runs import tasked
 
 Capture = pytest.CaptureFixture[str]
@@ -136,7 +137,7 @@ class TestCombine:
         self, kind: str, *predictions: Prediction, threshold: float | None = None, **settings: object
     ) -> Prediction:
         task = Task(name="x", kind=kind, metrics=(), splits={}, **settings)  # type: ignore[arg-type]
-        return task.type.combine(predictions, threshold)
+        return get_type(task).outputs.combine(task, predictions, threshold)
 
     def test_tags_by_majority(self) -> None:
         a, b, c = (Prediction(tags=tags) for tags in (("A", "B", "C"), ("A", "C", "B"), ("B", "C", "A")))
@@ -170,14 +171,14 @@ def test_an_ensemble_that_chooses_is_scored_by_what_it_chose() -> None:
         shares = np.exp(scores) / np.exp(scores).sum()
         return Prediction(label=int(shares.argmax()), probabilities=tuple(shares.tolist()), scores=scores)
 
-    combined = task.type.combine([predict(0.2, 0.0), predict(0.0, 3.0), predict(0.0, 3.0)])
-    assert combined.label == 1 and task.type.score([example], [combined]) == {"choice_accuracy": 1.0}
+    combined = get_type(task).outputs.combine(task, [predict(0.2, 0.0), predict(0.0, 3.0), predict(0.0, 3.0)])
+    assert combined.label == 1 and score(task, [example], [combined]) == {"choice_accuracy": 1.0}
     plain = Prediction(label=0, probabilities=(0.7, 0.3))  # a classifier has no scores of options
-    assert task.type.combine([plain, plain]).scores == ()
+    assert get_type(task).outputs.combine(task, [plain, plain]).scores == ()
 
 
 def test_calibration_reads_probabilities() -> None:
     task = replace(TASKS.get("sst2"), metrics=("accuracy", "calibration_error"))
     prediction = Prediction(label=1, probabilities=(0.25, 0.75), scores=(0.5, 1.6))
-    scores = task.type.score([Example(text="x", label=1)], [prediction])
+    scores = score(task, [Example(text="x", label=1)], [prediction])
     assert scores == {"accuracy": 1.0, "calibration_error": pytest.approx(0.25)}

@@ -22,6 +22,7 @@ from pretune.runs.finetune.estimate import estimate_finetune
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.predict import predict
 from pretune.tasks.stream import TaskStream
+from pretune.tasks.types import get_type
 from pretune.tasks.user_table import build_user_task
 from tests.runs import tasked
 
@@ -142,7 +143,7 @@ def test_a_step_on_features_is_that_on_the_same_batch(base: Path, tmp_path: Path
 
 def test_features_of_tokens_keep_their_places(base: Path, tmp_path: Path) -> None:
     task = build_user_task({"train": str(tasked.tags(tmp_path / "own.conll", 9))})
-    model = adapt(checkpoint.load(base), task.type.build_head(), seed=0).eval()
+    model = adapt(checkpoint.load(base), get_type(task).inputs.build_head(task), seed=0).eval()
     encoder = TaskEncoder.from_task(task, model)
     items = features.add_features(model, encoder.encode([*task.read("train")]), None)
     batch = TaskStream(items, batch=5)[0]

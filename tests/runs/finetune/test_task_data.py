@@ -20,6 +20,7 @@ from pretune.tasks import TASKS
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.splits import TaskSplits
 from pretune.tasks.task import Task
+from pretune.tasks.types import get_type, has_answers
 
 KNOWN = {
     "classification": Example(text="x", label=1),
@@ -50,7 +51,7 @@ def test_test_is_the_headline_where_it_has_answers(kind: str) -> None:
     for test, headline in (([known], "test"), ([unknown], "dev"), ([], "dev")):
         opened = TaskData(task=task(kind), parts=TaskSplits(train=[known], dev=[known, known], test=test))
         assert opened.headline_split == headline and opened.eval_examples == getattr(opened.parts, headline)
-        assert not task(kind).type.has_answers([unknown]) and not task(kind).type.has_answers([])
+        assert not has_answers(task(kind), [unknown]) and not has_answers(task(kind), [])
 
 
 def test_where_dev_is_the_headline_that_is_said(tmp_path: Path) -> None:
@@ -69,13 +70,20 @@ def test_where_dev_is_the_headline_that_is_said(tmp_path: Path) -> None:
 
 def test_labels_are_counted_as_the_kind_has_them() -> None:
     some = [KNOWN["classification"]] * 3
-    assert task("classification").type.count_labels(some) == {"a": 0, "b": 3}  # one that never occurs is told too
+    assert get_type(task("classification")).scoring.count_labels(task("classification"), some) == {
+        "a": 0,
+        "b": 3,
+    }  # one that never occurs is told too
     scores = [Example(text="x", label=value) for value in (1.0, 2.0, 6.0)]
-    assert task("regression").type.count_labels(scores) == {"lowest": 1.0, "mean": 3.0, "highest": 6.0}
+    assert get_type(task("regression")).scoring.count_labels(task("regression"), scores) == {
+        "lowest": 1.0,
+        "mean": 3.0,
+        "highest": 6.0,
+    }
     tags = [Example(text="", words=("a", "b", "c"), tags=("O", "B-X", "O"))]
-    assert task("tagging").type.count_labels(tags) == {"O": 2, "B-X": 1}
+    assert get_type(task("tagging")).scoring.count_labels(task("tagging"), tags) == {"O": 2, "B-X": 1}
     spans = [KNOWN["span"], UNKNOWN["span"], UNKNOWN["span"]]
-    assert task("span").type.count_labels(spans) == {"with an answer": 1, "without": 2}
+    assert get_type(task("span")).scoring.count_labels(task("span"), spans) == {"with an answer": 1, "without": 2}
 
 
 def test_a_train_split_without_answers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

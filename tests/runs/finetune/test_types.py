@@ -94,7 +94,7 @@ def test_text_is_generated(tmp_path: Path) -> None:
     base = tasked.make_base(tmp_path, "t5-small", "unigram", "sentinels")
     rows = [(tasked.sentence(random.Random(at)), "salt" if at % 2 else "stone") for at in range(20)]
     table = tasked.table(tmp_path / "own.csv", ("source", "target"), rows)
-    assert run(base, table, tmp_path / "run", type="text")["type"] == "text"
+    assert run(base, table, tmp_path / "run", type="text")["type"] == "generation"
     assert isinstance(pt.predict(tmp_path / "run", [{"source": "the sea"}])[0]["text"], str)
 
 
@@ -125,7 +125,7 @@ def test_pairs_are_read_as_pairs_everywhere(
     train = tasked.table(tmp_path / "pairs.csv", (*columns, "label"), rows)
     test = tasked.table(tmp_path / "test.tsv", ("premise", "hypothesis", "label"), rows)
     found = run(base, train, tmp_path / "run")
-    assert (found["task_kind"], found["type"]) == ("pair", "classification")
+    assert (found["task_kind"], found["type"]) == ("pair", "pair")
     assert (found["text"], found["pair"]) == columns
     predictions = (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()
     assert all("pair" in json.loads(line) for line in predictions)

@@ -21,7 +21,7 @@ from pretune.core.seed import make_generator
 from pretune.evaluation.baselines.base import Baseline, Examples
 from pretune.tasks.example import Prediction
 from pretune.tasks.task import Task
-from pretune.tasks.types import TASK_TYPES
+from pretune.tasks.types import TASK_TYPES, get_type
 
 if TYPE_CHECKING:
     from pretune.evaluation.baselines.base import Baseline
@@ -84,7 +84,7 @@ def parse_baselines(text: str) -> tuple[str, ...]:
     if text in BASELINE_SETS:
         return BASELINE_SETS[text]
     types = [TASK_TYPES.get(kind) for kind in TASK_TYPES]
-    slots = {name: slot for task_type in types for slot, name in task_type.baselines.items() if name != slot}
+    slots = {name: slot for task_type in types for slot, name in task_type.scoring.baselines.items() if name != slot}
     names = tuple(dict.fromkeys(slots.get(name, name) for name in text.split(",")))
     for name in names:
         if name not in ALL_BASELINES:
@@ -118,7 +118,7 @@ def run_baselines(
     rows: list[BaselineResult] = []
     skip_reasons: dict[str, str] = {}
     for slot in ALL_BASELINES:
-        name = task.type.baselines.get(slot)
+        name = get_type(task).scoring.baselines.get(slot)
         if slot == COSINE and not is_similarity(task, test):
             skip_reasons[slot] = "only for pairs with scores"
         elif slot in (PROBE, RANDOM, COSINE):
@@ -171,7 +171,7 @@ def use_one_thread(*, keep_torch: bool = False) -> Iterator[None]:
 
 def get_baseline_name(task: Task, slot: str) -> str:
     """Return the name of the baseline that fills a slot for a task."""
-    name = task.type.baselines.get(slot)
+    name = get_type(task).scoring.baselines.get(slot)
     return slot if name is None else BASELINES.get(name).display_name or name
 
 
@@ -183,4 +183,5 @@ def _build_baseline(name: str, vectors: str | None) -> Baseline:
 
 def is_similarity(task: Task, examples: Examples) -> bool:
     """Return whether a task scores pairs of texts."""
-    return task.type.pair_gold == "score" and bool(examples) and all(example.pair is not None for example in examples)
+    is_scored = get_type(task).scoring.gold == "score"
+    return is_scored and bool(examples) and all(example.pair is not None for example in examples)

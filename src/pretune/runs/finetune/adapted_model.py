@@ -34,12 +34,14 @@ from pretune.nn.heads import get_running_statistics
 from pretune.runs.finetune.config import AdaptationConfig, BaseConfig, FinetuneConfig
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.runs.finetune.task_data import TaskData, find_member_tasks, index_by_member
-from pretune.tasks.encoder import TaskEncoder, build_head
+from pretune.tasks.encoder import TaskEncoder, build_head, find_scale
 from pretune.tasks.encoding import Counts, Items, mix_items
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import predict
 from pretune.tasks.stream import MultiTaskStream, TaskStream
 from pretune.tasks.task import Task
+from pretune.tasks.types import get_type
+from pretune.tasks.types.text_to_text import has_template
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.config import configure_model
 from pretune.training.distributed import Ranks
@@ -252,7 +254,7 @@ def _build_heads(
     tasks: list[Task], model: LanguageModel | Model, tokenizer: Tokenizer | None, tune: AdaptationConfig
 ) -> TaskHead:
     """Return a text-to-text head if the model and all tasks support it, else a head for each task."""
-    missing_templates = [task.name for task in tasks if not task.type.has_template]
+    missing_templates = [task.name for task in tasks if not has_template(task)]
     if tune.text_to_text and missing_templates:
         raise UsageError(f"task '{missing_templates[0]}' has no text-to-text template; remove tune.text_to_text")
     spec = model.spec if isinstance(model, LanguageModel) else model
@@ -271,7 +273,7 @@ def build_encoder(tuning: FinetuneConfig, task: Task, model: ModelWithHead, trai
         model,
         stride=tuning.data.stride,
         slots=methods.count_slots(tuning.method),
-        scale=task.type.find_scale(train),
+        scale=find_scale(task, train),
         max_new_tokens=tuning.data.max_new_tokens,
         examples=train,
     )
@@ -345,7 +347,9 @@ class TaskEncoders:
 
         Tokens are unknown in text of another language or script.
         """
-        limits = [encoder.task.type.describe_limits(encoder.rules.spec) for encoder in self.encoders]
+        limits = [
+            get_type(encoder.task).inputs.describe_limits(encoder.task, encoder.rules.spec) for encoder in self.encoders
+        ]
         subset = examples[:: max(len(examples) // SAMPLE_EXAMPLES, 1)]
         texts = [text for example in subset for text in (example.text, example.pair or "", *example.choices) if text]
         rules = self.encoders[0].rules

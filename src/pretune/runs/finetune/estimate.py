@@ -17,7 +17,7 @@ from pretune.runs.finetune.features import FeatureFlops, can_cache, fits
 from pretune.runs.finetune.task_data import TaskData, check_sizes, index_by_member, open_task
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
-from pretune.tasks.types import get_option
+from pretune.tasks.types import get_type
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.cost import build_flops_counter
 from pretune.training.distributed import Ranks
@@ -85,7 +85,7 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
         "notes": [*task_data.parts.notes, *reader.find_notes(train)],
         "rate": explain_rate(tuning) if len(plan.rates) == 1 else None,
         "task": task_data.task.name,
-        "type": None if task_data.members else get_option(task_data.task.kind),
+        "type": None if task_data.members else task_data.task.kind,
         "kind": "together" if task_data.members else task_data.task.kind,
         "metrics": list(task_data.task.metrics),
         "headline": task_data.headline_split,
@@ -125,10 +125,10 @@ def _estimate_language_model(tuning: FinetuneConfig, task_data: TaskData) -> dic
 def _count_labels(task_data: TaskData, train: list[Example]) -> dict[str, dict[str, Any]]:
     """Count the labels of each task."""
     if not task_data.members:
-        return {task_data.task.name: task_data.task.type.count_labels(train)}
+        return {task_data.task.name: get_type(task_data.task).scoring.count_labels(task_data.task, train)}
     member_indices = zip(task_data.members, index_by_member(task_data, train), strict=True)
     return {
-        member.task.name: member.task.type.count_labels([train[place] for place in mine])
+        member.task.name: get_type(member.task).scoring.count_labels(member.task, [train[place] for place in mine])
         for member, mine in member_indices
     }
 

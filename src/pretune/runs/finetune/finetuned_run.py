@@ -28,6 +28,8 @@ from pretune.tasks.encoding import Counts, EncodingRules
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import answer_perplexity, predict
 from pretune.tasks.task import Task
+from pretune.tasks.types import get_type
+from pretune.tasks.types.base import ANSWER_FIELDS
 from pretune.training.distributed import resolve_device
 from pretune.training.records import HeadlineFile
 
@@ -171,16 +173,20 @@ class Predictor:
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """Return one prediction for each example."""
         predictions = predict(self.model, self.encoder, examples, precision=self.precision)
-        return predictions if self.threshold is None else self.task.type.apply_threshold(predictions, self.threshold)
+        if self.threshold is None:
+            return predictions
+        return get_type(self.task).outputs.apply_threshold(self.task, predictions, self.threshold)
 
     def describe(self, inputs: Sequence[Example | BlankInput]) -> list[dict[str, Any]]:
         """Return the prediction for each input, for JSON; for a blank one null, with the reason."""
-        examples, task_type = [value for value in inputs if isinstance(value, Example)], self.task.type
+        examples = [value for value in inputs if isinstance(value, Example)]
+        task_type = get_type(self.task)
+        answer_field = ANSWER_FIELDS[task_type.scoring.gold]
         predictions = iter(self.predict(examples) if examples else ())
         return [
-            {task_type.answer_field: None, "reason": value.reason}
+            {answer_field: None, "reason": value.reason}
             if isinstance(value, BlankInput)
-            else task_type.format_prediction(next(predictions))
+            else task_type.outputs.format(self.task, next(predictions))
             for value in inputs
         ]
 

@@ -25,7 +25,7 @@ from pretune.tasks.example import Example, Prediction
 from pretune.tasks.splits import sample_subset
 from pretune.tasks.table import open_table
 from pretune.tasks.task import Task
-from pretune.tasks.types import get_option
+from pretune.tasks.types import get_type, has_answers, score
 from pretune.tasks.types.span import is_squad
 from pretune.tasks.user_table import build_user_task
 
@@ -41,7 +41,9 @@ class EnsemblePredictor(Predictor):
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """Return one combined prediction for each example."""
         outputs = [member.predict(examples) for member in self.members]
-        return [self.task.type.combine(row, self.threshold) for row in zip(*outputs, strict=True)]
+        return [
+            get_type(self.task).outputs.combine(self.task, row, self.threshold) for row in zip(*outputs, strict=True)
+        ]
 
     def compute_perplexity(self, examples: Sequence[Example]) -> float:
         """Raise a UsageError: the runs may have different tokens."""
@@ -168,18 +170,18 @@ def evaluate_run(
             (name for name in ("test", "dev", "all") if name in available), next(iter(eval_task.splits))
         )
         examples = [_relabel(example, eval_task, run_task) for example in eval_task.read(split_name, data)]
-        if split is None and split_name == "test" and not run_task.type.has_answers(examples):
+        if split is None and split_name == "test" and not has_answers(run_task, examples):
             split_name = "dev"
             examples = [_relabel(example, eval_task, run_task) for example in eval_task.read(split_name, data)]
-    if not run_task.type.has_answers(examples):
+    if not has_answers(run_task, examples):
         raise DataError(f"task '{eval_task.name}': split '{split_name}' has no answers; choose another")
     if max_examples is not None and len(examples) > max_examples:
         examples = sample_subset(examples, max_examples, groups=eval_task.get_groups(examples))
     scored_task = (
         run_task if isinstance(task, Task) else replace(run_task, metrics=eval_task.metrics)
     )  # a table has no metrics of its own
-    scores = scored_task.type.score(examples, ready.predict(examples))
-    if run_task.type.has_free_text and not isinstance(finetuned_run, Ensemble):
+    scores = score(scored_task, examples, ready.predict(examples))
+    if get_type(run_task).scoring.gold == "text" and not isinstance(finetuned_run, Ensemble):
         scores["perplexity"] = ready.compute_perplexity(examples)
     notes = [] if split_data is None else [*split_data.parts.notes]
     return {"task": eval_task.name, "split": split_name, "examples": len(examples), "scores": scores, "notes": notes}
@@ -201,10 +203,10 @@ def build_table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], 
     table_columns = match_columns(file, saved_task.text, saved_task.pair)
     default_roles = {"text": text or table_columns[0], "pair": pair or table_columns[1], "label": label}
     text, pair, label = ({**default_roles, **roles}[role] for role in ("text", "pair", "label"))
-    task_type = saved_task.build_task().type
-    has_pair: bool | None = task_type.needs_pair or saved_task.pair is not None
+    task_type = get_type(saved_task.build_task())
+    has_pair: bool | None = task_type.inputs.second_text == "required" or saved_task.pair is not None
     is_published = saved_task.name in TASKS if task_config is None else task_config.name is not None
-    if task_type.pair_gold == "score" and is_published:
+    if task_type.scoring.gold == "score" and is_published:
         has_pair = None  # published regression tasks may have pairs
     return build_user_task(
         {"test": file},
@@ -213,7 +215,7 @@ def build_table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], 
         pair,
         name=Path(file).name,
         labels=saved_task.labels,
-        type=get_option(saved_task.task_kind),
+        type=saved_task.task_kind,
         has_pair=has_pair,
     )
 

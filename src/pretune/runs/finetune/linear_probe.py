@@ -35,6 +35,7 @@ from pretune.tasks.encoding import Floats, Items
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import compute_logits
 from pretune.tasks.task import Task
+from pretune.tasks.types import get_type
 
 BASELINE_PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Values of C, the inverse of the penalty, for the baseline."""
@@ -65,7 +66,7 @@ def predict_with_probe(
     model = adapt(body, head).eval().to(device)
     encoder = build_encoder(replace(tuning, method=Full()), task, model, [*train])  # without prompt slots
     x, z = (_compute_features(model, encoder, subset) for subset in (train, test))
-    if task.type.probe == "values":
+    if get_type(task).scoring.gold == "score":
         from sklearn.linear_model import RidgeCV
 
         mean, std = x.mean(0), x.std(0) + 1e-6

@@ -20,6 +20,7 @@ from pretune.runs.finetune.task_data import TaskData, compute_scores, index_by_m
 from pretune.runs.model_card import build_finetuning_card, draw_plots
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
+from pretune.tasks.types import get_type, score
 
 Facts = dict[str, Any]
 BaselineFactory = Callable[[Sequence[Example]], BaselineResult | None]
@@ -128,12 +129,12 @@ def find_collapse(task_data: TaskData, trial: Facts) -> str | None:
 
 def _list_answers(task: Task, part: Example | Prediction) -> list[str]:
     """Return the labels, tags or sets of labels of an example or a prediction; empty for other answers."""
-    match task.type.errors_view:
-        case "classes" if part.label is not None:
+    match get_type(task).scoring.gold:
+        case "class" if part.label is not None:
             return [task.labels[int(part.label)]]
-        case "tags":
+        case "tags" | "tree":
             return list(part.tags)
-        case "sets":
+        case "labels":
             return [", ".join(part.tags)]
     return []
 
@@ -150,8 +151,8 @@ def run_all_baselines(
 ) -> tuple[list[BaselineResult], dict[str, str]]:
     """Run all requested baselines on the headline split; `model_baselines` need the model itself."""
     unsupported_names = [] if is_similarity(task_data.task, task_data.eval_examples) else [COSINE]
-    types = [member.task.type for member in task_data.members] or [task_data.task.type]
-    unsupported_names += [slot for slot in SLOTS if any(slot not in task_type.baselines for task_type in types)]
+    tasks = [member.task for member in task_data.members] or [task_data.task]
+    unsupported_names += [slot for slot in SLOTS if any(slot not in get_type(task).scoring.baselines for task in tasks)]
     if names := [name for name in plan.baselines if name not in unsupported_names]:
         log.info(f"baselines: {', '.join(get_baseline_name(task_data.task, name) for name in names)}")
     rows, absent = run_simple_baselines(task_data, train, plan.baselines, plan.vectors)
@@ -278,7 +279,7 @@ def bootstrap(
 
 
 def _score_example(task: Task, example: Example, prediction: Prediction) -> float:
-    return float(next(iter(task.type.score([example], [prediction]).values())))
+    return float(next(iter(score(task, [example], [prediction]).values())))
 
 
 def compute_learning_curve(

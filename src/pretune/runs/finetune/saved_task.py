@@ -13,7 +13,7 @@ from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from pretune.tasks.table import BlankCellError, read_id
 from pretune.tasks.task import Task, Template
-from pretune.tasks.types import TASK_TYPES, get_option
+from pretune.tasks.types import TASK_TYPES, get_type
 
 
 class BlankInput(NamedTuple):
@@ -86,7 +86,7 @@ class SavedTask:
             self,
             name=name,
             task_kind=task.kind,
-            type=get_option(task.kind),
+            type=task.kind,
             labels=task.labels,
             metrics=task.metrics,
             template=task.template,
@@ -105,7 +105,16 @@ class SavedTask:
     @property
     def reads_one_text(self) -> bool:
         """True if the training files had no second texts."""
-        return self.build_task().type.reads_one_text(self.text, self.pair)
+        return get_type(self.build_task()).inputs.reads_one_text(self.text, self.pair)
+
+    @property
+    def reads_plain_text(self) -> bool:
+        """True if a line of text is an input, which the run labels."""
+        try:
+            self.build_example("A new text.", self.name)
+        except DataError:
+            return False
+        return get_type(self.build_task()).scoring.gold != "text"
 
     def build_input(self, raw_input: Any, source: str) -> Example | BlankInput:
         """Build the example of an input; a text that is blank gives a `BlankInput`."""
@@ -132,7 +141,7 @@ class SavedTask:
             raw_input = {"text": raw_input[0], "pair": raw_input[1]}
         if not isinstance(raw_input, Mapping):
             raise DataError(f"{source}: expected a text, two texts or a mapping, got {type(raw_input).__name__}")
-        return self.build_task().type.read_input(raw_input, self.text, self.pair, source)
+        return get_type(self.build_task()).inputs.read_input(raw_input, self.text, self.pair, source)
 
     def build_task(self) -> Task:
         """Return the task: the built-in one of this name, or one with the stored settings."""

@@ -27,8 +27,8 @@ from pretune.runs.finetune.saved_task import SavedTask, TaskMember
 from pretune.runs.finetune.task_data import TaskData
 from pretune.runs.finetune.trial import FinetuneTrial, RemainingWork, read_finished_trial
 from pretune.tasks.example import Example, Prediction
-from pretune.tasks.types import get_option
-from pretune.tasks.user_table import get_columns
+from pretune.tasks.table_reader import get_columns
+from pretune.tasks.types import get_type
 from pretune.training.distributed import Ranks, run_on_rank_zero
 from pretune.training.loop import GracefulShutdown
 
@@ -67,7 +67,7 @@ class FinetuneSweep:
         if len(self.plan.rates) == 1:
             log.info(explain_rate(self.tuning))
         train = self.task_data.select_train(self.plan.max_train_examples, self.tuning.task.split_seed)
-        counts = self.task_data.task.type.count_labels(train)
+        counts = get_type(self.task_data.task).scoring.count_labels(self.task_data.task, train)
         label_counts = join_names([f"{name} {count:,.6g}" for name, count in counts.items()])
         size = format_subset(len(train), self.task_data.parts.split_sizes.get("train"))
         log.info(f"train: {size}{f': {label_counts}' if label_counts else ''}")
@@ -164,7 +164,7 @@ class FinetuneSweep:
 
     def _run_probe(self, train: Sequence[Example]) -> BaselineResult | None:
         task, start = self.task_data.task, time.perf_counter()
-        if task.type.probe is None:
+        if get_type(task).scoring.gold not in ("class", "score"):
             return None
         predictions = predict_with_probe(
             self.tuning, task, train[:MAX_TRAIN_EXAMPLES], self.task_data.eval_examples, self.ranks.device
@@ -242,7 +242,7 @@ def build_saved_task(trial: FinetuneTrial, threshold: float | None) -> SavedTask
     return SavedTask(
         name=task.name,
         task_kind=task.kind,
-        type=None if members else get_option(task.kind),
+        type=None if members else task.kind,
         labels=task.labels,
         metrics=task.metrics,
         scale=None if trial.task_data.members else rules.scale,

@@ -12,9 +12,10 @@ from pretune.runs.finetune.config import TaskConfig
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.splits import TaskSplits, divide, load_task, sample_subset
+from pretune.tasks.table_reader import TableReader
 from pretune.tasks.task import Task
-from pretune.tasks.types import get_option
-from pretune.tasks.user_table import TableReader, build_user_task
+from pretune.tasks.types import EVALUATION_ONLY, TYPE_ALIASES, get_type, has_answers, score
+from pretune.tasks.user_table import build_user_task, describe_alternative
 from pretune.text.corpora.builtin import Reviews
 
 AVERAGE_METRIC = "average"
@@ -40,7 +41,7 @@ class TaskData:
         """Split of the headline score: test, or dev if test has no answers."""
         if self.members:
             return "test" if all(member.headline_split == "test" for member in self.members) else "dev"
-        return "test" if self.parts.test and self.task.type.has_answers(self.parts.test) else "dev"
+        return "test" if self.parts.test and has_answers(self.task, self.parts.test) else "dev"
 
     @property
     def eval_examples(self) -> list[Example]:
@@ -126,10 +127,8 @@ def _open_single(task_config: TaskConfig) -> TaskData:
     notes: list[str] = []
     if task_config.name is not None:
         task = find_trainable_task(task_config.name)
-        if task_config.type not in (None, get_option(task.kind)):
-            raise UsageError(
-                f"--type {task_config.type}: task '{task.name}' has the type {get_option(task.kind)}; remove --type"
-            )
+        if TYPE_ALIASES.get(task_config.type or "", task_config.type) not in (None, task.kind):
+            raise UsageError(f"--type {task_config.type}: task '{task.name}' has the type {task.kind}; remove --type")
     else:
         paths = {split: getattr(task_config, split) for split in SPLITS}
         files = {split: _resolve_file(path) for split, path in paths.items() if path is not None}
@@ -139,13 +138,13 @@ def _open_single(task_config: TaskConfig) -> TaskData:
         )  # fmt: skip
         column_names = [column for column in (task_config.text, task_config.label, task_config.pair) if column]
         reader = task.splits["train"][0].reader
-        tables = {split: task.type.open_file(Path(path), column_names) for split, path in files.items()}
+        tables = {split: get_type(task).inputs.open_file(Path(path), column_names) for split, path in files.items()}
         notes += [str(table) for table in tables.values() if table.form != "squad"]
         if isinstance(reader, TableReader) and tables["train"].form != "squad":
             notes.append(reader.describe_columns(tables["train"].columns))
-        alternative = "" if task_config.type else task.type.describe_alternative()
+        alternative = "" if task_config.type else describe_alternative(task)
         labels = f": {join_names(task.labels)}" if task.labels else ""
-        notes += [f"type {get_option(task.kind)}{alternative}{labels}", *task.notes]
+        notes += [f"type {task.kind}{alternative}{labels}", *task.notes]
     available = task.find_available(task_config.data)
     if set(available) == {"train"}:
         examples = list(available["train"].read())
@@ -164,9 +163,10 @@ def _open_single(task_config: TaskConfig) -> TaskData:
     task_data = TaskData(
         task=task, parts=replace(parts, notes=(*notes, *parts.notes, *_find_repeats(parts), *size_notes))
     )
-    if not task.type.has_answers(parts.train) or not task.type.has_answers(parts.dev):
+    if not has_answers(task, parts.train) or not has_answers(task, parts.dev):
         raise DataError(f"task '{task.name}': train or dev has no answers; choose another task")
-    task.type.check_metrics(parts.dev)
+    if get_type(task).scoring.gold == "text":
+        score(task, parts.dev[:1], [Prediction(text="")])  # a metric may need a package that is not installed
     if task_data.headline_split == "dev":
         reason = "the test split has no answers" if parts.test else "no test split"
         headline_note = f"{reason}: scores are on dev, which also selects the model"
@@ -192,11 +192,17 @@ def check_size(task_data: TaskData, train: Sequence[Example]) -> None:
             f"task '{task.name}': {format_count(len(train), 'training examples')}, need at least "
             f"{MIN_TRAIN_EXAMPLES}; {remedy}"
         )
-    if absent := [repr(name) for name in task.type.find_missing_labels(train)]:
+    if absent := [repr(name) for name in find_missing_labels(task, train)]:
         raise DataError(
             f"task '{task.name}': {len(absent)} of {len(task.labels)} classes have no training example "
             f"({join_names(absent, 5)}); {remedy}"
         )
+
+
+def find_missing_labels(task: Task, examples: Sequence[Example]) -> list[str]:
+    """Return the labels that no example has, if each example has labels of its own."""
+    counts = get_type(task).scoring.count_labels(task, examples)
+    return [name for name in task.labels if counts.get(name) == 0]
 
 
 def _resolve_file(name: str) -> str:
@@ -206,7 +212,7 @@ def _resolve_file(name: str) -> str:
 
 def _find_size_problems(task: Task, parts: TaskSplits) -> Iterator[str]:
     """Yield warnings about classes without training examples and small test sets."""
-    if missing_labels := task.type.find_missing_labels(parts.train):
+    if missing_labels := find_missing_labels(task, parts.train):
         names = join_names([repr(name) for name in missing_labels], 5)
         yield f"no training example of {names}; add some"
     split, eval_examples = ("test", parts.test) if parts.test else ("dev", parts.dev)
@@ -253,7 +259,7 @@ def find_trainable_task(name: str) -> Task:
     if "," in name:
         return combine_tasks([find_trainable_task(part) for part in name.split(",")])
     task = TASKS.get(name)
-    if get_option(task.kind) is None:
+    if task.kind in EVALUATION_ONLY:
         raise UsageError(f"task '{name}' is for evaluation only; use `pretune evaluate MODEL --task {name}`")
     return task
 
@@ -314,12 +320,12 @@ def compute_scores(
 ) -> dict[str, float]:
     """Return the official scores; for several tasks the average, each headline, and complete suite averages."""
     if not task_data.members:
-        return task_data.task.type.score(examples, predictions)
+        return score(task_data.task, examples, predictions)
     member_scores: dict[str, dict[str, float]] = {}
     for member, mine in zip(task_data.members, index_by_member(task_data, examples), strict=True):
         if mine:
-            member_scores[member.task.name] = member.task.type.score(
-                [examples[place] for place in mine], [predictions[place] for place in mine]
+            member_scores[member.task.name] = score(
+                member.task, [examples[place] for place in mine], [predictions[place] for place in mine]
             )
     headlines = {name: float(next(iter(scores.values()))) for name, scores in member_scores.items()}
     return {

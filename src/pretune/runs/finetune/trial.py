@@ -50,6 +50,7 @@ from pretune.runs.finetune.task_data import TaskData, compute_scores, find_tasks
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import answer_perplexity
 from pretune.tasks.splits import sample_subset
+from pretune.tasks.types import build_row, get_type
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
 from pretune.training.checkpoints import collect_weights
 from pretune.training.clock import TrainingClock
@@ -327,12 +328,12 @@ class FinetuneTrial:
         predictions = {"dev": self._predict(parts.dev)}
         if self.task_data.headline_split == "test":
             predictions["test"] = self._predict(parts.test)
-        threshold = None
+        threshold, outputs = None, get_type(self.task).outputs
         if not self.encoders.is_generative:  # generative models answer in words
-            threshold = self.task.type.find_threshold(parts.dev, predictions["dev"])
+            threshold = outputs.find_threshold(self.task, parts.dev, predictions["dev"])
         if threshold is not None:
             predictions = {
-                split: self.task.type.apply_threshold(split_predictions, threshold)
+                split: outputs.apply_threshold(self.task, split_predictions, threshold)
                 for split, split_predictions in predictions.items()
             }
         if self.ranks.is_first:
@@ -357,7 +358,7 @@ class FinetuneTrial:
             ),
             "parameters": count_parameters(self.model),
             "counts": config.to_dict(sum_counts(self.items)),
-            "balance": self.task.type.count_labels(self.train_examples),
+            "balance": get_type(self.task).scoring.count_labels(self.task, self.train_examples),
             "notes": self.notes,
             "memory": _measure_memory(self.ranks),
             "threshold": threshold,
@@ -369,7 +370,7 @@ class FinetuneTrial:
     def _compute_scores(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Return the official scores; for generation also the perplexity of the gold answers, on rank 0."""
         scores = compute_scores(self.task_data, examples, predictions)
-        if self.task.type.has_free_text and not self.task_data.members and self.ranks.is_first:
+        if get_type(self.task).scoring.gold == "text" and not self.task_data.members and self.ranks.is_first:
             encoder = self.encoders.encoders[0]
             scores["perplexity"] = answer_perplexity(self.model, encoder, examples, precision=self.precision)
         return scores
@@ -381,7 +382,7 @@ class FinetuneTrial:
             tasks = find_tasks(self.task_data, examples)
             for number, (task, example, prediction) in enumerate(zip(tasks, examples, split_predictions, strict=True)):
                 name = {"task": task.name} if self.task_data.members else {}
-                lines.append({**task.type.build_row(split, example.id or str(number), example, prediction), **name})
+                lines.append({**build_row(task, split, example.id or str(number), example, prediction), **name})
         text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
         io.atomic_write(self.run_dir.predictions, text)
 

@@ -1,48 +1,72 @@
-"""TASK TYPES, one file each: encoding, head, decoding, scores, baselines and users' tables; the only list of them.
+"""TASK TYPES, one file each: inputs, outputs and scoring; the only list of them.
 
-A task names its type by `kind`; `task.type` is the type with the task. To add a type, write a file with a subclass of
-`TaskType` and list it here.
+A task names its type by `kind`, and `--type` by the same word. To add a type, write a file with a `TaskType` and list
+it here.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from pretune.core.registry import Registry
 
 if TYPE_CHECKING:
+    from pretune.tasks.example import Example, Prediction
+    from pretune.tasks.task import Task
     from pretune.tasks.types.base import TaskType
 
-TASK_TYPES: "Registry[type[TaskType]]" = Registry(
+TASK_TYPES: "Registry[TaskType]" = Registry(
     "task type",
     {
-        "classification": "pretune.tasks.types.classification:SequenceClassification",
-        "pair": "pretune.tasks.types.classification:PairClassification",
-        "multi-label": "pretune.tasks.types.multi_label:MultiLabelClassification",
-        "regression": "pretune.tasks.types.regression:SequenceRegression",
-        "tagging": "pretune.tasks.types.tagging:TokenTagging",
-        "srl": "pretune.tasks.types.semantic_roles:SemanticRoles",
-        "dependency": "pretune.tasks.types.dependency:DependencyParsing",
-        "span": "pretune.tasks.types.span:SpanExtraction",
-        "choice": "pretune.tasks.types.choice:MultipleChoice",
-        "generation": "pretune.tasks.types.text_to_text:TextToText",
-        "embedding": "pretune.tasks.types.embedding:TextEmbedding",
-        "retrieval": "pretune.tasks.types.base:Retrieval",
-        "pairs": "pretune.tasks.types.base:MinimalPairs",
-        "cloze": "pretune.tasks.types.base:Cloze",
+        "classification": "pretune.tasks.types.classification:CLASSIFICATION",
+        "pair": "pretune.tasks.types.classification:PAIR",
+        "multi-label": "pretune.tasks.types.multi_label:MULTI_LABEL",
+        "regression": "pretune.tasks.types.regression:REGRESSION",
+        "tagging": "pretune.tasks.types.tagging:TAGGING",
+        "srl": "pretune.tasks.types.semantic_roles:SEMANTIC_ROLES",
+        "dependency": "pretune.tasks.types.dependency:DEPENDENCY",
+        "span": "pretune.tasks.types.span:SPAN",
+        "choice": "pretune.tasks.types.choice:CHOICE",
+        "generation": "pretune.tasks.types.text_to_text:GENERATION",
+        "embedding": "pretune.tasks.types.embedding:EMBEDDING",
+        "retrieval": "pretune.tasks.types.base:RETRIEVAL",
+        "pairs": "pretune.tasks.types.base:MINIMAL_PAIRS",
+        "cloze": "pretune.tasks.types.base:CLOZE",
     },
 )
-
-_OPTIONS = {"pair": "classification", "generation": "text", **dict.fromkeys(("retrieval", "pairs", "cloze"))}
-"""Names of `--type` that differ from the kind of a task; None for evaluation only."""
-
-
-def get_option(kind: str) -> str | None:
-    """Return the name of a kind of task on the command line (`pretune finetune --type`); None: for evaluation only.
-
-    >>> get_option("pair"), get_option("generation"), get_option("cloze")
-    ('classification', 'text', None)
-    """
-    return _OPTIONS.get(kind, kind)
-
-
-TYPE_OPTIONS = tuple(dict.fromkeys(option for kind in TASK_TYPES if (option := get_option(kind))))
+EVALUATION_ONLY = ("retrieval", "pairs", "cloze")
+"""Types that no model is fine-tuned for."""
+TYPE_OPTIONS = tuple(kind for kind in TASK_TYPES if kind not in EVALUATION_ONLY)
 """Types that `--type` accepts."""
+TYPE_ALIASES = {"text": "generation"}
+"""Other words for types that `--type` accepts."""
+
+
+def get_type(task: "Task") -> "TaskType":
+    """Return the type of a task."""
+    return TASK_TYPES.get(task.kind)
+
+
+def score(task: "Task", examples: "Sequence[Example]", predictions: "Sequence[Prediction]") -> dict[str, float]:
+    """Return the official scores of a task by name, the headline first; 1 is perfect."""
+    return get_type(task).scoring.score(task, examples, predictions)
+
+
+def has_answer(task: "Task", example: "Example") -> bool:
+    """Return whether the reference answer of an example is known."""
+    return get_type(task).scoring.format_gold(task, example) is not None
+
+
+def has_answers(task: "Task", examples: "Sequence[Example]") -> bool:
+    """Return whether the reference answers of a split are known: of each example, and not all of them empty."""
+    answers = [get_type(task).scoring.format_gold(task, example) for example in examples]
+    return None not in answers and any(answer != [] for answer in answers)
+
+
+def build_row(task: "Task", split: str, name: str, example: "Example", prediction: "Prediction") -> dict[str, Any]:
+    """Return a line of predictions.jsonl: prediction, reference answer and input.
+
+    {"split": "test", "id": "7", "label": "bad", "probabilities": {…}, "gold": "good", "input": "a quiet joy"}
+    """
+    task_type = get_type(task)
+    outputs = {**task_type.outputs.format(task, prediction), "gold": task_type.scoring.format_gold(task, example)}
+    return {"split": split, "id": name, **outputs, **task_type.inputs.format(example)}

@@ -1,15 +1,23 @@
-"""Base class of task types, with defaults for a type that has one label per example; types for evaluation only."""
+"""A task type and its three parts, with defaults for a type that has one label per example; types for evaluation only.
+
+    task_type = get_type(task)
+    items = task_type.inputs.encode(rules, examples, training=True)              # rows become inputs
+    predictions = task_type.outputs.decode(rules, examples, items, logits)       # outputs become predictions
+    task_type.scoring.score(task, examples, predictions)                         # predictions are scored
+
+A part is a value: what differs between two types is a field of it, or a method of a subclass.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from pretune.adaptation.heads.base import TaskHead
-from pretune.core.errors import DataError, UsageError, suggest
+from pretune.core.errors import DataError, UsageError
 from pretune.core.log import format_count
 from pretune.metrics import METRIC_INPUTS, METRICS
 from pretune.metrics.classification import NO_LABEL, group_values
@@ -26,18 +34,25 @@ from pretune.tasks.table import (
     open_table,
     read_id,
 )
+from pretune.tasks.table_reader import UserTables
 from pretune.tasks.task import Task
-from pretune.tasks.user_table import UserTables
-
-if TYPE_CHECKING:
-    from pretune.tasks.encoder import TaskEncoder
-
 
 MAX_ROW_CHARACTERS = 600
 """Maximum number of characters of a text in predictions.jsonl."""
 
-LabelsAndPredictions = tuple[list[Any], list[Any]]
-"""Labels (or other references) and predictions, one each."""
+Gold = Literal["class", "option", "labels", "score", "tags", "tree", "span", "text"]
+"""Form of the answer of an example."""
+ANSWER_FIELDS: Mapping[Gold, str] = {
+    "class": "label",
+    "option": "label",
+    "labels": "labels",
+    "score": "score",
+    "tags": "tags",
+    "tree": "heads",
+    "span": "text",
+    "text": "text",
+}
+"""Field of a formatted prediction that is null for an input without text."""
 
 _INPUT_NAMES = {
     "text": (*COLUMNS["text"], "text_a", "text1", "sentence_a"),
@@ -46,92 +61,110 @@ _INPUT_NAMES = {
 """Field names of new inputs by role; the first present one is used."""
 
 
-class TaskType:
-    """Type of a task: how its examples are encoded, decoded, scored and read from users' files."""
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Rows become inputs: the reading of users' tables and of new inputs, the encoding of examples, and the head."""
 
-    default_length: ClassVar[int] = 128  # tokens of a sequence, if the model allows it
-    per_token: ClassVar[bool] = False  # a row of logits per token, not per sequence
-    allows_pair: ClassVar[bool] = True  # a user's table may have a second text
-    needs_pair: ClassVar[bool] = False
-    finds_pair: ClassVar[bool] = False  # new inputs may have a second text in columns with known names
-    pair_field: ClassVar[str] = "pair"  # name of the second text in new inputs
-    has_single_text: ClassVar[bool] = True  # a new input may be a line of text
-    reads_conll: ClassVar[bool] = False
-    evaluator: ClassVar[
-        Literal["few_shot", "generation", "similarity", "retrieval", "minimal_pairs", "cloze"] | None
-    ] = None  # evaluation without fine-tuning
-    prompt: ClassVar[str] = ""  # of few-shot evaluation
-    max_answer_tokens: ClassVar[int] = 0  # of few-shot evaluation by generation
-    baselines: ClassVar[Mapping[str, str]] = {}  # names in `evaluation.baselines`, by the slot that they fill
-    probe: ClassVar[Literal["classes", "values"] | None] = None  # targets of a linear probe
-    pair_gold: ClassVar[Literal["class", "score"] | None] = None  # of pairs that embeddings train on
-    has_free_text: ClassVar[bool] = False  # the answer is a text of its own, whose perplexity is reported
-    no_answer: ClassVar[str] = ""  # answer in words to a question without an answer
-    is_explainable: ClassVar[bool] = False  # logits stand for a prediction, so that gradients explain it
-    answer_field: ClassVar[str] = "label"  # field of a prediction that is null for an input without text
-    errors_view: ClassVar[Literal["classes", "options", "scores", "tags", "sets", "texts"]] = "texts"  # in reports
+    default_length: int = 128  # tokens of a sequence, if the model allows it
+    second_text: Literal["none", "optional", "required"] = "optional"
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    pair_field = "pair"  # name of the second text in an error
 
-    # Encoding and the head
-
-    def build_head(self) -> TaskHead:
-        """Return the head of the task."""
+    def build_head(self, task: Task) -> TaskHead:
+        """Return the head of a task."""
         raise UsageError(
-            f"task '{self.task.name}' ({self.task.kind}) is for evaluation only; use `pretune evaluate`, or choose "
-            "another task"
+            f"task '{task.name}' ({task.kind}) is for evaluation only; use `pretune evaluate`, or choose another task"
         )
 
     def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
         """Encode examples; with `training` also their labels."""
         raise NotImplementedError
 
-    def describe_limits(self, spec: Model) -> str:
+    def write(
+        self, rules: EncodingRules, examples: Sequence[Example], *, training: bool
+    ) -> list[tuple[str, str | None]]:
+        """Return the source and the target of each example as text, for a model that generates all answers.
+
+        With `training`, labels that the template cannot represent are rejected.
+        """
+        template = rules.task.template
+        if template is None:
+            return [(example.text, example.target) for example in examples]
+        if training and template.targets:
+            read_classes(rules.task, examples)
+        return [template.fill(example) for example in examples]
+
+    def describe_limits(self, task: Task, spec: Model) -> str:
         """Return a note on a model that suits the type badly; empty for others."""
         return ""
 
-    def find_scale(self, train: Sequence[Example]) -> tuple[float, float] | None:
-        """Return the range of the scores, if the task has scores and no published scale."""
-        return None
+    def open_file(self, path: Path, column_names: Sequence[str]) -> TableFile:
+        """Open a user's file; the names of requested columns help to recognize a header."""
+        return open_table(path, column_names)
 
-    def count_options(self, example: Example) -> int:
-        """Return the number of labels that an example may have."""
-        return len(self.task.labels)
+    def build_user_task(self, tables: UserTables) -> Task:
+        """Build a task from users' files; every row is read once, so that errors are found now."""
+        raise NotImplementedError
 
-    # Text-to-text
+    def reads_one_text(self, text: str | None, pair: str | None) -> bool:
+        """Return True if the training files had a column of texts and none of second texts."""
+        return text is not None and pair is None and self.second_text != "required"
 
-    @property
-    def has_template(self) -> bool:
-        """True if examples can be written as text, and answers as text too."""
-        return self.task.template is not None
+    def read_input(self, fields: Mapping[str, Any], text: str | None, pair: str | None, source: str) -> Example:
+        """Return the example of a new input; `text` and `pair` are the columns of the training files.
 
-    def fill_template(self, example: Example) -> tuple[str, str | None]:
-        """Return the source and the target of an example as text."""
-        template = self.task.template
-        return (example.text, example.target) if template is None else template.fill(example)
+        Raises BlankCellError if a text is blank.
+        """
+        columns, has_one_text = (text, pair), self.reads_one_text(text, pair)
+        pair_columns = find_pair_columns(map(str, fields))
+        if columns == (None, None) and self.second_text != "none":
+            columns = pair_columns or columns
+        is_pair = has_one_text and text not in fields and pair_columns is not None  # of another task
+        content = None if is_pair else read_field(fields, columns[0], _INPUT_NAMES["text"], source)
+        extra = self.read_fields(fields, content, source)
+        if is_blank(extra.get("text", "none" if content is None else content)):
+            raise BlankCellError(source, text or "text")
+        if content is None and "text" not in extra:
+            field_names = ", ".join(map(str, fields))[:100]
+            raise DataError(
+                f"{source}: no field '{text or 'text'}' (has {field_names or 'none'}); pass the text column "
+                "(`pretune predict --text COL`, --text 1 for files without a header)"
+            )
+        second = None if has_one_text else read_field(fields, columns[1], _INPUT_NAMES["pair"], source)
+        if second is None and (pair is not None or self.second_text == "required"):
+            raise DataError(
+                f"{source}: this task needs two texts; pass the second as '{pair or self.pair_field}', or after a tab"
+            )
+        if second is not None and is_blank(second):
+            raise BlankCellError(source, columns[1] or self.pair_field)
+        facts = {str(name): str(value) for name, value in fields.items() if isinstance(value, str)}
+        example = {"text": content, "pair": second, "id": read_id(fields, source), "facts": facts, **extra}
+        return Example(**example)
 
-    def check_targets(self, rules: EncodingRules, examples: Sequence[Example]) -> None:
-        """Reject labels that the template cannot represent."""
-        if self.task.template is not None and self.task.template.targets:
-            read_classes(self.task, examples)
+    def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
+        """Return the fields of an example, other than its texts, that a new input has."""
+        return {}
 
-    def parse_answer(self, rules: EncodingRules, example: Example, text: str) -> Prediction:
-        """Parse a generated answer; one that is no valid answer has no label, and counts as wrong."""
-        template = self.task.template
-        label = template.parse_label(text, rules.target_spellings) if template and template.targets else None
-        return Prediction(text=text, label=label)
+    def format(self, example: Example) -> dict[str, Any]:
+        """Return the input of an example for a row of predictions; long texts are truncated."""
+        pair = {} if example.pair is None else {"pair": _truncate(example.pair)}
+        return {"input": _truncate(example.text), **pair}
 
-    # Decoding
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Outputs become predictions: of logits or of generated text, of several models; their thresholds and format."""
+
+    is_explainable: bool = False  # logits stand for a prediction, so that gradients explain it
 
     def decode(
-        self, encoder: "TaskEncoder", examples: Sequence[Example], items: Items, logits: Floats
+        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
     ) -> list[Prediction]:
         """Return the prediction for each example, from the logits of its items."""
         raise NotImplementedError
 
     def select_logits(
-        self, encoder: "TaskEncoder", example: Example, items: Items, logits: Floats, label: str | None = None
+        self, rules: EncodingRules, example: Example, items: Items, logits: Floats, label: str | None = None
     ) -> PredictedLogits:
         """Return the logits that stand for the prediction of one example, or for one of its labels (`label`).
 
@@ -139,23 +172,23 @@ class TaskType:
         """
         raise NotImplementedError
 
-    def find_label(self, label: str | None, default: int) -> int:
-        """Return the index of a label, by default that of the prediction."""
-        if label is None:
-            return default
-        if label not in self.task.labels:
-            raise UsageError(f"unknown label '{label[:40]}'{suggest(label, self.task.labels)}")
-        return self.task.labels.index(label)
+    def parse_answer(self, rules: EncodingRules, example: Example, text: str) -> Prediction:
+        """Parse a generated answer; one that is no valid answer has no label, and counts as wrong."""
+        template = rules.task.template
+        label = template.parse_label(text, rules.target_spellings) if template and template.targets else None
+        return Prediction(text=text, label=label)
 
-    def find_threshold(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> float | None:
+    def find_threshold(
+        self, task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]
+    ) -> float | None:
         """Return the decision threshold with the best score on held-out examples, if the type has one."""
         return None
 
-    def apply_threshold(self, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
+    def apply_threshold(self, task: Task, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
         """Return the predictions with another threshold."""
         return [*predictions]
 
-    def combine(self, predictions: Sequence[Prediction], threshold: float | None = None) -> Prediction:
+    def combine(self, task: Task, predictions: Sequence[Prediction], threshold: float | None = None) -> Prediction:
         """Return the prediction of an ensemble for one example, from those of its models.
 
         Probabilities and values are averaged; of tags and answers the most frequent is taken, of equally frequent ones
@@ -176,121 +209,13 @@ class TaskType:
         answers = [(prediction.label, prediction.text) for prediction in predictions]
         return predictions[answers.index(Counter(answers).most_common(1)[0][0])]
 
-    # Scores
-
-    def score(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
-        """Return the official scores by name, the headline first; 1 is perfect."""
-        if len(examples) != len(predictions):
-            counts = f"{format_count(len(predictions), 'predictions')} for {format_count(len(examples), 'examples')}"
-            raise DataError(f"{counts}; pass one for each")
-        scores: dict[str, float] = {}
-        for name in self.task.metrics:
-            result = METRICS.get(name)(*self._collect(METRIC_INPUTS.get(name, "labels"), examples, predictions))
-            for part, value in (result if isinstance(result, Mapping) else {name: result}).items():
-                scores[part if part not in scores else f"{name}_{part}"] = value
-        return scores
-
-    def _collect(self, values: str, examples: Sequence[Example], predictions: Sequence[Prediction]) -> Any:
-        """Return the references and the predictions that a metric compares."""
-        match values:
-            case "tags":
-                return self.collect_tags(examples, predictions)
-            case "trees":
-                return self.collect_trees(examples, predictions)
-            case "answers":
-                return self.collect_answers(examples, predictions)
-            case "texts":
-                targets = [self._require(example.target, index, example) for index, example in enumerate(examples)]
-                gold = [list(example.answers) or target for example, target in zip(examples, targets, strict=True)]
-                return gold, [prediction.text or "" for prediction in predictions]
-        labels = [self._require(example.label, index, example) for index, example in enumerate(examples)]
-        outputs = [NO_LABEL if prediction.label is None else prediction.label for prediction in predictions]
-        match values:
-            case "values":
-                return [float(label) for label in labels], [prediction.value for prediction in predictions]
-            case "scores":
-                return labels, [prediction.scores for prediction in predictions]
-            case "probabilities":
-                return labels, [prediction.probabilities for prediction in predictions]
-            case "groups":
-                groups = [example.group or f"\0{number}" for number, example in enumerate(examples)]
-                return group_values(labels, groups), group_values(outputs, groups)
-        return labels, outputs
-
-    def collect_tags(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> LabelsAndPredictions:
-        """Return the tags of each example, and the predicted ones."""
-        gold = [
-            list(self._require(example.tags if len(example.tags) == len(example.words) else None, index, example))
-            for index, example in enumerate(examples)
-        ]
-        return gold, [list(prediction.tags) for prediction in predictions]
-
-    def collect_trees(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> LabelsAndPredictions:
-        """Return the head and the relation of each word, and the predicted ones."""
-        gold, outputs = self.collect_tags(examples, predictions)
-        return (
-            [[*zip(example.heads, tags, strict=True)] for example, tags in zip(examples, gold, strict=True)],
-            [[*zip(tree.heads, tags, strict=True)] for tree, tags in zip(predictions, outputs, strict=True)],
-        )
-
-    def collect_answers(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> LabelsAndPredictions:
-        """Return the reference answers of each example, and the predicted answer."""
-        return [list(example.answers) for example in examples], [prediction.text or "" for prediction in predictions]
-
-    def _require(self, value: Any, index: int, example: Example) -> Any:
-        if value is None:
-            raise DataError(
-                f"task '{self.task.name}': example {index} ({format_example(example)}) has no label, so it cannot be "
-                "scored; use a split with labels"
-            )
-        return value
-
-    def check_metrics(self, examples: Sequence[Example]) -> None:
-        """Raise an error now if a metric needs a package that is not installed."""
-
-    # Labels of examples
-
-    def has_answer(self, example: Example) -> bool:
-        """Return whether the reference answer of an example is known."""
-        return example.label is not None
-
-    def has_answers(self, examples: Sequence[Example]) -> bool:
-        """Return whether the reference answers of a split are known."""
-        return bool(examples) and all(map(self.has_answer, examples))
-
-    def get_shot_class(self, example: Example) -> int | float | None:
-        """Return the class that few-shot examples are balanced by."""
-        return example.label
-
-    def count_labels(self, examples: Sequence[Example]) -> dict[str, Any]:
-        """Count each label, or return the range of scores; empty for text answers."""
-        return {}
-
-    def find_missing_labels(self, examples: Sequence[Example]) -> list[str]:
-        """Return the labels that no example has."""
-        return []
-
-    def describe_alternative(self) -> str:
-        """Return a note on another type that the labels of a user's table allow."""
-        return ""
-
-    # Rows of predictions
-
-    def format_gold(self, example: Example) -> Any:
-        """Return the reference answer in the format of predictions; None if unknown."""
-        if example.label is None:
-            return None
-        place = int(example.label)
-        return self.task.labels[place] if 0 <= place < len(self.task.labels) else place
-
-    def format_prediction(self, prediction: Prediction) -> dict[str, Any]:
+    def format(self, task: Task, prediction: Prediction) -> dict[str, Any]:
         """Return the fields of a prediction that are set, for JSON."""
         record: dict[str, Any] = {}
         if prediction.label is not None:
-            labels = self.task.labels
-            record["label"] = labels[prediction.label] if 0 <= prediction.label < len(labels) else prediction.label
+            record["label"] = name_label(task, prediction.label)
         if prediction.probabilities:
-            record["probabilities"] = self.format_probabilities(prediction.probabilities)
+            record["probabilities"] = format_probabilities(task, prediction)
         if prediction.value is not None:
             record["score"] = round(prediction.value, 6)
         if prediction.tags:
@@ -303,74 +228,68 @@ class TaskType:
             record["no_answer"] = round(prediction.null_score_diff, 6)
         return record
 
-    def format_probabilities(self, probabilities: Sequence[float]) -> dict[str, float] | list[float]:
-        """Return rounded probabilities, by label where the task has labels."""
-        shares = [round(share, 6) for share in probabilities]
-        return dict(zip(self.task.labels, shares, strict=True)) if len(self.task.labels) == len(shares) else shares
 
-    def format_input(self, example: Example) -> dict[str, Any]:
-        """Return the input of an example for a row of predictions; long texts are truncated."""
-        pair = {} if example.pair is None else {"pair": _truncate(example.pair)}
-        return {"input": _truncate(example.text), **pair}
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """Prompt of few-shot evaluation, and the length of answers that are generated."""
 
-    def build_row(self, split: str, name: str, example: Example, prediction: Prediction) -> dict[str, Any]:
-        """Return a line of predictions.jsonl: prediction, reference answer and input.
+    text: str = ""
+    max_answer_tokens: int = 0
+    no_answer: str = ""  # answer in words to a question without an answer
 
-        {"split": "test", "id": "7", "label": "bad", "probabilities": {…}, "gold": "good", "input": "a quiet joy"}
-        """
-        outputs = {**self.format_prediction(prediction), "gold": self.format_gold(example)}
-        return {"split": split, "id": name, **outputs, **self.format_input(example)}
 
-    # Users' tables and inputs
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """Predictions are scored: the gold answer, the metrics, the labels' counts, and what else may answer the task."""
 
-    @classmethod
-    def open_file(cls, path: Path, column_names: Sequence[str]) -> TableFile:
-        """Open a user's file; the names of requested columns help to recognize a header."""
-        return open_table(path, column_names)
+    gold: Gold = "text"
+    evaluator: Literal["few_shot", "generation", "similarity", "retrieval", "minimal_pairs", "cloze"] | None = (
+        None  # evaluation without fine-tuning
+    )
+    prompt: Prompt = Prompt()
+    baselines: Mapping[str, str] = field(default_factory=dict)  # names in `evaluation.baselines` by their slot
 
-    @classmethod
-    def build_user_task(cls, tables: UserTables) -> Task:
-        """Build a task from users' files; every row is read once, so that errors are found now."""
-        raise NotImplementedError
+    def score(self, task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
+        """Return the official scores by name, the headline first; 1 is perfect."""
+        if len(examples) != len(predictions):
+            counts = f"{format_count(len(predictions), 'predictions')} for {format_count(len(examples), 'examples')}"
+            raise DataError(f"{counts}; pass one for each")
+        scores: dict[str, float] = {}
+        for name in task.metrics:
+            gold, outputs = _collect(METRIC_INPUTS.get(name, "labels"), task, examples, predictions)
+            result = METRICS.get(name)(gold, outputs)
+            for part, value in (result if isinstance(result, Mapping) else {name: result}).items():
+                scores[part if part not in scores else f"{name}_{part}"] = value
+        return scores
 
-    def read_input(self, fields: Mapping[str, Any], text: str | None, pair: str | None, source: str) -> Example:
-        """Return the example of a new input; `text` and `pair` are the columns of the training files.
-
-        Raises BlankCellError if a text is blank.
-        """
-        columns, has_one_text = (text, pair), self.reads_one_text(text, pair)
-        pair_columns = find_pair_columns(map(str, fields))
-        if columns == (None, None) and self.finds_pair:
-            columns = pair_columns or columns
-        is_pair = has_one_text and text not in fields and pair_columns is not None  # of another task
-        content = None if is_pair else read_field(fields, columns[0], _INPUT_NAMES["text"], source)
-        extra = self.read_input_fields(fields, content, source)
-        if is_blank(extra.get("text", "none" if content is None else content)):
-            raise BlankCellError(source, text or "text")
-        if content is None and "text" not in extra:
-            field_names = ", ".join(map(str, fields))[:100]
-            raise DataError(
-                f"{source}: no field '{text or 'text'}' (has {field_names or 'none'}); pass the text column "
-                "(`pretune predict --text COL`, --text 1 for files without a header)"
-            )
-        second = None if has_one_text else read_field(fields, columns[1], _INPUT_NAMES["pair"], source)
-        if second is None and (pair is not None or self.needs_pair):
-            raise DataError(
-                f"{source}: this task needs two texts; pass the second as '{pair or self.pair_field}', or after a tab"
-            )
-        if second is not None and is_blank(second):
-            raise BlankCellError(source, columns[1] or self.pair_field)
-        facts = {str(name): str(value) for name, value in fields.items() if isinstance(value, str)}
-        example = {"text": content, "pair": second, "id": read_id(fields, source), "facts": facts, **extra}
-        return Example(**example)
-
-    def reads_one_text(self, text: str | None, pair: str | None) -> bool:
-        """Return True if the training files had a column of texts and none of second texts."""
-        return text is not None and pair is None and not self.needs_pair
-
-    def read_input_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
-        """Return the fields of an example, other than its texts, that a new input has."""
+    def count_labels(self, task: Task, examples: Sequence[Example]) -> dict[str, Any]:
+        """Count each label, or return the range of scores; empty for text answers."""
         return {}
+
+    def format_gold(self, task: Task, example: Example) -> Any:
+        """Return the reference answer in the format of predictions; None if unknown, empty if there may be none."""
+        return None if example.label is None else name_label(task, int(example.label))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskType:
+    """A type of task, composed of three parts; `name` is its name in `TASK_TYPES` and on the command line."""
+
+    name: str
+    inputs: Inputs = Inputs()
+    outputs: Outputs = Outputs()
+    scoring: Scoring = Scoring()
+
+
+def name_label(task: Task, label: int) -> str | int:
+    """Return the name of a label; its number if it has none."""
+    return task.labels[label] if 0 <= label < len(task.labels) else label
+
+
+def format_probabilities(task: Task, prediction: Prediction) -> dict[str, float] | list[float]:
+    """Return rounded probabilities, by label where the task has labels."""
+    shares = [round(share, 6) for share in prediction.probabilities]
+    return dict(zip(task.labels, shares, strict=True)) if len(task.labels) == len(shares) else shares
 
 
 def read_field(fields: Mapping[str, Any], column: str | None, names: Iterable[str], source: str) -> str | None:
@@ -390,25 +309,66 @@ def _truncate(text: str) -> str:
     return text if len(text) <= MAX_ROW_CHARACTERS else f"{text[: MAX_ROW_CHARACTERS - 1]}…"
 
 
-class MinimalPairs(TaskType):
-    """A better and a worse sentence: the better one should be more likely."""
+def _collect(
+    values: str, task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]
+) -> tuple[list[Any], list[Any]]:
+    """Return the references and the predictions that a metric compares, one each per example."""
 
-    evaluator = "minimal_pairs"
-    has_single_text = False
+    def require(values: list[Any]) -> list[Any]:
+        if None in values:
+            index = values.index(None)
+            raise DataError(
+                f"task '{task.name}': example {index} ({format_example(examples[index])}) has no label, so it cannot "
+                "be scored; use a split with labels"
+            )
+        return values
+
+    pairs = [*zip(examples, predictions, strict=True)]
+    match values:
+        case "tags" | "trees":
+            gold = require([_read_tags(example) for example in examples])
+            if values == "tags":
+                return gold, [list(prediction.tags) for prediction in predictions]
+            trees = [[*zip(example.heads, tags, strict=True)] for example, tags in zip(examples, gold, strict=True)]
+            return trees, [[*zip(tree.heads, tree.tags, strict=True)] for tree in predictions]
+        case "answers":
+            return [list(example.answers) for example in examples], [_read_answer(*pair) for pair in pairs]
+        case "texts":
+            targets = require([example.target for example in examples])
+            gold = [list(example.answers) or target for example, target in zip(examples, targets, strict=True)]
+            return gold, [prediction.text or "" for prediction in predictions]
+    labels = require([example.label for example in examples])
+    outputs = [NO_LABEL if prediction.label is None else prediction.label for prediction in predictions]
+    match values:
+        case "values":
+            return [float(label) for label in labels], [prediction.value for prediction in predictions]
+        case "scores":
+            return labels, [prediction.scores for prediction in predictions]
+        case "probabilities":
+            return labels, [prediction.probabilities for prediction in predictions]
+        case "groups":
+            groups = [example.group or f"\0{number}" for number, example in enumerate(examples)]
+            return group_values(labels, groups), group_values(outputs, groups)
+    return labels, outputs
 
 
-class Cloze(TaskType):
-    """The next word of a context."""
-
-    evaluator = "cloze"
-    has_single_text = False
-
-    def has_answer(self, example: Example) -> bool:
-        return example.target is not None
+def _read_tags(example: Example) -> list[str] | None:
+    """Return the tags of the words, or of the whole text; None for words without tags."""
+    return list(example.tags) if not example.words or len(example.tags) == len(example.words) else None
 
 
-class Retrieval(TaskType):
-    """The documents that are relevant to a query, found by embeddings."""
+def _read_answer(example: Example, prediction: Prediction) -> str:
+    """Return the predicted answer in words: a text, or the chosen option."""
+    if example.choices and prediction.label is not None:
+        return example.choices[prediction.label]
+    return prediction.text or ""
 
-    evaluator = "retrieval"
-    has_single_text = False
+
+MINIMAL_PAIRS = TaskType(name="pairs", scoring=Scoring(evaluator="minimal_pairs"))
+"""A better and a worse sentence: the better one should be more likely."""
+
+CLOZE = TaskType(name="cloze", scoring=Scoring(evaluator="cloze"))
+"""The next word of a context."""
+
+RETRIEVAL = TaskType(name="retrieval", scoring=Scoring(evaluator="retrieval"))
+"""The documents that are relevant to a query, found by embeddings."""

@@ -9,8 +9,8 @@ columns choice1, choice2, …, or A, B, …) and the correct one.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,13 +23,10 @@ from pretune.metrics.question_answering import normalise
 from pretune.tasks.encoding import Counts, EncodingRules, Floats, Items, PredictedLogits, build_items, read_classes
 from pretune.tasks.example import Example, Prediction, format_example
 from pretune.tasks.table import BlankCellError, TableRow, data_error, is_blank
+from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task
-from pretune.tasks.types.base import LabelsAndPredictions, TaskType
+from pretune.tasks.types.base import Inputs, Outputs, Prompt, Scoring, TaskType
 from pretune.tasks.types.classification import choose_best
-from pretune.tasks.user_table import TableReader, UserTables
-
-if TYPE_CHECKING:
-    from pretune.tasks.encoder import TaskEncoder
 
 MAX_OPTIONS = 8
 """Maximum options per question in training: the correct one, and sampled others. Predictions use all."""
@@ -40,31 +37,25 @@ _CHOICE_LISTS = ("choices", "options", "endings")
 _NUMBERED_COLUMN = re.compile(r"(?:choice|option|ending|answer)_?(\d+)", re.IGNORECASE)
 
 
-class MultipleChoice(TaskType):
-    """One of several options for a text."""
+@dataclass(frozen=True, kw_only=True)
+class ChoiceInputs(Inputs):
+    """A text and its options, one of which is correct."""
 
-    default_length = 256
-    allows_pair = False
-    has_single_text = False
-    evaluator = "few_shot"
-    prompt = "{text} {answer}"
-    baselines: ClassVar = {"majority": "frequent_place", "svm": "tfidf", "vectors": "choice_vectors"}
-    is_explainable = True
-    errors_view = "options"
+    default_length: int = 256
+    second_text: Literal["none", "optional", "required"] = "none"
 
-    def build_head(self) -> TaskHead:
+    def build_head(self, task: Task) -> TaskHead:
         return Choice()
-
-    def count_options(self, example: Example) -> int:
-        return len(example.choices)
 
     def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
         """Encode the options of each example; in training those of a question form one item."""
         count = len(examples)
         for number, example in enumerate(examples):
             if not example.choices:
-                raise DataError(f"task '{self.task.name}': example {number} ({format_example(example)}) has no choices")
-        correct = read_classes(self.task, examples) if training else np.zeros(count, dtype=np.int64)
+                raise DataError(
+                    f"task '{rules.task.name}': example {number} ({format_example(example)}) has no choices"
+                )
+        correct = read_classes(rules.task, examples) if training else np.zeros(count, dtype=np.int64)
         options_by_example = [
             _sample_options(len(example.choices), int(label), number) if training else [*range(len(example.choices))]
             for number, (example, label) in enumerate(zip(examples, correct, strict=True))
@@ -99,15 +90,32 @@ class MultipleChoice(TaskType):
             replace(sequences, labels=build_group_labels(sizes, places)), examples=owner, sizes=sizes, counts=counts
         )
 
+    def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
+        choices = read_choices(fields, source)
+        if len(choices) < 2:
+            raise DataError(f"{source}: this task needs at least two options in the list 'choices'")
+        return {"choices": choices}
+
+    def build_user_task(self, tables: UserTables) -> Task:
+        reader = ChoiceReader(**tables.pick_columns({"text": "stem", "label": "correct choice"}))
+        return tables.build_task("choice", reader, metrics=("choice_accuracy",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOutputs(Outputs):
+    """A logit per option."""
+
+    is_explainable: bool = True
+
     def decode(
-        self, encoder: "TaskEncoder", examples: Sequence[Example], items: Items, logits: Floats
+        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
     ) -> list[Prediction]:
         """Return the best option of each example."""
         ends = np.cumsum([len(example.choices) for example in examples])[:-1]
         return [choose_best(row) for row in np.split(logits[:, 0], ends)]
 
     def select_logits(
-        self, encoder: "TaskEncoder", example: Example, items: Items, logits: Floats, label: str | None = None
+        self, rules: EncodingRules, example: Example, items: Items, logits: Floats, label: str | None = None
     ) -> PredictedLogits:
         """Return the logit of the best option, or of another one (`label`), in the sequence of this option."""
         if label is not None and label not in example.choices:
@@ -117,7 +125,7 @@ class MultipleChoice(TaskType):
 
     def parse_answer(self, rules: EncodingRules, example: Example, text: str) -> Prediction:
         """Parse a generated answer: a target of the template, or else one of the options."""
-        template = self.task.template
+        template = rules.task.template
         if template is not None and template.targets:
             label = template.parse_label(text, rules.target_spellings)
         else:
@@ -131,24 +139,19 @@ class MultipleChoice(TaskType):
         scores = tuple(float(index == label) for index in range(len(example.choices)))
         return Prediction(text=text, label=label, scores=scores)
 
-    def collect_answers(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> LabelsAndPredictions:
-        """Return the reference answers, and the predicted option of each example."""
-        answers = [
-            prediction.text or "" if prediction.label is None else example.choices[prediction.label]
-            for example, prediction in zip(examples, predictions, strict=True)
-        ]
-        return [list(example.answers) for example in examples], answers
 
-    def read_input_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
-        choices = read_choices(fields, source)
-        if len(choices) < 2:
-            raise DataError(f"{source}: this task needs at least two options in the list 'choices'")
-        return {"choices": choices}
-
-    @classmethod
-    def build_user_task(cls, tables: UserTables) -> Task:
-        reader = ChoiceReader(**tables.pick_columns({"text": "stem", "label": "correct choice"}))
-        return tables.build_task("choice", reader, metrics=("choice_accuracy",))
+CHOICE = TaskType(
+    name="choice",
+    inputs=ChoiceInputs(),
+    outputs=ChoiceOutputs(),
+    scoring=Scoring(
+        gold="option",
+        evaluator="few_shot",
+        prompt=Prompt(text="{text} {answer}"),
+        baselines={"majority": "frequent_place", "svm": "tfidf", "vectors": "choice_vectors"},
+    ),
+)
+"""One of several options for a text."""
 
 
 def split_context(example: Example) -> tuple[str, list[str]]:

@@ -6,15 +6,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.sequence import Classification
 from pretune.core.config import spec
-from pretune.core.errors import suggest
+from pretune.core.errors import UsageError, suggest
 from pretune.core.log import join_names
 from pretune.data.sequences import Ints
 from pretune.tasks.encoding import (
@@ -30,10 +30,7 @@ from pretune.tasks.encoding import (
 )
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.table import PAIR_COLUMNS, TableFile, TableRow, data_error
-from pretune.tasks.task import Task, Template
-from pretune.tasks.types import TASK_TYPES
-from pretune.tasks.types.base import TaskType
-from pretune.tasks.user_table import (
+from pretune.tasks.table_reader import (
     MAX_NUMERIC_CLASSES,
     TableReader,
     UserTables,
@@ -42,15 +39,13 @@ from pretune.tasks.user_table import (
     pick_text_columns,
     read_label,
 )
+from pretune.tasks.task import Task, Template
+from pretune.tasks.types.base import Inputs, Outputs, Prompt, Scoring, TaskType
 
-if TYPE_CHECKING:
-    from pretune.tasks.encoder import TaskEncoder
 
-
-class SequenceType(TaskType):
-    """Type with one sequence per example; subclasses read the labels."""
-
-    is_explainable = True
+@dataclass(frozen=True, kw_only=True)
+class SequenceInputs(Inputs):
+    """One sequence per example; subclasses read the labels."""
 
     def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
         """Encode one sequence per example."""
@@ -74,62 +69,55 @@ class SequenceType(TaskType):
         """Return the label of each example, or a row of labels."""
         raise NotImplementedError
 
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceOutputs(Outputs):
+    """A row of logits per example."""
+
+    is_explainable: bool = True
+
     def select_logits(
-        self, encoder: "TaskEncoder", example: Example, items: Items, logits: Floats, label: str | None = None
+        self, rules: EncodingRules, example: Example, items: Items, logits: Floats, label: str | None = None
     ) -> PredictedLogits:
         """Return the largest logit of the sequence, or that of a label; for scores the only one."""
-        column = self.find_label(label, int(logits[0].argmax()))
-        name = self.task.labels[column] if self.task.labels else "score"
+        column = find_label(rules.task, label, int(logits[0].argmax()))
+        name = rules.task.labels[column] if rules.task.labels else "score"
         return PredictedLogits(sequence=0, rows=(0,), columns=(column,), name=name)
-
-    @classmethod
-    def read_labels(cls, table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[str, ...]:
-        """Return the labels of the training data with these `texts`; empty if they are scores."""
-        raise NotImplementedError
-
-    @classmethod
-    def read_gold(cls, row: TableRow, column: str, labels: tuple[str, ...]) -> dict[str, Any]:
-        """Return the fields of an example that hold the label of a row."""
-        raise NotImplementedError
-
-    @classmethod
-    def describe_user_task(cls, labels: tuple[str, ...], pair: str | None) -> dict[str, Any]:
-        """Return the kind, the metrics and the template of a user's task."""
-        raise NotImplementedError
-
-    @classmethod
-    def build_user_task(cls, tables: UserTables) -> Task:
-        text, label, pair = pick_text_columns(tables)
-        labels = cls.read_labels(tables.train, label, (text, pair)) if tables.labels is None else tables.labels
-        fields = cls.describe_user_task(labels, pair)
-        reader = LabelledTextReader(text=text, label=label, pair=pair, labels=labels, task_kind=fields["kind"])
-        return tables.build_task(reader=reader, labels=labels, **fields)
 
 
 @spec
 class LabelledTextReader(TableReader):
-    """Reader of texts and labels in named columns."""
+    """Reader of texts and labels in named columns; subclasses read the labels."""
 
-    task_kind: str
     labels: tuple[str, ...] = ()
 
+    @classmethod
+    def from_tables(cls, tables: UserTables) -> Self:
+        """Return the reader of a user's files, with the labels of the training data."""
+        text, label, pair = pick_text_columns(tables)
+        labels = cls.collect_labels(tables.train, label, (text, pair)) if tables.labels is None else tables.labels
+        return cls(text=text, label=label, pair=pair, labels=labels)
+
+    @classmethod
+    def collect_labels(cls, table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[str, ...]:
+        """Return the labels of the training data with these `texts`; empty if they are scores."""
+        raise NotImplementedError
+
     def parse_row(self, row: TableRow) -> Example:
-        task_type = TASK_TYPES.get(self.task_kind)
-        assert issubclass(task_type, SequenceType)
-        return Example(
-            text=row.get_text(self.text),
-            pair=row.get_text(self.pair) if self.pair else None,
-            id=row.location.rpartition(":")[2],
-            **task_type.read_gold(row, self.label, self.labels),
-        )
+        pair = row.get_text(self.pair) if self.pair else None
+        return self.add_gold(Example(text=row.get_text(self.text), pair=pair, id=row.location.rpartition(":")[2]), row)
+
+    def add_gold(self, example: Example, row: TableRow) -> Example:
+        """Return an example with the label of its row."""
+        raise NotImplementedError
 
     def describe_columns(self, columns: Iterable[str]) -> str:
         """Describe the role of each column, and the ignored ones.
 
-        >>> reader = LabelledTextReader(text="review", label="stars", task_kind="classification")
+        >>> reader = LabelledTextReader(text="review", label="stars")
         >>> reader.describe_columns(["id", "review", "stars"])
         "text column 'review', label column 'stars'; ignored: id"
-        >>> reader = LabelledTextReader(text="premise", label="label", task_kind="classification")
+        >>> reader = LabelledTextReader(text="premise", label="label")
         >>> reader.describe_columns(["premise", "hypothesis", "label"])
         "text column 'premise', label column 'label'; ignored: hypothesis (--pair hypothesis uses it as second text)"
         """
@@ -143,41 +131,12 @@ class LabelledTextReader(TableReader):
         return f"text column '{self.text}'{pair}, label column '{self.label}'{note}"
 
 
-class SequenceClassification(SequenceType):
-    """One of several classes for a text."""
-
-    evaluator = "few_shot"
-    prompt = "Text: {text}\nLabel: {answer}"
-    baselines: ClassVar = {name: name for name in ("majority", "svm", "vectors", "logistic", "bilstm")}
-    probe = "classes"
-    errors_view = "classes"
-
-    def build_head(self) -> TaskHead:
-        return Classification(classes=len(self.task.labels), labels=self.task.labels)
-
-    def encode_labels(self, rules: EncodingRules, examples: Sequence[Example]) -> Ints:
-        return read_classes(self.task, examples)
-
-    def decode(
-        self, encoder: "TaskEncoder", examples: Sequence[Example], items: Items, logits: Floats
-    ) -> list[Prediction]:
-        """Return the most likely class of each example, and the probabilities of all."""
-        return [choose_best(row) for row in logits]
-
-    def count_labels(self, examples: Sequence[Example]) -> dict[str, Any]:
-        counts = Counter(example.label for example in examples)
-        return {name: counts.get(number, 0) for number, name in enumerate(self.task.labels)}
-
-    def find_missing_labels(self, examples: Sequence[Example]) -> list[str]:
-        numbers = {example.label for example in examples}
-        return [name for number, name in enumerate(self.task.labels) if number not in numbers]
-
-    def describe_alternative(self) -> str:
-        numeric = all(map(is_finite, self.task.labels))
-        return " (inferred; use --type regression for scores)" if numeric else ""
+@spec
+class ClassReader(LabelledTextReader):
+    """Reader of texts and their class."""
 
     @classmethod
-    def read_labels(cls, table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[str, ...]:
+    def collect_labels(cls, table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[str, ...]:
         """Return the classes of the training data, sorted by number or alphabet."""
         counts, _ = count_values(table, column, texts)
         if len(counts) == 1:
@@ -190,32 +149,87 @@ class SequenceClassification(SequenceType):
             )
         return tuple(sorted(counts, key=float if all(map(is_finite, counts)) else str))
 
-    @classmethod
-    def read_gold(cls, row: TableRow, column: str, labels: tuple[str, ...]) -> dict[str, Any]:
-        value = read_label(row, column)
-        check_known(row, value, labels)
-        return {"label": labels.index(value)}
+    def add_gold(self, example: Example, row: TableRow) -> Example:
+        value = read_label(row, self.label)
+        check_known(row, value, self.labels)
+        return replace(example, label=self.labels.index(value))
 
-    @classmethod
-    def describe_user_task(cls, labels: tuple[str, ...], pair: str | None) -> dict[str, Any]:
-        return {
-            "kind": "pair" if pair else "classification",
-            "metrics": ("accuracy", "f1_macro"),
-            "template": Template(source=f"classify: {'{text} {pair}' if pair else '{text}'}", targets=labels),
-        }
+
+@dataclass(frozen=True, kw_only=True)
+class ClassInputs(SequenceInputs):
+    """A text, or a pair of texts, and its class."""
+
+    def build_head(self, task: Task) -> TaskHead:
+        return Classification(classes=len(task.labels), labels=task.labels)
+
+    def encode_labels(self, rules: EncodingRules, examples: Sequence[Example]) -> Ints:
+        return read_classes(rules.task, examples)
+
+    def build_user_task(self, tables: UserTables) -> Task:
+        """Build a task of type classification, or of type pair if there are second texts."""
+        reader = ClassReader.from_tables(replace(tables, has_pair=True) if self.second_text == "required" else tables)
+        source = "classify: {text} {pair}" if reader.pair else "classify: {text}"
+        return tables.build_task(
+            "pair" if reader.pair else "classification",
+            reader,
+            labels=reader.labels,
+            metrics=("accuracy", "f1_macro"),
+            template=Template(source=source, targets=reader.labels),
+        )
 
     def reads_one_text(self, text: str | None, pair: str | None) -> bool:
-        return pair is None and not self.needs_pair  # pairs of texts are another type
+        return pair is None and self.second_text != "required"  # pairs of texts are another type
 
 
-class PairClassification(SequenceClassification):
-    """One of several classes for a pair of texts."""
+@dataclass(frozen=True, kw_only=True)
+class ClassOutputs(SequenceOutputs):
+    """A logit per class."""
 
-    needs_pair = True
-    finds_pair = True
-    has_single_text = False
-    prompt = "Text 1: {text}\nText 2: {pair}\nLabel: {answer}"
-    pair_gold = "class"
+    def decode(
+        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
+    ) -> list[Prediction]:
+        """Return the most likely class of each example, and the probabilities of all."""
+        return [choose_best(row) for row in logits]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassScoring(Scoring):
+    """A class is right or wrong."""
+
+    def count_labels(self, task: Task, examples: Sequence[Example]) -> dict[str, Any]:
+        counts = Counter(example.label for example in examples)
+        return {name: counts.get(number, 0) for number, name in enumerate(task.labels)}
+
+
+CLASSIFICATION = TaskType(
+    name="classification",
+    inputs=ClassInputs(),
+    outputs=ClassOutputs(),
+    scoring=ClassScoring(
+        gold="class",
+        evaluator="few_shot",
+        prompt=Prompt(text="Text: {text}\nLabel: {answer}"),
+        baselines={name: name for name in ("majority", "svm", "vectors", "logistic", "bilstm")},
+    ),
+)
+"""One of several classes for a text."""
+
+PAIR = TaskType(
+    name="pair",
+    inputs=ClassInputs(second_text="required"),
+    outputs=ClassOutputs(),
+    scoring=replace(CLASSIFICATION.scoring, prompt=Prompt(text="Text 1: {text}\nText 2: {pair}\nLabel: {answer}")),
+)
+"""One of several classes for a pair of texts."""
+
+
+def find_label(task: Task, label: str | None, default: int) -> int:
+    """Return the index of a label, by default that of the prediction."""
+    if label is None:
+        return default
+    if label not in task.labels:
+        raise UsageError(f"unknown label '{label[:40]}'{suggest(label, task.labels)}")
+    return task.labels.index(label)
 
 
 def check_known(row: TableRow, value: str, labels: tuple[str, ...]) -> None:

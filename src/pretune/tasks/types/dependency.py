@@ -16,9 +16,9 @@ best one. Users' files are CoNLL-U, or JSONL with lists of words, heads and rela
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +29,13 @@ from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.data.sequences import Ints, compute_offsets
 from pretune.tasks.benchmarks.universal_dependencies import DependencyReader, is_tree
-from pretune.tasks.encoding import Floats, Items, missing_value_error
+from pretune.tasks.encoding import EncodingRules, Floats, Items, missing_value_error
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.table import TableRow, data_error
+from pretune.tasks.table_reader import UserTables
 from pretune.tasks.task import Task
-from pretune.tasks.types.tagging import TagListReader, TokenTagging, collect_tags
-from pretune.tasks.user_table import UserTables
-
-if TYPE_CHECKING:
-    from pretune.tasks.encoder import TaskEncoder
-
+from pretune.tasks.types.base import Outputs, TaskType
+from pretune.tasks.types.tagging import TagListReader, TagScoring, TokenInputs, collect_tags, read_tag_ids
 
 Scores = NDArray[np.floating]
 
@@ -117,24 +114,22 @@ ROOT_RELATION, UNKNOWN_RELATION = "root", "dep"
 """Relations of the word below the root, and of a word whose relation is unknown, if the task has them."""
 
 
-class DependencyParsing(TokenTagging):
-    """A head and a relation for every word: a dependency tree."""
+@dataclass(frozen=True, kw_only=True)
+class TreeInputs(TokenInputs):
+    """Words, each of which has a head and a relation."""
 
-    needs_both_sides = True
-    is_explainable = False  # a tree is found from all arcs
-    answer_field = "heads"
-    baselines: ClassVar = {"majority": "adjacent_head", "bilstm": "bilstm_parser"}
+    needs_both_sides: bool = True
 
-    def build_head(self) -> TaskHead:
-        return Dependency(classes=len(self.task.labels), labels=self.task.labels)
+    def build_head(self, task: Task) -> TaskHead:
+        return Dependency(classes=len(task.labels), labels=task.labels)
 
-    def build_targets(self, examples: Sequence[Example], words: Ints, positions: Ints) -> Ints:
-        relations = self._read_tags(examples)
+    def build_targets(self, task: Task, examples: Sequence[Example], words: Ints, positions: Ints) -> Ints:
+        relations = read_tag_ids(task, examples)
         heads: list[int] = []  # number of the head among all words; -1 for the root
         for number, example in enumerate(examples):
             if len(example.heads) != len(example.words):
                 problem = f"{len(example.heads)} heads for {len(example.words)} words"
-                raise missing_value_error(self.task, number, example, problem)
+                raise missing_value_error(task, number, example, problem)
             first = len(heads)
             heads += [first + head - 1 if head else -1 for head in example.heads]
         token = np.full(len(heads) + 1, -1)  # position of each word; the last is that of the root, which has none
@@ -142,10 +137,35 @@ class DependencyParsing(TokenTagging):
         head = np.array(heads, dtype=np.int64)[words]
         distance = np.where(head < 0, 0, token[head] - positions)
         is_lost = (head >= 0) & (token[head] < 0)
-        return np.where(is_lost, UNKNOWN_HEAD, encode_arcs(distance, relations[words], len(self.task.labels)))
+        return np.where(is_lost, UNKNOWN_HEAD, encode_arcs(distance, relations[words], len(task.labels)))
+
+    def format(self, example: Example) -> dict[str, Any]:
+        """Return the words, and their published heads."""
+        gold_heads = {"gold_heads": list(example.heads)} if example.heads else {}
+        return {**super().format(example), **gold_heads}
+
+    def build_user_task(self, tables: UserTables) -> Task:
+        train = tables.train
+        if train.form == "conll":
+            reader: DependencyReader | TreeListReader = DependencyReader(labels=tables.labels or ())
+        elif train.form == "jsonl":
+            columns = tables.pick_columns({"text": "words", "label": "relations"})
+            reader = TreeListReader(text=columns["text"], label=columns["label"], labels=tables.labels or ())
+        else:
+            raise DataError(
+                f"{train.path}: dependency parsing needs a CoNLL-U file, or JSONL with lists of words, heads and "
+                "relations"
+            )
+        labels = tables.labels or collect_tags(reader(train.path), train.path)
+        return tables.build_task("dependency", replace(reader, labels=labels), metrics=("attachment",), labels=labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeOutputs(Outputs):
+    """A score and the best relation of every pair of tokens; a tree is found from all arcs."""
 
     def decode(
-        self, encoder: "TaskEncoder", examples: Sequence[Example], items: Items, logits: Floats
+        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
     ) -> list[Prediction]:
         """Return the tree of every sentence; a word without a token depends on the word before it."""
         assert items.alignment is not None
@@ -156,10 +176,10 @@ class DependencyParsing(TokenTagging):
             pairs = logits[start:end].reshape(high - low, 1 + high - low, 2)  # score and relation of [token, head]
             tokens = np.flatnonzero(items.alignment[low:high] >= 0)
             arcs = pairs[np.ix_(tokens, np.append(0, 1 + tokens))]
-            predictions.append(build_tree(len(example.words), items.alignment[low + tokens], arcs, self.task.labels))
+            predictions.append(build_tree(len(example.words), items.alignment[low + tokens], arcs, rules.task.labels))
         return predictions
 
-    def combine(self, predictions: Sequence[Prediction], threshold: float | None = None) -> Prediction:
+    def combine(self, task: Task, predictions: Sequence[Prediction], threshold: float | None = None) -> Prediction:
         """Return the tree with the most votes for its arcs (Sagae and Lavie, 2006), with their most frequent relations.
 
         Of equally frequent ones those of the earliest model are taken.
@@ -175,32 +195,25 @@ class DependencyParsing(TokenTagging):
             tags.append(Counter(of_arc or [tree.tags[word] for tree in predictions]).most_common(1)[0][0])
         return Prediction(heads=tuple(heads), tags=tuple(tags))
 
-    def has_answer(self, example: Example) -> bool:
-        return bool(example.heads)
-
-    def format_prediction(self, prediction: Prediction) -> dict[str, Any]:
+    def format(self, task: Task, prediction: Prediction) -> dict[str, Any]:
         return {"heads": list(prediction.heads), "relations": list(prediction.tags)}
 
-    def build_row(self, split: str, name: str, example: Example, prediction: Prediction) -> dict[str, Any]:
-        """Return a line of predictions.jsonl; "gold" are the relations."""
-        gold_heads = {"gold_heads": list(example.heads)} if example.heads else {}
-        return {**super().build_row(split, name, example, prediction), **gold_heads}
 
-    @classmethod
-    def build_user_task(cls, tables: UserTables) -> Task:
-        train = tables.train
-        if train.form == "conll":
-            reader: DependencyReader | TreeListReader = DependencyReader(labels=tables.labels or ())
-        elif train.form == "jsonl":
-            columns = tables.pick_columns({"text": "words", "label": "relations"})
-            reader = TreeListReader(text=columns["text"], label=columns["label"], labels=tables.labels or ())
-        else:
-            raise DataError(
-                f"{train.path}: dependency parsing needs a CoNLL-U file, or JSONL with lists of words, heads and "
-                "relations"
-            )
-        labels = tables.labels or collect_tags(reader(train.path), train.path)
-        return tables.build_task("dependency", replace(reader, labels=labels), metrics=("attachment",), labels=labels)
+@dataclass(frozen=True, kw_only=True)
+class TreeScoring(TagScoring):
+    """Heads are right or wrong, and relations; the gold answer of a row are the relations."""
+
+    def format_gold(self, task: Task, example: Example) -> Any:
+        return list(example.tags) if example.heads else None
+
+
+DEPENDENCY = TaskType(
+    name="dependency",
+    inputs=TreeInputs(),
+    outputs=TreeOutputs(),
+    scoring=TreeScoring(gold="tree", baselines={"majority": "adjacent_head", "bilstm": "bilstm_parser"}),
+)
+"""A head and a relation for every word: a dependency tree."""
 
 
 def build_tree(count: int, words: Ints, arcs: Floats, labels: Sequence[str]) -> Prediction:

@@ -24,9 +24,10 @@ from pretune.data.sequences import Ints, Sequences
 from pretune.inference.embed import EncodedTexts, encode_texts
 from pretune.tasks import TASKS
 from pretune.tasks.table import BlankRows, TableRow, data_error, find_column, open_table
+from pretune.tasks.table_reader import read_label
 from pretune.tasks.task import Task
+from pretune.tasks.types import get_type
 from pretune.tasks.types.base import TaskType
-from pretune.tasks.user_table import read_label
 from pretune.text.tokenizer import Tokenizer
 
 ENTAILMENT, CONTRADICTION = "entailment", "contradiction"
@@ -34,8 +35,8 @@ MIN_ROW_LENGTH = 128
 """Minimum row length in tokens; longer texts lengthen the rows."""
 
 
-class TextEmbedding(TaskType):
-    """Vectors of texts, near for texts of similar meaning; `runs.embedding` trains them."""
+EMBEDDING = TaskType(name="embedding")
+"""Vectors of texts, near for texts of similar meaning; `runs.embedding` trains them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +118,9 @@ def build_entailment_pairs(dataset: PairDataset) -> PairDataset:
 
 def _read_task(task: Task, data: str | os.PathLike[str] | None, split: str) -> PairDataset:
     examples = list(task.find(split, data).read())
-    is_scored = task.type.pair_gold == "score"
-    if task.type.pair_gold is None or not all(example.pair for example in examples):
+    gold_type = get_type(task).scoring.gold
+    is_scored = gold_type == "score"
+    if gold_type not in ("class", "score") or not all(example.pair for example in examples):
         raise UsageError(f"task '{task.name}' has the kind '{task.kind}'; embeddings train on pairs of texts")
     low, high = (task.scale or (0.0, 1.0)) if is_scored else (0.0, 1.0)
     texts, gold = list[tuple[str, ...]](), list[float]()

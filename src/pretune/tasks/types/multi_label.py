@@ -11,121 +11,33 @@ which maximises micro F1 on dev and is stored with the task.
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.sequence import MultiLabel
+from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.tasks.encoding import EncodingRules, Floats, Items
 from pretune.tasks.example import Example, Prediction, format_example
 from pretune.tasks.table import BlankRows, TableFile, TableRow, data_error
-from pretune.tasks.types.base import LabelsAndPredictions
-from pretune.tasks.types.classification import SequenceType, check_known
-from pretune.tasks.user_table import LABEL_SEPARATOR, check_filled
-
-if TYPE_CHECKING:
-    from pretune.tasks.encoder import TaskEncoder
+from pretune.tasks.table_reader import LABEL_SEPARATOR, UserTables, check_filled
+from pretune.tasks.task import Task
+from pretune.tasks.types.base import Scoring, TaskType, format_probabilities
+from pretune.tasks.types.classification import LabelledTextReader, SequenceInputs, SequenceOutputs, check_known
 
 DEFAULT_THRESHOLD = 0.5
 
 
-class MultiLabelClassification(SequenceType):
-    """Any number of labels for a text or a pair of texts."""
-
-    baselines: ClassVar = {"majority": "frequent_labels", "svm": "one_vs_rest"}
-    answer_field = "labels"
-    errors_view = "sets"
-
-    def build_head(self) -> TaskHead:
-        return MultiLabel(classes=len(self.task.labels), labels=self.task.labels)
-
-    def encode_labels(self, rules: EncodingRules, examples: Sequence[Example]) -> NDArray[np.float32]:
-        """Return 1 for the labels of each example and 0 for the others `[E, K]`."""
-        number = {name: index for index, name in enumerate(self.task.labels)}
-        rows = np.zeros((len(examples), len(number)), dtype=np.float32)
-        for index, example in enumerate(examples):
-            unknown = next((name for name in example.tags if name not in number), None)
-            if unknown is not None:
-                raise DataError(
-                    f"task '{self.task.name}': label of example {index} ({format_example(example)}) must be one of "
-                    f"{', '.join(number)[:200]}, got {unknown[:40]!r}"
-                )
-            rows[index, [number[name] for name in example.tags]] = 1
-        return rows
-
-    def decode(
-        self, encoder: "TaskEncoder", examples: Sequence[Example], items: Items, logits: Floats
-    ) -> list[Prediction]:
-        """Return the labels with a probability above the default threshold, and the probabilities of all."""
-        shares = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        return self.apply_threshold(
-            [Prediction(probabilities=tuple(row.tolist())) for row in shares], DEFAULT_THRESHOLD
-        )
-
-    def find_threshold(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> float | None:
-        """Return the threshold with the best micro F1, in the middle between two probabilities."""
-        shares = np.array([prediction.probabilities for prediction in predictions])
-        gold = np.array([[name in example.tags for name in self.task.labels] for example in examples])
-        order = np.argsort(-shares, axis=None, kind="stable")
-        sorted_shares, right = shares.ravel()[order], np.cumsum(gold.ravel()[order])
-        scores = 2 * right / (np.arange(1, len(order) + 1) + gold.sum())  # with the first labels predicted
-        is_last = np.append(sorted_shares[:-1] > sorted_shares[1:], True)  # of equal probabilities, all or none
-        best = int(np.argmax(np.where(is_last, scores, -1)))
-        following = sorted_shares[best + 1] if best + 1 < len(order) else 0.0
-        return float(sorted_shares[best] + following) / 2
-
-    def apply_threshold(self, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
-        """Return the predictions with the labels above a threshold, in the order of the task's."""
-        return [
-            replace(
-                prediction,
-                tags=tuple(
-                    name
-                    for name, share in zip(self.task.labels, prediction.probabilities, strict=True)
-                    if share > threshold
-                ),
-            )
-            for prediction in predictions
-        ]
-
-    def combine(self, predictions: Sequence[Prediction], threshold: float | None = None) -> Prediction:
-        """Return mean probabilities, and the labels above the threshold."""
-        shares = np.mean([prediction.probabilities for prediction in predictions], axis=0)
-        mean = Prediction(probabilities=tuple(shares.tolist()))
-        return self.apply_threshold([mean], DEFAULT_THRESHOLD if threshold is None else threshold)[0]
-
-    def collect_tags(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> LabelsAndPredictions:
-        return [example.tags for example in examples], [prediction.tags for prediction in predictions]
-
-    def has_answer(self, example: Example) -> bool:
-        return bool(example.tags)
-
-    def has_answers(self, examples: Sequence[Example]) -> bool:
-        return any(map(self.has_answer, examples))  # an example may have no label
-
-    def count_labels(self, examples: Sequence[Example]) -> dict[str, Any]:
-        counts = Counter(name for example in examples for name in example.tags)
-        return {name: counts[name] for name in self.task.labels}
-
-    def find_missing_labels(self, examples: Sequence[Example]) -> list[str]:
-        return [name for name, count in self.count_labels(examples).items() if not count]
-
-    def describe_alternative(self) -> str:
-        return " (inferred; use --type classification for one label per text)"
-
-    def format_gold(self, example: Example) -> Any:
-        return list(example.tags)
-
-    def format_prediction(self, prediction: Prediction) -> dict[str, Any]:
-        shares = self.format_probabilities(prediction.probabilities)
-        return {"labels": list(prediction.tags), **({"probabilities": shares} if shares else {})}
+@spec
+class LabelListReader(LabelledTextReader):
+    """Reader of texts and their labels, any number of them."""
 
     @classmethod
-    def read_labels(cls, table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[str, ...]:
+    def collect_labels(cls, table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[str, ...]:
         """Return the labels of the training data, sorted."""
 
         def parse(row: TableRow) -> tuple[str, ...]:
@@ -141,16 +53,107 @@ class MultiLabelClassification(SequenceType):
             )
         return tuple(labels)
 
-    @classmethod
-    def read_gold(cls, row: TableRow, column: str, labels: tuple[str, ...]) -> dict[str, Any]:
-        names = read_label_list(row, column)
+    def add_gold(self, example: Example, row: TableRow) -> Example:
+        names = read_label_list(row, self.label)
         for name in names:
-            check_known(row, name, labels)
-        return {"tags": names}
+            check_known(row, name, self.labels)
+        return replace(example, tags=names)
 
-    @classmethod
-    def describe_user_task(cls, labels: tuple[str, ...], pair: str | None) -> dict[str, Any]:
-        return {"kind": "multi-label", "metrics": ("multilabel_f1",)}
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabelInputs(SequenceInputs):
+    """A text or a pair of texts, and its labels."""
+
+    def build_head(self, task: Task) -> TaskHead:
+        return MultiLabel(classes=len(task.labels), labels=task.labels)
+
+    def encode_labels(self, rules: EncodingRules, examples: Sequence[Example]) -> NDArray[np.float32]:
+        """Return 1 for the labels of each example and 0 for the others `[E, K]`."""
+        number = {name: index for index, name in enumerate(rules.task.labels)}
+        rows = np.zeros((len(examples), len(number)), dtype=np.float32)
+        for index, example in enumerate(examples):
+            unknown = next((name for name in example.tags if name not in number), None)
+            if unknown is not None:
+                raise DataError(
+                    f"task '{rules.task.name}': label of example {index} ({format_example(example)}) must be one of "
+                    f"{', '.join(number)[:200]}, got {unknown[:40]!r}"
+                )
+            rows[index, [number[name] for name in example.tags]] = 1
+        return rows
+
+    def build_user_task(self, tables: UserTables) -> Task:
+        reader = LabelListReader.from_tables(tables)
+        return tables.build_task("multi-label", reader, labels=reader.labels, metrics=("multilabel_f1",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabelOutputs(SequenceOutputs):
+    """A logit per label; those above a threshold are predicted."""
+
+    def decode(
+        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
+    ) -> list[Prediction]:
+        """Return the labels with a probability above the default threshold, and the probabilities of all."""
+        shares = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        predictions = [Prediction(probabilities=tuple(row.tolist())) for row in shares]
+        return self.apply_threshold(rules.task, predictions, DEFAULT_THRESHOLD)
+
+    def find_threshold(
+        self, task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]
+    ) -> float | None:
+        """Return the threshold with the best micro F1, in the middle between two probabilities."""
+        shares = np.array([prediction.probabilities for prediction in predictions])
+        gold = np.array([[name in example.tags for name in task.labels] for example in examples])
+        order = np.argsort(-shares, axis=None, kind="stable")
+        sorted_shares, right = shares.ravel()[order], np.cumsum(gold.ravel()[order])
+        scores = 2 * right / (np.arange(1, len(order) + 1) + gold.sum())  # with the first labels predicted
+        is_last = np.append(sorted_shares[:-1] > sorted_shares[1:], True)  # of equal probabilities, all or none
+        best = int(np.argmax(np.where(is_last, scores, -1)))
+        following = sorted_shares[best + 1] if best + 1 < len(order) else 0.0
+        return float(sorted_shares[best] + following) / 2
+
+    def apply_threshold(self, task: Task, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
+        """Return the predictions with the labels above a threshold, in the order of the task's."""
+        return [
+            replace(
+                prediction,
+                tags=tuple(
+                    name for name, share in zip(task.labels, prediction.probabilities, strict=True) if share > threshold
+                ),
+            )
+            for prediction in predictions
+        ]
+
+    def combine(self, task: Task, predictions: Sequence[Prediction], threshold: float | None = None) -> Prediction:
+        """Return mean probabilities, and the labels above the threshold."""
+        shares = np.mean([prediction.probabilities for prediction in predictions], axis=0)
+        mean = Prediction(probabilities=tuple(shares.tolist()))
+        return self.apply_threshold(task, [mean], DEFAULT_THRESHOLD if threshold is None else threshold)[0]
+
+    def format(self, task: Task, prediction: Prediction) -> dict[str, Any]:
+        shares = format_probabilities(task, prediction)
+        return {"labels": list(prediction.tags), **({"probabilities": shares} if shares else {})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabelScoring(Scoring):
+    """Each label is right or wrong."""
+
+    def count_labels(self, task: Task, examples: Sequence[Example]) -> dict[str, Any]:
+        counts = Counter(name for example in examples for name in example.tags)
+        return {name: counts[name] for name in task.labels}
+
+    def format_gold(self, task: Task, example: Example) -> Any:
+        return list(example.tags)
+
+
+MULTI_LABEL = TaskType(
+    name="multi-label",
+    inputs=MultiLabelInputs(),
+    outputs=MultiLabelOutputs(),
+    scoring=MultiLabelScoring(gold="labels", baselines={"majority": "frequent_labels", "svm": "one_vs_rest"}),
+)
+"""Any number of labels for a text or a pair of texts."""
 
 
 def read_label_list(row: TableRow, column: str) -> tuple[str, ...]:

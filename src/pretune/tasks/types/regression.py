@@ -3,36 +3,51 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.sequence import Regression
+from pretune.core.config import spec
 from pretune.tasks.encoding import EncodingRules, Floats, Items, missing_value_error
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.table import TableFile, TableRow, data_error
-from pretune.tasks.types.classification import SequenceType
-from pretune.tasks.user_table import check_numbers, count_values, read_label
+from pretune.tasks.table_reader import UserTables, check_numbers, count_values, is_finite, read_label
+from pretune.tasks.task import Task
+from pretune.tasks.types.base import Scoring, TaskType
+from pretune.tasks.types.classification import LabelledTextReader, SequenceInputs, SequenceOutputs
 
-if TYPE_CHECKING:
-    from pretune.tasks.encoder import TaskEncoder
+
+@spec
+class ScoreReader(LabelledTextReader):
+    """Reader of texts and their score."""
+
+    @classmethod
+    def collect_labels(cls, table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[str, ...]:
+        """Check that the training data has different scores; return no labels."""
+        counts, locations = count_values(table, column, texts)
+        check_numbers(locations, "--type regression needs numbers")
+        if len(counts) == 1:
+            score = next(iter(counts))
+            raise data_error(f"{table.path}: every row has the score {score[:40]!r}; at least two scores are needed")
+        return ()
+
+    def add_gold(self, example: Example, row: TableRow) -> Example:
+        value = read_label(row, self.label)
+        score = float(value) if is_finite(value) else math.nan
+        if not math.isfinite(score):
+            raise data_error(f"{row.location}: score must be a number (this task is a regression), got {value[:40]!r}")
+        return replace(example, label=score)
 
 
-class SequenceRegression(SequenceType):
-    """A score for a text or a pair of texts; a model learns it normalized to [-1, 1]."""
+@dataclass(frozen=True, kw_only=True)
+class ScoreInputs(SequenceInputs):
+    """A text or a pair of texts, and its score; a model learns it normalized to [-1, 1]."""
 
-    finds_pair = True
-    evaluator = "similarity"
-    baselines: ClassVar = {"majority": "mean", "svm": "ridge", "vectors": "ridge_vectors"}
-    probe = "values"
-    pair_gold = "score"
-    answer_field = "score"
-    errors_view = "scores"
-
-    def build_head(self) -> TaskHead:
+    def build_head(self, task: Task) -> TaskHead:
         return Regression()
 
     def encode_labels(self, rules: EncodingRules, examples: Sequence[Example]) -> NDArray[np.float32]:
@@ -41,24 +56,38 @@ class SequenceRegression(SequenceType):
         for number, example in enumerate(examples):
             if example.label is None or not np.isfinite(example.label):
                 problem = "no score" if example.label is None else "no finite score"
-                raise missing_value_error(self.task, number, example, problem)
+                raise missing_value_error(rules.task, number, example, problem)
             scores[number] = rules.normalize_score(float(example.label))
         return scores
 
-    def find_scale(self, train: Sequence[Example]) -> tuple[float, float] | None:
-        if self.task.scale is not None:
-            return None
-        values = [float(example.label) for example in train if example.label is not None]
-        return min(values), max(values)
+    def write(
+        self, rules: EncodingRules, examples: Sequence[Example], *, training: bool
+    ) -> list[tuple[str, str | None]]:
+        if training:
+            self.encode_labels(rules, examples)
+        float_examples = [
+            replace(example, label=float(example.label or 0)) for example in examples
+        ]  # a target needs a float
+        pairs = super().write(rules, float_examples, training=training)
+        return [
+            (source, None if example.label is None else target)
+            for example, (source, target) in zip(examples, pairs, strict=True)
+        ]
 
-    def fill_template(self, example: Example) -> tuple[str, str | None]:
-        template = self.task.template
-        assert template is not None
-        source, target = template.fill(replace(example, label=float(example.label or 0)))  # a target needs a float
-        return source, None if example.label is None else target
+    def build_user_task(self, tables: UserTables) -> Task:
+        reader = ScoreReader.from_tables(tables)
+        return tables.build_task("regression", reader, labels=reader.labels, metrics=("pearson_spearman",))
 
-    def check_targets(self, rules: EncodingRules, examples: Sequence[Example]) -> None:
-        self.encode_labels(rules, examples)
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOutputs(SequenceOutputs):
+    """A number per example."""
+
+    def decode(
+        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
+    ) -> list[Prediction]:
+        """Return the score of each example."""
+        return [Prediction(value=rules.denormalize_score(float(row[0]))) for row in logits]
 
     def parse_answer(self, rules: EncodingRules, example: Example, text: str) -> Prediction:
         """Parse a generated score; if it is no number, return the middle of the scale."""
@@ -71,43 +100,27 @@ class SequenceRegression(SequenceType):
             value = (low + high) / 2 if rules.scale else 0.0
         return Prediction(text=text, value=min(max(value, low), high))
 
-    def decode(
-        self, encoder: "TaskEncoder", examples: Sequence[Example], items: Items, logits: Floats
-    ) -> list[Prediction]:
-        """Return the score of each example."""
-        return [Prediction(value=encoder.rules.denormalize_score(float(row[0]))) for row in logits]
 
-    def count_labels(self, examples: Sequence[Example]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class ScoreScoring(Scoring):
+    """A score is near or far."""
+
+    def count_labels(self, task: Task, examples: Sequence[Example]) -> dict[str, Any]:
         values = [float(example.label) for example in examples if example.label is not None]
         return {"lowest": min(values), "mean": sum(values) / len(values), "highest": max(values)}
 
-    def describe_alternative(self) -> str:
-        return " (inferred; use --type classification for classes)"
-
-    def format_gold(self, example: Example) -> Any:
+    def format_gold(self, task: Task, example: Example) -> Any:
         return example.label
 
-    @classmethod
-    def read_labels(cls, table: TableFile, column: str, texts: Sequence[str | None]) -> tuple[str, ...]:
-        """Check that the training data has different scores; return no labels."""
-        counts, locations = count_values(table, column, texts)
-        check_numbers(locations, "--type regression needs numbers")
-        if len(counts) == 1:
-            score = next(iter(counts))
-            raise data_error(f"{table.path}: every row has the score {score[:40]!r}; at least two scores are needed")
-        return ()
 
-    @classmethod
-    def read_gold(cls, row: TableRow, column: str, labels: tuple[str, ...]) -> dict[str, Any]:
-        value = read_label(row, column)
-        try:
-            score = float(value)
-        except ValueError:
-            score = math.nan
-        if not math.isfinite(score):
-            raise data_error(f"{row.location}: score must be a number (this task is a regression), got {value[:40]!r}")
-        return {"label": score}
-
-    @classmethod
-    def describe_user_task(cls, labels: tuple[str, ...], pair: str | None) -> dict[str, Any]:
-        return {"kind": "regression", "metrics": ("pearson_spearman",)}
+REGRESSION = TaskType(
+    name="regression",
+    inputs=ScoreInputs(),
+    outputs=ScoreOutputs(),
+    scoring=ScoreScoring(
+        gold="score",
+        evaluator="similarity",
+        baselines={"majority": "mean", "svm": "ridge", "vectors": "ridge_vectors"},
+    ),
+)
+"""A score for a text or a pair of texts; a model learns it normalized to [-1, 1]."""

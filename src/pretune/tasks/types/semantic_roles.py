@@ -9,7 +9,7 @@ tags and the index of the predicate.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,27 @@ from pretune.tasks.benchmarks.semantic_roles import RoleReader
 from pretune.tasks.encoding import EncodingRules, PooledSequences, TokenPool, missing_value_error
 from pretune.tasks.example import Example
 from pretune.tasks.table import TableFile, TableRow, data_error, open_table
+from pretune.tasks.table_reader import UserTables
 from pretune.tasks.task import Task
-from pretune.tasks.types.tagging import TagListReader, TokenTagging, check_entity_tags, collect_tags, find_word_tokens
-from pretune.tasks.user_table import UserTables
+from pretune.tasks.types.base import TaskType
+from pretune.tasks.types.tagging import (
+    TAGGING,
+    TagListReader,
+    TokenInputs,
+    check_entity_tags,
+    collect_tags,
+    find_word_tokens,
+)
 
 MARK = "*"
 """Word before and after the predicate."""
 
 
-class SemanticRoles(TokenTagging):
-    """The arguments of a marked predicate."""
+@dataclass(frozen=True, kw_only=True)
+class RoleInputs(TokenInputs):
+    """Words, one of which is the predicate; each has a tag."""
 
-    has_single_text = False
-    needs_both_sides = True
+    needs_both_sides: bool = True
 
     def tokenize(self, rules: EncodingRules, examples: Sequence[Example]) -> TokenPool:
         for number, example in enumerate(examples):
@@ -58,11 +66,11 @@ class SemanticRoles(TokenTagging):
             return rules.fit(pool, predicates, sentences)
         return rules.fit(pool, sentences, predicates)
 
-    def format_input(self, example: Example) -> dict[str, Any]:
-        return {**super().format_input(example), "predicate": example.predicate}
+    def format(self, example: Example) -> dict[str, Any]:
+        return {**super().format(example), "predicate": example.predicate}
 
-    def read_input_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
-        values = super().read_input_fields(fields, text, source)
+    def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
+        values = super().read_fields(fields, text, source)
         predicate = fields.get("predicate")
         if not values["words"]:
             return values
@@ -73,15 +81,13 @@ class SemanticRoles(TokenTagging):
             )
         return {**values, "predicate": predicate}
 
-    @classmethod
-    def open_file(cls, path: Path, column_names: Sequence[str]) -> TableFile:
+    def open_file(self, path: Path, column_names: Sequence[str]) -> TableFile:
         """Open JSONL, or columns, whose number differs from sentence to sentence."""
         if not path.is_file() or {".jsonl", ".ndjson", ".json"} & set(path.suffixes):
             return open_table(path, column_names)
         return TableFile(path=path, form="conll")
 
-    @classmethod
-    def build_user_task(cls, tables: UserTables) -> Task:
+    def build_user_task(self, tables: UserTables) -> Task:
         train = tables.train
         if train.form == "conll":
             reader: RoleReader | RoleListReader = RoleReader()
@@ -96,6 +102,10 @@ class SemanticRoles(TokenTagging):
         labels = tables.labels or collect_tags(reader(train.path), train.path)
         check_entity_tags(labels, train.path)
         return tables.build_task("srl", replace(reader, labels=labels), metrics=("argument_f1",), labels=labels)
+
+
+SEMANTIC_ROLES = TaskType(name="srl", inputs=RoleInputs(), outputs=TAGGING.outputs, scoring=TAGGING.scoring)
+"""The arguments of a marked predicate."""
 
 
 def mark_predicate(example: Example) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ evaluation script). Users' files have a question, a context and the answer, whic
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,12 +39,9 @@ from pretune.tasks.encoding import (
 )
 from pretune.tasks.example import AnswerCandidate, Example, Prediction, format_example
 from pretune.tasks.table import BlankRows, TableFile, TableRow, data_error, open_table
+from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task, Template
-from pretune.tasks.types.base import TaskType
-from pretune.tasks.user_table import TableReader, UserTables
-
-if TYPE_CHECKING:
-    from pretune.tasks.encoder import TaskEncoder
+from pretune.tasks.types.base import Inputs, Outputs, Prompt, Scoring, TaskType
 
 NUM_STARTS = 20
 """Number of best starts and ends of a window that are combined."""
@@ -56,28 +53,21 @@ NUM_SPLITS = 3
 """Parts of a single file (train, dev and test): with fewer groups than these, groups are not kept together."""
 
 
-class SpanExtraction(TaskType):
-    """The span of a passage that answers a question, or no answer."""
+def allows_no_answer(task: Task) -> bool:
+    """Return True if questions may have no answer, which the task's metric scores."""
+    return not NO_ANSWER_METRICS.isdisjoint(task.metrics)
 
-    default_length = 384
-    per_token = True
-    is_explainable = True
-    needs_pair = True
+
+@dataclass(frozen=True, kw_only=True)
+class SpanInputs(Inputs):
+    """A question and a passage, with the spans of its answers."""
+
+    default_length: int = 384
+    second_text: Literal["none", "optional", "required"] = "required"
+
     pair_field = "context"
-    has_single_text = False
-    answer_field = "text"
-    evaluator = "generation"
-    prompt = "{pair}\nQuestion: {text}\nAnswer: {answer}"
-    max_answer_tokens = 32
-    no_answer = "unanswerable"
-    baselines: ClassVar = {"majority": "first_words", "svm": "near_words"}
 
-    @property
-    def allows_no_answer(self) -> bool:
-        """True if questions may have no answer, which the task's metric scores."""
-        return not NO_ANSWER_METRICS.isdisjoint(self.task.metrics)
-
-    def build_head(self) -> TaskHead:
+    def build_head(self, task: Task) -> TaskHead:
         return Span()
 
     def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
@@ -110,7 +100,7 @@ class SpanExtraction(TaskType):
         lost = 0
         if training:
             targets, has_answer_inside = _build_targets(
-                self.task, examples, pool, layout, alignment, passage_ids, owner
+                rules.task, examples, pool, layout, alignment, passage_ids, owner
             )
             has_answer = np.array([bool(example.spans) for example in examples])
             lost = int((has_answer & (np.bincount(owner, weights=has_answer_inside, minlength=count) == 0)).sum())
@@ -124,15 +114,44 @@ class SpanExtraction(TaskType):
         )
         return build_items(sequences, examples=owner, counts=counts, alignment=alignment)
 
+    def open_file(self, path: Path, column_names: Sequence[str]) -> TableFile:
+        return TableFile(path=path, form="squad") if is_squad(path) else open_table(path, column_names)
+
+    def build_user_task(self, tables: UserTables) -> Task:
+        train = tables.train
+        reader: SpanReader | SquadReader = SquadReader()
+        if train.form != "squad":
+            reader = SpanReader(**tables.pick_columns({"text": "question", "pair": "passage", "label": "answer"}))
+        elif tables.text or tables.label or tables.pair:
+            raise UsageError(f"{train.path}: SQuAD's JSON has no columns to name; remove --text, --pair and --label")
+        has_unanswerable, groups = False, set[str | None]()
+        for example in tables.read(reader):
+            has_unanswerable = has_unanswerable or not example.answers
+            groups.add(example.group)
+        return tables.build_task(
+            "span",
+            reader,
+            metrics=("squad2",) if has_unanswerable else ("squad",),
+            template=Template(source="question: {text} context: {pair}", target="{answer}"),
+            group_field="group" if len(groups) >= NUM_SPLITS else None,  # SQuAD's articles
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanOutputs(Outputs):
+    """A logit of the start and one of the end per token, in several windows of a passage."""
+
+    is_explainable: bool = True
+
     def decode(
-        self, encoder: "TaskEncoder", examples: Sequence[Example], items: Items, logits: Floats
+        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
     ) -> list[Prediction]:
         """Return the best answers over all windows; no answer if that scores higher and the task allows it."""
         assert items.alignment is not None
         passages, passage_ids = deduplicate([get_passage(example) for example in examples])
-        pool = encoder.rules.tokenize(passages)
+        pool = rules.tokenize(passages)
         offsets = items.sequences.offsets
-        null_index = 0 if items.sequences.source is not None else encoder.slots  # token of the no-answer score
+        null_index = 0 if items.sequences.source is not None else rules.slots  # token of the no-answer score
         nulls = np.full(len(examples), np.inf)
         spans_by_example: list[list[tuple[float, int, int]]] = [[] for _ in examples]
         for window, example in enumerate(items.examples):
@@ -144,10 +163,10 @@ class SpanExtraction(TaskType):
             starts = pool.starts[pool.offsets[passage_ids[number]] : pool.offsets[passage_ids[number] + 1]]
             best = _select_candidates(passages[passage_ids[number]], starts, spans)
             predictions.append(_build_prediction(best, float(nulls[number])))
-        return self.apply_threshold(predictions, 0.0 if self.allows_no_answer else np.inf)
+        return self.apply_threshold(rules.task, predictions, 0.0 if allows_no_answer(rules.task) else np.inf)
 
     def select_logits(
-        self, encoder: "TaskEncoder", example: Example, items: Items, logits: Floats, label: str | None = None
+        self, rules: EncodingRules, example: Example, items: Items, logits: Floats, label: str | None = None
     ) -> PredictedLogits:
         """Return the start and the end of the best span of all windows."""
         assert items.alignment is not None
@@ -166,7 +185,7 @@ class SpanExtraction(TaskType):
         rows = (int(np.flatnonzero(places == first)[0]), int(np.flatnonzero(places == last)[0]))
         return PredictedLogits(sequence=window, rows=rows, columns=(0, 1), name="answer")
 
-    def apply_threshold(self, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
+    def apply_threshold(self, task: Task, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
         """Return the predictions with no answer where `null_score_diff` is above the threshold."""
         results: list[Prediction] = []
         for prediction in predictions:
@@ -177,60 +196,50 @@ class SpanExtraction(TaskType):
             results.append(replace(prediction, text=text, span=span))
         return results
 
-    def find_threshold(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> float | None:
+    def find_threshold(
+        self, task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]
+    ) -> float | None:
         """Return the threshold of no answer with the best F1, if the task has questions without an answer."""
-        if not NO_ANSWER_METRICS.intersection(self.task.metrics[:1]):
+        if not NO_ANSWER_METRICS.intersection(task.metrics[:1]):
             return None
         scores = _score_no_answer(examples, predictions)
         if not scores:
             raise UsageError("predictions have no null_score_diff; only a span head computes it")
         return scores["best_f1_threshold"]
 
-    def score(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
+
+@dataclass(frozen=True, kw_only=True)
+class SpanScoring(Scoring):
+    """An answer is compared with several references; a question without any has no answer."""
+
+    def score(self, task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Return the official scores, and for questions without an answer those with the best threshold."""
-        scores = super().score(examples, predictions)
-        best = _score_no_answer(examples, predictions) if self.allows_no_answer else {}
+        scores = super().score(task, examples, predictions)
+        best = _score_no_answer(examples, predictions) if allows_no_answer(task) else {}
         return scores | {name: value for name, value in best.items() if name.startswith("best_")}
 
-    def has_answer(self, example: Example) -> bool:
-        return True  # a question without an answer in its passage has one
-
-    def has_answers(self, examples: Sequence[Example]) -> bool:
-        return any(example.answers for example in examples[:1000])
-
-    def get_shot_class(self, example: Example) -> int | float | None:
-        return int(not example.answers)
-
-    def count_labels(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def count_labels(self, task: Task, examples: Sequence[Example]) -> dict[str, Any]:
         unanswerable = sum(not example.answers for example in examples)
         return {"with an answer": len(examples) - unanswerable, "without": unanswerable}
 
-    def format_gold(self, example: Example) -> Any:
+    def format_gold(self, task: Task, example: Example) -> Any:
         return list(example.answers)
 
-    @classmethod
-    def open_file(cls, path: Path, column_names: Sequence[str]) -> TableFile:
-        return TableFile(path=path, form="squad") if is_squad(path) else open_table(path, column_names)
 
-    @classmethod
-    def build_user_task(cls, tables: UserTables) -> Task:
-        train = tables.train
-        reader: SpanReader | SquadReader = SquadReader()
-        if train.form != "squad":
-            reader = SpanReader(**tables.pick_columns({"text": "question", "pair": "passage", "label": "answer"}))
-        elif tables.text or tables.label or tables.pair:
-            raise UsageError(f"{train.path}: SQuAD's JSON has no columns to name; remove --text, --pair and --label")
-        has_unanswerable, groups = False, set[str | None]()
-        for example in tables.read(reader):
-            has_unanswerable = has_unanswerable or not example.answers
-            groups.add(example.group)
-        return tables.build_task(
-            "span",
-            reader,
-            metrics=("squad2",) if has_unanswerable else ("squad",),
-            template=Template(source="question: {text} context: {pair}", target="{answer}"),
-            group_field="group" if len(groups) >= NUM_SPLITS else None,  # SQuAD's articles
-        )
+SPAN = TaskType(
+    name="span",
+    inputs=SpanInputs(),
+    outputs=SpanOutputs(),
+    scoring=SpanScoring(
+        gold="span",
+        evaluator="generation",
+        prompt=Prompt(
+            text="{pair}\nQuestion: {text}\nAnswer: {answer}", max_answer_tokens=32, no_answer="unanswerable"
+        ),
+        baselines={"majority": "first_words", "svm": "near_words"},
+    ),
+)
+"""The span of a passage that answers a question, or no answer."""
 
 
 def get_question(example: Example) -> str:

@@ -11,9 +11,9 @@ and a list of tags.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -40,31 +40,24 @@ from pretune.tasks.encoding import (
 )
 from pretune.tasks.example import Example, Prediction, format_example
 from pretune.tasks.table import COLUMNS, TableRow, data_error
+from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task
-from pretune.tasks.types.base import TaskType
-from pretune.tasks.user_table import TableReader, UserTables
-
-if TYPE_CHECKING:
-    from pretune.tasks.encoder import TaskEncoder
+from pretune.tasks.types.base import Inputs, Outputs, Scoring, TaskType
+from pretune.tasks.types.classification import find_label
 
 OUTSIDE_TAG = "O"
 """Tag of a word outside any entity."""
 
 
-class TokenTagging(TaskType):
-    """One of several tags for every word."""
+@dataclass(frozen=True, kw_only=True)
+class TokenInputs(Inputs):
+    """Words, each of which has a tag."""
 
-    per_token = True
-    allows_pair = False
-    reads_conll = True
-    is_explainable = True
-    baselines: ClassVar = {"majority": "frequent_tag", "svm": "window_tags"}
-    answer_field = "tags"
-    errors_view = "tags"
-    needs_both_sides: ClassVar[bool] = False  # a left-to-right model stands for a word by its last token, with a note
+    second_text: Literal["none", "optional", "required"] = "none"
+    needs_both_sides: bool = False  # a left-to-right model stands for a word by its last token, with a note
 
-    def build_head(self) -> TaskHead:
-        return Tagging(classes=len(self.task.labels), labels=self.task.labels)
+    def build_head(self, task: Task) -> TaskHead:
+        return Tagging(classes=len(task.labels), labels=task.labels)
 
     def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
         """Encode one sequence per sentence; `alignment` is the word that a token stands for."""
@@ -91,18 +84,15 @@ class TokenTagging(TaskType):
         if training:
             words = compute_starts(sizes)[owners[is_word]] + alignment[is_word]
             targets = np.full(len(alignment), IGNORE_INDEX)
-            targets[is_word] = self.build_targets(examples, words, np.flatnonzero(is_word))
+            targets[is_word] = self.build_targets(rules.task, examples, words, np.flatnonzero(is_word))
             sequences = replace(sequences, targets=targets)
         return build_items(sequences, counts=counts, alignment=alignment)
 
-    def format_prediction(self, prediction: Prediction) -> dict[str, Any]:
-        return {**super().format_prediction(prediction), "tags": list(prediction.tags)}  # of an empty text, too
-
-    def describe_limits(self, spec: Model) -> str:
+    def describe_limits(self, task: Task, spec: Model) -> str:
         if not self.needs_both_sides or spec.shape != "decoder":
             return ""
         return (
-            f"'{self.task.name}': the model reads from left to right, so a word's state knows only the words before "
+            f"'{task.name}': the model reads from left to right, so a word's state knows only the words before "
             "it; an encoder is better here"
         )
 
@@ -122,81 +112,20 @@ class TokenTagging(TaskType):
         """Truncate the sentences and lay them out; return also the number of tokens each lost."""
         return rules.fit(pool, np.arange(count))
 
-    def build_targets(self, examples: Sequence[Example], words: Ints, positions: Ints) -> Ints:
+    def build_targets(self, task: Task, examples: Sequence[Example], words: Ints, positions: Ints) -> Ints:
         """Return the targets of the words that have a token, given their numbers among all words and their tokens."""
-        return self._read_tags(examples)[words]
+        return read_tag_ids(task, examples)[words]
 
-    def _read_tags(self, examples: Sequence[Example]) -> Ints:
-        """Return the tags of all words as ids."""
-        tag_ids = {tag: number for number, tag in enumerate(self.task.labels)}
-        labels: list[int] = []
-        for number, example in enumerate(examples):
-            if len(example.tags) != len(example.words):
-                problem = f"{len(example.tags)} tags for {len(example.words)} words"
-                raise missing_value_error(self.task, number, example, problem)
-            for tag in example.tags:
-                if tag not in tag_ids:
-                    raise DataError(
-                        f"task '{self.task.name}': tag of example {number} ({format_example(example)}) must be one of "
-                        f"{', '.join(tag_ids)[:200]}, got {tag[:40]!r}"
-                    )
-                labels.append(tag_ids[tag])
-        return np.array(labels, dtype=np.int64)
-
-    def decode(
-        self, encoder: "TaskEncoder", examples: Sequence[Example], items: Items, logits: Floats
-    ) -> list[Prediction]:
-        """Return the tag of every word, from its first token; a word without tokens gets "O", or the frequent tag."""
-        assert items.alignment is not None
-        names, offsets = self.task.labels, items.sequences.offsets
-        best = logits.argmax(axis=1)
-        is_first = items.alignment >= 0
-        default_tag = OUTSIDE_TAG
-        if OUTSIDE_TAG not in names:
-            tag_counts = Counter(best[is_first].tolist())
-            default_tag = names[tag_counts.most_common(1)[0][0]] if tag_counts else names[0]
-        predictions: list[Prediction] = []
-        for example, low, high in zip(examples, offsets[:-1], offsets[1:], strict=True):
-            tags = [default_tag] * len(example.words)
-            for index in low + np.flatnonzero(is_first[low:high]):
-                tags[items.alignment[index]] = names[best[index]]
-            predictions.append(Prediction(tags=tuple(tags)))
-        return predictions
-
-    def select_logits(
-        self, encoder: "TaskEncoder", example: Example, items: Items, logits: Floats, label: str | None = None
-    ) -> PredictedLogits:
-        """Return the best logits of all words with a tag (other than "O"), or with one tag (`label`)."""
-        assert items.alignment is not None
-        best, rows = logits.argmax(axis=1), np.flatnonzero(items.alignment >= 0)
-        names = np.array(self.task.labels)[best[rows]]
-        number = self.find_label(label, -1)
-        tagged_rows = rows[names != OUTSIDE_TAG] if label is None else rows[best[rows] == number]
-        tagged_rows = tagged_rows if len(tagged_rows) else rows
-        columns = best[tagged_rows] if label is None else np.full(len(tagged_rows), number)
-        name = "all tags" if label is None else label
-        return PredictedLogits(sequence=0, rows=tuple(tagged_rows.tolist()), columns=tuple(columns.tolist()), name=name)
-
-    def has_answer(self, example: Example) -> bool:
-        return bool(example.tags)
-
-    def count_labels(self, examples: Sequence[Example]) -> dict[str, Any]:
-        return dict(Counter(tag for example in examples for tag in example.tags).most_common())
-
-    def format_gold(self, example: Example) -> Any:
-        return list(example.tags) or None
-
-    def format_input(self, example: Example) -> dict[str, Any]:
+    def format(self, example: Example) -> dict[str, Any]:
         return {"words": list(example.words)}
 
-    def read_input_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
+    def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
         """Return the words of an input, split at blanks if it has only a text."""
         word_lists = [_read_words(fields, name, source) for name in COLUMNS["words"]]
         words = next(filter(None, word_lists), tuple((text or "").split()))
         return {"words": words, "text": text if text is not None else " ".join(words)}
 
-    @classmethod
-    def build_user_task(cls, tables: UserTables) -> Task:
+    def build_user_task(self, tables: UserTables) -> Task:
         train = tables.train
         if train.form == "conll":
             reader: ConllReader | ConlluReader | TagListReader = _build_conll_reader(tables)
@@ -213,6 +142,88 @@ class TokenTagging(TaskType):
             check_entity_tags(reader.labels, train.path)
         metrics = ("entity_f1", "tag_accuracy") if has_entities else ("tag_accuracy",)
         return tables.build_task("tagging", reader, metrics=metrics, labels=reader.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagOutputs(Outputs):
+    """A row of logits per token."""
+
+    is_explainable: bool = True
+
+    def decode(
+        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
+    ) -> list[Prediction]:
+        """Return the tag of every word, from its first token; a word without tokens gets "O", or the frequent tag."""
+        assert items.alignment is not None
+        names, offsets = rules.task.labels, items.sequences.offsets
+        best = logits.argmax(axis=1)
+        is_first = items.alignment >= 0
+        default_tag = OUTSIDE_TAG
+        if OUTSIDE_TAG not in names:
+            tag_counts = Counter(best[is_first].tolist())
+            default_tag = names[tag_counts.most_common(1)[0][0]] if tag_counts else names[0]
+        predictions: list[Prediction] = []
+        for example, low, high in zip(examples, offsets[:-1], offsets[1:], strict=True):
+            tags = [default_tag] * len(example.words)
+            for index in low + np.flatnonzero(is_first[low:high]):
+                tags[items.alignment[index]] = names[best[index]]
+            predictions.append(Prediction(tags=tuple(tags)))
+        return predictions
+
+    def select_logits(
+        self, rules: EncodingRules, example: Example, items: Items, logits: Floats, label: str | None = None
+    ) -> PredictedLogits:
+        """Return the best logits of all words with a tag (other than "O"), or with one tag (`label`)."""
+        assert items.alignment is not None
+        best, rows = logits.argmax(axis=1), np.flatnonzero(items.alignment >= 0)
+        names = np.array(rules.task.labels)[best[rows]]
+        number = find_label(rules.task, label, -1)
+        tagged_rows = rows[names != OUTSIDE_TAG] if label is None else rows[best[rows] == number]
+        tagged_rows = tagged_rows if len(tagged_rows) else rows
+        columns = best[tagged_rows] if label is None else np.full(len(tagged_rows), number)
+        name = "all tags" if label is None else label
+        return PredictedLogits(sequence=0, rows=tuple(tagged_rows.tolist()), columns=tuple(columns.tolist()), name=name)
+
+    def format(self, task: Task, prediction: Prediction) -> dict[str, Any]:
+        return {**super().format(task, prediction), "tags": list(prediction.tags)}  # of an empty text, too
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagScoring(Scoring):
+    """Tags are right or wrong, or the entities that they mark."""
+
+    def count_labels(self, task: Task, examples: Sequence[Example]) -> dict[str, Any]:
+        return dict(Counter(tag for example in examples for tag in example.tags).most_common())
+
+    def format_gold(self, task: Task, example: Example) -> Any:
+        return list(example.tags) or None
+
+
+TAGGING = TaskType(
+    name="tagging",
+    inputs=TokenInputs(),
+    outputs=TagOutputs(),
+    scoring=TagScoring(gold="tags", baselines={"majority": "frequent_tag", "svm": "window_tags"}),
+)
+"""One of several tags for every word."""
+
+
+def read_tag_ids(task: Task, examples: Sequence[Example]) -> Ints:
+    """Return the tags of all words as ids."""
+    tag_ids = {tag: number for number, tag in enumerate(task.labels)}
+    labels: list[int] = []
+    for number, example in enumerate(examples):
+        if len(example.tags) != len(example.words):
+            problem = f"{len(example.tags)} tags for {len(example.words)} words"
+            raise missing_value_error(task, number, example, problem)
+        for tag in example.tags:
+            if tag not in tag_ids:
+                raise DataError(
+                    f"task '{task.name}': tag of example {number} ({format_example(example)}) must be one of "
+                    f"{', '.join(tag_ids)[:200]}, got {tag[:40]!r}"
+                )
+            labels.append(tag_ids[tag])
+    return np.array(labels, dtype=np.int64)
 
 
 def find_word_tokens(pool: TokenPool, sentences: Sequence[Sequence[str]], token: Literal["first", "last"]) -> Ints:

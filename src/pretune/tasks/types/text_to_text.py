@@ -8,8 +8,8 @@ text and the text to generate.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,47 +29,49 @@ from pretune.tasks.encoding import (
     compute_room,
     missing_value_error,
 )
-from pretune.tasks.example import Example, Prediction
+from pretune.tasks.example import Example
 from pretune.tasks.table import TableRow
+from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task
-from pretune.tasks.types.base import TaskType
-from pretune.tasks.user_table import TableReader, UserTables
+from pretune.tasks.types import get_type
+from pretune.tasks.types.base import Inputs, Prompt, Scoring, TaskType
 from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 
 
-class TextToText(TaskType):
-    """A text to generate from a text."""
+@dataclass(frozen=True, kw_only=True)
+class TextInputs(Inputs):
+    """A text, and the text to generate from it."""
 
-    default_length = 512
-    allows_pair = False
-    has_single_text = False
-    answer_field = "text"
-    evaluator = "generation"
-    prompt = "Text: {text}\nAnswer: {answer}"
-    max_answer_tokens = 64
-    baselines: ClassVar = {"majority": "lead_words"}
-    has_free_text = True
-    has_template = True
+    default_length: int = 512
+    second_text: Literal["none", "optional", "required"] = "none"
 
-    def build_head(self) -> TaskHead:
+    def build_head(self, task: Task) -> TaskHead:
         return Generation()
 
-    def has_answer(self, example: Example) -> bool:
-        return example.target is not None
-
-    def get_shot_class(self, example: Example) -> int | float | None:
-        return 0
-
-    def check_metrics(self, examples: Sequence[Example]) -> None:
-        self.score(examples[:1], [Prediction(text="")])
-
-    def format_gold(self, example: Example) -> Any:
-        return example.target
-
-    @classmethod
-    def build_user_task(cls, tables: UserTables) -> Task:
+    def build_user_task(self, tables: UserTables) -> Task:
         reader = TextPairReader(**tables.pick_columns({"text": "source", "label": "target"}))
         return tables.build_task("generation", reader, metrics=("rouge", "exact_match"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextScoring(Scoring):
+    """A text is compared with one or several references."""
+
+    def format_gold(self, task: Task, example: Example) -> Any:
+        return example.target
+
+
+GENERATION = TaskType(
+    name="generation",
+    inputs=TextInputs(),
+    scoring=TextScoring(
+        gold="text",
+        evaluator="generation",
+        prompt=Prompt(text="Text: {text}\nAnswer: {answer}", max_answer_tokens=64),
+        baselines={"majority": "lead_words"},
+    ),
+)
+"""A text to generate from a text."""
 
 
 @spec
@@ -81,15 +83,18 @@ class TextPairReader(TableReader):
         return Example(text=row.get_text(self.text), target=target, answers=(target,), id=number)
 
 
+def has_template(task: Task) -> bool:
+    """Return True if examples can be written as text, and answers as text too."""
+    return task.template is not None or task.kind == GENERATION.name
+
+
 def encode_text_to_text(rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
     """Encode a source and a target per example, or for a decoder both in one sequence.
 
     Without `training` there are no targets: the decoder side of an encoder-decoder is its start token, and a decoder's
     sequence ends where the answer begins.
     """
-    if training:
-        rules.task.type.check_targets(rules, examples)
-    pairs = [rules.task.type.fill_template(example) for example in examples]
+    pairs = get_type(rules.task).inputs.write(rules, examples, training=training)
     count = len(examples)
     if training:
         for number, (example, (_, target)) in enumerate(zip(examples, pairs, strict=True)):
