@@ -1,4 +1,4 @@
-"""The folders and the measured ratios of README.md; its other tables are generated (tests/docs/generate.py)."""
+"""The folders of docs/architecture.md, and the measured ratios of README.md."""
 
 import re
 
@@ -6,11 +6,12 @@ from tests.conftest import ROOT
 from tests.readme.page import anchors, rows, sections
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 
 
 def section_with(start: str) -> str:
     """The section in which a line starts like this."""
-    (found,) = (text for _, text in sections(PAGE) if f"\n{start}" in text)
+    (found,) = (text for _, text in sections(ARCHITECTURE) if f"\n{start}" in text)
     return found
 
 

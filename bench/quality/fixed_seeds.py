@@ -1,6 +1,6 @@
 """Fixed-seed runs of all kinds, compared with those of another version of the package.
 
-    PYTHONPATH=src python bench/fixed_seeds.py --out after.json [--compare before.json] [--rows pretrain]
+    python -m bench.quality.fixed_seeds --out after.json [--compare before.json] [--rows pretrain]
 
 Runs every verb that trains or measures on small data with one thread: tokenizers, prepared data, pre-training of each
 shape of model and of most objectives, fine-tuning by each method and type of task, embedding training, evaluation, a
