@@ -81,8 +81,7 @@ def format_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def describe_verbs() -> str:
     rows = (
-        (f"`pretune {verb}`", VERBS.describe(verb), f"[{VERB_PAGES[verb]}]({VERB_PAGES[verb]}.md)")
-        for verb in VERBS
+        (f"`pretune {verb}`", VERBS.describe(verb), f"[{VERB_PAGES[verb]}]({VERB_PAGES[verb]}.md)") for verb in VERBS
     )
     return format_table(("command", "description", "page"), rows)
 
