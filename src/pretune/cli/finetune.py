@@ -28,7 +28,7 @@ from pretune.cli._output import find_free_path, format_costs, hint, hint_other, 
 from pretune.core import log
 from pretune.core.errors import UsageError, suggest
 from pretune.core.log import format_count
-from pretune.tasks.types import TYPE_ALIASES, TYPE_OPTIONS
+from pretune.tasks.types import TYPE_ALIASES, TYPE_OPTIONS, list_type_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -142,9 +142,11 @@ def finetune(
         from pretune.training.distributed import resolve_device
     if out is None and not dry_run:
         raise UsageError("missing option '--out': the output directory of the run")
-    if task_type is not None and task_type not in (*TYPE_OPTIONS, *TYPE_ALIASES):
-        hint = suggest(task_type, TYPE_OPTIONS)
-        raise UsageError(f"--type '{task_type[:40]}'{hint} is no type (allowed: {', '.join(TYPE_OPTIONS)})")
+    if task_type is not None and task_type not in TYPE_ALIASES and task_type not in list_type_options():
+        types = list_type_options()
+        raise UsageError(
+            f"--type '{task_type[:40]}'{suggest(task_type, types)} is no type (allowed: {', '.join(types)})"
+        )
     if task is not None and is_embedding(task) and task_type not in (None, "embedding"):
         raise UsageError(f"--type {task_type} with --task {task}: this task has the type embedding; remove one of them")
     if task_type == "embedding":
