@@ -168,9 +168,9 @@ def test_tokens_of_parts_of_characters() -> None:
     """The tokens of a character start where it does, and are sent with it; they are named by their spelling."""
     words, model, pieces = gpt().tokenizer, gpt(), list[CompletionPiece]()
     assert words is not None
-    wants = CompletionOptions(logprobs=1, on_piece=pieces.append)
     config = build_generation_config(max_new_tokens=40, temperature=0)
-    job = build_job(model, words, GenerationTokens.from_model(model), ["Once"], config, ServerConfig(), wants)
+    wants = CompletionOptions(config=config, logprobs=1, on_piece=pieces.append)
+    job = build_job(model, words, GenerationTokens.from_model(model), ["Once"], wants, ServerConfig())
     (row,) = job.rows
     for token in (tokens := words.encode(" naïve 日本 e", add_special_tokens=False)):
         row.logprobs.append(TokenLogprob(token, -1.0, ((token, -1.0), (5, -2.0))))

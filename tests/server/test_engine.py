@@ -21,16 +21,16 @@ from pretune.inference.prompts import encode_prompts
 from pretune.models.model import LanguageModel
 from pretune.server import continuous
 from pretune.server.completion import CompletionOptions, build_job
-from pretune.server.config import (
+from pretune.server.config import ServerConfig
+from pretune.server.engine import Engine
+from pretune.server.errors import (
     CapabilityError,
     ModelError,
     QueueFullError,
     RequestTimeoutError,
-    ServerConfig,
     UnavailableError,
     UnknownModelError,
 )
-from pretune.server.engine import Engine
 from tests.inference.speakers import bert, gpt, t5
 from tests.server.models import PROMPTS, models, run_engine
 from tests.server.playground import classifier
@@ -109,9 +109,10 @@ def test_pieces_are_whole_characters() -> None:
         tokenizer,
         GenerationTokens.from_model(model),
         ["Once"],
-        build_generation_config(max_new_tokens=30),
+        CompletionOptions(
+            config=build_generation_config(max_new_tokens=30), on_piece=lambda piece: pieces.append(piece.text)
+        ),
         ServerConfig(),
-        CompletionOptions(on_piece=lambda piece: pieces.append(piece.text)),
     )
     (row,) = job.rows
     tokens = tokenizer.encode(" naïve – 日本", add_special_tokens=False)

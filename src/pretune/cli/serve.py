@@ -92,10 +92,10 @@ def serve(
             check_model(source)
     target = str(resolve_device(device))
     from pretune.server.engine import Engine
-    from pretune.server.http import get_token, open_socket
+    from pretune.server.http import open_socket
     from pretune.server.http import serve as work
 
-    secret = get_token(token)
+    secret = (os.environ.get("PRETUNE_TOKEN") if token is None else token) or None
     if host not in LOOPBACK and secret is None:
         log.warn(f"every machine that reaches {host} can use the models; set --token, or use --host 127.0.0.1")
     listener = open_socket(host, port)

@@ -1,5 +1,6 @@
 """HTTP interface of an engine: OpenAI's completions and embeddings, and what else the models can do."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,22 +13,10 @@ from pretune import __version__
 from pretune.core.errors import PretuneError
 from pretune.server.api_page import build_api_page
 from pretune.server.engine import Engine
-from pretune.server.errors import build_error, describe_error
+from pretune.server.errors import HttpError, describe_error
 from pretune.server.json_schema import describe_faults, get_body_schema
-from pretune.server.openai_api import add_openai_routes, get_name, list_inputs
-from pretune.server.schemas import (
-    AttentionRequest,
-    CompareRequest,
-    ErrorReply,
-    ExplainRequest,
-    FillRequest,
-    HeadsRequest,
-    ModelRequest,
-    NeighborsRequest,
-    PredictRequest,
-    SearchRequest,
-    TextsRequest,
-)
+from pretune.server.openai_api import add_openai_routes, get_name
+from pretune.server.schemas import REQUESTS, EngineRequest, ErrorReply
 
 PAGE_DIR = Path(__file__).with_name("page")
 MEDIA_TYPES = {
@@ -57,116 +46,64 @@ def build_app(engine: Engine) -> FastAPI:
     )
     _add_error_handlers(app)
     add_openai_routes(app, engine)
-    _add_routes(app, engine)
+    _add_model_routes(app, engine)
     _add_status_routes(app, engine)
     _add_page(app)
     return app
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(PretuneError)
-    async def handle_error(request: Request, error: PretuneError) -> JSONResponse:
-        status, body = describe_error(error)
-        return JSONResponse(body, status, {"retry-after": "1"} if status in (429, 503) else None)
+    def reply(error: HttpError, headers: Mapping[str, str] | None = None) -> Response:
+        return Response(error.content, error.status, {**dict(error.headers), **(headers or {})})
 
-    @app.exception_handler(Exception)
-    async def handle_unexpected(request: Request, error: Exception) -> JSONResponse:
-        status, body = describe_error(error)
-        return JSONResponse(body, status)
+    async def handle_error(request: Request, error: Exception) -> Response:
+        return reply(describe_error(error))
 
-    @app.exception_handler(RequestValidationError)
-    async def handle_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def handle_invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
         faults, openapi = error.errors(), app.openapi()
         for fault in faults:
             if fault["type"] == "json_invalid":
                 text = f"the body is not valid JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}"
-                return JSONResponse(build_error(400, text, "invalid_request"), 400)
+                return reply(HttpError(400, text, "invalid_request"))
         schema = get_body_schema(openapi, request.scope["route"].path) or {}
         message, field = describe_faults(faults, error.body, schema, openapi)
-        return JSONResponse(build_error(422, message, "invalid_request", field), 422)
+        return reply(HttpError(422, message, "invalid_request", field))
 
-    @app.exception_handler(HTTPException)
-    async def handle_http(request: Request, error: HTTPException) -> JSONResponse:
+    async def handle_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
         message = str(error.detail)
         if error.status_code == 404:
             message = f"no such path: {request.method} {request.url.path}; see /docs"
-        return JSONResponse(build_error(error.status_code, message), error.status_code, error.headers)
+        return reply(HttpError(error.status_code, message), error.headers)
+
+    app.exception_handlers |= {
+        PretuneError: handle_error,
+        Exception: handle_error,
+        RequestValidationError: handle_invalid,
+        HTTPException: handle_http,
+    }
 
 
-def _add_routes(app: FastAPI, engine: Engine) -> None:
-    def reply(name: str, results: Any) -> JSONResponse:
-        return JSONResponse({"model": name, "results": results})
+def _add_model_routes(app: FastAPI, engine: Engine) -> None:
+    """Add the paths of `REQUESTS`, and that of the card."""
 
-    @app.post("/fill")
-    async def fill(body: Annotated[FillRequest, Body()]) -> Any:
-        """Predict masked words, most probable first."""
-        name = get_name(engine, body)
-        return reply(name, await engine.fill(name, list_inputs(body.texts), k=body.k, pieces=body.pieces))
+    def add_route(path: str, request: type[EngineRequest]) -> None:
+        async def run(body: EngineRequest) -> Any:
+            name = get_name(engine, body.model)
+            return JSONResponse({"model": name, "results": await body.run(engine, name)})
 
-    @app.post("/predict")
-    async def predict(body: Annotated[PredictRequest, Body()]) -> Any:
-        """Predict labels, scores, tags or answers by a fine-tuned run."""
-        name = get_name(engine, body)
-        inputs = [tuple(item) if isinstance(item, list) else item for item in body.inputs]
-        return reply(name, await engine.predict(name, inputs, task=body.task))
+        run.__annotations__["body"] = Annotated[request, Body()]
+        app.add_api_route(path, run, methods=["POST"], name=path[1:], description=request.__doc__)
 
-    @app.post("/explain")
-    async def explain(body: Annotated[ExplainRequest, Body()]) -> Any:
-        """Return the importance of every token for a prediction: gradient x input."""
-        name = get_name(engine, body)
-        item = tuple(body.input) if isinstance(body.input, list) else body.input
-        return reply(name, await engine.explain(name, item, task=body.task, label=body.label))
-
-    @app.post("/score")
-    async def score(body: Annotated[TextsRequest, Body()]) -> Any:
-        """Return the log-probabilities of texts and of their tokens."""
-        name = get_name(engine, body)
-        return reply(name, await engine.score(name, list_inputs(body.texts)))
-
-    @app.post("/search")
-    async def search(body: Annotated[SearchRequest, Body()]) -> Any:
-        """Search an index by meaning, or by BM25."""
-        name = get_name(engine, body)
-        return reply(name, await engine.search(name, list_inputs(body.queries), k=body.k, words=body.bm25))
-
-    @app.post("/neighbors")
-    async def neighbors(body: Annotated[NeighborsRequest, Body()]) -> Any:
-        """Return the nearest neighbors of a word in context, and of its static vector."""
-        name = get_name(engine, body)
-        options = {"layer": body.layer, "same_word": body.same_word}
-        return reply(name, await engine.neighbors(name, body.word, body.sentence, body.texts, k=body.k, **options))
-
-    @app.post("/compare")
-    async def compare(body: Annotated[CompareRequest, Body()]) -> Any:
-        """Return the similarity of two words in their sentences, at every layer and of their static vectors."""
-        name = get_name(engine, body)
-        first, second = ((part.word, part.sentence) for part in (body.first, body.second))
-        return reply(name, await engine.compare(name, first, second))
-
-    @app.post("/attention")
-    async def attention(body: Annotated[AttentionRequest, Body()]) -> Any:
-        """Return who attends to whom in a text."""
-        name = get_name(engine, body)
-        options = {"layer": body.layer, "head": body.head, "part": body.part}
-        return reply(name, await engine.attention(name, body.text, **options))
-
-    @app.post("/heads")
-    async def heads(body: Annotated[HeadsRequest, Body()]) -> Any:
-        """Return who attends to whom in a text, by all heads of a part, and the pattern of each head."""
-        name = get_name(engine, body)
-        return reply(name, await engine.heads(name, body.text, part=body.part))
+    for path, request in REQUESTS.items():
+        add_route(path, request)
 
     @app.get("/card")
     async def card(model: Annotated[str | None, Query(description="Name of the model.")] = None) -> Any:
         """Return the model card, the data card, the cost and the training curves of a model."""
-        name = get_name(engine, ModelRequest(model=model))
-        return reply(name, await engine.card(name))
-
-    @app.post("/tokenize")
-    async def tokenize(body: Annotated[TextsRequest, Body()]) -> Any:
-        """Return the tokens of texts."""
-        name = get_name(engine, body)
-        return reply(name, await engine.tokenize(name, list_inputs(body.texts)))
+        name = get_name(engine, model)
+        return JSONResponse({"model": name, "results": await engine.card(name)})
 
 
 def _add_status_routes(app: FastAPI, engine: Engine) -> None:

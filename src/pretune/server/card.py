@@ -4,7 +4,7 @@ Files of a run are read by the functions of reports, which show the same facts.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pretune.adaptation.quantized import count_parameters
 from pretune.analysis.attention_inputs import count_heads, list_parts
@@ -12,7 +12,6 @@ from pretune.core import io
 from pretune.core.errors import CheckpointError, PretuneError
 from pretune.core.log import format_number
 from pretune.core.run_dir import RunDir
-from pretune.inference.embed import WordEmbedder
 from pretune.models.cost import flops_per_token
 from pretune.models.model import LanguageModel
 from pretune.reports import facts
@@ -22,10 +21,10 @@ from pretune.reports.load import RunRecord, read_run
 from pretune.reports.runs import build_learning_curves, format_size, list_properties
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.saved_task import SavedTask
+from pretune.server.capabilities import Attention
+from pretune.server.loaded_model import LoadedModel
+from pretune.server.served_model import ServedModel
 from pretune.tasks.types import get_type
-
-if TYPE_CHECKING:
-    from pretune.server.served_model import ServedModel
 
 MAX_CARD_BYTES = 2**18
 """Maximum size of a model card that is shown."""
@@ -33,20 +32,20 @@ MAX_FLOPS_LENGTH = 512
 """Tokens of the text whose FLOPs are stated, if the model reads as many."""
 
 
-def describe_inputs(model: "ServedModel") -> dict[str, Any]:
+def describe_inputs(served_model: ServedModel) -> dict[str, Any]:
     """Return what a page needs to know for its inputs: shape, layers and heads, tasks, lengths."""
-    network = model.language_model
+    model = served_model.loaded_model
+    network = model.network
     out: dict[str, Any] = {"shape": "vectors" if network is None else network.shape}
     if network is not None:
-        out |= {"max_length": network.spec.max_length}
-        if model.can("attention"):
-            parts = list_parts(network)
-            out["attention"] = {
-                part: {"layers": stack.depth, "heads": count_heads(stack, is_cross=part == "cross")}
-                for part, stack in parts.items()
-            }
-    if model.run_ is not None:
-        out["tasks"] = [_describe_task(task) for task in _list_tasks(model.run_)]
+        out["max_length"] = network.spec.max_length
+    if served_model.can(Attention):
+        out["attention"] = {
+            part: {"layers": stack.depth, "heads": count_heads(stack, is_cross=part == "cross")}
+            for part, stack in list_parts(model.get_network()).items()
+        }
+    if model.run is not None:
+        out["tasks"] = [_describe_task(task) for task in _list_tasks(model.run)]
     return out
 
 
@@ -67,7 +66,7 @@ def _describe_task(saved_task: SavedTask) -> dict[str, Any]:
     }
 
 
-def build_card(model: "ServedModel") -> dict[str, Any]:
+def build_card(model: LoadedModel) -> dict[str, Any]:
     """Return the facts, the model card, the data card, the cost and the training curves of a model.
 
     What a model does not have is empty. A damaged file is a note; the other parts are still returned.
@@ -123,14 +122,13 @@ def _describe_run(run: RunRecord) -> dict[str, Any]:
     return out
 
 
-def _list_facts(model: "ServedModel") -> Iterator[tuple[str, str]]:
+def _list_facts(model: LoadedModel) -> Iterator[tuple[str, str]]:
     """Yield names and values that every model has."""
     if model.index is not None:
         yield "index", f"{len(model.index):,} texts, {model.index.metadata['method']} search"
-    if isinstance(model.embedder, WordEmbedder):
-        vectors = model.embedder.vectors
+    if (vectors := model.word_vectors) is not None:
         yield "word vectors", f"{len(vectors):,} words of width {vectors.width:,}"
-    network = model.language_model
+    network = model.network
     if network is None:
         return
     spec = network.spec

@@ -38,8 +38,10 @@ class CompletionPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOptions:
-    """Options of a request besides the settings of generation."""
+    """Settings of generation, and the other options of a request."""
 
+    config: GenerationConfig
+    has_new: bool = True  # otherwise the prompts are read only
     stop: Sequence[str] = ()
     logprobs: int | None = None  # most probable tokens at every position; None: no log-probabilities
     echo: bool = False  # pieces and log-probabilities include the prompt
@@ -211,16 +213,11 @@ def build_job(
     tokenizer: Tokenizer,
     generation_tokens: GenerationTokens,
     prompts: Sequence[Prompt],
-    config: GenerationConfig,
-    limits: ServerConfig,
     options: CompletionOptions,
-    *,
-    has_new: bool = True,
+    limits: ServerConfig,
 ) -> CompletionJob:
-    """Encode prompts and check every limit. Raises a UsageError that names the limit.
-
-    Without `has_new` the prompts are read only.
-    """
+    """Encode prompts and check every limit. Raises a UsageError that names the limit."""
+    config = options.config
     if isinstance(config.search, BeamSearch):
         raise UsageError("beam search is not served; use `pretune generate --beams`")
     if config.max_new_tokens > limits.max_new_tokens:
@@ -230,7 +227,7 @@ def build_job(
     if options.logprobs is not None and not 0 <= options.logprobs <= limits.max_logprobs:
         raise UsageError(f"logprobs must be from 0 to {limits.max_logprobs}, got {options.logprobs}")
     config.check_vocabulary(model.spec.vocab)
-    new_tokens = config.max_new_tokens if has_new else 0
+    new_tokens = config.max_new_tokens if options.has_new else 0
     ids = [_encode(model, tokenizer, generation_tokens, prompt, new_tokens, limits) for prompt in prompts]
     is_encoder_decoder = model.spec.is_encoder_decoder
     start = [] if generation_tokens.start is None else [generation_tokens.start]
@@ -244,7 +241,7 @@ def build_job(
             # NOTE: the best of several texts are chosen by log-probability.
             logprob_count=0 if options.logprobs is None and options.returns is not None else options.logprobs,
         )
-        for number, tokens in enumerate(ids if has_new else [])
+        for number, tokens in enumerate(ids if options.has_new else [])
         for return_index in range(config.returns)
     ]
     texts = [prompt if isinstance(prompt, str) else tokenizer.decode(list(prompt), special=False) for prompt in prompts]

@@ -1,10 +1,6 @@
-"""Limits of the engine and of the server, and the errors of requests that exceed them."""
+"""Limits of the engine and of the server."""
 
 from pretune.core.config import Positive, spec
-from pretune.core.errors import PretuneError, UsageError
-
-SHUT_DOWN = "the server has shut down; send the request to another one"
-"""Message of requests that are still running at the end of the shutdown."""
 
 
 @spec
@@ -31,35 +27,3 @@ class ServerConfig:
     read_seconds: Positive[float] = 10.0  # for the headers of a request, and for its body
     write_seconds: Positive[float] = 10.0  # for a piece of a response
     drain_seconds: Positive[float] = 30.0  # for running requests after SIGTERM
-
-
-class QueueFullError(PretuneError):
-    """The queue of a model is full."""
-
-
-class UnavailableError(PretuneError):
-    """The engine is loading its models, or shutting down."""
-
-
-class RequestTimeoutError(PretuneError):
-    """A request took too long."""
-
-
-class UnknownModelError(UsageError):
-    """No model of this name is served."""
-
-
-class RequestFieldError(UsageError):
-    """A field of a request is not supported, or not together with others."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-
-
-class CapabilityError(UsageError):
-    """The model cannot do this."""
-
-
-class ModelError(PretuneError):
-    """The model failed on a request."""

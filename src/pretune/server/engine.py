@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, Unpack
 
 import numpy as np
@@ -26,7 +27,21 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pretune.core.errors import UsageError, suggest
+from pretune.inference.generate import choose_max_new_tokens
 from pretune.inference.generation_config import GenerationOptions, build_generation_config
+from pretune.server.capabilities import (
+    Attention,
+    Capability,
+    Complete,
+    Embed,
+    Explain,
+    Fill,
+    Predict,
+    Score,
+    Search,
+    Tokenize,
+    list_texts,
+)
 from pretune.server.card import build_card
 from pretune.server.completion import (
     Completion,
@@ -36,12 +51,14 @@ from pretune.server.completion import (
     Prompt,
     build_job,
 )
-from pretune.server.config import RequestTimeoutError, ServerConfig, UnavailableError, UnknownModelError
+from pretune.server.config import ServerConfig
+from pretune.server.errors import RequestTimeoutError, UnavailableError, UnknownModelError
 from pretune.server.metrics import Metrics
-from pretune.server.served_model import ServedModel, list_texts
+from pretune.server.served_model import ServedModel
+from pretune.server.words import Compare, FindNeighbors
 from pretune.server.worker import BatchJob, Job, ModelWorker
 
-T = TypeVar("T")
+C = TypeVar("C", bound=Capability)
 Source = str | os.PathLike[str] | nn.Module
 """A model directory, a run, an index, a file of word vectors, or a model."""
 
@@ -120,11 +137,11 @@ class Engine:
         is_done = [worker.join(max(deadline - time.monotonic(), 0.0)) for worker in self.workers.values()]
         return all(is_done)
 
-    def get_model(self, name: str, capability: str | None = None) -> ServedModel:
-        """Return a model. Raises UnknownModelError, or CapabilityError if it lacks the capability."""
-        return self._get_worker(name, capability).model
+    def get_model(self, name: str) -> ServedModel:
+        """Return a model. Raises an UnknownModelError."""
+        return self._get_worker(name).model
 
-    def _get_worker(self, name: str, capability: str | None) -> ModelWorker:
+    def _get_worker(self, name: str) -> ModelWorker:
         if self.is_draining:
             raise UnavailableError("the server is shutting down; send the request to another one")
         if name not in self.sources:
@@ -133,10 +150,12 @@ class Engine:
             )
         if name not in self.workers:
             raise UnavailableError("the models are being loaded; try again later")
-        worker = self.workers[name]
-        if capability is not None:
-            worker.model.check(capability)
-        return worker
+        return self.workers[name]
+
+    def _find(self, name: str, kind: type[C]) -> tuple[ModelWorker, C]:
+        """Return a model's worker and capability. Raises UnknownModelError, or CapabilityError if it lacks that."""
+        worker = self._get_worker(name)
+        return worker, worker.model.get(kind)
 
     async def complete(
         self,
@@ -163,10 +182,10 @@ class Engine:
             on_piece: Called with pieces of the texts, from the thread of the model.
             options: Those of `pretune.generate`, without beams.
         """
-        worker = self._get_worker(model, "complete")
+        worker, capability = self._find(model, Complete)
         worker.check_queue()
-        served_model, deadline = worker.model, time.monotonic() + self.config.request_seconds
-        options.setdefault("max_new_tokens", served_model.default_new_tokens)
+        deadline = time.monotonic() + self.config.request_seconds
+        options.setdefault("max_new_tokens", choose_max_new_tokens(capability.decoder))
         has_new, returns = options["max_new_tokens"] > 0 or not echo, options.get("num", 1)
         if not has_new:
             options["max_new_tokens"] = 1  # which is not generated
@@ -175,29 +194,21 @@ class Engine:
                 raise UsageError(f"best_of must be >= n, got {best_of} for {returns}")
             options["num"] = best_of
         wants = CompletionOptions(
+            config=build_generation_config(**options),
+            has_new=has_new,
             stop=stop,
             logprobs=logprobs,
             echo=echo,
             returns=returns if best_of is not None or not has_new else None,
             on_piece=on_piece,
         )
-        decoder, tokenizer = served_model.decoder, served_model.tokenizer
-        assert decoder is not None and tokenizer is not None
         prompt_list: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-        job = await asyncio.to_thread(
-            build_job,
-            decoder,
-            tokenizer,
-            served_model.generation_tokens,
-            prompt_list,
-            build_generation_config(**options),
-            self.config,
-            wants,
-            has_new=has_new,
-        )
+        decoder, tokenizer = capability.decoder, capability.tokenizer
+        job = await asyncio.to_thread(build_job, decoder, tokenizer, capability.tokens, prompt_list, wants, self.config)
         with self.track(job):
             if echo and logprobs is not None and not decoder.spec.is_encoder_decoder:
-                scoring = BatchJob("logprobs", job.prompt_ids, (("count", logprobs),))
+                work = partial(Complete.compute_logprobs, count=logprobs)
+                scoring = BatchJob("logprobs", capability, job.prompt_ids, work, capability.chunk_size)
                 entries = await self._wait(worker, scoring, deadline)
                 job.prompt_logprobs = await asyncio.to_thread(job.spell_prompts, prompt_list, entries)
             completion: Completion = await self._wait(worker, job, deadline) if has_new else job.build_prompts()
@@ -252,74 +263,93 @@ class Engine:
 
     async def embed(self, model: str, texts: Sequence[str]) -> EmbeddedTexts:
         """Embed texts, in the pooling of the model's directory."""
-        results = await self._run(model, "embed", texts)
+        results = await self._run(model, Embed, texts, partial(Embed.run))
         vectors = np.stack([result.vector for result in results])
         return EmbeddedTexts(vectors=vectors, tokens=sum(result.tokens for result in results))
 
     async def fill(self, model: str, texts: Sequence[str], *, k: int = 5, pieces: int | None = None) -> list[Any]:
         """Fill the masks of texts: for each `{"blanks": [[prediction, …], …], "filled": text}`."""
         k = self._check_count(k, self.config.max_predictions)
-        served_model = self.get_model(model, "fill")
+        _, capability = self._find(model, Fill)
         self._check_texts(texts)
-        await asyncio.to_thread(served_model.check_masks, texts, k=k, pieces=pieces, config=self.config)
-        return await self._run(model, "fill", texts, k=k, pieces=pieces)
+        await asyncio.to_thread(capability.check_masks, texts, k=k, pieces=pieces, config=self.config)
+        size = capability.get_chunk_size(k, pieces)
+        return await self._run(model, Fill, texts, partial(Fill.run, k=k, pieces=pieces), chunk_size=size)
 
     async def predict(self, model: str, inputs: Sequence[Any], *, task: str | None = None) -> list[Any]:
         """Predict texts, pairs of texts or mappings by a fine-tuned run; `task` is one of a multi-task run."""
-        return await self._run(model, "predict", inputs, task=task)
+        return await self._run(model, Predict, inputs, partial(Predict.run, task=task))
 
     async def explain(self, model: str, item: Any, *, task: str | None = None, label: str | None = None) -> Any:
         """Return the importance of the tokens of an input for its prediction, or for another label."""
-        return (await self._run(model, "explain", [item], task=task, label=label))[0]
+        return (await self._run(model, Explain, [item], partial(Explain.explain, task=task, label=label)))[0]
 
     async def score(self, model: str, texts: Sequence[str]) -> list[Any]:
         """Return the log-probability of texts and of their tokens."""
-        return await self._run(model, "score", texts)
+        return await self._run(model, Score, texts, partial(Score.run))
 
     async def search(self, model: str, queries: Sequence[str], *, k: int = 10, words: bool = False) -> list[Any]:
         """Search an index; with `words` by BM25."""
-        return await self._run(model, "search", queries, k=self._check_count(k), words=words)
+        return await self._run(model, Search, queries, partial(Search.run, k=self._check_count(k), words=words))
 
     async def neighbors(
-        self, model: str, word: str, sentence: str = "", texts: Sequence[str] = (), *, k: int = 10, **options: Any
+        self,
+        model: str,
+        word: str,
+        sentence: str = "",
+        texts: Sequence[str] = (),
+        *,
+        k: int = 10,
+        layer: int | None = None,
+        same_word: bool = False,
     ) -> Any:
         """Return the neighbors of a word of a sentence among texts (by default held-out ones), and static ones."""
         self._check_texts([*texts, sentence, word])
-        item = (word, sentence, tuple(texts))
-        return (await self._run(model, "neighbors", [item], k=self._check_count(k), **options))[0]
+        work = partial(FindNeighbors.find, k=self._check_count(k), layer=layer, same_word=same_word)
+        return (await self._run(model, FindNeighbors, [(word, sentence, tuple(texts))], work))[0]
 
     async def compare(self, model: str, first: tuple[str, str], second: tuple[str, str]) -> Any:
         """Return the similarities of two words, each with its sentence: of every layer, and static."""
         self._check_texts([*first, *second])
-        return (await self._run(model, "compare", [(first, second)]))[0]
+        return (await self._run(model, Compare, [(first, second)], partial(Compare.run)))[0]
 
-    async def attention(self, model: str, text: str, **options: Any) -> Any:
-        """Return who attends to whom in a text; `options` are `layer`, `head` and `part` of `pt.view_attention`."""
-        return (await self._run(model, "attention", [text], **options))[0]
+    async def attention(
+        self, model: str, text: str, *, layer: int | str = -1, head: int | None = None, part: str | None = None
+    ) -> Any:
+        """Return who attends to whom in a text, as `pt.view_attention`."""
+        work = partial(Attention.run, layer=layer, head=head, part=part)
+        return (await self._run(model, Attention, [text], work))[0]
 
     async def heads(self, model: str, text: str, *, part: str | None = None) -> Any:
         """Return who attends to whom in a text by all heads of a part, and the pattern of each head."""
-        return (await self._run(model, "heads", [text], capability="attention", part=part))[0]
+        return (await self._run(model, Attention, [text], partial(Attention.run_heads, part=part)))[0]
 
     async def card(self, model: str) -> dict[str, Any]:
         """Return the facts, the model card, the data card, the cost and the training curves of a model."""
         served_model = self.get_model(model)
         async with self._card_lock:
-            return await asyncio.to_thread(build_card, served_model)
+            return await asyncio.to_thread(build_card, served_model.loaded_model)
 
     async def tokenize(self, model: str, texts: Sequence[str]) -> list[Any]:
         """Return the tokens of texts."""
-        served_model = self.get_model(model, "tokenize")
+        _, capability = self._find(model, Tokenize)
         self._check_texts(texts)
-        return await asyncio.to_thread(lambda: [served_model.tokenize(text) for text in texts])
+        return await asyncio.to_thread(lambda: [capability.run(text) for text in texts])
 
     async def _run(
-        self, model: str, kind: str, items: Sequence[Any], *, capability: str | None = None, **options: Any
+        self,
+        model: str,
+        kind: type[C],
+        items: Sequence[Any],
+        work: "partial[list[Any]]",
+        chunk_size: int | None = None,
     ) -> list[Any]:
-        worker = self._get_worker(model, capability or kind)
+        """Return the results of a method of a capability for checked items."""
+        worker, capability = self._find(model, kind)
         self._check_texts(items)
         await asyncio.to_thread(worker.model.check_lengths, items, self.config.max_length)
-        result: list[Any] = await self._wait(worker, BatchJob(kind, list(items), tuple(sorted(options.items()))))
+        job = BatchJob(capability.name, capability, [*items], work, chunk_size or capability.chunk_size)
+        result: list[Any] = await self._wait(worker, job)
         return result
 
     async def _wait(self, worker: ModelWorker, job: Job, deadline: float | None = None) -> Any:

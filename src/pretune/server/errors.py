@@ -1,31 +1,15 @@
-"""Errors of requests as JSON, in the shape of OpenAI's API."""
+"""Errors of requests, and their JSON in the shape of OpenAI's API."""
 
+import json
+from dataclasses import dataclass
 from typing import Any
 
 from pretune.core.errors import DataError, PretuneError, UsageError
-from pretune.server.config import (
-    CapabilityError,
-    QueueFullError,
-    RequestFieldError,
-    RequestTimeoutError,
-    UnavailableError,
-    UnknownModelError,
-)
 
 MAX_MESSAGE = 500
 """Maximum characters of a message, which may quote a request."""
-
-STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
-    (UnknownModelError, 404, "model_not_found"),
-    (CapabilityError, 400, "unsupported_capability"),
-    (QueueFullError, 429, "queue_full"),
-    (UnavailableError, 503, "unavailable"),
-    (RequestTimeoutError, 504, "timeout"),
-    (UsageError, 400, "invalid_request"),
-    (DataError, 400, "invalid_request"),
-)
-"""Status and code by class; the first that fits."""
-
+SHUT_DOWN = "the server has shut down; send the request to another one"
+"""Message of requests that are still running at the end of the shutdown."""
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -35,27 +19,107 @@ TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+HEADERS = {401: [("www-authenticate", "Bearer")], 429: [("retry-after", "1")], 503: [("retry-after", "1")]}
 
 
-def build_error(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """Return the body of an error."""
-    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    message, param = _shorten(message), None if param is None else _shorten(param)
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+class RequestError(PretuneError):
+    """Base of the errors of requests: their status, their code, and the field at fault."""
+
+    status, code = 500, "model_error"
+    field: str | None = None
+
+
+class RefusedError(RequestError):
+    """A request that gets an error instead of reaching the application."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class QueueFullError(RequestError):
+    """The queue of a model is full."""
+
+    status, code = 429, "queue_full"
+
+
+class UnavailableError(RequestError):
+    """The engine is loading its models, or shutting down."""
+
+    status, code = 503, "unavailable"
+
+
+class RequestTimeoutError(RequestError):
+    """A request took too long."""
+
+    status, code = 504, "timeout"
+
+
+class ModelError(RequestError):
+    """The model failed on a request."""
+
+
+class UnknownModelError(RequestError, UsageError):
+    """No model of this name is served."""
+
+    status, code = 404, "model_not_found"
+
+
+class CapabilityError(RequestError, UsageError):
+    """The model cannot do this."""
+
+    status, code = 400, "unsupported_capability"
+
+
+class RequestFieldError(RequestError, UsageError):
+    """A field of a request is not supported, or not together with others."""
+
+    status, code = 400, "invalid_request"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """A response that is an error."""
+
+    status: int
+    message: str
+    code: str | None = None
+    field: str | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as plain data."""
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        field = None if self.field is None else _shorten(self.field)
+        return {"error": {"message": _shorten(self.message), "type": kind, "param": field, "code": self.code}}
+
+    @property
+    def content(self) -> bytes:
+        """The body as JSON."""
+        return json.dumps(self.body, allow_nan=False).encode()
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """The headers, in lower case."""
+        headers = [("content-type", "application/json"), ("content-length", str(len(self.content)))]
+        return headers + HEADERS.get(self.status, [])
+
+
+def describe_error(error: Exception) -> HttpError:
+    """Return the response to an error; details of unexpected ones stay on the server."""
+    if isinstance(error, RequestError):
+        return HttpError(error.status, str(error), error.code, error.field)
+    if isinstance(error, UsageError | DataError):
+        return HttpError(400, str(error), "invalid_request")
+    if isinstance(error, PretuneError):
+        return HttpError(500, str(error), "model_error")
+    return HttpError(500, f"internal error: {type(error).__name__}", "internal_error")
 
 
 def _shorten(text: str) -> str:
     """Return the start of a text that may quote a request, without lone surrogates, which no response can hold."""
     return text[:MAX_MESSAGE].encode(errors="backslashreplace").decode()[:MAX_MESSAGE]
-
-
-def describe_error(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return the status and the body of an error; details of unexpected ones stay on the server."""
-    for kind, status, code in STATUSES:
-        if isinstance(error, kind):
-            return status, build_error(
-                status, str(error), code, error.field if isinstance(error, RequestFieldError) else None
-            )
-    if isinstance(error, PretuneError):
-        return 500, build_error(500, str(error), "model_error")
-    return 500, build_error(500, f"internal error: {type(error).__name__}", "internal_error")

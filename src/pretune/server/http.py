@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import json
 import math
-import os
 import signal
 import socket
 import sys
@@ -12,123 +10,81 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
 
 import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from pretune.core import log
 from pretune.core.errors import ResourceError
 from pretune.server.app import build_app
 from pretune.server.config import ServerConfig
 from pretune.server.engine import Engine
-from pretune.server.errors import build_error
+from pretune.server.errors import HttpError
 from pretune.server.limits import Gate, build_hosts, format_header_limits
 
-KEEP_ALIVE_SECONDS = 5
 POLL_SECONDS = 0.05
 LAST_SECONDS = 1.0
 """Time to send the errors of requests that did not end within `drain_seconds`, and then to end."""
 REFUSAL_SECONDS = 1.0
-"""Time for a client without a connection to read the reason."""
+"""Time for a client to read why its request is no request."""
 
 
 def build_protocol(limits: ServerConfig) -> type[H11Protocol]:
-    """Return the protocol of connections, with limits of their number, and of the time to send and to read."""
-    refused_connections = set[H11Protocol]()
+    """Return the protocol of connections: it ends those whose clients neither send nor read, and explains errors."""
 
     class LimitedProtocol(H11Protocol):
-        """HTTP/1.1 by h11. A connection without a request is closed, and so is one too many."""
+        """HTTP/1.1 by h11, with the limits of time that uvicorn lacks."""
 
-        response_count = 0
-        is_lingering = False
+        is_refused = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.app_state = {**self.app_state, "abort": transport.abort, "linger": self.linger}
-            if len(self.connections) > limits.max_connections:
-                self.refuse()
-            else:
-                self.loop.call_later(limits.read_seconds, self.close_if_silent)
+            self.app_state = {**self.app_state, "abort": transport.abort}
+            self.loop.call_later(limits.read_seconds, self.abort_if_silent, self.cycle)
 
-        def refuse(self) -> None:
-            """Send an error to a connection too many."""
-            self.connections.discard(self)
-            if len(refused_connections) >= limits.max_connections:
+        def on_response_complete(self) -> None:
+            """Handle the next request, for which the client has limited time, as for reading the response."""
+            cycle = self.cycle
+            super().on_response_complete()
+            self.loop.call_later(limits.read_seconds, self.abort_if_silent, cycle)
+            self.loop.call_later(limits.write_seconds, self.abort_if_unread, cycle)
+
+        def abort_if_silent(self, last_cycle: RequestResponseCycle | None) -> None:
+            """End the connection if no request has come since the last one."""
+            if self.cycle is last_cycle and not self.transport.get_write_buffer_size():
                 self.transport.abort()
-                return
-            refused_connections.add(self)
-            self.write_error(503, "too many connections")
-            self.linger(REFUSAL_SECONDS)
 
-        def linger(self, seconds: float) -> None:
-            """End the response, and drop what the client still sends, until it closes the connection.
+        def abort_if_unread(self, last_cycle: RequestResponseCycle) -> None:
+            """End the connection if a part of its last response still waits for the client."""
+            if self.cycle is last_cycle and self.transport.get_write_buffer_size():
+                self.transport.abort()
+
+        def data_received(self, data: bytes) -> None:
+            """Handle data; after an error drop what the client still sends.
 
             A connection that is closed at once would be reset, and the client could lose the response.
             """
-            self.is_lingering = True
-            self._unset_keepalive_if_required()
-            self.flow.resume_reading()
-            self.transport.write_eof()
-            self.loop.call_later(seconds, self.transport.abort)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            """Forget the connection."""
-            refused_connections.discard(self)
-            super().connection_lost(exc)
-
-        def on_response_complete(self) -> None:
-            """Handle the next request; end the connection if the client has not read the response in time."""
-            super().on_response_complete()
-            self.response_count += 1
-            self.loop.call_later(limits.write_seconds, self.abort_if_unread, self.response_count)
-
-        def abort_if_unread(self, response_count: int) -> None:
-            """End the connection if a part of its last response still waits for the client."""
-            if response_count == self.response_count and self.transport.get_write_buffer_size():
-                self.transport.abort()
-
-        def close_if_silent(self) -> None:
-            """Close the connection if no request has come."""
-            cycle: Any = self.cycle
-            if cycle is None and not self.transport.is_closing():
-                self.transport.abort()
-
-        def timeout_keep_alive_handler(self) -> None:
-            """Close a connection without another request; one whose request is incomplete as well."""
-            if not self.transport.is_closing():
-                self.transport.close()
-
-        def data_received(self, data: bytes) -> None:
-            """Handle data, but keep the timer of a connection that has not completed the headers of a request."""
-            if self.is_lingering:
-                return
-            timer, cycle = self.timeout_keep_alive_task, self.cycle
-            self.timeout_keep_alive_task = None
-            super().data_received(data)
-            if timer is not None and self.cycle is not cycle:
-                timer.cancel()
-            elif timer is not None and self.timeout_keep_alive_task is None:
-                self.timeout_keep_alive_task = timer
+            if not self.is_refused:
+                super().data_received(data)
 
         def send_400_response(self, msg: str) -> None:
             """Send an error for what is not HTTP, or for headers that are too long."""
-            fault = sys.exception()
+            fault, error = sys.exception(), HttpError(400, "invalid HTTP request")
             if isinstance(fault, h11.RemoteProtocolError) and fault.error_status_hint == 431:
-                self.write_error(431, format_header_limits(limits))
-            else:
-                self.write_error(400, "invalid HTTP request")
-            self.linger(REFUSAL_SECONDS)
-
-        def write_error(self, status: int, message: str) -> None:
-            """Send an error as JSON."""
-            data = json.dumps(build_error(status, message), allow_nan=False).encode()
-            headers = [("content-type", "application/json"), ("content-length", str(len(data)))]
-            event = h11.Response(status_code=status, headers=[*headers, ("connection", "close")])
+                error = HttpError(431, format_header_limits(limits))
+            events = (
+                h11.Response(status_code=error.status, headers=[*error.headers, ("connection", "close")]),
+                h11.Data(data=error.content),
+                h11.EndOfMessage(),
+            )
             with contextlib.suppress(h11.LocalProtocolError):
-                for part in (event, h11.Data(data=data), h11.EndOfMessage()):
-                    self.transport.write(self.conn.send(part) or b"")
+                for event in events:
+                    self.transport.write(self.conn.send(event) or b"")
+            self.is_refused = True
+            self.transport.write_eof()
+            self.loop.call_later(REFUSAL_SECONDS, self.transport.abort)
 
     return LimitedProtocol
 
@@ -183,8 +139,11 @@ def open_socket(host: str, port: int) -> socket.socket:
 def build_server(engine: Engine, *, host: str, hosts: Sequence[str] = (), token: str | None = None) -> DrainingServer:
     """Return the server of an engine at an address; `hosts` are more names by which clients may call it."""
     limits = engine.config
+    app = build_app(engine)
+    paths = {route.path for route in app.routes if isinstance(route, Route)}
+    gate = Gate(app, engine, hosts=build_hosts(host, hosts), paths=paths, token=token)
     config = uvicorn.Config(
-        Gate(build_app(engine), engine, hosts=build_hosts(host, hosts), token=token),
+        gate,
         http=build_protocol(limits),
         ws="none",
         lifespan="off",
@@ -194,11 +153,12 @@ def build_server(engine: Engine, *, host: str, hosts: Sequence[str] = (), token:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=math.ceil(limits.write_seconds),
         h11_max_incomplete_event_size=limits.max_header_bytes,
     )
-    return DrainingServer(config, engine)
+    server = DrainingServer(config, engine)
+    gate.connections = server.server_state.connections
+    return server
 
 
 def serve(
@@ -239,9 +199,3 @@ def serve(
     engine.drain(0.0 if server.force_exit else 1.0)
     if errors:
         raise errors[0]
-
-
-def get_token(token: str | None) -> str | None:
-    """Return the token of an option, or that of the variable PRETUNE_TOKEN."""
-    value: Any = token if token is not None else os.environ.get("PRETUNE_TOKEN")
-    return value or None

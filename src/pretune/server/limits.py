@@ -4,16 +4,15 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from pretune.core import log
-from pretune.server.config import SHUT_DOWN, ServerConfig, UnavailableError
+from pretune.server.config import ServerConfig
 from pretune.server.engine import Engine
-from pretune.server.errors import build_error, describe_error
+from pretune.server.errors import SHUT_DOWN, HttpError, RefusedError, UnavailableError, describe_error
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -30,25 +29,12 @@ STATUS_PATHS = (*OPEN_PATHS, "/metrics", "/openapi.json", "/v1/models")
 """Paths that answer while the engine loads or drains."""
 PAGE_FILES = "/page/"
 """Start of the paths of the page's files: they need no token and always answer, as the page itself."""
-PATHS = (
-    *STATUS_PATHS, "/v1/completions", "/v1/embeddings", "/fill", "/predict", "/explain", "/score", "/search",
-    "/neighbors", "/compare", "/attention", "/heads", "/card", "/tokenize",
-)  # fmt: skip
-"""Paths that metrics name; others are counted together."""
 SECURITY_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
 )
-
-
-class RefusedError(Exception):
-    """A request that gets an error instead of reaching the application."""
-
-    def __init__(self, status: int, message: str, code: str) -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
 
 
 class DisconnectedError(Exception):
@@ -62,12 +48,22 @@ class Gate:
         app: The application.
         engine: The engine, with the limits.
         hosts: Names and addresses by which clients may call the server.
+        paths: Paths that metrics name; others are counted together.
         token: Bearer token that requests need; None: none.
     """
 
-    def __init__(self, app: Application, engine: Engine, *, hosts: Collection[str], token: str | None = None) -> None:
-        self.app, self.engine, self.config, self.token = app, engine, engine.config, token
+    def __init__(
+        self,
+        app: Application,
+        engine: Engine,
+        *,
+        hosts: Collection[str],
+        paths: Collection[str],
+        token: str | None = None,
+    ) -> None:
+        self.app, self.engine, self.config, self.paths, self.token = app, engine, engine.config, paths, token
         self.hosts = {host.lower() for host in hosts}
+        self.connections: Collection[object] = ()  # the open ones
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -78,21 +74,19 @@ class Gate:
             try:
                 self._check_headers(scope)
                 body = await self._read_body(scope, receive)
-                start = time.monotonic()
+                response.has_body, start = True, time.monotonic()
                 with self.engine.track(response):
                     await self._run(scope, receive, response, body)
-            except RefusedError as refusal:
-                error = build_error(refusal.status, str(refusal), refusal.code)
-                await self._refuse(scope, receive, response, refusal.status, error)
-            except asyncio.CancelledError:  # by the server, at the end of its shutdown
-                if response.status is None:
-                    await self._refuse(scope, receive, response, *describe_error(UnavailableError(SHUT_DOWN)))
             except DisconnectedError:
                 raise
-            except Exception as fault:
-                log.warn(f"{scope['method']} {scope['path'][:80]}: {type(fault).__name__}: {fault}")
+            except asyncio.CancelledError:  # by the server, at the end of its shutdown
                 if response.status is None:
-                    await self._refuse(scope, receive, response, *describe_error(fault))
+                    await self._refuse(scope, receive, response, describe_error(UnavailableError(SHUT_DOWN)))
+            except Exception as fault:
+                if not isinstance(fault, RefusedError):
+                    log.warn(f"{scope['method']} {scope['path'][:80]}: {type(fault).__name__}: {fault}")
+                if response.status is None:
+                    await self._refuse(scope, receive, response, describe_error(fault))
                 elif not response.is_complete:
                     raise DisconnectedError from None
         except DisconnectedError:
@@ -101,11 +95,13 @@ class Gate:
             if abort is not None:
                 abort()
         finally:
-            path = scope["path"] if scope["path"] in PATHS else "other"
+            path = scope["path"] if scope["path"] in self.paths else "other"
             self.engine.metrics.observe_request(path, response.status or 499, time.monotonic() - start)
 
     def _check_headers(self, scope: MutableMapping[str, Any]) -> None:
         """Raise a RefusedError for headers beyond the limits, a foreign host or origin, a wrong token, or no engine."""
+        if len(self.connections) > self.config.max_connections:
+            raise RefusedError(503, "too many connections", "unavailable")
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(b": ".join(pair)) + 2 for pair in headers)
         if size > self.config.max_header_bytes or len(headers) > self.config.max_headers:
@@ -180,22 +176,22 @@ class Gate:
                     await task
 
     async def _refuse(
-        self, scope: MutableMapping[str, Any], receive: Receive, response: "_Response", status: int, error: Any
+        self, scope: MutableMapping[str, Any], receive: Receive, response: "_Response", error: HttpError
     ) -> None:
         """Send an error; then drop what the client is still sending, for a limited time: it would not see it else."""
-        data, headers = json.dumps(error, allow_nan=False).encode(), dict(scope["headers"])
-        answer = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-        answer += [(b"retry-after", b"1")] if status == 503 else []
-        answer += [(b"www-authenticate", b"Bearer")] if status == 401 else []
-        has_body = int(headers.get(b"content-length", b"0")) > 0 or b"transfer-encoding" in headers
-        linger = scope.get("state", {}).get("linger") if has_body else None
-        answer += [(b"connection", b"close")] if has_body else []
-        await response.send({"type": "http.response.start", "status": status, "headers": answer})
-        await response.send({"type": "http.response.body", "body": data, "more_body": linger is not None})
-        if linger is not None:
-            linger(self.config.read_seconds)
-            while (await receive())["type"] != "http.disconnect":
-                pass
+        headers = [(name.encode(), value.encode()) for name, value in error.headers]
+        names = dict(scope["headers"])
+        has_body = int(names.get(b"content-length", b"0")) > 0 or b"transfer-encoding" in names
+        is_sending = has_body and not response.has_body
+        headers += [(b"connection", b"close")] if is_sending else []
+        await response.send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await response.send({"type": "http.response.body", "body": error.content, "more_body": is_sending})
+        if is_sending:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.config.read_seconds):
+                    while (await receive()).get("more_body", False):
+                        pass
+            await response.send({"type": "http.response.body", "body": b""})
 
 
 class _Response:
@@ -204,6 +200,7 @@ class _Response:
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
         self.status: int | None = None
+        self.has_body = False  # the body of the request has been read
         self.is_complete = False
 
     async def send(self, message: Message) -> None:

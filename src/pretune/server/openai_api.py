@@ -4,7 +4,7 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI
@@ -13,11 +13,10 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pretune.core.errors import UsageError
 from pretune.server.card import describe_inputs
 from pretune.server.completion import Completion, CompletionPiece
-from pretune.server.config import RequestFieldError
 from pretune.server.engine import Engine
-from pretune.server.errors import describe_error
+from pretune.server.errors import RequestFieldError, describe_error
 from pretune.server.logprobs import SpelledLogprob, format_logprobs
-from pretune.server.schemas import CompletionRequest, EmbeddingRequest, ModelRequest
+from pretune.server.schemas import CompletionRequest, EmbeddingRequest, list_inputs
 
 FINISH_REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 
@@ -40,50 +39,19 @@ def add_openai_routes(app: FastAPI, engine: Engine) -> None:
     async def complete(body: Annotated[CompletionRequest, Body()]) -> Any:
         """Complete prompts; with `stream` as server-sent events."""
         _check_fields(body)
-        name, prompts, options = get_name(engine, body), _list_prompts(body.prompt), _build_options(body)
-        reply = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
-        reply |= {"model": name}
-        returns = body.n or 1
+        name, prompts, options = get_name(engine, body.model), _list_prompts(body.prompt), _build_options(body)
+        reply = _Reply(name, body)
         if not body.stream:
-            completion = await engine.complete(name, prompts, best_of=body.best_of, **options)
-            choices = [
-                _build_choice(
-                    number * returns + i,
-                    text.text if body.echo else text.new,
-                    text.finish_reason,
-                    None if completion.logprobs is None else completion.logprobs[number][i],
-                )
-                for number, texts in enumerate(completion.texts)
-                for i, text in enumerate(texts)
-            ]
-            return JSONResponse({**reply, "choices": choices, "usage": _count_usage(completion)})
-        usage: list[Completion] = []
-        pieces = engine.stream(name, prompts, on_end=usage.append, **options)
+            return JSONResponse(reply.build(await engine.complete(name, prompts, best_of=body.best_of, **options)))
+        completions: list[Completion] = []
+        pieces = engine.stream(name, prompts, on_end=completions.append, **options)
         first = await anext(pieces, None)  # errors of the request are raised here, before the response starts
-        wants_usage = body.stream_options is not None and body.stream_options.include_usage
-        has_logprobs = body.logprobs is not None
-
-        async def stream_events() -> AsyncIterator[str]:
-            try:
-                if first is not None:
-                    yield _format_event({**reply, "choices": [_build_piece_choice(first, returns, has_logprobs)]})
-                async for piece in pieces:
-                    yield _format_event({**reply, "choices": [_build_piece_choice(piece, returns, has_logprobs)]})
-                if wants_usage and usage:
-                    yield _format_event({**reply, "choices": [], "usage": _count_usage(usage[0])})
-            except Exception as error:
-                yield _format_event(describe_error(error)[1])
-                return
-            finally:
-                await pieces.aclose()
-            yield "data: [DONE]\n\n"
-
-        return StreamingResponse(stream_events(), media_type="text/event-stream")
+        return StreamingResponse(reply.stream(first, pieces, completions), media_type="text/event-stream")
 
     @app.post("/v1/embeddings")
     async def embed(body: Annotated[EmbeddingRequest, Body()]) -> Any:
         """Embed texts; vectors as numbers, or as base64 of 32-bit floats."""
-        name = get_name(engine, body)
+        name = get_name(engine, body.model)
         embeddings = await engine.embed(name, list_inputs(body.input))
         width = embeddings.vectors.shape[1]
         if body.dimensions not in (None, width):
@@ -97,29 +65,86 @@ def add_openai_routes(app: FastAPI, engine: Engine) -> None:
         return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
 
 
+class _Reply:
+    """The answer to a request for completions, whole or as events."""
+
+    def __init__(self, model: str, body: CompletionRequest) -> None:
+        self.body, self.returns = body, body.n or 1
+        self.facts = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def build(self, completion: Completion) -> dict[str, Any]:
+        """Return the whole answer."""
+        choices = [
+            self._build_choice(
+                number * self.returns + i,
+                text.text if self.body.echo else text.new,
+                text.finish_reason,
+                () if completion.logprobs is None else completion.logprobs[number][i],
+            )
+            for number, texts in enumerate(completion.texts)
+            for i, text in enumerate(texts)
+        ]
+        return {**self.facts, "choices": choices, "usage": _count_usage(completion)}
+
+    async def stream(
+        self,
+        first: CompletionPiece | None,
+        pieces: AsyncGenerator[CompletionPiece, None],
+        completions: Sequence[Completion],
+    ) -> AsyncIterator[str]:
+        """Yield the events of pieces; after them `completions` has the result."""
+        try:
+            if first is not None:
+                yield self._format_piece(first)
+            async for piece in pieces:
+                yield self._format_piece(piece)
+            if completions and self.body.stream_options is not None and self.body.stream_options.include_usage:
+                yield _format_event({**self.facts, "choices": [], "usage": _count_usage(completions[0])})
+        except Exception as error:
+            yield _format_event(describe_error(error).body)
+            return
+        finally:
+            await pieces.aclose()
+        yield "data: [DONE]\n\n"
+
+    def _format_piece(self, piece: CompletionPiece) -> str:
+        index = piece.prompt * self.returns + piece.return_index
+        choice = self._build_choice(index, piece.text, piece.finish_reason, piece.logprobs)
+        return _format_event({**self.facts, "choices": [choice]})
+
+    def _build_choice(
+        self, index: int, text: str, reason: str | None, logprobs: Sequence[SpelledLogprob]
+    ) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": None if self.body.logprobs is None else format_logprobs(logprobs),
+            "finish_reason": None if reason is None else FINISH_REASONS[reason],
+        }
+
+
 def _describe_model(engine: Engine, name: str) -> dict[str, Any]:
     """Return a model with what it can do, the reasons for what it cannot, and facts about its inputs."""
     about: dict[str, Any] = {"id": name, "object": "model", "created": engine.created, "owned_by": "pretune"}
     if name not in engine.workers:
         return {**about, "capabilities": [], "missing": {}, "inputs": {}}
     model = engine.workers[name].model
-    return {
-        **about, "capabilities": model.capabilities, "missing": model.reasons, "inputs": describe_inputs(model),
-    }  # fmt: skip
+    inputs = describe_inputs(model)
+    return {**about, "capabilities": model.capabilities, "missing": model.reasons, "inputs": inputs}
 
 
-def get_name(engine: Engine, body: ModelRequest) -> str:
+def get_name(engine: Engine, model: str | None) -> str:
     """Return the name of the requested model, by default the only one."""
-    if body.model is not None:
-        return body.model
+    if model is not None:
+        return model
     if len(engine.sources) > 1:
         raise UsageError(f"several models are served: name one in 'model' ({', '.join(engine.sources)})")
     return next(iter(engine.sources))
-
-
-def list_inputs(texts: str | list[str]) -> list[str]:
-    """Return a list of texts."""
-    return [texts] if isinstance(texts, str) else texts
 
 
 def _list_prompts(prompt: Any) -> list[Any]:
@@ -144,35 +169,30 @@ def _check_fields(body: CompletionRequest) -> None:
         raise RequestFieldError(name, f"must be 1 with temperature 0, where all texts are equal, got {texts}")
 
 
+OPTIONS = (
+    "min_p", "top_k", "logit_bias", "logprobs", "repetition_penalty", "no_repeat_ngram", "presence_penalty",
+    "frequency_penalty",
+)  # fmt: skip
+"""Fields of a request that are options of a completion."""
+
+
 def _build_options(body: CompletionRequest) -> Any:
     """Return the options of a completion; without a seed every request draws its own."""
     temperature = 1.0 if body.temperature is None else body.temperature
     options: dict[str, Any] = {
-        "max_new_tokens": body.max_tokens, "min_new_tokens": body.min_tokens, "temperature": temperature,
-        "num": body.n or 1, "repetition_penalty": body.repetition_penalty, "no_repeat_ngram": body.no_repeat_ngram,
-        "seed": secrets.randbits(62) if body.seed is None else body.seed % 2**63, "top_k": body.top_k,
-        "min_p": body.min_p, "top_p": None if body.top_p == 1 else body.top_p, "logit_bias": body.logit_bias,
-        "presence_penalty": body.presence_penalty, "frequency_penalty": body.frequency_penalty,
-        "logprobs": body.logprobs, "echo": bool(body.echo),
+        **{name: getattr(body, name) for name in OPTIONS},
+        "max_new_tokens": body.max_tokens,
+        "min_new_tokens": body.min_tokens,
+        "temperature": temperature,
+        "num": body.n or 1,
+        "seed": secrets.randbits(62) if body.seed is None else body.seed % 2**63,
+        "top_p": None if body.top_p == 1 else body.top_p,
+        "echo": bool(body.echo),
         "stop": [body.stop] if isinstance(body.stop, str) else body.stop,
-    }  # fmt: skip
+    }
     if temperature == 0:  # as in OpenAI's API, filters have no effect then
         options |= {"top_k": None, "top_p": None, "min_p": None}
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _build_choice(
-    index: int, text: str, reason: str | None, logprobs: Sequence[SpelledLogprob] | None
-) -> dict[str, Any]:
-    return {
-        "index": index, "text": text, "logprobs": None if logprobs is None else format_logprobs(logprobs),
-        "finish_reason": None if reason is None else FINISH_REASONS[reason],
-    }  # fmt: skip
-
-
-def _build_piece_choice(piece: CompletionPiece, returns: int, has_logprobs: bool) -> dict[str, Any]:
-    index = piece.prompt * returns + piece.return_index
-    return _build_choice(index, piece.text, piece.finish_reason, piece.logprobs if has_logprobs else None)
 
 
 def _count_usage(completion: Completion) -> dict[str, int]:

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
+from pretune.server.engine import Engine
+
 
 def check_encodable(text: str) -> str:
     """Return a text; raise ValueError if it has lone surrogates, which no response could repeat."""
@@ -33,6 +35,7 @@ def check_columns(columns: T, depth: int = 0) -> T:
 
 Text = Annotated[str, AfterValidator(check_encodable)]
 Columns = Annotated[dict[Text, Any], AfterValidator(check_columns)]
+Pair = Annotated[list[Text], Field(min_length=2, max_length=2), AfterValidator(tuple)]
 TokenId = Annotated[int, Field(ge=0, le=2**32)]
 StopText = Annotated[Text, Field(min_length=1, max_length=256)]
 Word = Annotated[Text, Field(min_length=1, max_length=200, description="Word; its first occurrence counts.")]
@@ -132,7 +135,15 @@ class EmbeddingRequest(ModelRequest):
     user: Text | None = Field(None, description="Ignored.")
 
 
-class TextsRequest(ModelRequest):
+class EngineRequest(ModelRequest):
+    """Request whose result is that of a method of the engine."""
+
+    async def run(self, engine: Engine, name: str) -> Any:
+        """Return the result of a model."""
+        raise NotImplementedError
+
+
+class TextsRequest(EngineRequest):
     """One or several texts."""
 
     model_config = example(texts=["The old house was quiet."])
@@ -140,40 +151,63 @@ class TextsRequest(ModelRequest):
     texts: Text | list[Text] = Field(description="One or several texts.")
 
 
+class TokenizeRequest(TextsRequest):
+    """Return the tokens of texts."""
+
+    async def run(self, engine: Engine, name: str) -> Any:
+        return await engine.tokenize(name, list_inputs(self.texts))
+
+
+class ScoreRequest(TextsRequest):
+    """Return the log-probabilities of texts and of their tokens."""
+
+    async def run(self, engine: Engine, name: str) -> Any:
+        return await engine.score(name, list_inputs(self.texts))
+
+
 class FillRequest(TextsRequest):
-    """Texts with masks: the model's mask token, [MASK], <mask> or ___."""
+    """Predict masked words, most probable first. A mask is the model's mask token, `[MASK]`, `<mask>` or `___`."""
 
     model_config = example(texts=["The old [MASK] was quiet."], k=3)
 
     k: Count = Field(5, description="Predictions per mask.")
     pieces: Annotated[int, Field(ge=1, le=16)] | None = Field(None, description="Maximum tokens of a filler.")
 
+    async def run(self, engine: Engine, name: str) -> Any:
+        return await engine.fill(name, list_inputs(self.texts), k=self.k, pieces=self.pieces)
 
-class PredictRequest(ModelRequest):
-    """Texts, pairs of texts, or objects with the columns of training."""
+
+class PredictRequest(EngineRequest):
+    """Predict labels, scores, tags or answers by a fine-tuned run."""
 
     model_config = example(inputs=["A warm and funny film."])
 
-    inputs: list[Text | Annotated[list[Text], Field(min_length=2, max_length=2)] | Columns] = Field(
+    inputs: list[Text | Pair | Columns] = Field(
         description="Texts, pairs of texts, or objects with the columns of training."
     )
     task: Text | None = Field(None, description="Task of a multi-task run.")
 
+    async def run(self, engine: Engine, name: str) -> Any:
+        return await engine.predict(name, self.inputs, task=self.task)
 
-class ExplainRequest(ModelRequest):
-    """A text, a pair of texts or an object with the columns of training, and the label to explain."""
+
+class ExplainRequest(EngineRequest):
+    """Return the importance of every token for a prediction: gradient x input."""
 
     model_config = example(input="A warm and funny film.")
 
-    input: Text | Annotated[list[Text], Field(min_length=2, max_length=2)] | Columns = Field(
+    input: Text | Pair | Columns = Field(
         description="A text, a pair of texts, or an object with the columns of training."
     )
     task: Text | None = Field(None, description="Task of a multi-task run.")
     label: Text | None = Field(None, description="Label whose logit is explained; by default the predicted one.")
 
+    async def run(self, engine: Engine, name: str) -> Any:
+        return await engine.explain(name, self.input, task=self.task, label=self.label)
 
-class SearchRequest(ModelRequest):
-    """Queries of an index."""
+
+class SearchRequest(EngineRequest):
+    """Search an index by meaning, or by BM25."""
 
     model_config = example(queries="a warm family film", k=3)
 
@@ -181,9 +215,12 @@ class SearchRequest(ModelRequest):
     k: Count = Field(10, description="Results per query.")
     bm25: bool = Field(False, description="Rank by BM25 instead of vectors.")
 
+    async def run(self, engine: Engine, name: str) -> Any:
+        return await engine.search(name, list_inputs(self.queries), k=self.k, words=self.bm25)
 
-class NeighborsRequest(ModelRequest):
-    """A word in a sentence, and texts to search; by default held-out texts of the model."""
+
+class NeighborsRequest(EngineRequest):
+    """Return the nearest neighbors of a word in context, and of its static vector."""
 
     model_config = example(
         word="bank", sentence="He sat on the bank of the river.", texts=["The boat reached the shore of the lake."], k=3
@@ -196,6 +233,11 @@ class NeighborsRequest(ModelRequest):
     layer: int | None = Field(None, description="0 (embeddings) to depth, or negative from the end.")
     same_word: bool = Field(False, description="Only other occurrences of the word.")
 
+    async def run(self, engine: Engine, name: str) -> Any:
+        return await engine.neighbors(
+            name, self.word, self.sentence, self.texts, k=self.k, layer=self.layer, same_word=self.same_word
+        )
+
 
 class WordInSentence(BaseModel):
     """A word and the sentence that it is in."""
@@ -206,8 +248,8 @@ class WordInSentence(BaseModel):
     sentence: Text = Field("", description="Sentence with the word; not needed by word vectors.")
 
 
-class CompareRequest(ModelRequest):
-    """Two words, each in a sentence."""
+class CompareRequest(EngineRequest):
+    """Return the similarity of two words in their sentences, at every layer and of their static vectors."""
 
     model_config = example(
         first={"word": "bank", "sentence": "He sat on the bank of the river."},
@@ -217,20 +259,50 @@ class CompareRequest(ModelRequest):
     first: WordInSentence = Field(description="A word and its sentence.")
     second: WordInSentence = Field(description="Another word and its sentence.")
 
+    async def run(self, engine: Engine, name: str) -> Any:
+        first, second = ((part.word, part.sentence) for part in (self.first, self.second))
+        return await engine.compare(name, first, second)
 
-class HeadsRequest(ModelRequest):
-    """A text for all heads of a part of the model."""
+
+class HeadsRequest(EngineRequest):
+    """Return who attends to whom in a text, by all heads of a part, and the pattern of each head."""
 
     model_config = example(text="The old house was quiet.")
 
     text: Text = Field(description="Text that is read.")
     part: Literal["encoder", "decoder", "cross"] | None = Field(None, description="Part of an encoder-decoder.")
 
+    async def run(self, engine: Engine, name: str) -> Any:
+        return await engine.heads(name, self.text, part=self.part)
+
 
 class AttentionRequest(HeadsRequest):
-    """A text, and a layer and head from 1; without a head the mean of all heads."""
+    """Return who attends to whom in a text, by one head or by the mean of all."""
 
     model_config = example(text="The old house was quiet.", layer=1, head=1)
 
     layer: int | Literal["mean"] = Field(-1, description="Layer from 1, negative from the end, or the mean of all.")
     head: int | None = Field(None, description="Head from 1; by default the mean of all.")
+
+    async def run(self, engine: Engine, name: str) -> Any:
+        return await engine.attention(name, self.text, layer=self.layer, head=self.head, part=self.part)
+
+
+REQUESTS: dict[str, type[EngineRequest]] = {
+    "/fill": FillRequest,
+    "/predict": PredictRequest,
+    "/explain": ExplainRequest,
+    "/score": ScoreRequest,
+    "/search": SearchRequest,
+    "/neighbors": NeighborsRequest,
+    "/compare": CompareRequest,
+    "/attention": AttentionRequest,
+    "/heads": HeadsRequest,
+    "/tokenize": TokenizeRequest,
+}
+"""By path."""
+
+
+def list_inputs(texts: str | list[str]) -> list[str]:
+    """Return a list of texts."""
+    return [texts] if isinstance(texts, str) else texts

@@ -5,37 +5,48 @@ holds texts of all waiting requests of the same kind, and runs as one ragged bat
 """
 
 import contextlib
+import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
 from pretune.core import log
 from pretune.core.errors import PretuneError
+from pretune.server.capabilities import Capability, Complete
 from pretune.server.completion import CompletionJob
-from pretune.server.config import SHUT_DOWN, ModelError, QueueFullError, ServerConfig, UnavailableError
+from pretune.server.config import ServerConfig
 from pretune.server.continuous import ContinuousDecoder, DecodingRow
+from pretune.server.errors import SHUT_DOWN, ModelError, QueueFullError, UnavailableError
 from pretune.server.metrics import Metrics
 from pretune.server.served_model import ServedModel
 
 
 @dataclass(slots=True, eq=False)
 class BatchJob:
-    """Request of one kind of work over items (texts, queries, …), and the future of its results."""
+    """Request of a capability's work on items (texts, queries, …), and the future of its results."""
 
-    kind: str
+    kind: str  # as metrics name it
+    capability: Capability
     items: Sequence[Any]
-    options: tuple[tuple[str, Any], ...] = ()  # names and values; jobs with equal ones share batches
+    work: (
+        "functools.partial[list[Any]]"  # method of the capability with its options; jobs with equal ones share batches
+    )
+    chunk_size: int = 1  # items that run as one batch
     future: "Future[list[Any]]" = field(default_factory=Future)
     results: list[Any] = field(default_factory=list)
 
     @property
-    def key(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
-        """Kind and options."""
-        return self.kind, self.options
+    def key(self) -> Hashable:
+        """The method and its options."""
+        return self.work.func, tuple(sorted(self.work.keywords.items()))
+
+    def run(self, items: Sequence[Any]) -> list[Any]:
+        """Return the results of the work on items of this job, and of others with equal work."""
+        return self.work(self.capability, items)
 
 
 Job = CompletionJob | BatchJob
@@ -51,7 +62,10 @@ class ModelWorker:
         self._waiting: deque[DecodingRow] = deque()
         self._owners: dict[DecodingRow, CompletionJob] = {}
         self._starting: set[CompletionJob] = set()  # jobs none of whose rows has started
-        self._decoder = model.build_decoder() if model.can("complete") else None
+        self._decoder: ContinuousDecoder | None = None
+        if model.can(Complete):
+            complete = model.get(Complete)
+            self._decoder = ContinuousDecoder(complete.decoder, complete.tokens)
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=f"model {model.name}", daemon=True)
         self._thread.start()
@@ -124,10 +138,7 @@ class ModelWorker:
             if not self._jobs:
                 return
             first = self._jobs[0]
-            room, parts = (
-                self.model.get_chunk_size(first.kind, dict(first.options)),
-                list[tuple[BatchJob, Sequence[Any]]](),
-            )
+            room, parts = first.chunk_size, list[tuple[BatchJob, Sequence[Any]]]()
             for job in [job for job in self._jobs if job.key == first.key]:
                 if room <= 0:
                     break
@@ -137,7 +148,7 @@ class ModelWorker:
         start = time.monotonic()
         try:
             items = [item for _, part in parts for item in part]
-            results = self.model.run(first.kind, items, **dict(first.options))
+            results = first.run(items)
             position = 0
             for job, part in parts:
                 job.results += results[position : position + len(part)]
@@ -148,7 +159,7 @@ class ModelWorker:
             else:  # by itself every job succeeds or fails alone
                 for job, part in parts:
                     try:
-                        job.results += self.model.run(job.kind, part, **dict(job.options))
+                        job.results += job.run(part)
                     except Exception as own_error:
                         self._fail(job, own_error)
         self.metrics.observe_batch(self.model.name, first.kind, sum(len(part) for _, part in parts), start)

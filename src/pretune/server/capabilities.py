@@ -1,0 +1,268 @@
+"""What a served model may be able to do: each capability checks a model, and works on a list of items.
+
+    served_model.get(Fill).run(["The [MASK] sat."], k=3, pieces=None)    # one result per item
+
+A capability is listed in `served_model.CAPABILITIES`; a method of the engine calls it, and a request of `schemas.py`
+that method.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.adaptation.adapted import ModelWithHead
+from pretune.analysis.attention import analyze_attention, view_all_heads, view_attention
+from pretune.analysis.attention_inputs import list_parts
+from pretune.analysis.importance import check_explainable, compute_importance
+from pretune.core.errors import PretuneError, UsageError
+from pretune.inference.decode import check_can_generate
+from pretune.inference.embed import build_embedder
+from pretune.inference.fill import count_fill_sequences, fill, find_blanks, insert_answers
+from pretune.inference.generation_config import GenerationTokens
+from pretune.inference.scoring import compute_token_logprobs, encode_passages
+from pretune.inference.scoring.logprobs import build_scoring_method, is_bidirectional
+from pretune.inference.text_model import get_predictive_model
+from pretune.runs.finetune.finetuned_run import FinetunedRun
+from pretune.server.config import ServerConfig
+from pretune.server.loaded_model import LoadedModel
+from pretune.server.logprobs import TokenLogprob, compute_prompt_logprobs
+
+
+class Capability:
+    """Base of capabilities. The constructor raises a PretuneError for a model that lacks it."""
+
+    name: ClassVar[str]
+    chunk_size: int = 1  # items that run as one batch; between batches requests can be cancelled
+
+    def __init__(self, model: LoadedModel) -> None:
+        raise NotImplementedError
+
+
+class Complete(Capability):
+    """Text generation: the worker of the model runs it by continuous batching."""
+
+    name, chunk_size = "complete", 4  # of prompts whose log-probabilities are computed
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.tokenizer = model.get_tokenizer()
+        if model.run is not None and isinstance(model.model, ModelWithHead) and model.get_network().head is None:
+            raise UsageError("a fine-tuned run has no language-modelling head")
+        self.decoder = get_predictive_model(model.get_network())
+        check_can_generate(self.decoder)
+        self.decoder.eval()
+        self.tokens = GenerationTokens.from_model(self.decoder)
+
+    def compute_logprobs(self, prompts: Sequence[Sequence[int]], *, count: int) -> list[list[TokenLogprob]]:
+        """Return the log-probabilities of the tokens of prompts, and of the `count` most probable ones."""
+        return compute_prompt_logprobs(self.decoder, prompts, count)
+
+
+class EmbeddedText(NamedTuple):
+    """Vector of a text, and its number of tokens."""
+
+    vector: NDArray[np.float32]
+    tokens: int
+
+
+class Embed(Capability):
+    """Vectors of texts, in the pooling of the model's directory."""
+
+    name, chunk_size = "embed", 64
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.embedder = model.embedder or build_embedder(model.get_readable_network())
+
+    def run(self, texts: Sequence[str]) -> list[EmbeddedText]:
+        """Return the vectors of texts."""
+        result = self.embedder(list(texts))
+        return [*map(EmbeddedText, result.vectors, result.lengths.tolist())]
+
+
+class Fill(Capability):
+    """Words for the masks of texts."""
+
+    name, chunk_size = "fill", 16
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model, tokenizer = model.get_network(), model.get_tokenizer()
+        spec = self.model.spec
+        if spec.shape in ("decoder", "two-way"):
+            raise UsageError(f"a model of shape '{spec.shape}' does not see the text after a mask")
+        if spec.is_encoder_decoder:
+            check_can_generate(self.model)
+        elif self.model.head is None:
+            raise UsageError("it has no vocabulary head")
+        if tokenizer.special.get("mask") is None and not (spec.is_encoder_decoder and tokenizer.sentinels):
+            raise UsageError("its tokenizer has neither a mask token nor sentinels")
+
+    def get_chunk_size(self, k: int, pieces: int | None) -> int:
+        """Return the number of texts of a batch: one if fillers of several tokens are searched."""
+        return 1 if count_fill_sequences(self.model, 1, k=k, pieces=pieces) > 1 else self.chunk_size
+
+    def check_masks(self, texts: Sequence[str], *, k: int, pieces: int | None, config: ServerConfig) -> None:
+        """Raise a UsageError for a text without masks, with too many, or whose fillers take too many sequences."""
+        for text in texts:
+            masks = find_blanks(self.model, text).count
+            if masks > config.max_masks:
+                raise UsageError(f"a text must have <= {config.max_masks} masks, got {masks}")
+            sequences = count_fill_sequences(self.model, masks, k=k, pieces=pieces)
+            if sequences > config.max_fill_sequences:
+                raise UsageError(
+                    f"a text may take {config.max_fill_sequences} sequences, {masks} masks with k {k} and "
+                    f"pieces {pieces} take {sequences}; lower k or pieces, or send texts with fewer masks"
+                )
+
+    def run(self, texts: Sequence[str], *, k: int, pieces: int | None) -> list[dict[str, Any]]:
+        """Return the predictions for every mask, and the text with the best ones."""
+        return [
+            {
+                "blanks": [[prediction._asdict() for prediction in blank] for blank in answers],
+                "filled": insert_answers(find_blanks(self.model, text), answers),
+            }
+            for text, answers in zip(texts, fill(self.model, list(texts), k=k, pieces=pieces), strict=True)
+        ]
+
+
+class Predict(Capability):
+    """Predictions of a fine-tuned run, or of one task of several."""
+
+    name, chunk_size = "predict", 64
+
+    def __init__(self, model: LoadedModel) -> None:
+        if model.run is None:
+            raise UsageError("it is not a fine-tuned run")
+        self.finetuned_run, self._tasks = model.run, dict[str, FinetunedRun]()
+
+    def select_run(self, task: str | None) -> FinetunedRun:
+        """Return the run, or that of one of its tasks."""
+        if task is None:
+            return self.finetuned_run
+        if task not in self._tasks:
+            self._tasks[task] = self.finetuned_run.select_task(task)
+        return self._tasks[task]
+
+    def run(self, items: Sequence[Any], *, task: str | None) -> list[dict[str, Any]]:
+        """Return the predictions for texts, pairs of texts, or rows of columns."""
+        return self.select_run(task).predict(items)
+
+
+class Explain(Predict):
+    """Importance of the tokens of an input for its prediction."""
+
+    name, chunk_size = "explain", 1
+
+    def __init__(self, model: LoadedModel) -> None:
+        super().__init__(model)
+        if not self.finetuned_run.saved_task.members:
+            check_explainable(self.finetuned_run.load_predictor().encoder)
+
+    def explain(self, items: Sequence[Any], *, task: str | None, label: str | None) -> list[dict[str, Any]]:
+        """Return the importance for the predicted labels, or for another one."""
+        run = self.select_run(task)
+        predictor, saved_task = run.load_predictor(), run.saved_task
+        examples = [saved_task.build_example(item, "input") for item in items]
+        return [
+            asdict(compute_importance(predictor.model, predictor.encoder, example, label=label)) for example in examples
+        ]
+
+
+class Score(Capability):
+    """Log-probabilities of texts."""
+
+    name = "score"
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model, self.tokenizer = model.get_network(), model.get_tokenizer()
+        build_scoring_method(get_predictive_model(self.model), self.tokenizer)
+        # NOTE: a bidirectional model scores a copy of a text for every token.
+        self.chunk_size = 1 if is_bidirectional(self.model) else 16
+
+    def run(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the log-probabilities of texts and of their tokens."""
+        passages = encode_passages(self.tokenizer, list(texts))
+        result = compute_token_logprobs(self.model, passages)
+        return [
+            {
+                "logprob": float(total),
+                "tokens": int(count),
+                "truncated": bool(count < passages.span_lengths[number]),  # only the start is scored
+                "token_logprobs": [None if np.isnan(value) else value for value in result[number].tolist()],
+            }
+            for number, (total, count) in enumerate(zip(result.sums, result.counts, strict=True))
+        ]
+
+
+class Search(Capability):
+    """Search of an index, by meaning or by BM25."""
+
+    name, chunk_size = "search", 64
+
+    def __init__(self, model: LoadedModel) -> None:
+        if model.index is None:
+            raise UsageError("it is not an index")
+        self.index, self.embedder = model.index, model.embedder
+
+    def run(self, queries: Sequence[str], *, k: int, words: bool) -> list[list[dict[str, Any]]]:
+        """Return the best texts for every query."""
+        hits = self.index.search(list(queries), k, model=None if words else self.embedder, words=words)
+        return [[hit._asdict() for hit in row] for row in hits]
+
+
+class Attention(Capability):
+    """Who attends to whom in a text."""
+
+    name = "attention"
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model.get_readable_network()
+        list_parts(self.model)
+
+    def run(self, texts: Sequence[str], *, layer: Any, head: int | None, part: Any) -> list[dict[str, Any]]:
+        """Return the weights of a head, or of the mean of all."""
+        return [view_attention(self.model, text, layer=layer, head=head, part=part).to_dict() for text in texts]
+
+    def run_heads(self, texts: Sequence[str], *, part: Any) -> list[dict[str, Any]]:
+        """Return the weights of all heads, and the pattern of each head; "" for a text without patterns."""
+        results = []
+        for text in texts:
+            view = view_all_heads(self.model, text, part=part)
+            try:
+                heads = analyze_attention(self.model, [text], length=max(len(view.keys), 4))
+                patterns = heads.classes[view.part].tolist()
+            except PretuneError:  # a text of a single token
+                patterns = [[""] * len(layer) for layer in view.weights]
+            facts = {name: getattr(view, name) for name in ("part", "tokens", "keys", "truncated")}
+            weights = np.round(view.weights.astype(np.float64), 3).tolist()
+            results.append({**facts, "weights": weights, "patterns": patterns})
+        return results
+
+
+class Tokenize(Capability):
+    """Tokens of texts."""
+
+    name = "tokenize"
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.tokenizer = model.get_tokenizer()
+
+    def run(self, text: str) -> list[dict[str, Any]]:
+        """Return the tokens of a text, special ones included, with ids and the characters at which they start."""
+        tokenizer = self.tokenizer
+        encoding, ids, first = tokenizer.encode_batch([text]), tokenizer.encode(text), len(tokenizer.template.prefix)
+        starts: list[int | None] = [None] * len(ids)
+        starts[first : first + len(encoding.ids)] = encoding.starts.tolist()
+        return [
+            {"id": token, "token": tokenizer.get_token(token) if token < tokenizer.vocab else "", "start": start}
+            for token, start in zip(ids, starts, strict=True)
+        ]
+
+
+def list_texts(item: Any) -> list[str]:
+    """Return all texts of an item: a text, a pair, or a mapping of values."""
+    if isinstance(item, str):
+        return [item]
+    values: Any = item.values() if isinstance(item, Mapping) else item if isinstance(item, Sequence) else ()
+    return [text for value in values for text in list_texts(value)]
