@@ -132,7 +132,7 @@ class TestOutput:
         models = {Path(name).name: ServedModel.load(name, name, "cpu") for name in shlex.split(last)[2:]}
         abilities = {"full-32-0": "predict", "pretrain": "fill", "writer": "complete", "library": "search"}
         assert last.startswith("pretune serve ") and {*models} == {*abilities}
-        assert all(models[name].can(ability) for name, ability in abilities.items())
+        assert all(ability in models[name].capabilities for name, ability in abilities.items())
         assert FinetunedRun.open(done.path / "tuned/full-32-0").predict(["a lovely film"])[0]["label"] in (
             "bad",
             "good",

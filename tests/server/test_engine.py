@@ -164,7 +164,7 @@ def test_every_capability(tmp_path: Any) -> None:
             "fill": await engine.fill("bert", ["The [MASK] went.", "A [MASK] and a [MASK]."], k=3),
             "score": await engine.score("gpt", PROMPTS),
             "search": await engine.search("library", [PROMPTS[2]], k=2),
-            "bm25": await engine.search("library", ["cat"], k=2, words=True),
+            "bm25": await engine.search("library", ["cat"], k=2, bm25=True),
             "neighbors": await engine.neighbors("bert", "cat", "The cat sat.", PROMPTS, k=2),
             "attention": await engine.attention("bert", "The cat", layer=1, head=2),
             "labels": await engine.predict("reviews", ["a fine film", "dull"]),

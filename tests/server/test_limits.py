@@ -17,7 +17,7 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.cli.serve import exit_on_early_signals
-from pretune.server.capabilities import Tokenize
+from pretune.server.capabilities import TextTokenizer
 from pretune.server.limits import build_hosts, is_allowed
 from tests.inference.speakers import gpt
 from tests.server.models import Address, run_server
@@ -225,7 +225,7 @@ def test_requests_that_do_not_end_get_503(monkeypatch: pytest.MonkeyPatch) -> No
     """After `drain_seconds` neither a text that is being generated nor a thread keeps the server from its end."""
     is_released = threading.Event()
     with run_server({"slow": slow_gpt(0.05)}, drain_seconds=0.2) as server:
-        monkeypatch.setattr(Tokenize, "run", lambda self, text: [is_released.wait()])
+        monkeypatch.setattr(TextTokenizer, "run", lambda self, text: [is_released.wait()])
         replies: list[tuple[int, Any, Any]] = []
         requests = {"/v1/completions": {**ASK, "min_tokens": 40}, "/tokenize": {"texts": ["a"]}}
         threads = [
@@ -301,7 +301,7 @@ def test_bug_of_a_route_is_500(server: Address, monkeypatch: pytest.MonkeyPatch)
     def fail(*texts: Any) -> Any:
         raise ValueError("a secret of the server")
 
-    monkeypatch.setattr(Tokenize, "run", fail)
+    monkeypatch.setattr(TextTokenizer, "run", fail)
     status, reply = call(server, {"model": "gpt", "texts": "a"}, "/tokenize")
     assert status == 500 and "secret" not in json.dumps(reply) and reply["error"]["code"] == "internal_error"
 

@@ -12,7 +12,7 @@ import pytest
 
 import pretune as pt
 from pretune.server.app import PAGE_DIR
-from pretune.server.capabilities import Tokenize
+from pretune.server.capabilities import TextTokenizer
 from tests.inference.speakers import bert, gpt
 from tests.server.browser import MISSING, Browser, open_browser
 from tests.server.models import Address, run_server
@@ -190,7 +190,8 @@ class TestTabs:
         shown = browser.text("#panel-classify")
         assert HOSTILE in shown and "✓ predicted" in shown  # the label is text
         tokens = [
-            token["token"] for token in server.engine.workers["reviews"].model.get(Tokenize).run("a lovely warm film")
+            token["token"]
+            for token in server.engine.workers["reviews"].model.get(TextTokenizer).run("a lovely warm film")
         ]
         names = browser.run("return [...document.querySelectorAll('.tokens .token')].map(e => e.textContent)")
         assert names == tokens

@@ -91,7 +91,7 @@ def _add_model_routes(app: FastAPI, engine: Engine) -> None:
     def add_route(path: str, request: type[EngineRequest]) -> None:
         async def run(body: EngineRequest) -> Any:
             name = get_name(engine, body.model)
-            return JSONResponse({"model": name, "results": await body.run(engine, name)})
+            return JSONResponse({"model": name, "results": await body.run(engine, path[1:], name)})
 
         run.__annotations__["body"] = Annotated[request, Body()]
         app.add_api_route(path, run, methods=["POST"], name=path[1:], description=request.__doc__)

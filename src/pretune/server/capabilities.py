@@ -1,6 +1,6 @@
-"""What a served model may be able to do: each capability checks a model, and works on a list of items.
+"""Capabilities of served models: each checks a model, and works on a list of items.
 
-    served_model.get(Fill).run(["The [MASK] sat."], k=3, pieces=None)    # one result per item
+    served_model.get(MaskFiller).run(["The [MASK] sat."], k=3, pieces=None)    # one result per item
 
 A capability is listed in `served_model.CAPABILITIES`; a method of the engine calls it, and a request of `schemas.py`
 that method.
@@ -41,7 +41,7 @@ class Capability:
         raise NotImplementedError
 
 
-class Complete(Capability):
+class Completer(Capability):
     """Text generation: the worker of the model runs it by continuous batching."""
 
     name, chunk_size = "complete", 4  # of prompts whose log-probabilities are computed
@@ -67,7 +67,7 @@ class EmbeddedText(NamedTuple):
     tokens: int
 
 
-class Embed(Capability):
+class TextEmbedder(Capability):
     """Vectors of texts, in the pooling of the model's directory."""
 
     name, chunk_size = "embed", 64
@@ -81,7 +81,7 @@ class Embed(Capability):
         return [*map(EmbeddedText, result.vectors, result.lengths.tolist())]
 
 
-class Fill(Capability):
+class MaskFiller(Capability):
     """Words for the masks of texts."""
 
     name, chunk_size = "fill", 16
@@ -126,7 +126,7 @@ class Fill(Capability):
         ]
 
 
-class Predict(Capability):
+class RunPredictor(Capability):
     """Predictions of a fine-tuned run, or of one task of several."""
 
     name, chunk_size = "predict", 64
@@ -149,7 +149,7 @@ class Predict(Capability):
         return self.select_run(task).predict(items)
 
 
-class Explain(Predict):
+class Explainer(RunPredictor):
     """Importance of the tokens of an input for its prediction."""
 
     name, chunk_size = "explain", 1
@@ -169,7 +169,7 @@ class Explain(Predict):
         ]
 
 
-class Score(Capability):
+class TextScorer(Capability):
     """Log-probabilities of texts."""
 
     name = "score"
@@ -195,7 +195,7 @@ class Score(Capability):
         ]
 
 
-class Search(Capability):
+class IndexSearcher(Capability):
     """Search of an index, by meaning or by BM25."""
 
     name, chunk_size = "search", 64
@@ -211,8 +211,8 @@ class Search(Capability):
         return [[hit._asdict() for hit in row] for row in hits]
 
 
-class Attention(Capability):
-    """Who attends to whom in a text."""
+class AttentionViewer(Capability):
+    """Attention weights of a text."""
 
     name = "attention"
 
@@ -240,7 +240,7 @@ class Attention(Capability):
         return results
 
 
-class Tokenize(Capability):
+class TextTokenizer(Capability):
     """Tokens of texts."""
 
     name = "tokenize"

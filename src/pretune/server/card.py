@@ -21,7 +21,7 @@ from pretune.reports.load import RunRecord, read_run
 from pretune.reports.runs import build_learning_curves, format_size, list_properties
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.saved_task import SavedTask
-from pretune.server.capabilities import Attention
+from pretune.server.capabilities import AttentionViewer
 from pretune.server.loaded_model import LoadedModel
 from pretune.server.served_model import ServedModel
 from pretune.tasks.types import get_type
@@ -39,7 +39,7 @@ def describe_inputs(served_model: ServedModel) -> dict[str, Any]:
     out: dict[str, Any] = {"shape": "vectors" if network is None else network.shape}
     if network is not None:
         out["max_length"] = network.spec.max_length
-    if served_model.can(Attention):
+    if served_model.can(AttentionViewer):
         out["attention"] = {
             part: {"layers": stack.depth, "heads": count_heads(stack, is_cross=part == "cross")}
             for part, stack in list_parts(model.get_network()).items()

@@ -30,16 +30,16 @@ from pretune.core.errors import UsageError, suggest
 from pretune.inference.generate import choose_max_new_tokens
 from pretune.inference.generation_config import GenerationOptions, build_generation_config
 from pretune.server.capabilities import (
-    Attention,
+    AttentionViewer,
     Capability,
-    Complete,
-    Embed,
-    Explain,
-    Fill,
-    Predict,
-    Score,
-    Search,
-    Tokenize,
+    Completer,
+    Explainer,
+    IndexSearcher,
+    MaskFiller,
+    RunPredictor,
+    TextEmbedder,
+    TextScorer,
+    TextTokenizer,
     list_texts,
 )
 from pretune.server.card import build_card
@@ -55,7 +55,7 @@ from pretune.server.config import ServerConfig
 from pretune.server.errors import RequestTimeoutError, UnavailableError, UnknownModelError
 from pretune.server.metrics import Metrics
 from pretune.server.served_model import ServedModel
-from pretune.server.words import Compare, FindNeighbors
+from pretune.server.words import NeighborFinder, WordComparer
 from pretune.server.worker import BatchJob, Job, ModelWorker
 
 C = TypeVar("C", bound=Capability)
@@ -182,7 +182,7 @@ class Engine:
             on_piece: Called with pieces of the texts, from the thread of the model.
             options: Those of `pretune.generate`, without beams.
         """
-        worker, capability = self._find(model, Complete)
+        worker, capability = self._find(model, Completer)
         worker.check_queue()
         deadline = time.monotonic() + self.config.request_seconds
         options.setdefault("max_new_tokens", choose_max_new_tokens(capability.decoder))
@@ -207,7 +207,7 @@ class Engine:
         job = await asyncio.to_thread(build_job, decoder, tokenizer, capability.tokens, prompt_list, wants, self.config)
         with self.track(job):
             if echo and logprobs is not None and not decoder.spec.is_encoder_decoder:
-                work = partial(Complete.compute_logprobs, count=logprobs)
+                work = partial(Completer.compute_logprobs, count=logprobs)
                 scoring = BatchJob("logprobs", capability, job.prompt_ids, work, capability.chunk_size)
                 entries = await self._wait(worker, scoring, deadline)
                 job.prompt_logprobs = await asyncio.to_thread(job.spell_prompts, prompt_list, entries)
@@ -263,34 +263,36 @@ class Engine:
 
     async def embed(self, model: str, texts: Sequence[str]) -> EmbeddedTexts:
         """Embed texts, in the pooling of the model's directory."""
-        results = await self._run(model, Embed, texts, partial(Embed.run))
+        results = await self._run(model, TextEmbedder, texts, partial(TextEmbedder.run))
         vectors = np.stack([result.vector for result in results])
         return EmbeddedTexts(vectors=vectors, tokens=sum(result.tokens for result in results))
 
     async def fill(self, model: str, texts: Sequence[str], *, k: int = 5, pieces: int | None = None) -> list[Any]:
         """Fill the masks of texts: for each `{"blanks": [[prediction, …], …], "filled": text}`."""
         k = self._check_count(k, self.config.max_predictions)
-        _, capability = self._find(model, Fill)
+        _, capability = self._find(model, MaskFiller)
         self._check_texts(texts)
         await asyncio.to_thread(capability.check_masks, texts, k=k, pieces=pieces, config=self.config)
         size = capability.get_chunk_size(k, pieces)
-        return await self._run(model, Fill, texts, partial(Fill.run, k=k, pieces=pieces), chunk_size=size)
+        return await self._run(model, MaskFiller, texts, partial(MaskFiller.run, k=k, pieces=pieces), chunk_size=size)
 
     async def predict(self, model: str, inputs: Sequence[Any], *, task: str | None = None) -> list[Any]:
         """Predict texts, pairs of texts or mappings by a fine-tuned run; `task` is one of a multi-task run."""
-        return await self._run(model, Predict, inputs, partial(Predict.run, task=task))
+        return await self._run(model, RunPredictor, inputs, partial(RunPredictor.run, task=task))
 
     async def explain(self, model: str, item: Any, *, task: str | None = None, label: str | None = None) -> Any:
         """Return the importance of the tokens of an input for its prediction, or for another label."""
-        return (await self._run(model, Explain, [item], partial(Explain.explain, task=task, label=label)))[0]
+        return (await self._run(model, Explainer, [item], partial(Explainer.explain, task=task, label=label)))[0]
 
     async def score(self, model: str, texts: Sequence[str]) -> list[Any]:
         """Return the log-probability of texts and of their tokens."""
-        return await self._run(model, Score, texts, partial(Score.run))
+        return await self._run(model, TextScorer, texts, partial(TextScorer.run))
 
-    async def search(self, model: str, queries: Sequence[str], *, k: int = 10, words: bool = False) -> list[Any]:
-        """Search an index; with `words` by BM25."""
-        return await self._run(model, Search, queries, partial(Search.run, k=self._check_count(k), words=words))
+    async def search(self, model: str, queries: Sequence[str], *, k: int = 10, bm25: bool = False) -> list[Any]:
+        """Search an index by meaning, or by BM25."""
+        return await self._run(
+            model, IndexSearcher, queries, partial(IndexSearcher.run, k=self._check_count(k), words=bm25)
+        )
 
     async def neighbors(
         self,
@@ -305,24 +307,24 @@ class Engine:
     ) -> Any:
         """Return the neighbors of a word of a sentence among texts (by default held-out ones), and static ones."""
         self._check_texts([*texts, sentence, word])
-        work = partial(FindNeighbors.find, k=self._check_count(k), layer=layer, same_word=same_word)
-        return (await self._run(model, FindNeighbors, [(word, sentence, tuple(texts))], work))[0]
+        work = partial(NeighborFinder.find, k=self._check_count(k), layer=layer, same_word=same_word)
+        return (await self._run(model, NeighborFinder, [(word, sentence, tuple(texts))], work))[0]
 
     async def compare(self, model: str, first: tuple[str, str], second: tuple[str, str]) -> Any:
         """Return the similarities of two words, each with its sentence: of every layer, and static."""
         self._check_texts([*first, *second])
-        return (await self._run(model, Compare, [(first, second)], partial(Compare.run)))[0]
+        return (await self._run(model, WordComparer, [(first, second)], partial(WordComparer.run)))[0]
 
     async def attention(
         self, model: str, text: str, *, layer: int | str = -1, head: int | None = None, part: str | None = None
     ) -> Any:
         """Return who attends to whom in a text, as `pt.view_attention`."""
-        work = partial(Attention.run, layer=layer, head=head, part=part)
-        return (await self._run(model, Attention, [text], work))[0]
+        work = partial(AttentionViewer.run, layer=layer, head=head, part=part)
+        return (await self._run(model, AttentionViewer, [text], work))[0]
 
     async def heads(self, model: str, text: str, *, part: str | None = None) -> Any:
         """Return who attends to whom in a text by all heads of a part, and the pattern of each head."""
-        return (await self._run(model, Attention, [text], partial(Attention.run_heads, part=part)))[0]
+        return (await self._run(model, AttentionViewer, [text], partial(AttentionViewer.run_heads, part=part)))[0]
 
     async def card(self, model: str) -> dict[str, Any]:
         """Return the facts, the model card, the data card, the cost and the training curves of a model."""
@@ -332,7 +334,7 @@ class Engine:
 
     async def tokenize(self, model: str, texts: Sequence[str]) -> list[Any]:
         """Return the tokens of texts."""
-        _, capability = self._find(model, Tokenize)
+        _, capability = self._find(model, TextTokenizer)
         self._check_texts(texts)
         return await asyncio.to_thread(lambda: [capability.run(text) for text in texts])
 

@@ -73,8 +73,8 @@ class Gate:
         try:
             try:
                 self._check_headers(scope)
-                body = await self._read_body(scope, receive)
-                response.has_body, start = True, time.monotonic()
+                body = await self._read_body(scope, receive, response)
+                start = time.monotonic()
                 with self.engine.track(response):
                     await self._run(scope, receive, response, body)
             except DisconnectedError:
@@ -124,7 +124,7 @@ class Gate:
             state = "shutting down" if self.engine.is_draining else "loading its models"
             raise RefusedError(503, f"the server is {state}", "unavailable")
 
-    async def _read_body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes:
+    async def _read_body(self, scope: MutableMapping[str, Any], receive: Receive, response: "_Response") -> bytes:
         """Return the body. Raises a RefusedError if it is too large or too slow."""
         limit, parts, size = self.config.max_body, list[bytes](), 0
         too_large = RefusedError(413, f"the body must have <= {limit} bytes", "body_too_large")
@@ -137,11 +137,12 @@ class Gate:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise DisconnectedError
+                    response.has_body = not message.get("more_body", False)
                     size += len(message.get("body", b""))
                     if size > limit:
                         raise too_large
                     parts.append(message.get("body", b""))
-                    if not message.get("more_body", False):
+                    if response.has_body:
                         return b"".join(parts)
         except TimeoutError:
             seconds = f"{self.config.read_seconds:g}"

@@ -16,7 +16,7 @@ from pretune.server.completion import Completion, CompletionPiece
 from pretune.server.engine import Engine
 from pretune.server.errors import RequestFieldError, describe_error
 from pretune.server.logprobs import SpelledLogprob, format_logprobs
-from pretune.server.schemas import CompletionRequest, EmbeddingRequest, list_inputs
+from pretune.server.schemas import CompletionRequest, EmbeddingRequest
 
 FINISH_REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 
@@ -52,7 +52,7 @@ def add_openai_routes(app: FastAPI, engine: Engine) -> None:
     async def embed(body: Annotated[EmbeddingRequest, Body()]) -> Any:
         """Embed texts; vectors as numbers, or as base64 of 32-bit floats."""
         name = get_name(engine, body.model)
-        embeddings = await engine.embed(name, list_inputs(body.input))
+        embeddings = await engine.embed(name, body.input)
         width = embeddings.vectors.shape[1]
         if body.dimensions not in (None, width):
             raise UsageError(f"dimensions must be {width}, the width of model '{name}', got {body.dimensions}")

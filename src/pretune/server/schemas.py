@@ -34,6 +34,7 @@ def check_columns(columns: T, depth: int = 0) -> T:
 
 
 Text = Annotated[str, AfterValidator(check_encodable)]
+Texts = Annotated[Text | list[Text], AfterValidator(lambda texts: [texts] if isinstance(texts, str) else texts)]
 Columns = Annotated[dict[Text, Any], AfterValidator(check_columns)]
 Pair = Annotated[list[Text], Field(min_length=2, max_length=2), AfterValidator(tuple)]
 TokenId = Annotated[int, Field(ge=0, le=2**32)]
@@ -127,7 +128,7 @@ class EmbeddingRequest(ModelRequest):
 
     model_config = example(input=["A warm day.", "It is sunny."])
 
-    input: Text | list[Text] = Field(description="Texts to embed.")
+    input: Texts = Field(description="Texts to embed.")
     encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="Numbers, or base64 of 32-bit floats."
     )
@@ -136,11 +137,12 @@ class EmbeddingRequest(ModelRequest):
 
 
 class EngineRequest(ModelRequest):
-    """Request whose result is that of a method of the engine."""
+    """Request whose result is that of the engine's method of the same name, with the fields as arguments."""
 
-    async def run(self, engine: Engine, name: str) -> Any:
+    async def run(self, engine: Engine, method: str, model: str) -> Any:
         """Return the result of a model."""
-        raise NotImplementedError
+        (_, first), *rest = [(name, value) for name, value in self if name != "model"]
+        return await getattr(engine, method)(model, first, **dict(rest))
 
 
 class TextsRequest(EngineRequest):
@@ -148,21 +150,15 @@ class TextsRequest(EngineRequest):
 
     model_config = example(texts=["The old house was quiet."])
 
-    texts: Text | list[Text] = Field(description="One or several texts.")
+    texts: Texts = Field(description="One or several texts.")
 
 
 class TokenizeRequest(TextsRequest):
     """Return the tokens of texts."""
 
-    async def run(self, engine: Engine, name: str) -> Any:
-        return await engine.tokenize(name, list_inputs(self.texts))
-
 
 class ScoreRequest(TextsRequest):
     """Return the log-probabilities of texts and of their tokens."""
-
-    async def run(self, engine: Engine, name: str) -> Any:
-        return await engine.score(name, list_inputs(self.texts))
 
 
 class FillRequest(TextsRequest):
@@ -172,9 +168,6 @@ class FillRequest(TextsRequest):
 
     k: Count = Field(5, description="Predictions per mask.")
     pieces: Annotated[int, Field(ge=1, le=16)] | None = Field(None, description="Maximum tokens of a filler.")
-
-    async def run(self, engine: Engine, name: str) -> Any:
-        return await engine.fill(name, list_inputs(self.texts), k=self.k, pieces=self.pieces)
 
 
 class PredictRequest(EngineRequest):
@@ -186,9 +179,6 @@ class PredictRequest(EngineRequest):
         description="Texts, pairs of texts, or objects with the columns of training."
     )
     task: Text | None = Field(None, description="Task of a multi-task run.")
-
-    async def run(self, engine: Engine, name: str) -> Any:
-        return await engine.predict(name, self.inputs, task=self.task)
 
 
 class ExplainRequest(EngineRequest):
@@ -202,21 +192,15 @@ class ExplainRequest(EngineRequest):
     task: Text | None = Field(None, description="Task of a multi-task run.")
     label: Text | None = Field(None, description="Label whose logit is explained; by default the predicted one.")
 
-    async def run(self, engine: Engine, name: str) -> Any:
-        return await engine.explain(name, self.input, task=self.task, label=self.label)
-
 
 class SearchRequest(EngineRequest):
     """Search an index by meaning, or by BM25."""
 
     model_config = example(queries="a warm family film", k=3)
 
-    queries: Text | list[Text] = Field(description="One or several queries.")
+    queries: Texts = Field(description="One or several queries.")
     k: Count = Field(10, description="Results per query.")
     bm25: bool = Field(False, description="Rank by BM25 instead of vectors.")
-
-    async def run(self, engine: Engine, name: str) -> Any:
-        return await engine.search(name, list_inputs(self.queries), k=self.k, words=self.bm25)
 
 
 class NeighborsRequest(EngineRequest):
@@ -233,11 +217,6 @@ class NeighborsRequest(EngineRequest):
     layer: int | None = Field(None, description="0 (embeddings) to depth, or negative from the end.")
     same_word: bool = Field(False, description="Only other occurrences of the word.")
 
-    async def run(self, engine: Engine, name: str) -> Any:
-        return await engine.neighbors(
-            name, self.word, self.sentence, self.texts, k=self.k, layer=self.layer, same_word=self.same_word
-        )
-
 
 class WordInSentence(BaseModel):
     """A word and the sentence that it is in."""
@@ -248,6 +227,9 @@ class WordInSentence(BaseModel):
     sentence: Text = Field("", description="Sentence with the word; not needed by word vectors.")
 
 
+Occurrence = Annotated[WordInSentence, AfterValidator(lambda part: (part.word, part.sentence))]
+
+
 class CompareRequest(EngineRequest):
     """Return the similarity of two words in their sentences, at every layer and of their static vectors."""
 
@@ -256,12 +238,8 @@ class CompareRequest(EngineRequest):
         second={"word": "bank", "sentence": "She put the money in the bank."},
     )
 
-    first: WordInSentence = Field(description="A word and its sentence.")
-    second: WordInSentence = Field(description="Another word and its sentence.")
-
-    async def run(self, engine: Engine, name: str) -> Any:
-        first, second = ((part.word, part.sentence) for part in (self.first, self.second))
-        return await engine.compare(name, first, second)
+    first: Occurrence = Field(description="A word and its sentence.")
+    second: Occurrence = Field(description="Another word and its sentence.")
 
 
 class HeadsRequest(EngineRequest):
@@ -272,9 +250,6 @@ class HeadsRequest(EngineRequest):
     text: Text = Field(description="Text that is read.")
     part: Literal["encoder", "decoder", "cross"] | None = Field(None, description="Part of an encoder-decoder.")
 
-    async def run(self, engine: Engine, name: str) -> Any:
-        return await engine.heads(name, self.text, part=self.part)
-
 
 class AttentionRequest(HeadsRequest):
     """Return who attends to whom in a text, by one head or by the mean of all."""
@@ -283,9 +258,6 @@ class AttentionRequest(HeadsRequest):
 
     layer: int | Literal["mean"] = Field(-1, description="Layer from 1, negative from the end, or the mean of all.")
     head: int | None = Field(None, description="Head from 1; by default the mean of all.")
-
-    async def run(self, engine: Engine, name: str) -> Any:
-        return await engine.attention(name, self.text, layer=self.layer, head=self.head, part=self.part)
 
 
 REQUESTS: dict[str, type[EngineRequest]] = {
@@ -301,8 +273,3 @@ REQUESTS: dict[str, type[EngineRequest]] = {
     "/tokenize": TokenizeRequest,
 }
 """By path."""
-
-
-def list_inputs(texts: str | list[str]) -> list[str]:
-    """Return a list of texts."""
-    return [texts] if isinstance(texts, str) else texts

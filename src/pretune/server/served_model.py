@@ -2,7 +2,7 @@
 
 model = ServedModel.load("reviews", "runs/reviews")
 model.capabilities                               # ['embed', 'predict', …]
-model.get(Embed).run(["a text", "another"])      # one result per item
+model.get(TextEmbedder).run(["a text", "another"])      # one result per item
 """
 
 import os
@@ -14,26 +14,36 @@ from torch import nn
 
 from pretune.core.errors import PretuneError, UsageError
 from pretune.server.capabilities import (
-    Attention,
+    AttentionViewer,
     Capability,
-    Complete,
-    Embed,
-    Explain,
-    Fill,
-    Predict,
-    Score,
-    Search,
-    Tokenize,
+    Completer,
+    Explainer,
+    IndexSearcher,
+    MaskFiller,
+    RunPredictor,
+    TextEmbedder,
+    TextScorer,
+    TextTokenizer,
     list_texts,
 )
 from pretune.server.errors import CapabilityError
 from pretune.server.loaded_model import LoadedModel
-from pretune.server.words import Compare, FindNeighbors
+from pretune.server.words import NeighborFinder, WordComparer
 
 C = TypeVar("C", bound=Capability)
 CAPABILITIES: tuple[type[Capability], ...] = (
-    Complete, Embed, Fill, Predict, Explain, Score, Search, FindNeighbors, Compare, Attention, Tokenize,
-)  # fmt: skip
+    Completer,
+    TextEmbedder,
+    MaskFiller,
+    RunPredictor,
+    Explainer,
+    TextScorer,
+    IndexSearcher,
+    NeighborFinder,
+    WordComparer,
+    AttentionViewer,
+    TextTokenizer,
+)
 
 
 class ServedModel:

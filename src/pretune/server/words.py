@@ -81,7 +81,7 @@ class NeighborCache:
         return states
 
 
-class Compare(Capability):
+class WordComparer(Capability):
     """Similarities of two words, each in a sentence; word vectors have no layers."""
 
     name = "compare"
@@ -99,7 +99,7 @@ class Compare(Capability):
         return [{"layers": [], "static": self.vectors.compare(*pair)} for pair in pairs]
 
 
-class FindNeighbors(Compare):
+class NeighborFinder(WordComparer):
     """Neighbors of a word of a sentence, in context and static; of word vectors, static ones."""
 
     name = "neighbors"
@@ -119,15 +119,15 @@ class FindNeighbors(Compare):
                 results.append(_list_static_neighbors(self.vectors, word, k))
                 continue
             assert self._cache is not None
-            found = self._cache.find(
+            result = self._cache.find(
                 word, sentence, texts or self._read_corpus(), k=k, layer=layer, same_word=same_word
             )
             results.append(
                 {
-                    "pieces": list(found.pieces),
-                    "context": [neighbor._asdict() for neighbor in found.context],
-                    "static": [neighbor._asdict() for neighbor in found.static],
-                    "words": found.word_count,
+                    "pieces": list(result.pieces),
+                    "context": [neighbor._asdict() for neighbor in result.context],
+                    "static": [neighbor._asdict() for neighbor in result.static],
+                    "words": result.word_count,
                 }
             )
         return results

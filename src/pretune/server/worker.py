@@ -16,7 +16,7 @@ from typing import Any
 
 from pretune.core import log
 from pretune.core.errors import PretuneError
-from pretune.server.capabilities import Capability, Complete
+from pretune.server.capabilities import Capability, Completer
 from pretune.server.completion import CompletionJob
 from pretune.server.config import ServerConfig
 from pretune.server.continuous import ContinuousDecoder, DecodingRow
@@ -63,8 +63,8 @@ class ModelWorker:
         self._owners: dict[DecodingRow, CompletionJob] = {}
         self._starting: set[CompletionJob] = set()  # jobs none of whose rows has started
         self._decoder: ContinuousDecoder | None = None
-        if model.can(Complete):
-            complete = model.get(Complete)
+        if model.can(Completer):
+            complete = model.get(Completer)
             self._decoder = ContinuousDecoder(complete.decoder, complete.tokens)
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=f"model {model.name}", daemon=True)
