@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import pretune as pt
-from pretune.analysis.embedding_map import analyze_embeddings, compute_agreement, compute_chance, project
-from pretune.analysis.pictures import MAX_LABELS, draw_map, group_points
+from pretune.analysis.embedding_map import EmbeddingMap, analyze_embeddings, compute_agreement, compute_chance, project
+from pretune.analysis.pictures import MAX_LABELS, group_points
 from pretune.cli import main
 from pretune.core.errors import DataError, UsageError
 from tests.analysis.models import SHAPES, TEXTS, model_of
@@ -94,9 +94,11 @@ def test_rare_labels_are_one_group() -> None:
 
 def test_labels_are_drawn_literally(tmp_path: Path) -> None:
     labels = ["$x$", "$", r"$\frac$", "_hidden", "a^b", r"\alpha", "_"]
-    points = [{"label": label, "x": 0.0, "y": float(place)} for place, label in enumerate(labels)]
+    points = np.array([(0, place) for place in range(len(labels))], dtype=np.float32)
+    facts = {"total_texts": 7, "width": 2, "neighbor_agreement": None, "chance_agreement": None}
+    drawn = EmbeddingMap(method="pca", points=points, texts=labels, labels=labels, axes=("$x", "b"), **facts)
     for suffix in (".svg", ".png"):
-        file = draw_map({"points": points, "axes": ("component 1", "component 2")}, tmp_path / f"map{suffix}")
+        file = drawn.draw(tmp_path / f"map{suffix}")
     texts = re.findall(r"<text[^>]*>([^<]+)<", file.with_suffix(".svg").read_text())
     assert [text for text in texts if text in labels] == sorted(labels)
 

@@ -9,7 +9,7 @@ import pytest
 
 from pretune.analysis.attention_patterns import CLASSES, MEASURED_PATTERNS
 from pretune.core.errors import DataError
-from pretune.reports.analysis import RENDERERS, load_analyses
+from pretune.reports.analysis import KINDS, load_analyses
 from pretune.reports.page import report
 from tests.reports.report_files import pretrained, write
 
@@ -53,15 +53,17 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_every_analysis_is_shown(run: Path, tmp_path: Path) -> None:
-    assert {*FILES} == {*RENDERERS}
+    assert {*FILES} == {*KINDS}
     page = report([run], tmp_path / "a.html").read_text()
     section = page[page.index('id="analysis"') :]
-    for words in ("attention heads", "cross heads", "attention of one text", "probes of the layers", "map of 4 texts",
-                  "forgetting", "change of the weights", "5.5000 before"):  # fmt: skip
+    titles = ("attention heads", "attention: layer 1", "probes of every layer", "map of 4 texts", "weights moved by 2.")
+    for words in (*titles, "cross: layers x heads", "pre-training loss 5.5000 before"):
         assert words in section, words
+    assert page.count("<svg") - page[: page.index('id="analysis"')].count("<svg") == len(KINDS)  # each has its picture
     assert EVIL not in page and "&lt;script&gt;" in section
-    cells = re.findall(r'class="cell c\d"[^>]*>([A-Z])<', section)
-    assert len(cells) == len(HEADS) + len(CLASSES)  # a letter for each head, and a legend
+    letters = re.findall(r">([A-Z])</td>", section)
+    assert len(letters) >= len(HEADS)
+    assert "url(#" not in section or re.search(r'id="p[0-9a-f]+"', section)
 
 
 @pytest.mark.slow

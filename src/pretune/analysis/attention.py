@@ -11,10 +11,8 @@ Legend: S sequences, L layers, H heads, n queries, m keys.
 """
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -42,8 +40,9 @@ from pretune.analysis.attention_patterns import (
     count_classes,
 )
 from pretune.analysis.held_out import ModelSource, check_texts, open_model, read_held_out
+from pretune.analysis.pictures import Analysis
 from pretune.analysis.words import format_tokens
-from pretune.core.api import Result, check_arguments
+from pretune.core.api import check_arguments
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import Output
 from pretune.inference.text_model import check_outputs, eval_mode, get_tokenizer
@@ -59,7 +58,7 @@ CHUNK_TEXTS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionHeads(Result):
+class AttentionHeads(Analysis):
     """Every head of a model with its class, over held-out text. Arrays are `[layers, heads]`, by part."""
 
     classes: dict[str, NDArray[Any]]
@@ -105,12 +104,6 @@ class AttentionHeads(Result):
             "heads": self.to_rows(),
         }
 
-    def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Write the picture of layers x heads as .svg or .png; return its path."""
-        from pretune.analysis.pictures import draw_heads
-
-        return draw_heads(self.to_dict(), path)
-
     def __repr__(self) -> str:
         counts = "; ".join(
             f"{part} {', '.join(f'{name} {share:.0%}' for name, share in shares.items() if share)}"
@@ -120,7 +113,7 @@ class AttentionHeads(Result):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionView(Result):
+class AttentionView(Analysis):
     """Attention weights `[n, m]` of the tokens of one text; of one head, or a mean."""
 
     part: str
@@ -158,12 +151,6 @@ class AttentionView(Result):
             "keys": self.keys,
             "weights": [[round(float(weight), 6) for weight in row] for row in self.weights],
         }
-
-    def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Write the picture of tokens and lines as .svg or .png; return its path."""
-        from pretune.analysis.pictures import draw_view
-
-        return draw_view(self.to_dict(), path)
 
     def __repr__(self) -> str:
         return f"AttentionView({self.title}: {' '.join(self.tokens)[:60]!r})"

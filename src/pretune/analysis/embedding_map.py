@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pretune.analysis.held_out import open_model
-from pretune.core.api import Result, check_arguments
+from pretune.analysis.pictures import Analysis
+from pretune.core.api import check_arguments
 from pretune.core.errors import DataError, UsageError
 from pretune.core.seed import make_generator
 from pretune.inference.embed import build_embedder
@@ -36,7 +36,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingMap(Result):
+class EmbeddingMap(Analysis):
     """Points of texts in the plane, with their labels."""
 
     method: str
@@ -70,12 +70,6 @@ class EmbeddingMap(Result):
             "chance_agreement": self.chance_agreement,
             "points": self.to_rows(),
         }
-
-    def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Write the map as .svg or .png; return its path."""
-        from pretune.analysis.pictures import draw_map
-
-        return draw_map(self.to_dict(), path)
 
     def __repr__(self) -> str:
         agreement = "" if self.neighbor_agreement is None else f", neighbours agree {self.neighbor_agreement:.2f}"

@@ -15,7 +15,6 @@ input of the first layer. An encoder-decoder is represented by its encoder.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from torch import nn
 
 from pretune.adaptation.scalar_mix import LayerMix
 from pretune.analysis.held_out import ModelSource, open_model, read_held_out
+from pretune.analysis.pictures import Analysis
 from pretune.analysis.probe_tasks import (
     PROBE_TASKS,
     SOURCES,
@@ -36,7 +36,7 @@ from pretune.analysis.probe_tasks import (
     encode_labels,
 )
 from pretune.analysis.words import find_words
-from pretune.core.api import Result, check_arguments
+from pretune.core.api import check_arguments
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.data.layout import pack_batches
 from pretune.data.sequences import Ints
@@ -106,7 +106,7 @@ class TaskProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerProbes(Result):
+class LayerProbes(Analysis):
     """Probes of all layers of a model, for one or more tasks."""
 
     tasks: list[TaskProbe]
@@ -129,12 +129,6 @@ class LayerProbes(Result):
             "penalty": PENALTY,
             "tasks": [probe.to_dict() for probe in self.tasks],
         }
-
-    def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Write the picture of accuracies by layer as .svg or .png; return its path."""
-        from pretune.analysis.pictures import draw_layers
-
-        return draw_layers(self.to_dict(), path)
 
     def __repr__(self) -> str:
         best = ", ".join(

@@ -8,13 +8,14 @@ import io
 import os
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pretune.analysis.attention_patterns import CLASSES, LETTERS
+from pretune.core.api import Result
 from pretune.core.errors import UsageError
 from pretune.core.io import atomic_write
 from pretune.core.log import escape, format_count
@@ -27,21 +28,34 @@ SERIES_COLOURS = ("#2f6fb2", "#c9605b", "#3c9a76", "#8a63b3", "#c98a1b", "#2b94a
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 MAX_LABELS = 20
 """Maximum number of labels in the legend of a map; the rarest are drawn together."""
-INK, SOFT, RULE = "#1c2430", "#5b6675", "#dfe3e8"
+INK, SOFT, RULE, CELL_INK = "#1c2430", "#5b6675", "#dfe3e8", "#1c2431"
+"""Colours of texts and rules, which a report replaces by those of its theme; not that of texts in coloured cells."""
 DPI = 144
 
 
-def check_picture(path: str | os.PathLike[str]) -> Path:
-    """Return the path; raise a UsageError unless it ends in .svg or .png."""
-    file = Path(path)
-    if file.suffix not in FORMATS:
-        raise UsageError(f"'{file}': the name of a picture must end in {' or '.join(FORMATS)}")
-    return file
+class Analysis(Result):
+    """Base of the results of analyses: each can be drawn."""
+
+    __slots__ = ()
+
+    def draw(self, path: str | os.PathLike[str]) -> Path:
+        """Write the picture as .svg or .png; return its path."""
+        file = Path(path)
+        if file.suffix not in FORMATS:
+            raise UsageError(f"'{file}': the name of a picture must end in {' or '.join(FORMATS)}")
+        return _save(draw_analysis(self.to_dict()), file)
 
 
-def draw_heads(facts: Facts, path: str | os.PathLike[str]) -> Path:
+def draw_analysis(facts: Facts) -> Any:
+    """Return the figure of an analysis of any kind; texts are no mathematics."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({"text.parse_math": False}):
+        return DRAWERS[facts["kind"]](facts)
+
+
+def draw_heads(facts: Facts) -> Any:
     """Draw layers x heads of each part, lettered and coloured by class, with a legend of the shares."""
-    file = check_picture(path)
     parts = list_head_classes(facts)
     size = 0.36
     widths = [max(len(rows[0]) * size + 0.9, 2.2) for rows in parts.values()]
@@ -59,27 +73,24 @@ def draw_heads(facts: Facts, path: str | os.PathLike[str]) -> Path:
         axes.set_xlabel("head", fontsize=9, color=SOFT)
         axes.set_ylabel("layer", fontsize=9, color=SOFT)
     _draw_class_legend(figure.add_subplot(grid[0, len(parts)]), facts)
-    return _save(figure, file)
+    return figure
 
 
 def list_head_classes(facts: Facts) -> dict[str, list[list[str]]]:
     """Return the classes of all heads by part and layer."""
-    parts: dict[str, list[list[str]]] = {}
+    parts: dict[str, dict[int, list[str]]] = {}
     for head in facts["heads"]:
-        layers = parts.setdefault(head["part"], [])
-        if head["layer"] > len(layers):
-            layers.append([])
-        layers[-1].append(head["class"])
-    return parts
+        parts.setdefault(head["part"], {}).setdefault(head["layer"], []).append(head["class"])
+    return {part: [*layers.values()] for part, layers in parts.items()}
 
 
 def _draw_class_legend(axes: Any, facts: Facts) -> None:
     """Draw a row per class: its colour and letter, its name, and its share of the heads of every part."""
     axes.axis("off")
-    names = [name for name in CLASSES if any(shares[name] for shares in facts["shares"].values())]
+    names = [name for name in CLASSES if any(shares.get(name) for shares in facts["shares"].values())]
     for row, name in enumerate(names):
         _add_cell(axes, 0, row, COLOURS[CLASSES.index(name)], LETTERS[name], clip=False)
-        shares = " / ".join(f"{shares[name]:.0%}" for shares in facts["shares"].values())
+        shares = " / ".join(f"{shares.get(name, 0):.0%}" for shares in facts["shares"].values())
         axes.text(0.75, row, f"{name}  {shares}", va="center", fontsize=9, color=INK)
     note = f"{format_count(facts['texts'], 'texts')}, {format_count(facts['tokens'], 'tokens')}"
     axes.text(-0.5, len(names) + 0.1, note, va="center", fontsize=8, color=SOFT)
@@ -87,11 +98,10 @@ def _draw_class_legend(axes: Any, facts: Facts) -> None:
     axes.set_ylim(max(len(names) + 0.6, 7.5), -0.6)
 
 
-def draw_view(facts: Facts, path: str | os.PathLike[str]) -> Path:
+def draw_view(facts: Facts) -> Any:
     """Draw the tokens in two columns, with a line from each to those it attends to, as strong as the weight."""
     from matplotlib.collections import LineCollection
 
-    file = check_picture(path)
     tokens, keys = ([_clip_text(name, 16) for name in facts[side]] for side in ("tokens", "keys"))
     weights = np.asarray(facts["weights"], dtype=float)
     rows = max(len(tokens), len(keys))
@@ -107,48 +117,48 @@ def draw_view(facts: Facts, path: str | os.PathLike[str]) -> Path:
                 colours.append((*_to_rgb(SERIES_COLOURS[query % 6]), 0.08 + 0.92 * strength))
                 sizes.append(0.3 + 2.4 * strength)
     order = np.argsort(sizes)
-    axes.add_collection(
-        LineCollection([lines[i] for i in order], colors=[colours[i] for i in order],
-                       linewidths=[sizes[i] for i in order])
-    )  # fmt: skip
+    lines, colours, sizes = ([values[i] for i in order] for values in (lines, colours, sizes))
+    axes.add_collection(LineCollection(lines, colors=colours, linewidths=sizes))
+    style = {"va": "center", "fontsize": 9}
     for place, name in enumerate(tokens):
-        axes.text(-0.03, place, name, ha="right", va="center", fontsize=9, color=SERIES_COLOURS[place % 6],
-                  parse_math=False)  # fmt: skip
+        axes.text(-0.03, place, name, ha="right", color=SERIES_COLOURS[place % 6], **style)
     for place, name in enumerate(keys):
-        axes.text(1.03, place, name, ha="left", va="center", fontsize=9, color=INK, parse_math=False)
+        axes.text(1.03, place, name, ha="left", color=INK, **style)
     axes.text(-0.03, -1.1, "from", ha="right", va="center", fontsize=8, color=SOFT)
     axes.text(1.03, -1.1, "to", ha="left", va="center", fontsize=8, color=SOFT)
     axes.set_xlim(-0.62, 1.62)
     axes.set_ylim(rows - 0.3, -1.6)
     axes.axis("off")
     axes.set_title(f"{facts['title']} (strongest line: {strongest:.2f})", fontsize=9, color=INK)
-    return _save(figure, file)
+    return figure
 
 
-def draw_layers(facts: Facts, path: str | os.PathLike[str]) -> Path:
+def draw_layers(facts: Facts) -> Any:
     """Draw accuracy, control accuracy and selectivity by layer, and the weights of the scalar mix, for each task."""
-    file = check_picture(path)
     tasks = facts["tasks"]
     figure = _build_figure(3.5 * len(tasks) + 0.4, 4.6)
     grid = figure.add_gridspec(2, len(tasks), height_ratios=[2.4, 1])
     for column, task in enumerate(tasks):
         axes = figure.add_subplot(grid[0, column])
         layers = [row["layer"] for row in task["layers"]]
-        for place, (name, marker) in enumerate((("accuracy", "o"), ("control", "s"), ("selectivity", "^"))):
+        styles = zip(
+            ("accuracy", "control", "selectivity"), "os^", ("-", (0, (3, 2)), "-"), SERIES_COLOURS, strict=False
+        )
+        for name, marker, line, colour in styles:
             means = np.array([row[name] for row in task["layers"]])
             spread = np.array([row.get(f"{name}_std") or 0.0 for row in task["layers"]])
-            axes.plot(layers, means, color=SERIES_COLOURS[place], marker=marker, markersize=4, linewidth=1.5,
-                      linestyle="-" if place != 1 else (0, (3, 2)), label=name)  # fmt: skip
+            style = {"marker": marker, "markersize": 4, "linewidth": 1.5, "linestyle": line}
+            axes.plot(layers, means, color=colour, label=name, **style)
             if spread.any():
-                axes.fill_between(layers, means - spread, means + spread, color=SERIES_COLOURS[place], alpha=0.15)
+                axes.fill_between(layers, means - spread, means + spread, color=colour, alpha=0.15)
         axes.axhline(task["majority"], color=SOFT, linewidth=1, linestyle=":", label="majority")
         axes.set_title(task["task"], fontsize=10, color=INK, loc="left")
         axes.set_ylim(min(-0.02, *(row["selectivity"] - 0.05 for row in task["layers"])), 1.02)
         axes.set_xticks(layers)
         _style(axes)
         if column == 0:
-            figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=4, fontsize=8,
-                          frameon=False)  # fmt: skip
+            legend = axes.get_legend_handles_labels()
+            figure.legend(*legend, loc="outside upper right", ncols=4, fontsize=8, frameon=False)
         mix_axes = figure.add_subplot(grid[1, column])
         if task["mix"] is not None:
             mix_axes.bar(layers, task["mix"]["weights"], color=SERIES_COLOURS[5], width=0.7)
@@ -158,29 +168,28 @@ def draw_layers(facts: Facts, path: str | os.PathLike[str]) -> Path:
         mix_axes.set_xlabel("layer (0: embeddings)", fontsize=9, color=SOFT)
         mix_axes.set_title("weights of the scalar mix", fontsize=9, color=SOFT, loc="left")
         _style(mix_axes)
-    return _save(figure, file)
+    return figure
 
 
-def draw_map(facts: Facts, path: str | os.PathLike[str]) -> Path:
+def draw_map(facts: Facts) -> Any:
     """Draw the points of an embedding map, with a colour and a marker for each label."""
-    file = check_picture(path)
     points = facts["points"]
     groups = group_points(points)
     figure = _build_figure(6.4 if len(groups) > 1 else 5.2, 4.6)
     axes = figure.add_subplot()
-    size = 26 if len(points) < 500 else 12
+    style = {"s": 26 if len(points) < 500 else 12, "alpha": 0.75, "linewidths": 0}
     for place, members in enumerate(groups.values()):
-        axes.scatter([point["x"] for point in members], [point["y"] for point in members], s=size, alpha=0.75,
-                     linewidths=0, color=SERIES_COLOURS[place % len(SERIES_COLOURS)],
-                     marker=MARKERS[place % len(MARKERS)], label=str(place))  # fmt: skip
+        xs, ys = ([point[axis] for point in members] for axis in "xy")
+        colour, marker = SERIES_COLOURS[place % len(SERIES_COLOURS)], MARKERS[place % len(MARKERS)]
+        axes.scatter(xs, ys, color=colour, marker=marker, label=str(place), **style)
     if len(groups) > 1:
         legend = axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
         for text, label in zip(legend.get_texts(), groups, strict=True):  # NOTE: matplotlib omits labels such as "_a".
-            text.set(text=_clip_text(label, 28), parse_math=False)
+            text.set_text(_clip_text(label, 28))
     axes.set_xlabel(facts["axes"][0], fontsize=9, color=SOFT)
     axes.set_ylabel(facts["axes"][1], fontsize=9, color=SOFT)
     _style(axes)
-    return _save(figure, file)
+    return figure
 
 
 def group_points(points: Sequence[Facts]) -> dict[str, list[Facts]]:
@@ -197,15 +206,14 @@ def group_points(points: Sequence[Facts]) -> dict[str, list[Facts]]:
     return top | ({f"{len(label_order) - len(top)} rarer labels": rare} if rare else {})
 
 
-def draw_changes(facts: Facts, path: str | os.PathLike[str]) -> Path:
+def draw_changes(facts: Facts) -> Any:
     """Draw the relative change of every layer and kind of weights, as shaded cells with numbers."""
-    file = check_picture(path)
     rows = facts["layers"]
     kinds = list_kinds(rows)
     figure = _build_figure(1.05 * (len(kinds) + 1) + 1.9, 0.3 * len(rows) + 1.3)
     axes = figure.add_subplot()
     changes = [change for row in rows for change in (row, *row["kinds"].values())]
-    largest = max(change["distance"] or 0.0 for change in changes) or 1.0
+    largest = max((change["distance"] or 0.0 for change in changes), default=0.0) or 1.0
     for place, row in enumerate(rows):
         for column, name in enumerate(["all", *kinds]):
             values = row if name == "all" else row["kinds"].get(name)
@@ -213,7 +221,7 @@ def draw_changes(facts: Facts, path: str | os.PathLike[str]) -> Path:
                 distance = values["distance"]  # None: the weights were 0
                 share = 1.0 if distance is None else min(distance / largest, 1.0)
                 colour = _blend("#ffffff", SERIES_COLOURS[0], 0.05 + 0.75 * share)
-                ink = "#ffffff" if share > 0.6 else INK
+                ink = "#ffffff" if share > 0.6 else CELL_INK
                 _add_cell(axes, column, place, colour, "new" if distance is None else f"{distance:.2%}", ink=ink)
     axes.set_xlim(-0.5, len(kinds) + 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -223,7 +231,7 @@ def draw_changes(facts: Facts, path: str | os.PathLike[str]) -> Path:
     axes.spines[:].set_visible(False)
     axes.xaxis.tick_top()
     axes.set_title("relative change |after - before| / |before|", fontsize=9, color=SOFT, loc="left")
-    return _save(figure, file)
+    return figure
 
 
 def list_kinds(rows: Sequence[Facts]) -> list[str]:
@@ -237,7 +245,7 @@ def _build_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def _add_cell(axes: Any, x: float, y: float, colour: str, text: str, *, ink: str = INK, clip: bool = True) -> None:
+def _add_cell(axes: Any, x: float, y: float, colour: str, text: str, *, ink: str = CELL_INK, clip: bool = True) -> None:
     from matplotlib.patches import Rectangle
 
     axes.add_patch(Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, facecolor=colour, linewidth=0, clip_on=clip))
@@ -296,3 +304,14 @@ def _save(figure: Any, file: Path) -> Path:
         figure.savefig(buffer, format=file.suffix[1:], **options)
     atomic_write(file, buffer.getvalue())
     return file
+
+
+DRAWERS: Mapping[str, Callable[[Facts], Any]] = {
+    "attention": draw_heads,
+    "attention-text": draw_view,
+    "layers": draw_layers,
+    "embeddings": draw_map,
+    "forgetting": draw_changes,
+    "diff": draw_changes,
+}
+"""Function of each kind of analysis that returns its figure."""

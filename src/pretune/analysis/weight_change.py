@@ -22,7 +22,8 @@ from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.io import load_with_method
 from pretune.adaptation.peft.io import ADAPTER_FILE
 from pretune.analysis.held_out import ModelSource, find_base
-from pretune.core.api import Result, check_arguments
+from pretune.analysis.pictures import Analysis
+from pretune.core.api import check_arguments
 from pretune.core.config import check_path
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.inference.text_model import get_language_model
@@ -87,7 +88,7 @@ class LayerChange(WeightChange):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightChanges(Result):
+class WeightChanges(Analysis):
     """Changes of all layers. `added` and `removed` count weights that only one model has, or rows of its tables."""
 
     initial: str  # name of the model
@@ -128,12 +129,6 @@ class WeightChanges(Result):
             "removed": self.removed,
             "layers": [layer.to_dict() for layer in self.layers],
         }
-
-    def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Write the picture of layers x kinds as .svg or .png; return its path."""
-        from pretune.analysis.pictures import draw_changes
-
-        return draw_changes(self.to_dict(), path)
 
     def __repr__(self) -> str:
         return f"WeightChanges({self.initial!r} to {self.final!r}: {self.distance:.2%}, cosine {self.cosine:.6f})"

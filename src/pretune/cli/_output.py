@@ -17,13 +17,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pretune.core import log
 from pretune.core.errors import UsageError, refuse_broken_link
-from pretune.core.table import align_columns
+from pretune.core.table import Section, align_columns
 
 WIDTH = 80
 """Width at which titles and notes of a page are wrapped; tables are narrower."""
@@ -177,16 +176,6 @@ def _format_clock(seconds: float) -> str:
 
 
 # Pages of small tables, by rich where stdout is a terminal, as aligned plain text otherwise.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """Title and table; with `align_right`, all columns but the first are right-aligned."""
-
-    title: str
-    rows: Sequence[Sequence[str]]
-    header: Sequence[str] | None = None
-    align_right: bool = False
 
 
 def print_page(title: str, about: str, sections: Sequence[Section], note: str) -> None:

@@ -4,18 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pretune.cli._analysis import (
-    PROBE_NOTE,
-    check_out,
-    describe_thresholds,
-    finish,
-    format_changes,
-    format_forgetting,
-    format_heads,
-    format_layers,
-    format_map,
-    format_view,
-)
+from pretune.cli._analysis import check_out, finish
 from pretune.cli._inputs import check_model, load_model, read_texts
 from pretune.cli._options import (
     AsJson,
@@ -126,17 +115,15 @@ def attention(
     held_out = read_held_out(model, language_model, texts) if inputs is None else None
     options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
     with show_progress("reading") as report:
+        read_text = held_out.texts if held_out is not None else None if inputs is None else inputs.texts
         result = analyze_attention(
-            language_model, inputs.texts if inputs is not None else held_out.texts if held_out is not None else None,
-            max_texts=texts, length=length, on_progress=report_texts(report), **options,
-        )  # fmt: skip
+            language_model, read_text, max_texts=texts, length=length, on_progress=report_texts(report), **options
+        )
     result = replace(result, source=inputs.name if inputs is not None else held_out.source if held_out else "")
     if result.truncated_texts:
         log.info(f"{format_count(result.truncated_texts, 'texts')} truncated to {length} tokens")
-    facts = result.to_dict()
     input_words = () if source is None else ("--input", source)
-    finish(result, "attention", out, as_json, format_heads(facts), describe_thresholds(facts),
-           ("attention", model, *input_words), model)  # fmt: skip
+    finish(result, out, as_json, ("attention", model, *input_words), model)
 
 
 def _view_text(model: str, text: str, part: Any, layer: int | None, head: int | None, mean: bool, out: Path | None,
@@ -151,8 +138,7 @@ def _view_text(model: str, text: str, part: Any, layer: int | None, head: int | 
                 for word in (name, str(value))]  # fmt: skip
     if result.truncated:
         log.warn(f"the text is truncated to its first {len(result.tokens)} tokens")
-    note = "The weights of a token sum to 1, less what a learned prefix gets."
-    finish(result, "attention-text", out, as_json, format_view(result.to_dict()), note, command, model)
+    finish(result, out, as_json, command, model)
 
 
 def layers(
@@ -199,10 +185,9 @@ def layers(
             loaded_model, names, examples=examples, seeds=seeds, data=data, device=device, on_progress=report,
             texts=None if texts is None else texts.texts,
         )  # fmt: skip
-    facts = result.to_dict()
     command = ["layers", model, *(() if task is None else ("--task", task)), "--examples", examples]
     command += [] if source is None else ["--input", source]
-    finish(result, "layers", out, as_json, format_layers(facts), PROBE_NOTE, command, model)
+    finish(result, out, as_json, command, model)
 
 
 def embeddings(
@@ -241,12 +226,10 @@ def embeddings(
             model if is_static else load_model(model, base=base, device=device), inputs.texts, labels=inputs.labels,
             method=method, on_progress=report_texts(report), **options,  # type: ignore[arg-type]
         )  # fmt: skip
-    facts = result.to_dict()
     command = ["embeddings", model, "--input", source, *(() if field == "text" else ("--field", field))]
     command += [*(() if label is None else ("--label", label)), "--method", method]
-    note = f"{format_count(facts['total_texts'], 'texts')} of {inputs.name}, vectors of width {facts['width']}."
-    run = None if is_static else model
-    finish(result, "embeddings", out, as_json, format_map(facts), note, command, run)
+    note = f"{format_count(result.total_texts, 'texts')} of {inputs.name}, vectors of width {result.width}."
+    finish(result, out, as_json, command, None if is_static else model, note)
 
 
 def forgetting(
@@ -270,10 +253,8 @@ def forgetting(
     from pretune.runs.analyze import analyze_forgetting
 
     result = analyze_forgetting(run, data=data, base=base, device=device)
-    facts = result.to_dict()
-    note = f"{facts['objective']} loss on {facts['data']}; the run started from {facts['before']}."
     command = ["forgetting", run, *(() if data is None else ("--data", data))]
-    finish(result, "forgetting", out, as_json, format_forgetting(facts), note, command, run)
+    finish(result, out, as_json, command, run)
 
 
 def diff(
@@ -296,7 +277,4 @@ def diff(
         check_model(run)
     from pretune.analysis.weight_change import analyze_diff
 
-    result = analyze_diff(*runs, base=base)
-    facts = result.to_dict()
-    note = f"From {facts['before']} to {facts['after']}."
-    finish(result, "diff", out, as_json, format_changes(facts), note, ("diff", *runs), runs[-1])
+    finish(analyze_diff(*runs, base=base), out, as_json, ("diff", *runs), runs[-1])

@@ -7,10 +7,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pretune.cli._options import AsCsv, AsJson, argument, check_format, complete_families, complete_settings, option
-from pretune.cli._output import WIDTH, Section, find_free_path, hint, hint_other, print_csv, print_page, quote
+from pretune.cli._output import WIDTH, find_free_path, hint, hint_other, print_csv, print_page, quote
 from pretune.core import log
 from pretune.core.errors import UsageError, explain_missing
 from pretune.core.log import format_count, parse_count
+from pretune.core.table import Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

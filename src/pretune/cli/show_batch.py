@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pretune.cli._options import AsJson, argument, complete_objectives, complete_shapes, option
-from pretune.cli._output import Section, find_free_path, hint, hint_other, print_page, quote
+from pretune.cli._output import find_free_path, hint, hint_other, print_page, quote
 from pretune.core import log
-from pretune.core.table import count_cells
+from pretune.core.table import Section, count_cells
 
 if TYPE_CHECKING:
     from pretune.objectives.example import BatchExample, ExampleSide
@@ -77,7 +77,7 @@ def _build_sections(example: "BatchExample") -> list[Section]:
     settings = {name: value for name, value in example.settings.items() if name != "kind" and value is not None}
     text = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, width=10**6).strip("{}\n")
     title = f"{example.objective}: shape {example.shape}, seed {example.seed}{', ' * bool(text)}{text}"
-    sections = [Section(title=title, rows=[])]
+    sections = [Section(title=title)]
     for sequence in example.sequences:
         label = "" if sequence.label is None else f"label {sequence.label}, "
         terms = [f"{count} {'targets' if name == 'loss' else name}" for name, count in sequence.counts.items()]

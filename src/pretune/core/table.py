@@ -1,8 +1,19 @@
 """Tables of texts, in aligned columns for the terminal and in Markdown."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 Row = Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Title and table; with `align_right`, all columns but the first are right-aligned."""
+
+    title: str
+    rows: Sequence[Row] = ()
+    header: Row | None = None
+    align_right: bool = False
 
 
 def align_columns(rows: Iterable[Row], *, right: bool = False, indent: str = "  ") -> Iterator[str]:

@@ -7,23 +7,36 @@ RUN/analysis/diff.json        change of every layer         forgetting.json     
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from pretune.analysis.attention_patterns import CLASSES, LETTERS
-from pretune.analysis.pictures import MARKERS, group_points, list_head_classes, list_kinds
+from pretune.analysis.attention_patterns import CLASSES, LETTERS, MEASURED_PATTERNS
+from pretune.analysis.pictures import draw_analysis, group_points, list_head_classes, list_kinds
 from pretune.core.config import Amount, Count, Number, check_record
 from pretune.core.errors import DataError
 from pretune.core.io import read_json
 from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir
-from pretune.reports import NO_MARKUP, Markup, element, join, note, table
-from pretune.reports.charts import Series, draw_line_chart
+from pretune.core.table import Section
+from pretune.reports import Markup, element, join, note, table
+from pretune.reports.charts import to_svg
+from pretune.reports.facts import is_number
 
 Facts = Mapping[str, Any]
-CLASS_COLOURS = dict(zip(CLASSES, (0, 5, 2, 3, 1, 4, 6, 7), strict=True))
-"""Colour of each class among those of the page."""
-MIN_FULL_COLOUR = 0.3
-"""Attention weight from which a cell may have its full colour."""
+MAX_LISTED = 3
+"""Tokens listed for each token of a text."""
+MIN_LISTED_WEIGHT = 0.05
+PROBE_NOTE = (
+    "Accuracy of a linear probe on test items, on a control task with random labels by word type, and their difference "
+    "(selectivity); mix is the weight of the layer in a scalar mix of all. Layer 0 is the input of the first layer."
+)
+
+
+class Description(NamedTuple):
+    """Analysis as tables, with a note."""
+
+    title: str
+    sections: list[Section]
+    note: str
 
 
 class HeadRecord(TypedDict):
@@ -139,20 +152,27 @@ class LossChangeRecord(TypedDict):
 
 
 class ChangesFile(ChangeRecord):
-    """diff.json, and with a loss forgetting.json."""
+    """diff.json."""
 
     before: str
     after: str
     layers: list[LayerChangeRecord]
-    objective: NotRequired[str]
-    data: NotRequired[str]
-    loss: NotRequired[LossChangeRecord]
+    added: NotRequired[Count]
+    removed: NotRequired[Count]
+
+
+class ForgettingFile(ChangesFile):
+    """forgetting.json."""
+
+    objective: str
+    data: str
+    loss: LossChangeRecord
 
 
 def load_analyses(directory: Path) -> list[Facts]:
-    """Return the analyses of a run, in the order of `RENDERERS`; raise a DataError for a damaged file."""
+    """Return the analyses of a run, in the order of `KINDS`; raise a DataError for a damaged file."""
     analyses: list[Facts] = []
-    for kind, (record, _) in RENDERERS.items():
+    for kind, (record, _) in KINDS.items():
         path = RunDir(directory).analysis / f"{kind}.json"
         if path.is_file():
             facts = read_json(path, DataError)
@@ -166,153 +186,180 @@ def _check(facts: Facts, kind: str, path: Path) -> None:
     """Raise a DataError if the file is of another kind, or its lists do not fit together."""
     is_valid = facts.get("kind") == kind
     if kind == "attention":
-        is_valid &= bool(facts["heads"]) and all(head.get("class") in CLASSES for head in facts["heads"])
+        measures = (*MEASURED_PATTERNS, "entropy")
+        is_valid &= all(head.get("class") in CLASSES for head in facts["heads"])
+        is_valid &= all(is_number(head.get(name)) for head in facts["heads"] for name in measures)
+        is_valid &= [*list_head_classes(facts)] == [*facts["shares"]] != []
+        is_valid &= all(len({*map(len, layers)}) == 1 for layers in list_head_classes(facts).values())
     elif kind == "attention-text":
-        is_valid &= len(facts["weights"]) == len(facts["tokens"])
+        is_valid &= len(facts["weights"]) == len(facts["tokens"]) > 0 and bool(facts["keys"])
         is_valid &= all(len(row) == len(facts["keys"]) for row in facts["weights"])
     elif kind == "layers":
-        is_valid &= all(task["layers"] for task in facts["tasks"])
+        is_valid &= bool(facts["tasks"]) and all(task["layers"] for task in facts["tasks"])
         is_valid &= all(
             task["mix"] is None or len(task["mix"]["weights"]) == len(task["layers"]) for task in facts["tasks"]
         )
+    elif kind == "forgetting":
+        is_valid &= all("loss" in facts["loss"][side] for side in ("before", "after"))
     if not is_valid:
         raise DataError(
             f"{path}: not an analysis of the kind '{kind}'; run `pretune analyze` again, or remove the file"
         )
 
 
+def describe_analysis(facts: Facts) -> Description:
+    """Return an analysis of any kind as tables, with a note."""
+    return KINDS[facts["kind"]][1](facts)
+
+
 def render_analyses(runs: Sequence[tuple[str, Sequence[Facts]]]) -> Markup:
-    """Render the analyses of runs, by name."""
+    """Render the analyses of runs, by name: the tables that the terminal shows, and the picture."""
     parts: list[Markup] = []
     for name, analyses in runs:
         for facts in analyses:
-            title = f"{name}: " if len(runs) > 1 else ""
-            parts.append(RENDERERS[facts["kind"]][1](facts, title))
+            title, sections, note_text = describe_analysis(facts)
+            parts += [element("h3", f"{name}: {title}" if len(runs) > 1 else title), note(note_text)]
+            for section in sections:
+                parts += [element("p", section.title, kind="above"), table(section.header or (), section.rows)]
+            parts.append(element("figure", to_svg(draw_analysis(facts), title)))
     return join(parts)
 
 
-def _render_heads(facts: Facts, title: str) -> Markup:
-    parts = [element("h3", f"{title}attention heads")]
-    thresholds = facts["thresholds"]
-    parts.append(
-        note(
-            f"{format_count(facts['texts'], 'texts')} ({facts['source']}). A head has the pattern with the most "
-            f"attention if that is at least {thresholds['pattern']:g} beyond uniform attention; else it is broad from "
-            f"a relative entropy of {thresholds['broad']:g}, or mixed."
-        )
-    )
+def _describe_heads(facts: Facts) -> Description:
+    """Return the classes of all heads: layers x heads by letter, shares, and the strongest head of each."""
+    sections = []
     for part, layers in list_head_classes(facts).items():
-        head = ("layer", *(str(number) for number in range(1, len(layers[0]) + 1)))
-        rows = [
-            (str(number), *(_render_cell(LETTERS[name], CLASS_COLOURS[name], 1.0, name) for name in row))
-            for number, row in enumerate(layers, 1)
-        ]
-        parts += [element("p", f"{part} heads", kind="above"), table(head, rows, kind="confusion")]
-    names = [name for name in CLASSES if any(shares.get(name) for shares in facts["shares"].values())]
-    rows = [
-        (name, _render_cell(LETTERS[name], CLASS_COLOURS[name], 1.0, name),
-         *(f"{shares.get(name, 0):.0%}" for shares in facts["shares"].values()))
-        for name in names
-    ]  # fmt: skip
-    return join([*parts, table(("class", "", *facts["shares"]), rows, kind="confusion")])
-
-
-def _render_cell(text: str, colour: int, share: float, title: str = "") -> Markup:
-    options = {"title": title} if title else {}
-    return element("span", text, kind=f"cell c{colour}", style=f"--v:{share:.3f}", **options)
-
-
-def _render_view(facts: Facts, title: str) -> Markup:
-    strongest = max([weight for row in facts["weights"] for weight in row] + [MIN_FULL_COLOUR])
-    rows = [
-        (token, *(_render_cell(f"{weight:.2f}"[1:] if weight < 0.995 else "1", 0, max(0.0, weight / strongest))
-                  for weight in row))
-        for token, row in zip(facts["tokens"], facts["weights"], strict=True)
-    ]  # fmt: skip
-    heading = element("h3", f"{title}attention of one text")
-    about = note(f"{facts['title']}. A row is a token, its cells the attention to the tokens of the columns.")
-    return join([heading, about, table(("from", *facts["keys"]), rows, kind="confusion")])
-
-
-def _render_layers(facts: Facts, title: str) -> Markup:
-    charts, rows = [], []
-    names = ("accuracy", "control", "selectivity")
-    for task in facts["tasks"]:
-        series = [
-            Series(name, tuple((row["layer"], row[name]) for row in task["layers"]), colour=place,
-                   style="dashed" if place == 1 else "")
-            for place, name in enumerate(names)
-        ]  # fmt: skip
-        charts.append(draw_line_chart(series, x="layer (0: embeddings)", y=task["task"]))
-        if task["mix"] is not None:
-            points = tuple(
-                (row["layer"], weight) for row, weight in zip(task["layers"], task["mix"]["weights"], strict=True)
-            )
-            charts.append(
-                draw_line_chart([Series("weight", points, colour=5)], x="layer", y=f"{task['task']}: scalar mix")
-            )
-        best = max(task["layers"], key=lambda row: float(row["accuracy"]))
-        mix = "" if task["mix"] is None else f"{task['mix']['accuracy']:.3f}"
-        scores = [f"{best[name]:.3f}" for name in names]
-        items = (f"{task['majority']:.3f}", mix, f"{task['train']:,}", task["source"])
-        rows.append((task["task"], str(best["layer"]), *scores, *items))
-    head = ("task", "best layer", *names, "majority", "scalar mix", "training items", "data")
-    about = "Linear probes; the control task has random labels by word type, selectivity is the difference."
-    return join(
-        [element("h3", f"{title}probes of the layers"), note(about), table(head, rows),
-         element("div", *charts, kind="charts")]
-    )  # fmt: skip
-
-
-def _render_map(facts: Facts, title: str) -> Markup:
-    series = [
-        Series(label or "texts", tuple((point["x"], point["y"]) for point in points), colour=place, style="dots",
-               marker=MARKERS[place % len(MARKERS)])
-        for place, (label, points) in enumerate(group_points(facts["points"]).items())
-    ]  # fmt: skip
-    agreement, chance, about = facts["neighbor_agreement"], facts["chance_agreement"] or 0.0, ""
-    if agreement is not None:
-        about = f" The nearest neighbor of a text has its label in {agreement:.1%} (by chance {chance:.1%})."
-    chart = draw_line_chart(series, x="first axis", y=f"{facts['axes'][1]} by {facts['axes'][0]}")
-    heading = element("h3", f"{title}map of {format_count(facts['texts'], 'texts')}")
-    return join([heading, note(f"Embeddings in two dimensions.{about}"), chart])
-
-
-def _render_changes(facts: Facts, title: str) -> Markup:
-    kinds = list_kinds(facts["layers"])
-    changes = [change for row in facts["layers"] for change in (row, *row["kinds"].values())]
-    largest = max((change["distance"] or 0.0 for change in changes), default=0.0) or 1.0
+        rows = [(f"layer {number}", *(LETTERS[name] for name in row)) for number, row in enumerate(layers, 1)]
+        header = ("", *(str(number) for number in range(1, len(layers[0]) + 1)))
+        sections.append(Section(title=f"{part}: layers x heads", rows=rows, header=header, align_right=True))
     rows = []
-    for row in facts["layers"]:
-        cells = [_render_distance(row["kinds"].get(kind), largest) for kind in kinds]
-        rows.append((row["layer"], _render_distance(row, largest), *cells, f"{row['cosine']:.4f}"))
-    parts = [element("h3", f"{title}{'forgetting' if 'loss' in facts else 'change of the weights'}")]
-    if loss := facts.get("loss"):
-        parts.append(
-            note(
-                f"{facts.get('objective', '')} loss on {facts.get('data', '')}: "
-                f"{loss['before'].get('loss', 0):.4f} before, {loss['after'].get('loss', 0):.4f} after "
-                f"({loss['difference']:+.4f})."
+    for name in CLASSES:
+        for part, shares in facts["shares"].items():
+            members = [head for head in facts["heads"] if head["class"] == name and head["part"] == part]
+            if members:
+                share = f"{shares.get(name, 0):.0%}"
+                rows.append((LETTERS[name], name, part, share, _describe_strongest(name, members)))
+    header = ("", "class", "part", "share", "strongest: layer-head, mean attention")
+    sections.append(Section(title="classes", rows=rows, header=header))
+    thresholds = facts["thresholds"]
+    about = (
+        f"Text: {facts['source']}, {format_count(facts['tokens'], 'tokens')}. A head has the pattern with the most "
+        f"attention if that is at least {thresholds['pattern']:g} beyond uniform attention; else it is broad from a "
+        f"relative entropy of {thresholds['broad']:g}, or mixed."
+    )
+    return Description(f"attention heads over {format_count(facts['texts'], 'texts')}", sections, about)
+
+
+def _describe_strongest(name: str, heads: Sequence[Facts]) -> str:
+    key = name if name in heads[0] else "entropy"
+    best = max(heads, key=lambda head: float(head[key]))
+    value = f"{best[key]:.2f}" if key != "entropy" else f"relative entropy {best[key]:.2f}"
+    return f"{best['layer']}-{best['head']}, {value}"
+
+
+def _describe_view(facts: Facts) -> Description:
+    """Return the strongest keys of every token."""
+    rows = []
+    for number, (token, weights) in enumerate(zip(facts["tokens"], facts["weights"], strict=True), 1):
+        order = sorted(range(len(weights)), key=lambda place: -weights[place])[:MAX_LISTED]
+        targets = [f"{facts['keys'][i]} ({i + 1}) {weights[i]:.2f}" for i in order if weights[i] >= MIN_LISTED_WEIGHT]
+        rows.append((str(number), token, ", ".join(targets)))
+    title = "each token and those it attends to most (number, weight)"
+    sections = [Section(title=title, rows=rows, header=("", "from", "to"))]
+    about = "The weights of a token sum to 1, less what a learned prefix gets."
+    return Description(f"attention: {facts['title']}", sections, about)
+
+
+def _describe_layers(facts: Facts) -> Description:
+    """Return the probes of each task by layer."""
+    sections = []
+    for task in facts["tasks"]:
+        mix_weights = [None] * len(task["layers"]) if task["mix"] is None else task["mix"]["weights"]
+        rows = [
+            (
+                f"layer {row['layer']}",
+                *(_format_score(row[name], row.get(f"{name}_std")) for name in ("accuracy", "control", "selectivity")),
+                "-" if weight is None else f"{weight:.2f}",
             )
+            for row, weight in zip(task["layers"], mix_weights, strict=True)
+        ]
+        about = f"{task['train']:,} training and {task['test']:,} test items of {task['source'] or 'the texts'}"
+        mix = "" if task["mix"] is None else f", scalar mix {task['mix']['accuracy']:.3f}"
+        title = f"{task['task']} ({about}; majority {task['majority']:.3f}{mix})"
+        header = ("", "accuracy", "control", "selectivity", "mix")
+        sections.append(Section(title=title, rows=rows, header=header, align_right=True))
+    return Description("probes of every layer", sections, PROBE_NOTE)
+
+
+def _format_score(mean: float, std: float | None) -> str:
+    return f"{mean:.3f}" if std is None else f"{mean:.3f} ± {std:.3f}"
+
+
+def _describe_map(facts: Facts) -> Description:
+    """Return the labels of a map with their numbers, and how often neighbours agree."""
+    rows = [("axes", "; ".join(facts["axes"]))]
+    sections = [Section(title="map", rows=rows)]
+    if facts["neighbor_agreement"] is not None:
+        chance = f"(by chance {facts['chance_agreement'] or 0.0:.3f})"
+        rows.append(("nearest neighbor has the label", f"{facts['neighbor_agreement']:.3f} {chance}"))
+        label_rows = [
+            (label, str(len(points)), *(f"{sum(p[axis] for p in points) / len(points):.2f}" for axis in "xy"))
+            for label, points in group_points(facts["points"]).items()
+        ]
+        header = ("", "texts", "mean x", "mean y")
+        sections.append(Section(title="labels", rows=label_rows, header=header, align_right=True))
+    method = {"pca": "PCA", "tsne": "t-SNE"}.get(facts["method"], facts["method"])
+    title = f"map of {format_count(facts['texts'], 'texts')} by {method}"
+    return Description(title, sections, "Embeddings in two dimensions.")
+
+
+def _describe_changes(facts: Facts) -> Description:
+    """Return the change of every layer and kind of weights."""
+    kinds = list_kinds(facts["layers"])
+    rows = [
+        (
+            row["layer"],
+            _format_distance(row),
+            f"{row['cosine']:.5f}",
+            *(_format_distance(row["kinds"].get(k)) for k in kinds),
         )
-    parts.append(note(f"From {facts['before']} to {facts['after']}: |after - before| / |before|, and the cosine."))
-    return join([*parts, table(("layer", "all", *kinds, "cosine"), rows, kind="confusion")])
+        for row in facts["layers"]
+    ]
+    rows.append(("all", _format_distance(facts), f"{facts['cosine']:.5f}", *("" for _ in kinds)))
+    header = ("", "distance", "cosine", *kinds)
+    sections = [Section(title="relative change by layer and part", rows=rows, header=header, align_right=True)]
+    counts = [(name, f"{facts[name]:,} parameters") for name in ("added", "removed") if facts.get(name)]
+    sections += [Section(title="only in one model", rows=counts)] if counts else []
+    title = f"weights moved by {_format_distance(facts)}"
+    return Description(title, sections, f"From {facts['before']} to {facts['after']}.")
 
 
-def _render_distance(change: Facts | None, largest: float) -> Markup:
+def _format_distance(change: Facts | None) -> str:
     if change is None:
-        return NO_MARKUP
-    distance = change["distance"]
-    share = 1.0 if distance is None else distance / largest
-    return _render_cell("new" if distance is None else f"{distance:.2%}", 0, share)
+        return ""
+    return "new" if change["distance"] is None else f"{change['distance']:.3%}"
 
 
-RENDERERS: Mapping[str, tuple[type, Callable[[Facts, str], Markup]]] = {
-    "attention": (HeadsFile, _render_heads),
-    "attention-text": (ViewFile, _render_view),
-    "layers": (LayersFile, _render_layers),
-    "embeddings": (MapFile, _render_map),
-    "forgetting": (ChangesFile, _render_changes),
-    "diff": (ChangesFile, _render_changes),
+def _describe_forgetting(facts: Facts) -> Description:
+    """Return the losses before and after, and the change of the weights."""
+    before, after = facts["loss"]["before"], facts["loss"]["after"]
+    rows = [
+        (name, f"{value:.4f}", f"{after[name]:.4f}", f"{after[name] - value:+.4f}")
+        for name, value in before.items()
+        if name in after
+    ]
+    losses = Section(title="validation", rows=rows, header=("", "before", "after", "difference"), align_right=True)
+    title = f"pre-training loss {before['loss']:.4f} before, {after['loss']:.4f} after"
+    about = f"{facts['objective']} loss on {facts['data']}; the run started from {facts['before']}."
+    return Description(title, [losses, *_describe_changes(facts).sections], about)
+
+
+KINDS: Mapping[str, tuple[type, Callable[[Facts], Description]]] = {
+    "attention": (HeadsFile, _describe_heads),
+    "attention-text": (ViewFile, _describe_view),
+    "layers": (LayersFile, _describe_layers),
+    "embeddings": (MapFile, _describe_map),
+    "forgetting": (ForgettingFile, _describe_forgetting),
+    "diff": (ChangesFile, _describe_changes),
 }
-"""Record and renderer of every kind of analysis."""
+"""Record and description of every kind of analysis."""

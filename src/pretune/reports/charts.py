@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from pretune.analysis.pictures import INK, RULE, SOFT
+from pretune.core.log import escape as escape_controls
 from pretune.core.log import format_number
 from pretune.reports import NO_MARKUP, Markup, element
 
@@ -27,7 +29,9 @@ MAX_BANDS, WHISKER_SPACING = 2, 3.0
 MIN_TICK_DISTANCE = 0.1
 """Minimum distance of the numbers of a logarithmic axis, as a share of its length."""
 _SOFT, _RULE = "#10c098", "#10c099"
-_THEME = {_SOFT: "var(--soft)", _RULE: "var(--rule)"} | {f"#10c0{n:02}": f"var(--c{n})" for n in range(COLOUR_COUNT)}
+_SERIES = {f"#10c0{n:02}": f"var(--c{n})" for n in range(COLOUR_COUNT)}
+_TEXTS = {_SOFT: "var(--soft)", _RULE: "var(--rule)", INK: "var(--ink)", SOFT: "var(--soft)", RULE: "var(--rule)"}
+_THEME = _SERIES | _TEXTS
 """Colours that matplotlib draws, and the CSS variables that replace them."""
 _STYLES: dict[str, dict[str, Any]] = {
     "dashed": {"linestyle": (0, (3, 2))},
@@ -81,7 +85,7 @@ def draw_line_chart(series: Sequence[Series], *, x: str, y: str, log_x: bool = F
         for line in lines
         if line.name
     ]
-    chart = Markup(_to_svg(figure, f"{y} by {x}"))
+    chart = to_svg(figure, f"{y} by {x}")
     return element("figure", element("p", y, kind="above"), chart, element("figcaption", *keys))
 
 
@@ -138,7 +142,7 @@ def select_ticks(values: Sequence[float]) -> list[float]:
     return ticks
 
 
-def _to_svg(figure: Any, title: str) -> str:
+def to_svg(figure: Any, title: str) -> Markup:
     """Return a figure as an SVG element without links, ids and fonts of its own, in CSS colours."""
     import matplotlib as mpl
 
@@ -149,6 +153,7 @@ def _to_svg(figure: Any, title: str) -> str:
     body = buffer.getvalue().partition("</defs>")[2]  # after the metadata and a style sheet for the whole page
     body = re.sub(r' id="[\w.]+_\d+"|<!--.*?-->|\n *| font-family: [^;]+;| transform="rotate\(-0 [^"]+"', "", body)
     body = re.sub("|".join(_THEME), lambda match: _THEME[match[0]], body)
-    size = f"0 0 {72 * WIDTH:g} {72 * HEIGHT:g}"
+    width, height = figure.get_size_inches()
+    size = f"0 0 {72 * width:g} {72 * height:g}"
     opening = element("svg", kind="chart", viewBox=size, role="img", aria_label=title)
-    return opening.removesuffix("</svg>") + body
+    return Markup(opening.removesuffix("</svg>") + escape_controls(body))

@@ -21,9 +21,10 @@ from pretune.adaptation.freeze import Full
 from pretune.adaptation.methods import AnyMethod
 from pretune.adaptation.peft.io import ADAPTER_FILE
 from pretune.analysis.held_out import find_base, find_data
+from pretune.analysis.pictures import Analysis
 from pretune.analysis.weight_change import WeightChanges, compare_weights
 from pretune.core import config
-from pretune.core.api import Result, check_arguments
+from pretune.core.api import check_arguments
 from pretune.core.errors import DataError
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
@@ -37,7 +38,7 @@ from pretune.training.distributed import Ranks, resolve_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgettingResult(Result):
+class ForgettingResult(Analysis):
     """Pre-training loss before and after a run, and the change of its weights."""
 
     objective: str
@@ -64,12 +65,6 @@ class ForgettingResult(Result):
             "data": self.data,
             "loss": {"before": self.before, "after": self.after, "difference": self.difference},
         }
-
-    def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Write the picture of the changes as .svg or .png; return its path."""
-        from pretune.analysis.pictures import draw_changes
-
-        return draw_changes(self.to_dict(), path)
 
     def __repr__(self) -> str:
         loss = f"{self.before['loss']:.4f} to {self.after['loss']:.4f}"
