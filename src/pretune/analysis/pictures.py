@@ -108,17 +108,16 @@ def draw_view(facts: Facts) -> Any:
     figure = _build_figure(5.2, max(0.24 * rows + 0.9, 2.2))
     axes = figure.add_subplot()
     strongest = max(float(weights.max()), 1e-9)
-    lines, colours, sizes = [], [], []
+    strokes = []
     for query, row in enumerate(weights):
         for key, weight in enumerate(row):
-            if weight >= 0.02 * strongest:
-                lines.append([(0.0, query), (1.0, key)])
-                strength = float(weight) / strongest
-                colours.append((*_to_rgb(SERIES_COLOURS[query % 6]), 0.08 + 0.92 * strength))
-                sizes.append(0.3 + 2.4 * strength)
-    order = np.argsort(sizes)
-    lines, colours, sizes = ([values[i] for i in order] for values in (lines, colours, sizes))
-    axes.add_collection(LineCollection(lines, colors=colours, linewidths=sizes))
+            strength = float(weight) / strongest
+            if strength >= 0.02:
+                colour = (*_to_rgb(SERIES_COLOURS[query % 6]), 0.08 + 0.92 * strength)
+                strokes.append((0.3 + 2.4 * strength, [(0.0, query), (1.0, key)], colour))
+    strokes.sort(key=lambda stroke: stroke[0])  # the strongest on top
+    widths, lines, colours = zip(*strokes, strict=True) if strokes else ((), (), ())
+    axes.add_collection(LineCollection(lines, colors=colours, linewidths=widths))
     style = {"va": "center", "fontsize": 9}
     for place, name in enumerate(tokens):
         axes.text(-0.03, place, name, ha="right", color=SERIES_COLOURS[place % 6], **style)
