@@ -183,12 +183,7 @@ def analyze_attention(
     Raises:
         UsageError: The model has no attention (a recurrent one) or no tokenizer, or a number is out of range.
     """
-    for name, value, minimum in (("max_texts", max_texts, 1), ("length", length, 4)):
-        if value < minimum:
-            raise UsageError(f"{name} must be >= {minimum}, got {value}")
-    for name, share in (("threshold", threshold), ("broad_threshold", broad_threshold)):
-        if not 0 < share <= 1:
-            raise UsageError(f"{name} must be above 0 and at most 1, got {share:g}")
+    _check_limits(max_texts=max_texts, length=length, threshold=threshold, broad_threshold=broad_threshold)
     language_model = open_model(model, device)
     parts = list_parts(language_model)
     held_out = read_held_out(model, language_model, max_texts) if texts is None else None
@@ -220,6 +215,16 @@ def analyze_attention(
         threshold=threshold,
         broad_threshold=broad_threshold,
     )
+
+
+def _check_limits(*, max_texts: int, length: int, threshold: float, broad_threshold: float) -> None:
+    """Raise a UsageError for a number out of range."""
+    for name, value, minimum in (("max_texts", max_texts, 1), ("length", length, 4)):
+        if value < minimum:
+            raise UsageError(f"{name} must be >= {minimum}, got {value}")
+    for name, share in (("threshold", threshold), ("broad_threshold", broad_threshold)):
+        if not 0 < share <= 1:
+            raise UsageError(f"{name} must be above 0 and at most 1, got {share:g}")
 
 
 @check_arguments()

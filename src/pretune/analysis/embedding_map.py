@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -52,10 +53,9 @@ class EmbeddingMap(Analysis):
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row per text."""
         return [
-            {"x": float(x), "y": float(y), "label": None if self.labels is None else self.labels[place],
-             "text": self.texts[place]}
-            for place, (x, y) in enumerate(self.points)
-        ]  # fmt: skip
+            {"x": float(x), "y": float(y), "label": label, "text": text}
+            for (x, y), label, text in zip(self.points, self.labels or repeat(None), self.texts, strict=False)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the map as plain data."""
@@ -109,18 +109,10 @@ def analyze_embeddings(
     """
     if method not in METHODS:
         raise UsageError(f"unknown method '{method}' (allowed: {', '.join(METHODS)})")
-    if isinstance(texts, str):
-        raise UsageError("texts must be a list, got a single text; use [text]")
     if labels is not None and len(labels) != len(texts):
         raise UsageError(f"{len(labels)} labels for {len(texts)} texts; pass one for each")
-    if max_texts < MIN_TEXTS:
-        raise UsageError(f"max_texts must be >= {MIN_TEXTS}, got {max_texts}")
-    places = [*range(len(texts))]
-    if len(texts) > max_texts:
-        places = sorted(make_generator(seed, 0).choice(len(texts), max_texts, replace=False).tolist())
+    places = _sample_places(texts, max_texts, seed)
     sample = [texts[i] for i in places]
-    if len({*sample}) < MIN_TEXTS:
-        raise DataError(f"a map needs at least {MIN_TEXTS} different texts, got {len({*sample})}")
     source = model if isinstance(model, nn.Module) or is_word_vectors(model) else open_model(model, device)
     embedder = build_embedder(source, device=device, pooling=pooling, layer=layer)
     vectors = embedder(sample, on_progress).vectors
@@ -139,15 +131,29 @@ def analyze_embeddings(
     )
 
 
+def _sample_places(texts: Sequence[str], max_texts: int, seed: int) -> list[int]:
+    """Return the places of all texts, or of a random sample; raise if there are too few different ones."""
+    if isinstance(texts, str):
+        raise UsageError("texts must be a list, got a single text; use [text]")
+    if max_texts < MIN_TEXTS:
+        raise UsageError(f"max_texts must be >= {MIN_TEXTS}, got {max_texts}")
+    places = [*range(len(texts))]
+    if len(texts) > max_texts:
+        places = sorted(make_generator(seed, 0).choice(len(texts), max_texts, replace=False).tolist())
+    count = len({texts[i] for i in places})
+    if count < MIN_TEXTS:
+        raise DataError(f"a map needs at least {MIN_TEXTS} different texts, got {count}")
+    return places
+
+
 def project(vectors: Floats, method: str, seed: int) -> tuple[Floats, tuple[str, str]]:
     """Return the points `[n, 2]` of vectors `[n, W]`, and the names of the axes."""
     from sklearn.decomposition import PCA
 
     if method == "pca":
         pca = PCA(2, svd_solver="full").fit(vectors)
-        shares = [f"component {number} ({share:.0%} of the variance)"
-                  for number, share in enumerate(pca.explained_variance_ratio_, 1)]  # fmt: skip
-        return pca.transform(vectors).astype(np.float32), (shares[0], shares[1])
+        first, second = (f"{share:.0%} of the variance" for share in pca.explained_variance_ratio_)
+        return pca.transform(vectors).astype(np.float32), (f"component 1 ({first})", f"component 2 ({second})")
     from sklearn.manifold import TSNE
 
     count = min(50, *vectors.shape)

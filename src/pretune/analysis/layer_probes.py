@@ -15,6 +15,7 @@ input of the first layer. An encoder-decoder is represented by its encoder.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,11 +116,10 @@ class LayerProbes(Analysis):
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row per task and layer."""
         return [
-            {"task": probe.task, **score._asdict(), "majority": probe.majority,
-             "mix_weight": None if probe.mix is None else probe.mix.weights[score.layer]}
+            {"task": probe.task, **score._asdict(), "majority": probe.majority, "mix_weight": weight}
             for probe in self.tasks
-            for score in probe.layers
-        ]  # fmt: skip
+            for score, weight in zip(probe.layers, probe.mix.weights if probe.mix else repeat(None), strict=False)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all probes as plain data."""

@@ -53,12 +53,13 @@ def split_windows(starts: Ints, lengths: Ints, limit: int) -> tuple[Ints, Ints, 
 
 
 PER_TOKEN = (
-    "tokens", "special", "words", "sentences", "segments", "targets", "order", "blanks", "token_logits",
-    "token_features",
-)  # fmt: skip
+    *("tokens", "special", "words", "sentences", "segments", "targets", "order", "blanks"),
+    *("token_logits", "token_features"),
+)
 PER_SEQUENCE = (
-    "samples", "epochs", "sources", "sides", "prefix", "view", "labels", "sequence_logits", "sequence_features",
-)  # fmt: skip
+    *("samples", "epochs", "sources", "sides", "prefix", "view", "labels"),
+    *("sequence_logits", "sequence_features"),
+)
 """Fields of `Sequences` with one value per token, and with one value per sequence."""
 
 
@@ -148,10 +149,11 @@ def join(parts: Sequence[Sequences]) -> Sequences:
     return Sequences(**columns)
 
 
-SLOT_VALUES: dict[str, Any] = {
-    "tokens": 0, "special": True, "words": True, "sentences": True, "segments": 0, "targets": IGNORE_INDEX, "order": 0,
-    "blanks": -1, "token_logits": 0.0, "token_features": 0.0,
-}  # fmt: skip
+SLOT_VALUES: dict[str, int] = dict.fromkeys(PER_TOKEN, 0) | {
+    **dict.fromkeys(("special", "words", "sentences"), True),
+    "targets": IGNORE_INDEX,
+    "blanks": -1,
+}
 """Field values of a slot: a valid token id that is never used, rank 0 (context), outside of masked spans."""
 
 

@@ -7,7 +7,7 @@ RUN/analysis/diff.json        change of every layer         forgetting.json     
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 from pretune.analysis.attention_patterns import CLASSES, LETTERS, MEASURED_PATTERNS
 from pretune.analysis.pictures import draw_analysis, group_points, list_head_classes, list_kinds
@@ -19,9 +19,8 @@ from pretune.core.run_dir import RunDir
 from pretune.core.table import Section
 from pretune.reports import Markup, element, join, note, table
 from pretune.reports.charts import to_svg
-from pretune.reports.facts import is_number
+from pretune.reports.facts import Facts, is_number
 
-Facts = Mapping[str, Any]
 MAX_LISTED = 3
 """Tokens listed for each token of a text."""
 MIN_LISTED_WEIGHT = 0.05
@@ -342,14 +341,14 @@ def _format_distance(change: Facts | None) -> str:
 
 def _describe_forgetting(facts: Facts) -> Description:
     """Return the losses before and after, and the change of the weights."""
-    before, after = facts["loss"]["before"], facts["loss"]["after"]
+    initial, final = facts["loss"]["before"], facts["loss"]["after"]
     rows = [
-        (name, f"{value:.4f}", f"{after[name]:.4f}", f"{after[name] - value:+.4f}")
-        for name, value in before.items()
-        if name in after
+        (name, f"{value:.4f}", f"{final[name]:.4f}", f"{final[name] - value:+.4f}")
+        for name, value in initial.items()
+        if name in final
     ]
     losses = Section(title="validation", rows=rows, header=("", "before", "after", "difference"), align_right=True)
-    title = f"pre-training loss {before['loss']:.4f} before, {after['loss']:.4f} after"
+    title = f"pre-training loss {initial['loss']:.4f} before, {final['loss']:.4f} after"
     about = f"{facts['objective']} loss on {facts['data']}; the run started from {facts['before']}."
     return Description(title, [losses, *_describe_changes(facts).sections], about)
 

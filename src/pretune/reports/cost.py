@@ -4,7 +4,6 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pretune.core import io
 from pretune.core.errors import DataError
@@ -20,9 +19,9 @@ from pretune.core.log import (
 )
 from pretune.core.run_dir import RunDir
 from pretune.reports import NO_MARKUP, Markup, code, element, facts, join, note, notes, pairs, table
+from pretune.reports.facts import Facts
 from pretune.reports.load import ComparisonResults, RunRecord
 
-Facts = Mapping[str, Any]
 SUMMED_FIELDS = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
 CAR_KILOGRAMS_PER_METRE = 0.25 / 1000
 """Emissions of a car."""

@@ -10,11 +10,11 @@ from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir
 from pretune.reports import Markup, element, join, note, table
 from pretune.reports.charts import Series, draw_line_chart
+from pretune.reports.facts import Facts
 from pretune.reports.load import RunRecord
 from pretune.tasks.types import TASK_TYPES
 from pretune.training.records import GoldScore, GoldTags
 
-Facts = Mapping[str, Any]
 MAX_CLASSES = 12
 """Maximum size of a confusion matrix; beyond it, the most frequent confusions are listed."""
 GOLD_RECORDS: dict[str, type[Any]] = {"score": GoldScore, "tags": GoldTags, "tree": GoldTags, "labels": GoldTags}

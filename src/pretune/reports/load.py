@@ -19,6 +19,7 @@ from pretune.core.io.strict_json import MAX_BYTES
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import CARD_FILE, CardFile
 from pretune.reports.analysis import load_analyses
+from pretune.reports.facts import Facts
 from pretune.training.metrics_log import read_metrics
 from pretune.training.records import (
     CostFile,
@@ -30,7 +31,6 @@ from pretune.training.records import (
     read_run_record,
 )
 
-Facts = Mapping[str, Any]
 PRETRAINING_SETTINGS = (
     "objective.kind",
     "data.max_length",

@@ -1,9 +1,8 @@
 """Report page: sections in order; empty ones are dropped. The page is `report.html`."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from pretune.core import io
 from pretune.core.errors import UsageError, refuse_broken_link
@@ -12,6 +11,7 @@ from pretune.reports import NO_MARKUP, Markup, Section, code, element, fill_page
 from pretune.reports.analysis import render_analyses
 from pretune.reports.cost import render_commands, render_cost, render_data, sum_costs
 from pretune.reports.errors import render_errors
+from pretune.reports.facts import Facts
 from pretune.reports.load import ComparisonResults, RunRecord, load_directory
 from pretune.reports.runs import draw_label_curves, render_learning_curves, render_runs, render_samples
 from pretune.reports.scores import (
@@ -135,7 +135,7 @@ def _list_tiles(runs: Sequence[RunRecord], results: Sequence[ComparisonResults])
         yield format_kilograms(total["co2e_kg"]), "CO2e"
 
 
-def compute_lead(rows: Sequence[Mapping[str, Any]], labels: int) -> float | None:
+def compute_lead(rows: Sequence[Facts], labels: int) -> float | None:
     """Return the lead of the best pre-trained row over the best simple baseline; None where one is missing."""
     means = {
         group: [float(row["mean"]) for row in rows if row["labels"] == labels and row.get("group") == group]

@@ -1,15 +1,15 @@
 """Sections of a report on runs: settings, learning curves, scores by training set size, samples during training."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pretune.core.log import format_count
 from pretune.reports import Markup, element, facts, join, note, place_figures, table
 from pretune.reports.charts import Series, draw_line_chart, draw_size_chart
+from pretune.reports.facts import Facts
 from pretune.reports.load import RunRecord
 from pretune.training.records import PretrainSummary
 
-Facts = Mapping[str, Any]
 T = TypeVar("T")
 MAX_LINES = 8
 """Maximum number of lines per chart."""

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pretune.core.log import format_count
 from pretune.metrics import SHARE_METRICS, SUITES, collect_suite_scores, compute_suite_averages
@@ -17,9 +16,9 @@ from pretune.metrics.significance import (
 )
 from pretune.reports import NO_MARKUP, Markup, element, facts, join, note, notes, table
 from pretune.reports.charts import Series, draw_interval_chart, draw_size_chart
+from pretune.reports.facts import Facts
 from pretune.reports.load import ComparisonResults, RunRecord
 
-Facts = Mapping[str, Any]
 SIGNIFICANCE_LEVEL = 0.05
 """Differences with a p-value below this are significant."""
 SUITE_NAMES = {"glue": "GLUE", "superglue": "SuperGLUE", "sts12-16": "STS 2012 to 2016"}
@@ -302,7 +301,7 @@ def group_scores(runs: Sequence[RunRecord]) -> dict[Setting, dict[str, Mapping[s
 
 
 def _describe_setting(run: RunRecord) -> Setting:
-    tree: Mapping[str, Any] = run.config
+    tree = run.config
     base = str(tree["base"]["path"])
     weights = ", random weights" if tree["base"].get("weights") == "random" else ""
     limit = (tree.get("task") or {}).get("train_examples")

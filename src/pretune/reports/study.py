@@ -20,8 +20,8 @@ from pretune.reports import (
     tiles,
 )
 from pretune.reports.charts import Series, draw_interval_chart, draw_line_chart
+from pretune.reports.facts import Facts
 from pretune.reports.study_text import (
-    Facts,
     find_best,
     format_command,
     format_difference,

@@ -2,13 +2,12 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from pretune.core.log import format_duration, format_kilograms, format_number
 from pretune.core.table import format_markdown
+from pretune.reports.facts import Facts
 
-Facts = Mapping[str, Any]
 OUTCOME_LABELS = {"undecided": "undecided at this budget"}
 BASELINE_MARK = " °"
 """Mark of scores that are not better than the simplest baseline."""

@@ -1,6 +1,6 @@
 """Model cards: of a pre-training run (training, samples, data, cost), and of a fine-tuned one with its plots."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,11 @@ from pretune.core.config import get_kind
 from pretune.core.log import format_count
 from pretune.core.table import format_markdown
 from pretune.reports import facts
-from pretune.reports.facts import Rows, build_score_table
+from pretune.reports.facts import Facts, Rows, build_score_table
 from pretune.runs.config import PretrainConfig
 
 if TYPE_CHECKING:
     from pretune.runs.finetune.config import FinetuneConfig
-
-Facts = Mapping[str, Any]
 
 MAX_SAMPLES = 5
 """Maximum number of texts with samples."""

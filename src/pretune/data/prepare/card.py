@@ -18,7 +18,7 @@ from pretune.core.table import format_markdown
 from pretune.data.prepare.dedup_split import SplitFacts, SplitResult, describe_shortfall
 from pretune.data.prepare.settings import MAX_VALID_TOKENS, MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, Recipe
 from pretune.data.prepare.stage import StageReader
-from pretune.data.prepared_data import CARD_FILE
+from pretune.data.prepared_data import CARD_FILE, CardSample, SourceRecord
 from pretune.data.shards import Shards
 from pretune.text.corpora import CorpusSource
 from pretune.text.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ _SAMPLE_TOKENS = 64
 _SAMPLE_LENGTH = 300
 
 
-def describe_sources(sources: Sequence[CorpusSource]) -> list[dict[str, Any]]:
+def describe_sources(sources: Sequence[CorpusSource]) -> list[SourceRecord]:
     """Describe sources, JSON-ready."""
     return [
         {
@@ -109,7 +109,7 @@ def _build_card(
 
 
 def _merge_source_facts(
-    descriptions: Sequence[Mapping[str, Any]], recipe: Recipe, facts: Mapping[str, SplitFacts]
+    descriptions: Sequence[SourceRecord], recipe: Recipe, facts: Mapping[str, SplitFacts]
 ) -> list[dict[str, Any]]:
     """Return one record per source: its description, its content hash and its amounts in each split."""
     digests = [digest for _, digest in (*recipe.train, *recipe.valid)]
@@ -129,11 +129,11 @@ def _describe_split(facts: SplitFacts) -> dict[str, Any]:
     }
 
 
-def _sample_documents(folder: Path, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def _sample_documents(folder: Path, tokenizer: Tokenizer) -> list[CardSample]:
     """Return the decoded first tokens of a few documents, spread evenly over the training data."""
     shards = Shards.open(folder, "train", verify=False)
     count = len(shards.documents) - 1
-    samples = []
+    samples: list[CardSample] = []
     for number in sorted({count * part // _SAMPLE_COUNT for part in range(_SAMPLE_COUNT)}):
         start, stop = (int(value) for value in shards.documents[number : number + 2])
         text = tokenizer.decode([int(token) for token in shards.read_tokens(start, min(stop, start + _SAMPLE_TOKENS))])
@@ -198,7 +198,7 @@ def _format_source(source: Mapping[str, Any], splits: Iterable[str]) -> list[str
     return [*words, f"{source['files']:,}", size, *(f"{source[name]['tokens']:,}" for name in splits)]
 
 
-def _render_sample(sample: Mapping[str, Any]) -> str:
+def _render_sample(sample: CardSample) -> str:
     text, source = _escape_cell(sample["text"]), _escape_cell(sample["source"])
     return f"> {text}\n>\n> (document {sample['document']}, {source})\n\n"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pretune.core.config import from_dict, spec, to_dict
 from pretune.core.errors import DataError, PretuneError, UsageError, suggest
+from pretune.data.prepared_data import SourceRecord
 from pretune.text.cleaning import resolve_filters
 from pretune.text.corpora import Corpus, CorpusSource
 from pretune.text.corpora.corpus import check_reading_options
@@ -167,7 +168,7 @@ def _format_value(value: object) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else "none" if value is None else str(value)
 
 
-def state_licences(sources: Sequence[Mapping[str, Any]], statements: Sequence[str]) -> list[dict[str, Any]]:
+def state_licences(sources: Sequence[SourceRecord], statements: Sequence[str]) -> list[SourceRecord]:
     """Return the descriptions of sources with their licences set.
 
     A `PATTERN=TEXT` statement overrides the licence of every matching source; the last matching pattern wins. A text

@@ -65,9 +65,9 @@ def split_pieces(text: str, max_characters: int = MAX_CHARACTERS) -> Iterator[tu
 
 
 TEXT_FIELDS = (
-    "text", "content", "contents", "body", "document", "article", "passage", "paragraph", "sentence", "review", "story",
-    "raw_content", "raw_text", "abstract",
-)  # fmt: skip
+    *("text", "content", "contents", "body", "document", "article", "passage", "paragraph", "sentence", "review"),
+    *("story", "raw_content", "raw_text", "abstract"),
+)
 """Common names of text fields, most reliable first; case-insensitive."""
 
 _MAX_LISTED = 20
