@@ -63,7 +63,7 @@ def write_sample(megabytes: float, path: Path) -> float:
 
 def run_ours(options: argparse.Namespace) -> dict[str, Any]:
     """Run `pretune prepare`; return its time and statistics."""
-    from pretune.data.prepare.run import prepare
+    from pretune.runs.prepare import prepare
 
     start, cpu_start = common.wall_clock(), measure_cpu_seconds()
     data = prepare(

@@ -9,7 +9,7 @@ import pretune as pt
 from pretune.adaptation.freeze import LastOnly, freeze
 from pretune.adaptation.surgery import add_blocks
 from pretune.core.errors import UsageError
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from tests.contracts.tiny import CASES, RECURRENT, lay, model_of, text
 from tests.runs import tasked
 

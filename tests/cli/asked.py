@@ -8,8 +8,8 @@ from typing import Any
 
 from pretune.cli import VERBS, app
 
-PLACES = {"corpus", "data", "dev", "directory", "index", "inputs", "model", "queries", "run", "runs", "source", "start",
-          "test", "tokenizer", "train", "valid"}  # fmt: skip
+PLACES = {"corpus", "data", "dev", "directory", "index", "init_from", "inputs", "model", "queries", "run", "runs",
+          "source", "test", "tokenizer", "train", "valid"}  # fmt: skip
 """Parameters that name what has to be there."""
 
 
@@ -32,10 +32,19 @@ def parsed(command: str) -> tuple[str, dict[str, Any]]:
             return verb, dict(inner.params)
 
 
+def complete(verb: str, parameter: str, incomplete: str = "") -> list[str]:
+    """What a shell offers for a parameter."""
+    command = app.build_command(verb)
+    found = next(each for each in command.params if each.name == parameter)
+    context = command.make_context(verb, [], resilient_parsing=True)
+    return [item.value for item in found.shell_complete(context, incomplete)]
+
+
 def places(command: str) -> list[Path]:
     """The files and folders that a command reads."""
-    _, given = parsed(command)
-    named = [value for name, value in given.items() if name in PLACES and value is not None]
+    verb, given = parsed(command)
+    names = PLACES - {"model"} if verb == "pretrain" else PLACES
+    named = [value for name, value in given.items() if name in names and value is not None]
     flat = [one for value in named for one in (value if isinstance(value, list | tuple) else [value])]
     return [Path(one) for one in flat if str(one) != "-"]
 

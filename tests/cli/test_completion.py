@@ -9,6 +9,7 @@ import pytest
 
 from pretune.cli import VERBS, _options, main, prepare
 from pretune.core.errors import UsageError
+from tests.cli.asked import complete
 from tests.conftest import ROOT
 from tests.selection import keep_quick
 
@@ -114,8 +115,9 @@ def test_names_are_those_that_verbs_take() -> None:
     training = {family: FAMILIES.get(family).training for family in [*FAMILIES][::-1]}
     families = {defaults.tokenizer[1]: family for family, defaults in training.items() if defaults}
     assert {style: find_style_family(style) for style in families} == families
-    assert (_options.SHAPES, _options.POOLINGS, _options.FILE_TASKS) == (MODEL_SHAPES, POOLINGS, FILE_TASKS)
-    assert {*METHOD_PRESETS} <= {*_options.complete_methods()} and {*FILE_TASKS} <= {*_options.complete_eval_tasks()}
+    assert (_options.SHAPES, _options.POOLINGS) == (MODEL_SHAPES, POOLINGS)
+    assert {*METHOD_PRESETS} <= {*complete("finetune", "method")}
+    assert {*FILE_TASKS} <= {*complete("evaluate", "task")}
 
 
 def test_a_family_for_the_tokens_there_are() -> None:
@@ -156,10 +158,10 @@ def test_paths_are_settings() -> None:
         },
     }
     for verb, tree in trees.items():
-        for path in _options.SETTING_PATHS[verb]:
+        for path in _options.list_setting_paths(verb):
             section, _, rest = path.partition(".")
             assert rest in tree[section], path
-    assert {*_options.SETTING_PATHS["show"]} <= knobs
+    assert {*_options.SPEC_PATHS} <= knobs
 
 
 def test_completion_never_fails_loudly() -> None:

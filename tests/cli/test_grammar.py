@@ -6,21 +6,21 @@ import sys
 
 import pytest
 
-from pretune.cli import VERBS, _options, main
+from pretune.cli import VERBS, main
 from pretune.cli.app import MAX_SUMMARY
-from tests.cli.asked import examples, parsed
+from tests.cli.asked import complete, examples, parsed
 from tests.conftest import ROOT
 
 Capture = pytest.CaptureFixture[str]
 NAMED = {
-    ("pretrain", "name"): _options.complete_families,
-    ("show", "name"): _options.complete_families,
-    ("pretrain", "objective"): _options.complete_objectives,
-    ("show-batch", "objective"): _options.complete_objectives,
-    ("finetune", "method"): _options.complete_methods,
-    ("finetune", "task"): _options.complete_tasks,
-    ("evaluate", "task"): _options.complete_eval_tasks,
-    ("tokenizer", "kind"): _options.complete_tokenizer_kinds,
+    ("pretrain", "model"),
+    ("show", "name"),
+    ("pretrain", "objective"),
+    ("show-batch", "objective"),
+    ("finetune", "method"),
+    ("finetune", "task"),
+    ("evaluate", "task"),
+    ("tokenizer", "kind"),
 }
 """Parameters whose values are names of registries."""
 
@@ -45,11 +45,11 @@ def test_every_verb_has_an_example_that_can_be_typed(verb: str, capsys: Capture)
         assert command in shown  # in one line, so that it can be copied
         found, given = parsed(command)
         assert found == verb
-        for (its, parameter), names in NAMED.items():
+        for its, parameter in NAMED:
             value = given.get(parameter)
             if its == verb and value:
                 last = value.rpartition("," if parameter == "task" else "+")[2]
-                assert value in names(value.removesuffix(last)), (parameter, value)
+                assert value in complete(verb, parameter, value.removesuffix(last)), (parameter, value)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pretune.cli import main
-from pretune.data.prepare.run import prepare
+from pretune.runs.prepare import prepare
 from tests.data.texts import blocks
 from tests.runs.small import FAST, make, shrunk
 

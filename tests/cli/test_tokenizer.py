@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import main
-from pretune.cli.tokenizer import _parse_bytes
 from pretune.core.errors import UsageError
+from pretune.runs.options.text import parse_bytes
 from pretune.text.styles import KINDS
 from pretune.text.tokenizer import Tokenizer
 from tests.text.tokenizers import corpus
@@ -176,7 +176,7 @@ def test_no_right_to_write(capsys: Capture, text: Path, tmp_path: Path) -> None:
     ],
 )
 def test_sizes(written: str, size: int) -> None:
-    assert _parse_bytes(written) == size
+    assert parse_bytes(written) == size
     for bad in ("", "MB", "-1MB", "1TB", "1ib", "nan", "1e9", "9" * 40):
         with pytest.raises(UsageError):
-            _parse_bytes(bad)
+            parse_bytes(bad)

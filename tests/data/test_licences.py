@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.prepare.run import merge, prepare
+from pretune.data.prepare.run import merge
 from pretune.data.prepare.settings import state_licences
+from pretune.runs.prepare import prepare
 from tests.data.texts import MANY, blocks, tree
 
 SOURCES: list[dict[str, Any]] = [

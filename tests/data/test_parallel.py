@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
 from pretune.data.pairs import ParallelPairs, SegmentPairs, trim_pair
-from pretune.data.prepare.run import merge, prepare
+from pretune.data.prepare.run import merge
 from pretune.data.prepared_data import PreparedData
 from pretune.data.samples import Documents
 from pretune.data.sampling import LimitedMixing
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
+from pretune.runs.prepare import prepare
 from pretune.text.tokenizer import Tokenizer
 from tests.data.corpora import CLS, FRAMES, SEP, every, split
 from tests.data.test_mixing import mixture

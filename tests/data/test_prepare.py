@@ -19,11 +19,11 @@ import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.data.plan import BatchShape
 from pretune.data.prepare import card, dedup_split, run
-from pretune.data.prepare.run import prepare
 from pretune.data.prepare.settings import PrepareConfig, parse_share
 from pretune.data.prepared_data import PreparedData
 from pretune.data.samples import Documents
 from pretune.data.stream import BatchStream
+from pretune.runs.prepare import prepare
 from pretune.text.corpora import is_held_out, open_corpus
 from pretune.text.sentences import split_sentences
 from pretune.text.tokenizer import Tokenizer

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from pretune.core.errors import DataError, UsageError
 from pretune.data.prepare import run, work_units
 from pretune.data.prepare.pool import map_ordered
-from pretune.data.prepare.run import merge, prepare
+from pretune.data.prepare.run import merge
 from pretune.data.shards import Shards
+from pretune.runs.prepare import prepare
 from pretune.text.corpora import items
 from pretune.text.corpora.tables import split_documents
 from tests.data.texts import MANY, blocks, byte_tokenizer, story, texts_of, tree

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pretune.core.errors import DataError
-from pretune.data.prepare.run import prepare
 from pretune.data.shards import Shards
+from pretune.runs.prepare import prepare
 from tests.data.texts import MANY, blocks, byte_tokenizer
 
 

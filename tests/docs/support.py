@@ -23,12 +23,13 @@ from pretune.objectives import OBJECTIVES
 from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import build_paper_config
 from pretune.runs.finetune import adapted_model
-from pretune.runs.finetune.defaults import build_finetune_config
+from pretune.runs.options.pretrain import PretrainOptions
 from pretune.runs.training_data import DataFacts
 from pretune.tasks import TASKS
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.distributed import Ranks
 from tests.contracts.tiny import tiny
+from tests.runs.configs import build_finetune_config
 from tests.text.tokenizers import trained
 
 ALL_METHODS = (*METHODS, *METHOD_PRESETS)
@@ -42,10 +43,10 @@ def get_tokenizer(spec: Model) -> Tokenizer:
 
 def build_config(name: str, objective: str, teacher: str | None = None) -> PretrainConfig:
     """The config of `pretune pretrain NAME --objective OBJECTIVE`, with the shape checked as a run does."""
-    arguments = {"model": name, "data": "data", "objective": objective, "init_from": None, "teacher": teacher}
+    options = PretrainOptions(model=name, data="data", objective=objective, teacher=teacher, steps=1)
     family, size = parse_name(name)
     tokenizer = get_tokenizer(FAMILIES.get(family).resolve_spec(size))
-    settings = build_paper_config(arguments, DATA, tokenizer, "cpu", {"steps": 1}, {})
+    settings = build_paper_config(options.list_settings(), DATA, tokenizer, "cpu", {})
     convert_to_shape(settings.model, settings.objective.shapes)
     return settings
 

@@ -46,19 +46,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command(line: str, home: Path) -> None:
     """Its options exist, and what it sets is what such a run has: the settings are resolved, and nothing is run."""
-    from pretune.runs.defaults import build_pretrain_config
-    from pretune.runs.finetune.defaults import build_finetune_config as choose_tuning
-    from pretune.runs.finetune.defaults import parse_numbers
+    from pretune.runs.options.tasks import parse_numbers
+    from tests.runs.configs import build_finetune_config as choose_tuning
+    from tests.runs.configs import build_pretrain_config
 
     verb, given = parsed(line)
-    changes = parse_assignments(given.get("settings") or [])
+    changes = parse_assignments(given.get("overrides") or [])
     if verb == "pretrain":
         length = {name: given[name] for name in ("steps", "epochs") if given[name] is not None}
         config = build_pretrain_config(
-            given["name"],
+            given["model"],
             data=home / "data",
             objective=given["objective"],
-            init_from=None if given["start"] is None else home / "base",
+            init_from=None if given["init_from"] is None else home / "base",
             overrides=changes,
             **length,
         )
@@ -68,9 +68,9 @@ def test_a_command(line: str, home: Path) -> None:
             if f"train.{name}" in changes:
                 set_to = float(changes[f"train.{name}"])
                 assert getattr(config.train, name) == set_to
-                assert set_to == (SMALL[name] if given["name"] == "electra-small" else getattr(paper, name))
+                assert set_to == (SMALL[name] if given["model"] == "electra-small" else getattr(paper, name))
     elif verb == "finetune" and not given["task"].startswith("embedding"):
-        rate = parse_numbers(given["lr"], "--lr")[0] if given["lr"] else None
+        rate = parse_numbers(given["lr"])[0] if given["lr"] else None
         length = {name: given[name] for name in ("steps", "epochs") if given[name] is not None}
         tuning = choose_tuning(
             home / "base", task=given["task"], method=given["method"], lr=rate, overrides=changes, **length

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pretune.data.prepare.run import prepare
+from pretune.runs.prepare import prepare
 from pretune.text.tokenizer.training import train
 from tests.conftest import ROOT
 from tests.data.texts import blocks, stories

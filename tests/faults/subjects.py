@@ -216,8 +216,7 @@ def make_study_results(folder: Path) -> None:
 
 def make_settings(folder: Path) -> None:
     """Settings of users, partial and complete."""
-    from pretune.runs.defaults import build_pretrain_config
-    from pretune.runs.finetune.defaults import build_finetune_config
+    from tests.runs.configs import build_finetune_config, build_pretrain_config
 
     folder.mkdir()
     (folder / "part.yaml").write_text(

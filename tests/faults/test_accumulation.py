@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pretune.data.prepare.run import prepare
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import ModelShape
+from pretune.runs.prepare import prepare
 from pretune.runs.pretrain import pretrain
 from tests.data.texts import stories
 from tests.faults.runs import Nursery, arguments, made_data, metrics

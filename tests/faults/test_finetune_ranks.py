@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pretune.data.prepare.run import prepare
+from pretune.runs.prepare import prepare
 from tests.data.texts import blocks
 from tests.faults.runs import ENVIRONMENT, Child, Nursery, metrics, steps_of
 from tests.runs import tasked

@@ -20,8 +20,9 @@ import pytest
 from pretune.cli import main
 from pretune.core.errors import DataError, ResourceError, UsageError
 from pretune.data.prepare import encoding, work_units
-from pretune.data.prepare.run import merge, prepare
+from pretune.data.prepare.run import merge
 from pretune.data.shards.files import NpyWriter
+from pretune.runs.prepare import prepare
 from tests.conftest import ROOT
 from tests.data.texts import MANY, blocks, byte_tokenizer, stories, texts_of, tree
 from tests.selection import keep_quick

@@ -11,8 +11,8 @@ import pytest
 
 from pretune.core.errors import DataError
 from pretune.data.prepare import run
-from pretune.data.prepare.run import prepare
 from pretune.data.prepare.stage import StageWriter
+from pretune.runs.prepare import prepare
 from pretune.text.corpora import open_corpus
 from pretune.text.corpora.items import FileSnapshot, stamp_file
 from tests.data.texts import MANY, blocks, byte_tokenizer

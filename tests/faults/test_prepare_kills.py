@@ -11,9 +11,10 @@ import pytest
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import atomic_directory, directories, remove_abandoned
 from pretune.data.prepare import dedup_split, run
-from pretune.data.prepare.run import merge, prepare
+from pretune.data.prepare.run import merge
 from pretune.data.prepare.stage import StageWriter
 from pretune.data.shards import ShardWriter
+from pretune.runs.prepare import prepare
 from pretune.text.corpora import items
 from tests.data.texts import MANY, blocks, byte_tokenizer, tree
 from tests.faults.deaths import die, ended, forked, watched

@@ -15,10 +15,10 @@ import torch
 
 import pretune as pt
 from pretune.core.io import check_manifest
-from pretune.data.prepare.run import prepare
 from pretune.data.prepared_data import PreparedData
 from pretune.exporters.export import export
 from pretune.inference.index import Index, build
+from pretune.runs.prepare import prepare
 from pretune.text.tokenizer import Tokenizer
 from tests.contracts.tiny import model_of
 from tests.data.texts import MANY, blocks, byte_tokenizer, tree

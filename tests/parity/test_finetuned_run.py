@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from tests.runs import tasked
 
 transformers = pytest.importorskip("transformers")

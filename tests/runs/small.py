@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pretune.data.prepare.run import prepare
 from pretune.models.catalog import list_settings, parse_name
 from pretune.models.families import FAMILIES
+from pretune.runs.prepare import prepare
 from pretune.text.tokenizer.training import train
 from tests.data.texts import blocks, stories
 

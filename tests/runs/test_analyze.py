@@ -8,8 +8,8 @@ import pytest
 
 from pretune.cli import main
 from pretune.core.errors import DataError, UsageError
-from pretune.data.prepare.run import prepare
 from pretune.runs.analyze import analyze_forgetting
+from pretune.runs.prepare import prepare
 from tests.runs import tasked
 from tests.selection import keep_quick
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import pretune as pt
 from pretune.runs import pretrain_run
 from pretune.runs.finetune import trial
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from pretune.runs.samples import SampleHook
 from pretune.training.checkpoints import collect_weights
 from pretune.training.loop import DivergenceGuard, Loop

@@ -9,10 +9,12 @@ import pytest
 from pretune.core import config
 from pretune.core.errors import PretuneError, UsageError
 from pretune.runs.config import PretrainConfig
-from pretune.runs.defaults import build_pretrain_config, explain_rate
-from pretune.runs.finetune import defaults as tuning
+from pretune.runs.defaults import explain_rate
+from pretune.runs.finetune import defaults as finetune_defaults
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.training.optim import SGD, Optim
+from tests.runs import configs as tuning
+from tests.runs.configs import build_pretrain_config
 from tests.runs.small import Prepared, shrunk
 from tests.runs.variants import changes_of, holds, text_of
 from tests.selection import keep_quick
@@ -134,7 +136,7 @@ class TestRates:
             assert found.train.lr == found.train.optimizer.lr
             assert found.train.lr == (usual.lr if kind == "adam_w" else OPTIMIZERS[kind]().lr)
             named = (f"{found.train.lr:g}", kind, "adam_w")
-            assert all(value in tuning.explain_rate(found) for value in named)
+            assert all(value in finetune_defaults.explain_rate(found) for value in named)
         other = tuning.build_finetune_config(config=found, method="full")  # a tree's own optimizer keeps its rate
         assert (other.train.lr == found.train.lr) is (kind != "adam_w")
 

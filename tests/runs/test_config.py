@@ -17,7 +17,7 @@ from pretune.nn.heads import SpanHead
 from pretune.objectives.next_sentence import NextSentence
 from pretune.objectives.span_masked import Boundary, SpanMaskedLM
 from pretune.runs.config import PretrainConfig, PretrainTrainConfig
-from pretune.runs.defaults import build_pretrain_config, parse_duration, replace_heads
+from pretune.runs.defaults import parse_duration, replace_heads
 from pretune.runs.estimate import THIS_MACHINE, estimate_pretrain, measure_flops
 from pretune.runs.finetune.config import (
     FinetuneTrainConfig,
@@ -27,6 +27,7 @@ from pretune.text.tokenizer import Tokenizer
 from pretune.training.config import TrainConfig
 from pretune.training.optim import Lamb
 from pretune.training.schedules import Cosine, InverseSquareRoot, LinearSchedule, SlantedTriangular, Stable
+from tests.runs.configs import build_pretrain_config
 from tests.runs.small import Prepared, shrunk
 
 

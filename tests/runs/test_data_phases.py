@@ -9,13 +9,13 @@ import torch
 import pretune as pt
 from pretune.models.families import FAMILIES
 from pretune.runs.data_phases import EVAL_BATCHES_PER_STEP, DataPhases
-from pretune.runs.defaults import build_pretrain_config
 from pretune.runs.estimate import estimate_steps_on_cores
 from pretune.runs.samples import SampleHook
 from pretune.runs.training_data import TrainingData
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.distributed import Ranks
 from pretune.training.metrics_log import read_metrics
+from tests.runs.configs import build_pretrain_config
 from tests.runs.small import FAST, Prepared, make, shrunk
 from tests.runs.test_objectives import MODELS, PAIRS, STYLES, WHAT
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.data.prepare.run import prepare
-from pretune.runs.defaults import build_pretrain_config
 from pretune.runs.estimate import estimate_pretrain
+from pretune.runs.prepare import prepare
 from pretune.runs.pretrain_run import PretrainedRun
 from pretune.text.tokenizer.training import train
+from tests.runs.configs import build_pretrain_config
 from tests.runs.small import FAST, Prepared, shrunk
 
 TEACHER = {**shrunk("bert-tiny"), **FAST, "model.depth": 4, "data.length_schedule": None}

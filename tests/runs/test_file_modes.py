@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import pretune as pt
-from pretune.runs.finetune.entry import run_finetune
-from pretune.runs.pretrain import run_pretrain
+from pretune.runs.finetune.entry import finetune
+from pretune.runs.pretrain import pretrain
 from tests.data.texts import blocks, stories
 from tests.exporters.test_gguf import build_model
 from tests.runs import tasked
@@ -31,10 +31,10 @@ def write_everything(folder: Path) -> None:
     pt.prepare([corpus], tokenizer=folder / "tokenizer", out=folder / "data", holdout=0.1)
     settings = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.checkpoint_every": 1}
     base = folder / "pretrained"
-    run_pretrain("bert-tiny", data=folder / "data", out=base, steps=2, overrides=settings)
+    pretrain("bert-tiny", data=folder / "data", out=base, steps=2, overrides=settings)
     table = tasked.classes(folder / "own.csv", 24)
     for method in ("full", "lora"):
-        run_finetune(base, train=table, out=folder / method, method=method, steps=2, baselines="none")
+        finetune(base, train=table, out=folder / method, method=method, steps=2, baselines="none")
     pt.save(build_model(), folder / "decoder")
     for name, form in (("full", "hf"), ("lora", "hf"), ("full", "onnx"), ("decoder", "gguf")):
         if form == "onnx" and find_spec("onnxruntime") is None:

@@ -13,26 +13,26 @@ import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.run_dir import RunDir
-from pretune.data.prepare.run import prepare
 from pretune.models import catalog
 from pretune.runs.finetune import linear_probe
 from pretune.runs.finetune.adapted_model import build_adapted_model
 from pretune.runs.finetune.config import FinetuneConfig, TaskConfig
 from pretune.runs.finetune.defaults import (
     LAST_RATE,
-    build_finetune_config,
     compute_default_rate,
     explain_rate,
-    parse_example_counts,
     parse_method,
     read_base_spec,
 )
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.task_data import find_trainable_task, open_task
+from pretune.runs.options.tasks import parse_example_counts
+from pretune.runs.prepare import prepare
 from pretune.training.distributed import Ranks
 from pretune.training.optim import Lamb
 from tests.runs import tasked
+from tests.runs.configs import build_finetune_config
 from tests.runs.small import FAST, Prepared, shrunk
 
 MORE = ("freeze-first", "gradual", "ulmfit", "from-scratch", "adapter", "prefix", "lora", "qlora", "ia3", "bitfit")

@@ -19,7 +19,7 @@ from pretune.metrics.numeric import spearman
 from pretune.models.catalog import resolve
 from pretune.runs.finetune.adapted_model import build_task_head
 from pretune.runs.finetune.config import AdaptationConfig, TaskConfig
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.inference import evaluate_run
 from pretune.runs.finetune.results import compute_result

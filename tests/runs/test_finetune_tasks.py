@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.inference import evaluate_run
 from pretune.tasks import TASKS
 from tests.conftest import ROOT

@@ -13,7 +13,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import ResourceError, UsageError
 from pretune.nn import fp8
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from pretune.training.metrics_log import read_metrics
 from tests.runs.small import FAST, Prepared, shrunk
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pretune.reports.page import report
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from pretune.runs.pretrain import pretrain
 from tests.runs import tasked
 from tests.runs.small import FAST, Prepared, shrunk

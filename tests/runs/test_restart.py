@@ -17,13 +17,13 @@ from pretune.analysis.held_out import find_base, find_data
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, DataError, PretuneError
 from pretune.core.run_dir import RunDir
-from pretune.runs.defaults import build_pretrain_config
 from pretune.runs.embedding import train_embeddings
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from pretune.training.checkpoints import CheckpointManager
 from pretune.training.loop import Loop
 from pretune.training.trainer import Trainer
 from tests.inference.readers import encoder
+from tests.runs.configs import build_pretrain_config
 from tests.runs.small import FAST, Prepared, shrunk
 
 STEPS = 4

@@ -11,7 +11,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import CheckpointError
 from pretune.core.run_dir import RunDir
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from pretune.runs.verify import check_model
 from tests.runs.small import FAST, Prepared, shrunk
 

@@ -9,7 +9,6 @@ import torch
 
 import pretune as pt
 from pretune.runs.data_phases import DataPhases
-from pretune.runs.defaults import build_pretrain_config
 from pretune.runs.estimate import estimate_pretrain
 from pretune.runs.pretrain_run import PretrainedRun
 from pretune.runs.run_length import open_training_data
@@ -17,6 +16,7 @@ from pretune.runs.samples import SampleHook
 from pretune.studies.estimates import Estimator
 from pretune.training.distributed import Ranks
 from pretune.training.metrics_log import read_metrics
+from tests.runs.configs import build_pretrain_config
 from tests.runs.small import FAST, Prepared, shrunk
 from tests.selection import keep_quick
 

@@ -12,11 +12,11 @@ import torch
 import pretune as pt
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.core.log import COST_SPAN, TRAINING_TIME, format_duration
-from pretune.data.prepare.run import prepare
 from pretune.reports.page import report
 from pretune.runs import pretrain_run
 from pretune.runs.data_phases import DataPhases
-from pretune.runs.pretrain import run_pretrain
+from pretune.runs.prepare import prepare
+from pretune.runs.pretrain import pretrain
 from pretune.runs.pretrain_run import PretrainedRun
 from pretune.runs.samples import SampleHook
 from pretune.text.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ def run(data: Path | None, out: Path, name: str | None = "bert-tiny", **wishes: 
     length = {"steps": 4} if not {"steps", "tokens", "epochs", "budget", "config", "resume"} & {*wishes} else {}
     changes = {**(BERT if name == "bert-tiny" else {}), **wishes.pop("overrides", {})}
     wishes = {"data": data, **length, **wishes}
-    return run_pretrain(name, out=out, overrides=changes, **{k: v for k, v in wishes.items() if v is not None})
+    return pretrain(name, out=out, overrides=changes, **{k: v for k, v in wishes.items() if v is not None})
 
 
 def same(one: Path, other: Path) -> bool:
@@ -206,8 +206,8 @@ class TestLengths:
         assert "--budget" not in capsys.readouterr().err
 
     def test_a_clock_asked_for_anew_is_not_repeated(self, data: Path, tmp_path: Path) -> None:
-        from pretune.runs.defaults import build_pretrain_config
         from pretune.runs.pretrain import load_clock_history
+        from tests.runs.configs import build_pretrain_config
 
         settings = build_pretrain_config("bert-tiny", data=data, budget="2s", device="cpu")
         (tmp_path / "run.json").write_text(json.dumps(settings.to_dict()))
@@ -378,8 +378,8 @@ class TestWhatIsWritten:
     def test_evaluation_is_exact(self, data: Path, tmp_path: Path) -> None:
         """The held-out loss is that of the objective over the held-out batches, computed here anew."""
         from pretune.objectives.masked import MaskedLM
-        from pretune.runs.defaults import build_pretrain_config
         from pretune.runs.training_data import TrainingData
+        from tests.runs.configs import build_pretrain_config
 
         found = run(
             data, tmp_path / "a", objective="masked", overrides={"train.eval_tokens": 10**6, "objective.rate": 0.4}

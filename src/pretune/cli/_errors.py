@@ -185,11 +185,11 @@ def _suggest_setting(error: Any, options: list[str]) -> str:
     """Suggest `--set` where an unknown option is the name of a setting."""
     if "--set" not in options:
         return ""
-    from pretune.cli._options import SETTING_PATHS
+    from pretune.cli._options import list_setting_paths
 
     name = error.option_name.lstrip("-").replace("-", "_")
     names = [candidate for candidate in (name, *find_synonyms(name)) if f"--{candidate}" not in options]
-    paths = SETTING_PATHS.get(error.ctx.info_name, ())
+    paths = list_setting_paths(error.ctx.info_name)
     setting = next((path for candidate in names for path in paths if path.rpartition(".")[2] == candidate), None)
     return "" if setting is None else f"; write --set {setting}=VALUE"
 

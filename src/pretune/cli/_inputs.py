@@ -1,6 +1,5 @@
 """Inputs of verbs: texts and prompts from the command line, files or standard input; models and devices."""
 
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,15 +16,6 @@ if TYPE_CHECKING:
 
     from pretune.adaptation.adapted import ModelWithHead
     from pretune.models.model import LanguageModel
-
-
-def unescape(text: str) -> str:
-    r"""Replace the escapes \n, \t and \\ of a shell argument by the characters they stand for.
-
-    >>> unescape(r"one\ntwo"), unescape(r"C:\\new")
-    ('one\ntwo', 'C:\\new')
-    """
-    return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text)
 
 
 def read_prompts(texts: Sequence[str], source: str | None, noun: str) -> list[str]:

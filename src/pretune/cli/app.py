@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from pretune import __version__
 from pretune.cli._errors import classify_error, to_one_line
-from pretune.cli._options import option
+from pretune.cli._options import derive_command, option
 from pretune.core import log
 from pretune.core.errors import ResourceError, StoppedError, UsageError, UserInterruptError, suggest
 from pretune.core.machine import limit_threads
@@ -166,7 +166,7 @@ def build_command(verb: str, verbs: Registry[Callable[..., None]] | None = None)
         app.callback(help=format_help(function))(function)
         return typer.main.get_command(app)
     app = _build_typer(add_completion=False)
-    app.command(verb, help=format_help(function))(function)
+    app.command(verb, help=format_help(function))(derive_command(function))
     command = typer.main.get_command(app)
     for parameter in command.params:
         if parameter.param_type_name == "argument":

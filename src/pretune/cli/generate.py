@@ -6,12 +6,13 @@ from contextlib import nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pretune.cli._inputs import load_model, read_prompts, unescape
+from pretune.cli._inputs import load_model, read_prompts
 from pretune.cli._options import AsJson, Base, DeviceName, Dtype, ModelName, Quantize, WeightDtype, argument, option
 from pretune.cli._output import ProgressReporter, hint, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
+from pretune.runs.options import unescape
 
 if TYPE_CHECKING:
     from pretune.inference.generate import GeneratedText

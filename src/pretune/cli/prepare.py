@@ -3,32 +3,22 @@
 import json
 import time
 from collections.abc import Collection
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pretune.cli import shut_down_cleanly
-from pretune.cli._options import (
-    AsJson,
-    DocumentUnit,
-    TaskData,
-    TextField,
-    Unit,
-    argument,
-    complete_cleaners,
-    complete_splitters,
-    option,
-)
+from pretune.cli._options import OutputFormat, option
 from pretune.cli._output import find_free_path, hint, hint_other, quote, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
+from pretune.runs.options.text import PrepareOptions
 
 if TYPE_CHECKING:
     from pretune.data.prepared_data import PreparedData
     from pretune.data.shards.files import ShardSplit
 
-_HOLDOUT = "1%"
 MIN_VALID_TOKENS = 5_000
 """Below this, the validation loss is too noisy; a warning is logged."""
 SMALL_DATA_TOKENS = 300_000
@@ -38,49 +28,11 @@ MIN_DOCUMENTS = 20
 _SMALL_MODEL = {"width": 256, "depth": 4, "heads": 4}
 
 
-class DecodingErrors(StrEnum):
-    """Handling of invalid UTF-8."""
-
-    STRICT = "strict"
-    REPLACE = "replace"
-
-
 def prepare(
-    corpus: Annotated[
-        list[str],
-        argument("CORPUS", "Files, folders, globs, pair:A,B, task:NAME, builtin:NAME, hf:NAME; slices with --merge."),
-    ],
-    out: Annotated[Path, option("--out DATA", "Output directory.")],
-    tokenizer: Annotated[Path | None, option("--tokenizer DIR", "Tokenizer directory or .json file.")] = None,
-    valid: Annotated[list[str] | None, option("--valid FILE", "Validation text. Repeatable.")] = None,
-    holdout: Annotated[
-        str, option("--holdout SHARE", "Share of documents for validation, without --valid.")
-    ] = _HOLDOUT,
-    by: Unit = DocumentUnit.AUTO,
-    field: TextField = None,
-    errors: Annotated[
-        DecodingErrors, option("--errors", "Invalid UTF-8: stop, or replace by U+FFFD.")
-    ] = DecodingErrors.STRICT,
-    clean: Annotated[
-        str, option("--clean NAME,...", "Cleaners or presets: plain, web, short_pages=50, …", complete_cleaners)
-    ] = "",
-    max_similarity: Annotated[
-        float | None, option("--near SHARE", "Drop near-duplicates of at least this Jaccard similarity: 0.8.")
-    ] = None,
-    tasks: TaskData = None,
-    lang: Annotated[str, option("--lang CODE", "Language, for sentence splitting.")] = "auto",
-    sentences: Annotated[str, option("--sentences NAME", "Sentence splitter.", complete_splitters)] = "rules",
-    licence: Annotated[
-        list[str] | None,
-        option("--licence TEXT", "Licence of the text, for data and model cards; PATTERN=TEXT for some inputs."),
-    ] = None,
-    workers: Annotated[
-        int | None, option("--workers N", "Worker processes (default: one per core; 0: in the main process).")
-    ] = None,
-    shard: Annotated[str | None, option("--shard I/N", "Prepare only slice I of N (from 1), for --merge.")] = None,
+    options: PrepareOptions,
+    *,
     merge: Annotated[bool, option("--merge", "Merge the slices of --shard.")] = False,
-    overwrite: Annotated[bool, option("--overwrite", "Replace data prepared from other inputs or settings.")] = False,
-    as_json: AsJson = False,
+    output: OutputFormat,
 ) -> None:
     """Tokenize text into training data, with a data card.
 
@@ -91,30 +43,23 @@ def prepare(
     Parallel text: pair:train.en,train.de (aligned files), pair:captions.tsv:en,de (columns), task:sst2.
     """
     from pretune.data.prepare.run import merge as join
-    from pretune.runs.prepare import prepare as work
+    from pretune.runs.prepare import run_prepare
 
     start = time.monotonic()
     with shut_down_cleanly():
         if merge:
-            if tokenizer or valid or shard:
+            if options.tokenizer or options.valid or options.shard:
                 raise UsageError("--merge takes only slices and --out; tokenizer and settings come from the slices")
-            data = join(corpus, out=out, overwrite=overwrite)
+            data = join(options.inputs, out=options.out, overwrite=options.overwrite)
         else:
-            if tokenizer is None:
-                raise UsageError("missing option '--tokenizer'; train one with `pretune tokenizer`")
             with show_progress("preparing") as report:
 
                 def report_tokens(share: float, characters: int, tokens: int) -> None:
                     rate = characters / 1e6 / max(time.monotonic() - start, 1e-9)
                     report(share, f"{characters / 1e6:,.0f} MB, {rate:.1f} MB/s, {tokens:,} tokens")
 
-                data = work(
-                    corpus, tokenizer=tokenizer, out=out, data=tasks, valid=valid or None, holdout=holdout, by=by,
-                    field=field, errors=errors, clean=[name for name in clean.split(",") if name], near=max_similarity,
-                    lang=lang, sentences=sentences, licence=licence or (), workers=workers, shard=shard,
-                    overwrite=overwrite, progress=report_tokens,
-                )  # fmt: skip
-    _show(data, as_json)
+                data = run_prepare(replace(options, progress=report_tokens))
+    _show(data, output.as_json)
 
 
 def _show(data: "PreparedData", as_json: bool) -> None:

@@ -2,26 +2,14 @@
 
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
-from pretune.cli._options import (
-    AsJson,
-    ConfigFile,
-    DeviceName,
-    Resume,
-    RunOut,
-    argument,
-    complete_families,
-    complete_objectives,
-    complete_settings,
-    option,
-)
+from pretune.cli._options import OutputFormat, option
 from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_settings, quote
 from pretune.core import log
-from pretune.core.errors import UsageError
-from pretune.core.log import format_count, parse_count
+from pretune.core.log import format_count
+from pretune.runs.options.pretrain import PretrainOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,49 +19,10 @@ if TYPE_CHECKING:
 
 
 def pretrain(
-    name: Annotated[
-        str | None, argument("FAMILY[-SIZE]", "Model to train; see `pretune list families`.", complete_families)
-    ] = None,
-    data: Annotated[Path | None, option("--data DATA", "Data of `pretune prepare`.")] = None,
-    out: RunOut = None,
-    objective: Annotated[
-        str | None,
-        option("--objective NAME", "Training objective (default: that of the model's paper).", complete_objectives),
-    ] = None,
-    steps: Annotated[int | None, option("--steps N", "Training steps.")] = None,
-    tokens: Annotated[str | None, option("--tokens N", "Training tokens, instead of steps: 10M, 1B.")] = None,
-    epochs: Annotated[float | None, option("--epochs N", "Training epochs, instead of steps.")] = None,
-    budget: Annotated[
-        str | None,
-        option(
-            "--budget TIME", "Training time, instead of steps: 90s, 10m, 1h30m. The learning rate follows the clock."
-        ),
-    ] = None,
-    start: Annotated[Path | None, option("--from DIR", "Initialize from the weights of a MODEL.")] = None,
-    teacher: Annotated[
-        Path | None,
-        option("--teacher MODEL", "Distil this pre-trained model, of the same vocabulary, into the new one."),
-    ] = None,
-    resume: Resume = False,
-    stop_early: Annotated[
-        bool,
-        option(
-            "--stop-early",
-            "End when the validation loss has not fallen for 3 evaluations (train.patience); save the best weights.",
-        ),
-    ] = False,
-    config: ConfigFile = None,
-    settings: Annotated[
-        list[str] | None,
-        option(
-            "--set PATH=VALUE",
-            "Change a setting: train.lr=3e-4, data.max_length=128, model.depth=6. Repeatable.",
-            complete_settings("pretrain"),
-        ),
-    ] = None,
-    device: DeviceName = None,
+    options: PretrainOptions,
+    *,
     dry_run: Annotated[bool, option("--dry-run", "Print settings and estimated cost; train nothing.")] = False,
-    as_json: AsJson = False,
+    output: OutputFormat,
 ) -> None:
     """Pre-train a model on prepared data.
 
@@ -82,42 +31,27 @@ def pretrain(
     Example: pretune pretrain bert-mini --data data/books --objective masked --budget 10m --out runs/books
     """
     start_time = time.monotonic()  # the budget covers the whole command
-    from pretune.core.config import parse_assignments
-
     with shut_down_cleanly():  # imports take seconds
         from pretune.models.hf.checkpoint import inspect_checkpoint
-        from pretune.runs.config import STOP_EARLY_PATIENCE
         from pretune.runs.defaults import build_pretrain_config
         from pretune.runs.pretrain import run_pretrain
         from pretune.training.distributed import resolve_device
-    if out is None and not dry_run:
-        raise UsageError("missing option '--out': the output directory of the run")
-    options: dict[str, Any] = {
-        "data": data, "objective": objective, "init_from": start, "config": config, "device": device, "steps": steps,
-        "teacher": teacher,
-        "tokens": None if tokens is None else parse_count(tokens, "--tokens"), "epochs": epochs, "budget": budget,
-        "overrides": {
-            **({"train.patience": STOP_EARLY_PATIENCE} if stop_early else {}),
-            **parse_assignments(settings or []),
-        },
-    }  # fmt: skip
     if dry_run:
-        target = resolve_device(device)  # a run rejects an unknown device too
-        _show(build_pretrain_config(name, **options), as_json, target)
+        target = resolve_device(options.device)  # a run rejects an unknown device too
+        _show(build_pretrain_config(options), output.as_json, target)
         return
-    assert out is not None
-    run = run_pretrain(name, out=out, resume=resume, started_at=start_time, **options)
+    run = run_pretrain(options, started_at=start_time)
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
-    if as_json:
+    if output.as_json:
         log.print_json(run.summary)
     else:
         validation = "" if run.loss is None else f", validation loss {run.loss:.4f}"
         counts = ", ".join(format_count(run.summary[unit], unit) for unit in ("steps", "tokens"))
         log.print_result(f"{run}: {counts}{validation}")
-    hint(*suggest_use(run, inspect_checkpoint(run.path)[0]), silent=as_json)
+    hint(*suggest_use(run, inspect_checkpoint(run.path)[0]), silent=output.as_json)
     command = f"finetune {quote(run)} --train TABLE.csv --out {quote(find_free_path(f'{run}-tuned'))}"
-    hint_other(f"{command}  (a table with texts and labels)", silent=as_json)
+    hint_other(f"{command}  (a table with texts and labels)", silent=output.as_json)
 
 
 def suggest_use(run: object, spec: "Model") -> list[object]:

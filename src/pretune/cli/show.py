@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pretune.cli._options import AsCsv, AsJson, argument, check_format, complete_families, complete_settings, option
+from pretune.cli._options import AsCsv, AsJson, argument, check_format, complete_families, complete_spec_paths, option
 from pretune.cli._output import WIDTH, find_free_path, hint, hint_other, print_csv, print_page, quote
 from pretune.core import log
 from pretune.core.errors import UsageError, explain_missing
@@ -34,7 +34,7 @@ _TIMES = ((" years", 365 * 86400.0, 2), (" days", 86400.0, 2), (" h", 3600.0, 1)
 def show(
     name: Annotated[str, argument("NAME", "FAMILY[-SIZE], or MODEL (./DIR, hf:OWNER/NAME).", complete_families)],
     settings: Annotated[
-        list[str] | None, option("--set PATH=VALUE", "Change the spec: depth=6. Repeatable.", complete_settings("show"))
+        list[str] | None, option("--set PATH=VALUE", "Change the spec: depth=6. Repeatable.", complete_spec_paths)
     ] = None,
     tokens: Annotated[str, option("--tokens N", "Training tokens: 1e9, 10B, 300M, 2k.")] = "1B",
     length: Annotated[str | None, option("--length N", "Sequence length (default: the model's context).")] = None,

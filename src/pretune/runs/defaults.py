@@ -27,12 +27,14 @@ from pretune.objectives.base import Objective
 from pretune.objectives.distill import Distill
 from pretune.runs.config import (
     LENGTHS,
+    STOP_EARLY_PATIENCE,
     PretrainConfig,
     PretrainTrainConfig,
     read_config,
     read_objective,
     refuse_conflicts,
 )
+from pretune.runs.options.pretrain import PretrainOptions
 from pretune.runs.training_data import DataConfig, DataFacts
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.open_vocabulary import check_words
@@ -40,14 +42,9 @@ from pretune.training.distributed import resolve_device
 from pretune.training.schedules import Constant, InverseSquareRoot
 
 SECTIONS = PretrainConfig.list_sections()
-OPTION_PATHS = {
-    "data.path": "data",
-    "objective.kind": "objective",
-    "objective.teacher": "teacher",
-    "train.init_from": "init_from",
-    "model.name": "model",
-}
-"""Paths that are also arguments, by the name of the argument."""
+NAMED_PATHS = ("data.path", "objective.kind", "objective.teacher", "train.init_from", "model.name")
+"""Paths that a partial tree may set, from which the rest of a config is chosen."""
+LENGTH_PATHS = tuple(f"train.{name}" for name in LENGTHS)
 MAX_RATE = 2e-3
 """Narrow models train at higher rates than their paper's, up to this maximum (Adam)."""
 REFERENCE_BATCH_TOKENS = 131_072
@@ -60,79 +57,57 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)\s*(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])\s*")
 
 
-def build_pretrain_config(
-    model: str | None = None,
-    *,
-    data: str | os.PathLike[str] | None = None,
-    objective: str | None = None,
-    steps: int | None = None,
-    tokens: int | None = None,
-    epochs: float | None = None,
-    budget: str | float | None = None,
-    init_from: str | os.PathLike[str] | None = None,
-    teacher: str | os.PathLike[str] | None = None,
-    config: Mapping[str, Any] | PretrainConfig | str | os.PathLike[str] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    device: str | None = None,
-) -> PretrainConfig:
-    """Return the config of a run: the paper's defaults, or those in `config`, with overrides.
+def build_pretrain_config(options: PretrainOptions, whole_config: PretrainConfig | None = None) -> PretrainConfig:
+    """Return the config of a run: the paper's defaults, or those in `options.config`, with the other options.
 
-    `config` is a whole or partial tree, or a file with one: a run.json, or YAML. `overrides` (paths and values, as
-    `--set` takes them) go before it, and the other arguments before both. `init_from` is a directory of initial
-    weights; with a `teacher`, the objective becomes a distillation. Invalid or contradictory values are a UsageError.
+    `options.config` is a whole or partial tree, or a file with one: a run.json, or YAML; `whole_config` takes its
+    place. `overrides` go before it, and the other options before both. With a `teacher`, the objective becomes a
+    distillation. Invalid or contradictory values are a UsageError.
     """
-    overrides = dict(overrides or {})
-    lengths = {"steps": steps, "tokens": tokens, "epochs": epochs}
-    lengths["budget"] = parse_duration(budget) if isinstance(budget, str) else budget
-    length = {name: value for name, value in lengths.items() if value is not None}
-    if len(length) > 1:
-        raise UsageError(f"a run has one length, got {' and '.join(length)}; keep one")
-    tree = read_config(config)
-    arguments: dict[str, Any] = {"model": model, "data": data, "objective": objective, "init_from": init_from}
-    arguments["teacher"] = None if teacher is None else os.fspath(teacher)
-    options = {path: arguments[name] for path, name in OPTION_PATHS.items()}
-    refuse_conflicts(options | {f"train.{name}": value for name, value in lengths.items()}, overrides)
+    overrides: dict[str, Any] = {"train.patience": STOP_EARLY_PATIENCE} if options.stop_early else {}
+    overrides |= options.overrides or {}
+    settings = options.list_settings()
+    lengths = [path for path in LENGTH_PATHS if path in settings]
+    if len(lengths) > 1:
+        names = " and ".join(path.removeprefix("train.") for path in lengths)
+        raise UsageError(f"a run has one length, got {names}; keep one")
+    if isinstance(options.budget, str):
+        settings["train.budget"] = parse_duration(options.budget)
+    tree = read_config(options.config if whole_config is None else whole_config)
+    refuse_conflicts(settings, overrides)
     if all(isinstance(tree.get(name), Mapping) for name in SECTIONS) and "kind" in tree["model"]:
-        whole_config = config if isinstance(config, PretrainConfig) else PretrainConfig.from_dict(tree)
-        return _override_config(whole_config, {**arguments, **length}, overrides)
+        return _override_config(whole_config or PretrainConfig.from_dict(tree), settings, overrides)
     overrides = {**dict(_flatten_tree(tree)), **overrides}
-    for path, name in OPTION_PATHS.items():
+    for path in NAMED_PATHS:
         value = overrides.pop(path, None)
         if value is not None and not isinstance(value, str | os.PathLike):
             raise UsageError(f"{path}: expected a text, got {format_value(value)}")
-        arguments[name] = value if arguments[name] is None else arguments[name]
-    if arguments["data"] is None or (arguments["model"] is None and arguments["init_from"] is None):
+        if value is not None:
+            settings.setdefault(path, value)
+    if "data.path" not in settings or not settings.keys() & {"model.name", "train.init_from"}:
         raise UsageError("a run needs a model and --data; or a --config that names them")
-    prepared_data = PreparedData.open(os.fspath(arguments["data"]))
-    facts = DataFacts.from_prepared_data(prepared_data)
-    return build_paper_config(
-        arguments,
-        facts,
-        Tokenizer.load(prepared_data.tokenizer),
-        resolve_device(device).partition(":")[0],
-        length,
-        overrides,
-    )
+    prepared_data = PreparedData.open(os.fspath(settings["data.path"]))
+    facts, tokenizer = DataFacts.from_prepared_data(prepared_data), Tokenizer.load(prepared_data.tokenizer)
+    return build_paper_config(settings, facts, tokenizer, resolve_device(options.device).partition(":")[0], overrides)
 
 
 def _override_config(
-    config: PretrainConfig, arguments: Mapping[str, Any], overrides: Mapping[str, Any]
+    config: PretrainConfig, settings: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> PretrainConfig:
     """Return a whole config with overrides; its model stays, except for the heads of another objective."""
-    if arguments["model"] is not None:
+    if "model.name" in settings:
         raise UsageError(
-            f"the settings contain a model; leave '{arguments['model']}' out, or change it with --set model.…"
+            f"the settings contain a model; leave '{settings['model.name']}' out, or change it with --set model.…"
         )
-    if arguments["objective"] is not None and arguments["objective"] != get_kind(config.objective):
-        objective = read_objective(arguments["objective"])
+    if settings.get("objective.kind", get_kind(config.objective)) != get_kind(config.objective):
+        objective = read_objective(settings["objective.kind"])
         config = replace(config, objective=objective, model=replace_heads(config.model, objective))
-    if arguments["teacher"] is not None:
-        config = replace(config, objective=Distill.from_base(config.objective, arguments["teacher"]))
-    length = {f"train.{name}": value for name in LENGTHS if (value := arguments.get(name)) is not None}
-    if length or any(f"train.{name}" in overrides for name in LENGTHS):
-        length = {**{f"train.{name}": None for name in LENGTHS}, **length}
-    paths = {"data": "data.path", "init_from": "train.init_from"}
-    files = {paths[name]: os.fspath(arguments[name]) for name in paths if arguments[name] is not None}
+    if "objective.teacher" in settings:
+        config = replace(config, objective=Distill.from_base(config.objective, settings["objective.teacher"]))
+    length: dict[str, Any] = {path: settings[path] for path in LENGTH_PATHS if path in settings}
+    if length or overrides.keys() & {*LENGTH_PATHS}:
+        length = {**dict.fromkeys(LENGTH_PATHS), **length}
+    files = {path: settings[path] for path in ("data.path", "train.init_from") if path in settings}
     if not (length or files or overrides):
         return config
     config = config.replace({**length, **files, **overrides})
@@ -166,20 +141,16 @@ def _flatten_section(path: str, values: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def build_paper_config(
-    arguments: Mapping[str, Any],
-    data: DataFacts,
-    tokenizer: Tokenizer,
-    device: str,
-    length: Mapping[str, Any],
-    overrides: Mapping[str, Any],
+    settings: Mapping[str, Any], data: DataFacts, tokenizer: Tokenizer, device: str, overrides: Mapping[str, Any]
 ) -> PretrainConfig:
-    """Return the paper's config for the arguments and the data; `length` holds one of steps, tokens, epochs and budget.
+    """Return the paper's config for the settings of the options and the data.
 
     The initial weights, if any, also give the model. Overrides are paths in the config (`train.lr`, `data.max_length`,
     `objective.rate`, `model.depth`) or settings of the family (`model.width`).
     """
-    name, init_from = arguments["model"] or "", arguments["init_from"]
+    name, init_from = settings.get("model.name", ""), settings.get("train.init_from")
     init_from = None if init_from is None else os.fspath(init_from)
+    length = {path.removeprefix("train."): settings[path] for path in LENGTH_PATHS if path in settings}
     by_section: dict[str, dict[str, Any]] = {"model": {}, "objective": {}}
     rest_overrides = {}
     for path, value in overrides.items():
@@ -192,7 +163,7 @@ def build_paper_config(
     paper = _find_paper_training(name, model)
     if paper is None:
         raise UsageError(f"family '{model.family}' has no training defaults; choose another family")
-    objective = _build_objective(arguments["objective"], paper, arguments["teacher"])
+    objective = _build_objective(settings.get("objective.kind"), paper, settings.get("objective.teacher"))
     if by_section["objective"]:
         objective = specs.replace(objective, by_section["objective"], location="objective")
     model = replace_heads(model, objective)
@@ -202,7 +173,7 @@ def build_paper_config(
         data=_build_data_config(data, paper, model),
         train=_build_train_config(paper, model, device, length),
     )
-    if not length and any(f"train.{option}" in rest_overrides for option in LENGTHS):
+    if not length and rest_overrides.keys() & {*LENGTH_PATHS}:
         rest_overrides = {"train.epochs": None, **rest_overrides}
     config = config.replace({"train.init_from": init_from, **rest_overrides})
     config = fit_schedule(config, data.tokens, overrides)

@@ -21,6 +21,7 @@ from pretune.core.api import Result, check_arguments
 from pretune.core.config import Ge, Positive, spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.log import format_count
+from pretune.core.options import require_out
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.embedding import compute_cosines, triplet_accuracy
 from pretune.inference import sentence_modules
@@ -29,6 +30,7 @@ from pretune.inference.sentence_modules import build_encoder
 from pretune.metrics.numeric import spearman
 from pretune.models.hf import checkpoint
 from pretune.models.verify import check_weights
+from pretune.runs.options.tasks import EmbeddingOptions
 from pretune.runs.verify import check_model
 from pretune.tasks import TASKS
 from pretune.tasks.types.embedding import PairDataset, build_text_stream, read_dataset, select_loss
@@ -38,7 +40,6 @@ from pretune.training.cost import build_flops_counter
 from pretune.training.distributed import Ranks, init_distributed, resolve_device, run_on_rank_zero
 from pretune.training.loop import GracefulShutdown
 from pretune.training.optim import AdamW
-from pretune.training.progress import RunSummary
 from pretune.training.records import EmbeddingScoresFile, ResumeFile
 from pretune.training.schedules import LinearSchedule
 from pretune.training.trainer import RunOutput, RunProcess, TrainedModel, Trainer, TrainingBatches, TrainingPhase
@@ -151,12 +152,13 @@ def train_embeddings(
         UsageError: invalid arguments.
         DataError: examples that no loss fits, or a damaged table.
     """
-    settings = {
-        "loss": loss, "pooling": pooling, "normalise": normalise, "length": length, "batch": batch, "epochs": epochs,
-        "steps": steps, "lr": lr, "warmup": warmup, "weight_decay": weight_decay, "clip": clip, "seed": seed,
-        **(overrides or {}),
-    }  # fmt: skip
-    run_dir = RunDir(Path(out))
+    return run_embedding(EmbeddingOptions(**locals()))
+
+
+def run_embedding(options: EmbeddingOptions) -> TrainedEmbeddings:
+    """Train an embedding model and save it."""
+    settings = {**options.list_settings(), **(options.overrides or {})}
+    run_dir, resume = RunDir(Path(require_out(options.out))), options.resume
     changes = {name: value for name, value in settings.items() if value is not None}
     train_config = config.replace(EmbeddingConfig(), changes)  # strings are converted to the field's type
     stop = GracefulShutdown("resume with the same command and --resume", has_checkpoint=resume)
@@ -170,11 +172,13 @@ def train_embeddings(
         resume = resume and run_dir.can_resume(can_start=True)
         if not resume:
             run_dir.check_free()
-        if model is None:
+        if options.model is None:
             raise UsageError("missing MODEL: the model directory to train")
-        dataset = read_dataset(task=task, train=train, data=data, loss=train_config.loss, strict=strict)
-        dev_dataset = None if dev is None else _read_dev(dev, data, strict=strict)
-        with init_distributed(resolve_device(device)) as ranks:
+        dataset = read_dataset(
+            task=options.task, train=options.train, data=options.data, loss=train_config.loss, strict=options.strict
+        )
+        dev_dataset = None if options.dev is None else _read_dev(options.dev, options.data, strict=options.strict)
+        with init_distributed(resolve_device(options.device)) as ranks:
             if train_config.batch < ranks.world:
                 raise UsageError(
                     f"batch {train_config.batch} is smaller than the number of ranks, {ranks.world}; increase it"
@@ -182,7 +186,7 @@ def train_embeddings(
             if resume:
                 run_dir.read_settings()
                 resume = ranks.broadcast_object(run_on_rank_zero(ranks, run_dir.has_progress))
-            return EmbeddingRun(Path(model), train_config, dataset, dev_dataset, run_dir, ranks, stop).run(
+            return EmbeddingRun(Path(options.model), train_config, dataset, dev_dataset, run_dir, ranks, stop).run(
                 resume=resume
             )
 
@@ -290,10 +294,10 @@ class EmbeddingRun:
         triplets = [(anchor, positive, negative) for anchor, positive, negative in self.dev.texts]
         return {"triplet_accuracy": float(triplet_accuracy(ready, triplets)["accuracy"])}
 
-    def _finish(self, summary: RunSummary, initial_scores: dict[str, float]) -> TrainedEmbeddings:
+    def _finish(self, summary: dict[str, Any], initial_scores: dict[str, float]) -> TrainedEmbeddings:
         """Save the model with sentence-transformers files, the scores, and last the cost."""
         final_scores = self._evaluate()
-        scores = {"before": initial_scores, "after": final_scores, "steps": summary.steps, "loss": summary.loss}
+        scores = {"before": initial_scores, "after": final_scores, "steps": summary["steps"], "loss": summary["loss"]}
         if not self.ranks.is_first:
             return TrainedEmbeddings(self.run_dir.path, scores)
         body = self.encoder.model.eval()
@@ -304,7 +308,7 @@ class EmbeddingRun:
         body.assets.modules = sentence_modules.write_modules(self.encoder)
         checkpoint.save(body, self.run_dir.path, overwrite=True)
         io.write_json(self.run_dir.scores, scores)
-        self.run_dir.write_cost(summary.to_dict())
+        self.run_dir.write_cost(summary)
         return TrainedEmbeddings(self.run_dir.path, scores)
 
 

@@ -23,8 +23,9 @@ from pretune.core.api import ResultList, check_arguments
 from pretune.core.errors import UsageError, suggest
 from pretune.evaluation import EvaluationResult
 from pretune.metrics import collect_suite_scores, compute_suite_averages
-from pretune.runs.evaluation_job import FILE_TASKS, EvaluateOptions, EvaluationJob, ProgressCallback
+from pretune.runs.evaluation_job import EvaluationJob
 from pretune.runs.finetune.saved_task import SavedTask
+from pretune.runs.options.tasks import FILE_TASKS, EvaluateOptions
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
@@ -41,22 +42,22 @@ def evaluate(
     split: str | None = None,
     limit: int | None = None,
     seed: int = 0,
-    prompt: str | None = None,
-    text_to_text: bool = False,
-    length: str | None = None,
-    calibrate: bool = False,
     show: bool = False,
-    order: str = "good-first",
-    window: int | None = None,
-    stride: int | None = None,
+    prompt: str | None = None,
+    calibrate: bool = False,
+    length: Literal["sum", "token", "byte"] | None = None,
+    text_to_text: bool = False,
+    order: Literal["good-first", "bad-first"] = "good-first",
     words: bool = True,
     bidirectional: bool = False,
+    window: int | None = None,
+    stride: int | None = None,
     pooling: str | None = None,
     base: str | os.PathLike[str] | None = None,
+    device: str | None = None,
     precision: Literal["float32", "bfloat16"] | None = None,
     quantize: Quantization | None = None,
-    device: str | None = None,
-    on_progress: ProgressCallback | None = None,
+    on_progress: Callable[[str, int, int], None] | None = None,
 ) -> ResultList:
     """Evaluate a model on tasks, with or without few-shot prompts, and on the perplexity of texts.
 
@@ -73,21 +74,21 @@ def evaluate(
         split: Split of the task; None: the one with public labels.
         limit: Maximum number of examples.
         seed: Seed of the shots and of the subsample that `limit` draws.
-        prompt: Prompt template with {text}, {pair} and {answer}; None: that of the task.
-        text_to_text: Prompt an encoder-decoder in the text-to-text format of T5.
-        length: Normalization of the answers' log-probabilities: "sum", "token" or "byte".
-        calibrate: Contextual calibration: subtract the model's answer to an empty input (Zhao et al., 2021).
         show: Add the rendered prompt of the first example to the result.
+        prompt: Prompt template with {text}, {pair} and {answer}; None: that of the task.
+        calibrate: Contextual calibration: subtract the model's answer to an empty input (Zhao et al., 2021).
+        length: Normalization of the answers' log-probabilities: "sum", "token" or "byte".
+        text_to_text: Prompt an encoder-decoder in the text-to-text format of T5.
         order: Order of the two lines of "minimal_pairs": "good-first" or "bad-first".
-        window: Context window of a perplexity, in tokens.
-        stride: Tokens scored per window.
         words: Mask the later pieces of a word together with the earlier ones (encoders).
         bidirectional: Score each token from both sides, with a decoder that was trained with `masked_next`.
+        window: Context window of a perplexity, in tokens.
+        stride: Tokens scored per window.
         pooling: Pooling of embeddings (similarity, retrieval): "mean", "cls" …; None: that of the model's directory.
         base: Directory of an adapter's base model, if it was moved.
+        device: "cpu" or "cuda"; None: a GPU if available.
         precision: "float32" or "bfloat16"; None: bfloat16 on a GPU.
         quantize: "int8" or "nf4" reduces the weights of linear layers to 8 or 4 bits.
-        device: "cpu" or "cuda"; None: a GPU if available.
         on_progress: Called with the name of a stage and the completed share.
 
     Returns:
@@ -98,32 +99,17 @@ def evaluate(
         UsageError: an unknown task, or a model that cannot be evaluated on it.
         DataError: missing or damaged task data.
     """
-    options: EvaluateOptions = {
-        "split": split,
-        "limit": limit,
-        "seed": seed,
-        "order": order,
-        "window": window,
-        "stride": stride,
-        "prompt": prompt,
-        "text_to_text": text_to_text,
-        "length": length,
-        "calibrate": calibrate,
-        "show": show,
-        "base": base,
-        "words": words,
-        "bidirectional": bidirectional,
-        "pooling": pooling,
-        "precision": precision,
-        "quantize": quantize,
-    }
+    return run_evaluate(EvaluateOptions(**locals()))
+
+
+def run_evaluate(options: EvaluateOptions) -> ResultList:
+    """Evaluate a model on tasks and texts."""
+    model, text, shots = options.model, options.text, options.shots
     models = [model] if isinstance(model, str | os.PathLike | nn.Module) else [*model]
     if not models:
         raise UsageError("no model; pass a model, a run, or several runs of one task")
-    work = EvaluationJob(
-        models[0], device, data, on_progress, options, other_runs=_check_ensemble(models[1:], models[0])
-    )
-    tasks = _parse_tasks(task) or ([] if text else work.finetuned_tasks)
+    work = EvaluationJob(models[0], options, other_runs=_check_ensemble(models[1:], models[0]))
+    tasks = _parse_tasks(options.task) or ([] if text else work.finetuned_tasks)
     if not tasks and not text:
         if work.run is not None:
             raise UsageError(

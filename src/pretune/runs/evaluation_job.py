@@ -4,12 +4,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
 from pretune.adaptation.io import load
-from pretune.adaptation.quantized import Quantization
 from pretune.core.config import check_path
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.hub import is_hub, resolve_path
@@ -28,6 +27,7 @@ from pretune.evaluation.perplexity import evaluate_cloze, evaluate_perplexity, r
 from pretune.inference.embed import build_embedder
 from pretune.inference.scoring import ScoringConfig
 from pretune.runs.finetune.saved_task import SavedTask
+from pretune.runs.options.tasks import FILE_TASKS, EvaluateOptions
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
@@ -35,35 +35,7 @@ from pretune.text.corpora import open_corpus
 from pretune.training.distributed import resolve_device
 from pretune.training.records import RunFile, read_run_record
 
-FILE_TASKS = ("minimal_pairs", "bias_pairs", "cloze", "scored_pairs", "triplets")
-"""Tasks whose data is the user's file, passed as `data`."""
-
-ProgressCallback = Callable[[str, int, int], None]
-"""Callback with the task, the finished count and the total."""
-
 T = TypeVar("T")
-
-
-class EvaluateOptions(TypedDict, total=False):
-    """Options of `evaluate`; all have defaults."""
-
-    split: str | None
-    limit: int | None  # maximum number of examples
-    seed: int  # of the shots and of the limit
-    order: str  # of the lines of `evaluate_minimal_pairs`: good-first or bad-first
-    window: int | None  # of perplexity, in tokens
-    stride: int | None  # scored tokens per window
-    prompt: str | None  # with {text}, {pair} and {answer}
-    text_to_text: bool  # T5's templates, for encoder-decoders
-    length: str | None  # length normalization of answers: sum, token or byte
-    calibrate: bool
-    show: bool  # return the prompt of the first example
-    base: str | os.PathLike[str] | None  # base model of an adapter
-    words: bool  # mask whole words (encoders)
-    bidirectional: bool  # score from both sides (decoders of `masked_next`)
-    pooling: str | None  # of embeddings; None: that of the model's directory
-    precision: Literal["float32", "bfloat16"] | None  # None: bfloat16 on a GPU
-    quantize: Quantization | None  # of the weights
 
 
 @dataclass(slots=True)
@@ -71,21 +43,18 @@ class EvaluationJob:
     """Lazily loaded model, with the options of the evaluation."""
 
     model_or_path: str | os.PathLike[str] | nn.Module  # of an ensemble, its first run
-    device: str | None
-    data: str | os.PathLike[str] | None
-    on_progress: ProgressCallback | None
     options: EvaluateOptions
     loaded_model: nn.Module | None = None
     other_runs: tuple[str | os.PathLike[str], ...] = ()  # of an ensemble, without its first run
 
     def __post_init__(self) -> None:
-        if self.data is not None:
-            check_path(self.data, DataError)
+        if self.options.data is not None:
+            check_path(self.options.data, DataError)
 
     @property
     def base(self) -> Path | None:
         """Directory of an adapter's base model, if set."""
-        base = self.options.get("base")
+        base = self.options.base
         return None if base is None else resolve_path(base)
 
     @property
@@ -126,29 +95,31 @@ class EvaluationJob:
         if self.loaded_model is None:
             if isinstance(self.model_or_path, nn.Module):
                 self.loaded_model = (
-                    self.model_or_path if self.device is None else self.model_or_path.to(resolve_device(self.device))
+                    self.model_or_path
+                    if self.options.device is None
+                    else self.model_or_path.to(resolve_device(self.options.device))
                 )
             else:
                 self.loaded_model = load(
                     Path(self.model_or_path),
                     base=self.base,
-                    device=resolve_device(self.device),
-                    quantize=self.options.get("quantize"),
+                    device=resolve_device(self.options.device),
+                    quantize=self.options.quantize,
                 )
         return self.loaded_model
 
     @property
     def scoring_config(self) -> ScoringConfig:
         gpu = next(self.model.parameters()).is_cuda
-        precision = self.options.get("precision") or ("bfloat16" if gpu else "float32")
+        precision = self.options.precision or ("bfloat16" if gpu else "float32")
         return ScoringConfig(
-            rest=self.options.get("words", True),
-            bidirectional=self.options.get("bidirectional", False),
+            rest=self.options.words,
+            bidirectional=self.options.bidirectional,
             precision=precision,
         )
 
     def bind_progress(self, name: str) -> Callable[[int, int], None] | None:
-        report = self.on_progress
+        report = self.options.on_progress
         return None if report is None else lambda count, total: report(name, count, total)
 
     def compute_perplexity(self, text: Sequence[str | os.PathLike[str]]) -> EvaluationResult:
@@ -157,8 +128,8 @@ class EvaluationJob:
             self.model,
             texts,
             self.scoring_config,
-            window=self.options.get("window"),
-            stride=self.options.get("stride"),
+            window=self.options.window,
+            stride=self.options.stride,
             train_length=self.pretrained_length,
             on_progress=self.bind_progress("perplexity"),
         )
@@ -167,9 +138,9 @@ class EvaluationJob:
         """Evaluate one task with the evaluator of its kind."""
         if isinstance(task, str) and task in FILE_TASKS:
             return self.evaluate_file(task)
-        if self.data is not None and Path(self.data).is_file():
+        if self.options.data is not None and Path(self.options.data).is_file():
             raise UsageError(
-                f"--data {self.data} is a file, which only {', '.join(FILE_TASKS)} support; pass a directory"
+                f"--data {self.options.data} is a file, which only {', '.join(FILE_TASKS)} support; pass a directory"
             )
         task_spec = TASKS.get(task) if isinstance(task, str) else task
         evaluator = get_type(task_spec).scoring.evaluator
@@ -196,35 +167,38 @@ class EvaluationJob:
         from pretune.evaluation.embedding import BASELINE, evaluate_retrieval, evaluate_similarity
 
         model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
-        report, device = self.bind_progress(task.name), None if self.device is None else resolve_device(self.device)
+        report, device = (
+            self.bind_progress(task.name),
+            None if self.options.device is None else resolve_device(self.options.device),
+        )
         is_retrieval = get_type(task).scoring.evaluator == "retrieval"
-        pooling = self.options.get("pooling")
+        pooling = self.options.pooling
         if is_retrieval:
             metrics = evaluate_retrieval(
-                model, task, data=self.data, on_progress=report, device=device, pooling=pooling
+                model, task, data=self.options.data, on_progress=report, device=device, pooling=pooling
             )
-            metrics[BASELINE] = evaluate_retrieval(BASELINE, task, data=self.data)["ndcg"]  # the baseline
+            metrics[BASELINE] = evaluate_retrieval(BASELINE, task, data=self.options.data)["ndcg"]  # the baseline
         else:
-            split, limit = self.options.get("split"), self.options.get("limit")
+            split, limit = self.options.split, self.options.limit
             metrics = evaluate_similarity(
                 model,
                 task,
-                data=self.data,
+                data=self.options.data,
                 split=split,
                 limit=limit,
                 on_progress=report,
                 device=device,
                 pooling=pooling,
             )
-        ignores_limit = is_retrieval and self.options.get("limit") is not None
+        ignores_limit = is_retrieval and self.options.limit is not None
         notes = ("limit is ignored for retrieval",) if ignores_limit else ()
         return replace(_build_result(task.name, metrics), notes=notes)
 
     def evaluate_file(self, name: str) -> EvaluationResult:
         """Evaluate the user's file."""
-        if self.data is None:
+        if self.options.data is None:
             raise UsageError(f"{name} needs a file; pass it with --data FILE")
-        path, limit, report = Path(self.data), self.options.get("limit"), self.bind_progress(name)
+        path, limit, report = Path(self.options.data), self.options.limit, self.bind_progress(name)
         if name in ("scored_pairs", "triplets"):
             return self.evaluate_similarity(name, path)
         if name == "bias_pairs":
@@ -235,7 +209,7 @@ class EvaluationJob:
             return evaluate_cloze(
                 self.model, subsample(read_blanks(path), limit), self.scoring_config, name=name, on_progress=report
             )
-        order = self.options.get("order", "good-first")
+        order = self.options.order
         pairs, skipped_files = read_pair_folder(path, order) if path.is_dir() else (read_pairs(path, order), [])
         result = evaluate_minimal_pairs(self.model, subsample(pairs, limit), self.scoring_config, on_progress=report)
         return (
@@ -254,9 +228,9 @@ class EvaluationJob:
             columns = "anchor, positive and negative" if name == "triplets" else "sentence1, sentence2 and score"
             raise DataError(f"{path}: {name} needs a table with the columns {columns}")
         model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
-        device = None if self.device is None else resolve_device(self.device)
-        ready = build_embedder(model, device=device, pooling=self.options.get("pooling"))
-        rows = subsample([*zip(dataset.texts, dataset.gold, strict=True)], self.options.get("limit"))
+        device = None if self.options.device is None else resolve_device(self.options.device)
+        ready = build_embedder(model, device=device, pooling=self.options.pooling)
+        rows = subsample([*zip(dataset.texts, dataset.gold, strict=True)], self.options.limit)
         if name == "triplets":
             return _build_result(
                 name,
@@ -269,9 +243,9 @@ class EvaluationJob:
 
     def score_task(self, task: Task) -> EvaluationResult:
         """Score minimal pairs or cloze with the language model."""
-        available = task.find_available(self.data)
-        split = self.options.get("split") or ("test" if "test" in available or not available else next(iter(available)))
-        examples = subsample([*task.read(split, self.data)], self.options.get("limit"))
+        available = task.find_available(self.options.data)
+        split = self.options.split or ("test" if "test" in available or not available else next(iter(available)))
+        examples = subsample([*task.read(split, self.options.data)], self.options.limit)
         work = evaluate_minimal_pairs if get_type(task).scoring.evaluator == "minimal_pairs" else evaluate_cloze
         result = work(
             self.model, examples, self.scoring_config, name=task.name, on_progress=self.bind_progress(task.name)
@@ -281,16 +255,16 @@ class EvaluationJob:
     def evaluate_finetuned(self, run: Path, task: str | Task) -> EvaluationResult:
         from pretune.runs.finetune.inference import evaluate_run
 
-        split, limit = self.options.get("split"), self.options.get("limit")
+        split, limit = self.options.split, self.options.limit
         scores = evaluate_run(
             [run, *self.other_runs],
             task=task,
-            data=self.data,
+            data=self.options.data,
             split=split,
             max_examples=limit,
-            device=self.device,
+            device=self.options.device,
             base=self.base,
-            quantize=self.options.get("quantize"),
+            quantize=self.options.quantize,
         )
         counts = {"examples": scores["examples"]}
         notes = tuple(scores["notes"])
@@ -302,15 +276,15 @@ class EvaluationJob:
     def few_shot_config(self) -> FewShotConfig:
         """Prompting options of a task."""
         return FewShotConfig(
-            data=self.data,
-            split=self.options.get("split"),
-            limit=self.options.get("limit"),
-            seed=self.options.get("seed", 0),
-            prompt=self.options.get("prompt"),
-            text_to_text=self.options.get("text_to_text", False),
-            length=self.options.get("length"),
-            calibrate=self.options.get("calibrate", False),
-            show=self.options.get("show", False),
+            data=self.options.data,
+            split=self.options.split,
+            limit=self.options.limit,
+            seed=self.options.seed,
+            prompt=self.options.prompt,
+            text_to_text=self.options.text_to_text,
+            length=self.options.length,
+            calibrate=self.options.calibrate,
+            show=self.options.show,
         )
 
 

@@ -8,16 +8,21 @@ pair of source and target.
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from pretune.core import log
 from pretune.core.config import to_dict
 from pretune.core.errors import UsageError
 from pretune.core.io import sha256
+from pretune.core.options import StrPath
+from pretune.data.prepare.run import Inputs
 from pretune.data.prepare.run import prepare as work
+from pretune.data.prepare.settings import PrepareConfig, parse_share
 from pretune.data.prepared_data import PreparedData
+from pretune.runs.options import DocumentUnit
+from pretune.runs.options.text import PrepareOptions
 from pretune.tasks import TASKS
 from pretune.tasks.splits import load_task
 from pretune.tasks.task import Task
@@ -26,24 +31,110 @@ from pretune.text.corpora.document import Document
 from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp, stamp_file
 from pretune.text.corpora.pairs import make_pair_document
 from pretune.text.corpora.streams import Errors
+from pretune.text.tokenizer import Tokenizer
 
 TASK_PREFIX = "task:"
-StrPath = str | os.PathLike[str]
+DEFAULT_HOLDOUT = "1%"
 
 
 def prepare(
-    inputs: Sequence[StrPath], *, data: StrPath | None = None, valid: Sequence[StrPath] | None = None, **options: Any
+    inputs: Sequence[StrPath],
+    *,
+    out: StrPath,
+    tokenizer: Tokenizer | StrPath,
+    valid: Sequence[StrPath] | None = None,
+    holdout: str | float = DEFAULT_HOLDOUT,
+    by: DocumentUnit = "auto",
+    field: str | None = None,
+    errors: Literal["strict", "replace"] = "strict",
+    clean: Sequence[str] = (),
+    near: float | None = None,
+    data: StrPath | None = None,
+    lang: str = "auto",
+    sentences: str = "rules",
+    licence: Sequence[str] = (),
+    workers: int | None = None,
+    shard: str | None = None,
+    overwrite: bool = False,
+    progress: Callable[[float, int, int], None] | None = None,
 ) -> PreparedData:
-    """Tokenize text into memory-mapped shards; options are those of `pretune.data.prepare.prepare`.
+    """Convert text to memory-mapped token shards with the splits `train` and `valid`, and write a data card.
 
-    Tasks in `inputs` and `valid` are read from `data`, by default $PRETUNE_DATA.
+    Exact duplicates are always dropped. If `out` already contains the same data, nothing is written.
+
+    Args:
+        inputs: Training text: files, folders, globs, built-in names, and tasks (`task:NAME`).
+        out: Output directory.
+        tokenizer: A tokenizer, or the path of one.
+        valid: Validation text; None holds out training documents instead.
+        holdout: Share of the documents to hold out for validation, selected by a hash of their content.
+        by: Unit of a document.
+        field: Text field of tables.
+        errors: Treatment of invalid UTF-8.
+        clean: Names of cleaning filters.
+        near: Similarity (0 to 1) from which near duplicates are dropped; None keeps them.
+        data: Directory of the tasks in `inputs` and `valid`, by default $PRETUNE_DATA.
+        lang: Language code for the sentence splitter; "auto" detects the language.
+        sentences: Name of the sentence splitter.
+        licence: Licences for the card: a text for all sources, or "PATTERN=TEXT" for matching ones.
+        workers: Number of processes, 0 to work in this process; None for one per CPU. The output does not depend on it.
+        shard: "i/n" prepares only slice i of n, for `merge`.
+        overwrite: Replace other prepared data in `out`.
+        progress: Callback with the completed share, the characters read and the tokens written.
+
+    Raises:
+        UsageError: An argument is invalid, or `out` contains files that are not prepared data.
+        DataError: The text cannot be read, no text remains, or `out` contains other data and `overwrite` is False.
+        CheckpointError: The tokenizer cannot be loaded.
+        ResourceError: A worker process died, or the disk is full.
     """
-    if isinstance(inputs, str) or not any(_is_task(name) for name in (*inputs, *(valid or ()))):
-        return work(inputs, valid=valid, **options)
-    items = [
-        [_build_task_pairs(name, data) if _is_task(name) else name for name in names] for names in (inputs, valid or ())
-    ]
-    return work(items[0], valid=items[1] or None, **options)
+    return run_prepare(PrepareOptions(**locals()))
+
+
+def run_prepare(options: PrepareOptions) -> PreparedData:
+    """Tokenize text into shards; tasks are replaced by their examples."""
+    inputs: Inputs = options.inputs
+    valid: Inputs | None = options.valid or None
+    if not isinstance(inputs, str) and any(_is_task(name) for name in (*options.inputs, *(options.valid or ()))):
+        inputs = _open_tasks(options.inputs, options.data)
+        valid = _open_tasks(options.valid, options.data) if options.valid else None
+    if options.tokenizer is None:
+        raise UsageError("missing option '--tokenizer'; train one with `pretune tokenizer`")
+    clean, licence = options.clean, options.licence
+    settings = PrepareConfig(
+        by=options.by,
+        field=options.field,
+        errors=options.errors,
+        clean=tuple([clean] if isinstance(clean, str) else clean),
+        near=options.near,
+        holdout=_parse_holdout(options.holdout, valid),
+        lang=options.lang,
+        sentences=options.sentences,
+        licence=tuple([licence] if isinstance(licence, str) else licence),
+    )
+    return work(
+        inputs,
+        settings,
+        tokenizer=options.tokenizer,
+        out=options.out,
+        valid=valid,
+        workers=options.workers,
+        shard=options.shard,
+        overwrite=options.overwrite,
+        progress=options.progress,
+    )
+
+
+def _parse_holdout(holdout: str | float, valid: Inputs | None) -> float:
+    if valid is None:
+        return parse_share(holdout)
+    if holdout != DEFAULT_HOLDOUT:
+        raise UsageError("holdout and valid are mutually exclusive: with valid, no training documents are held out")
+    return 0.0
+
+
+def _open_tasks(names: Sequence[StrPath], data: StrPath | None) -> list[StrPath | CorpusItem]:
+    return [_build_task_pairs(name, data) if _is_task(name) else name for name in names]
 
 
 @dataclass(frozen=True, slots=True)

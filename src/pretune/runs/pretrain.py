@@ -19,10 +19,12 @@ from pretune.core import log
 from pretune.core.api import check_arguments
 from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError
+from pretune.core.options import require_out
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
-from pretune.runs.config import LENGTHS, STOP_EARLY_PATIENCE, PretrainConfig, PretrainTrainConfig, read_config
-from pretune.runs.defaults import build_pretrain_config
+from pretune.runs.config import LENGTHS, PretrainConfig, PretrainTrainConfig, read_config
+from pretune.runs.defaults import LENGTH_PATHS, build_pretrain_config
+from pretune.runs.options.pretrain import PretrainOptions
 from pretune.runs.pretrain_run import PretrainedRun, PretrainRun, load_finished_run
 from pretune.runs.training_data import DataConfig
 from pretune.runs.verify import check_model
@@ -45,8 +47,8 @@ SETTING_PATHS = [
 def pretrain(
     model: str | None = None,
     *,
-    out: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str],
     objective: str | None = None,
     steps: int | None = None,
     tokens: int | None = None,
@@ -66,8 +68,8 @@ def pretrain(
 
     Args:
         model: Family and size, such as "bert-mini"; see `pt.list_models`.
-        out: Output directory of the run.
         data: Directory of `pt.prepare`.
+        out: Output directory of the run.
         objective: Training objective; see `pt.list_objectives`. None: that of the model's paper.
         steps: Number of optimizer steps.
         tokens: Number of tokens that the model reads; the last step is the first that reaches it.
@@ -90,87 +92,60 @@ def pretrain(
         DataError, CheckpointError: damaged data, or a run in `out` that cannot be resumed.
         DivergedError: the loss is not finite for many steps in a row.
     """
-    return run_pretrain(
-        model,
-        out=out,
-        resume=resume,
-        init_from=init_from,
-        stop_early=stop_early,
-        overrides=overrides,
-        device=device,
-        data=data,
-        objective=objective,
-        teacher=teacher,
-        steps=steps,
-        tokens=tokens,
-        epochs=epochs,
-        budget=budget,
-        config=config,
-    )
+    return run_pretrain(PretrainOptions(**locals()))
 
 
 def run_pretrain(
-    model: str | None = None,
-    *,
-    out: str | os.PathLike[str],
-    resume: bool = False,
-    init_from: str | os.PathLike[str] | None = None,
-    stop_early: bool = False,
-    overrides: Mapping[str, Any] | None = None,
-    device: str | None = None,
-    started_at: float | None = None,
-    ranks: Ranks | None = None,
-    **options: Any,
+    options: PretrainOptions, *, started_at: float | None = None, ranks: Ranks | None = None
 ) -> PretrainedRun:
     """Run `pretrain` with a budget that counts from `started_at`, a time of `time.monotonic`, by default now.
 
-    `ranks` are those of a run that this one is a part of. Other arguments are those of `build_pretrain_config`.
+    `ranks` are those of a run that this one is a part of.
     """
     started_at = time.monotonic() if started_at is None else started_at
-    run_dir = RunDir(Path(out))
-    if stop_early:
-        overrides = {"train.patience": STOP_EARLY_PATIENCE, **(overrides or {})}
-    options |= {"init_from": init_from, "overrides": overrides, "device": device}
+    run_dir, resume = RunDir(Path(require_out(options.out))), options.resume
     stop = GracefulShutdown(f"resume with `{run_dir.build_resume_command('pretrain')}`", has_checkpoint=resume)
     with stop.handle_signals():
         state = None
         if resume:
-            resume = run_dir.can_resume(can_start=model is not None or options.get("config") is not None)
+            resume = run_dir.can_resume(can_start=options.model is not None or options.config is not None)
         if resume:
-            settings = load_resumed_config(run_dir, model, **options)
+            settings = load_resumed_config(run_dir, options)
             finished_run = load_finished_run(run_dir)
             if finished_run is not None:
                 check_model(run_dir)
                 log.info(f"{run_dir.path}: finished; nothing to resume")
                 return finished_run
         else:
-            settings = build_pretrain_config(model, **options)
+            settings = build_pretrain_config(options)
             run_dir.check_free()  # checked again under the lock; here nothing is computed yet
-            state = load_clock_history(settings, options.get("config"), budget=options.get("budget"))
-        with init_distributed(resolve_device(device)) if ranks is None else contextlib.nullcontext(ranks) as group:
+            state = load_clock_history(settings, options)
+        with (
+            init_distributed(resolve_device(options.device))
+            if ranks is None
+            else contextlib.nullcontext(ranks) as group
+        ):
             if resume and not group.broadcast_object(run_on_rank_zero(group, run_dir.has_progress)):
                 settings, resume = replace(settings, moved_paths={}), False  # run.json is written again
-                state = load_clock_history(settings, options.get("config"), budget=options.get("budget"))
+                state = load_clock_history(settings, options)
             if ranks is not None:
                 ranks.wait()  # until all have found the directory free
             return PretrainRun(settings, run_dir, group, stop, started_at=started_at, resume=resume, state=state).run()
 
 
-def load_resumed_config(run_dir: RunDir, model: str | None, **options: Any) -> PretrainConfig:
+def load_resumed_config(run_dir: RunDir, options: PretrainOptions) -> PretrainConfig:
     """Return the config of the run in a directory, with overrides that do not change the weights.
 
-    `options` are arguments of `build_pretrain_config`: some, or all that the run was started with. Without a length
-    the run keeps its own. The first setting that differs is a CheckpointError, as are other data or another tokenizer.
+    `options` are some, or all that the run was started with. Without a length the run keeps its own. The first setting
+    that differs is a CheckpointError, as are other data or another tokenizer.
     """
     located_settings, source = run_dir.locate_settings(), str(run_dir.settings)
     stored_config = PretrainConfig.from_dict(located_settings.tree, source=source).move_paths(located_settings)
     environment = specs.check_record(ResumeFile, located_settings.tree, CheckpointError, source).get("environment", {})
-    if model is None and options.get("config") is None:
-        resumed_config = build_pretrain_config(**{**options, "config": stored_config})
-    else:
-        if options.get("config") is None and not any(_has_length(name, options) for name in LENGTHS):
-            options |= {name: value for name in LENGTHS if (value := getattr(stored_config.train, name)) is not None}
-        resumed_config = build_pretrain_config(model, **options)
+    is_whole = options.model is not None or options.config is not None
+    if is_whole and options.config is None and not _has_length(options):
+        options = replace(options, **{name: getattr(stored_config.train, name) for name in LENGTHS})
+    resumed_config = build_pretrain_config(options, None if is_whole else stored_config)
     resumed_config = resumed_config.move_paths(located_settings)
     for path, (new, old) in resumed_config.diff(stored_config).items():
         raise CheckpointError(f"{run_dir.path}: {path} was {old} and cannot become {new} in a resumed run")
@@ -179,8 +154,8 @@ def load_resumed_config(run_dir: RunDir, model: str | None, **options: Any) -> P
     return resumed_config
 
 
-def _has_length(name: str, options: dict[str, Any]) -> bool:
-    return options.get(name) is not None or f"train.{name}" in (options.get("overrides") or {})
+def _has_length(options: PretrainOptions) -> bool:
+    return bool({*LENGTH_PATHS} & {*options.list_settings(), *(options.overrides or {})})
 
 
 def _check_data(path: str, fingerprints: dict[str, Any]) -> None:
@@ -194,17 +169,18 @@ def _check_data(path: str, fingerprints: dict[str, Any]) -> None:
             )
 
 
-def load_clock_history(settings: PretrainConfig, settings_source: Any, *, budget: Any = None) -> TrainState:
-    """Return the initial state; with the recorded progress if `settings_source` is the run.json of a finished run.
+def load_clock_history(settings: PretrainConfig, options: PretrainOptions) -> TrainState:
+    """Return the initial state; with the recorded progress if `options.config` is the run.json of a finished run.
 
     The progress of a run with a budget is recorded, so that it can be reproduced step by step. The state is empty where
     nothing is to be reproduced: no budget, a different one, or one passed explicitly.
     """
-    if settings.train.budget is None or budget is not None or not isinstance(settings_source, str | os.PathLike):
+    source = options.config
+    if settings.train.budget is None or options.budget is not None or not isinstance(source, str | os.PathLike):
         return TrainState()
-    if read_config(settings_source).get("train", {}).get("budget") != settings.train.budget:
+    if read_config(source).get("train", {}).get("budget") != settings.train.budget:
         return TrainState()
-    run_dir = RunDir(Path(settings_source) if Path(settings_source).is_dir() else Path(settings_source).parent)
+    run_dir = RunDir(Path(source) if Path(source).is_dir() else Path(source).parent)
     if load_finished_run(run_dir) is None:
         return _warn_no_history(f"{run_dir.path}: no finished run next to its settings")
     try:

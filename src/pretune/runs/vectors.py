@@ -8,15 +8,14 @@ pt.embed("vectors.txt", ["A fine film."])
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 from pretune.adaptation.static.cooccurrence import MAX_WORDS, Glove, Ppmi
 from pretune.adaptation.static.word2vec import Word2Vec, WordCorpus
 from pretune.core.errors import UsageError, refuse_broken_link, suggest
 from pretune.inference.word_vectors import WordVectors
+from pretune.runs.options import DocumentUnit
+from pretune.runs.options.text import VectorsOptions
 from pretune.text.corpora import open_corpus
-from pretune.text.corpora.document import DocumentBoundary
 
 TRAINERS: Mapping[str, type[Word2Vec] | type[Glove] | type[Ppmi]] = {"word2vec": Word2Vec, "glove": Glove, "ppmi": Ppmi}
 MAX_VALUES = {"width": 4096, "window": 100, "epochs": 1000, "min_count": 10**9, "max_words": 10_000_000}
@@ -25,10 +24,10 @@ _PART_BYTES = 2**24  # bytes per part of the corpus
 
 
 def train_vectors(
-    inputs: str | Path | Sequence[str | Path],
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    kind: str = "word2vec",
     out: str | os.PathLike[str] | None = None,
+    kind: str = "word2vec",
     mode: str | None = None,
     width: int | None = None,
     window: int | None = None,
@@ -36,7 +35,7 @@ def train_vectors(
     min_count: int | None = None,
     max_words: int | None = None,
     seed: int = 0,
-    by: DocumentBoundary = "auto",
+    by: DocumentUnit = "auto",
     field: str | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> WordVectors:
@@ -46,47 +45,45 @@ def train_vectors(
     are None take the defaults of the paper. `min_count` is the minimum frequency of a word, `max_words` the vocabulary
     size. The file has word2vec's text format. `progress` is called with the share of the corpus read.
     """
-    options = {"mode": mode, "width": width, "window": window, "epochs": epochs}
-    trainer = build_trainer(kind, **options, min_count=min_count, max_words=max_words)
-    names = [os.fspath(name) for name in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    return run_vectors(VectorsOptions(**locals()))
+
+
+def run_vectors(options: VectorsOptions) -> WordVectors:
+    """Train word vectors and write them."""
+    trainer, inputs, out = build_trainer(options), options.inputs, options.out
+    names = [os.fspath(name) for name in ([inputs] if isinstance(inputs, str | os.PathLike) else inputs)]
     if out is not None:
         refuse_broken_link(out)
-    parts = open_corpus(names, by=by, field=field).plan_parts(_PART_BYTES)
+    parts = open_corpus(names, by=options.by, field=options.field).plan_parts(_PART_BYTES)
 
     def texts() -> Iterator[str]:
         for number, part in enumerate(parts):
             for document in part.read_documents():
                 yield from document.sides
-            if progress is not None:
-                progress((number + 1) / len(parts))
+            if options.progress is not None:
+                options.progress((number + 1) / len(parts))
 
     vectors = trainer.fit(
-        WordCorpus.from_texts(texts(), min_count=trainer.min_count, max_words=trainer.max_words), seed=seed
+        WordCorpus.from_texts(texts(), min_count=trainer.min_count, max_words=trainer.max_words), seed=options.seed
     )
     if out is not None:
         vectors.save(out)
     return vectors
 
 
-def build_trainer(kind: str, **options: Any) -> Word2Vec | Glove | Ppmi:
-    """Return the trainer of a kind with the options that are not None; raise a UsageError for others."""
+def build_trainer(options: VectorsOptions) -> Word2Vec | Glove | Ppmi:
+    """Return the trainer of a kind with the options that are set; raise a UsageError for those of other kinds."""
+    kind = options.kind
     if kind not in TRAINERS:
         raise UsageError(f"unknown kind '{kind[:60]}'{suggest(kind, TRAINERS)} (allowed: {', '.join(TRAINERS)})")
-    field_names = {field.name for field in fields(TRAINERS[kind])}
-    values: dict[str, Any] = {}
-    for name, value in options.items():
-        if value is None:
-            continue
-        if name not in field_names:
-            supported_kinds = ", ".join(
-                other_kind
-                for other_kind, cls in TRAINERS.items()
-                if name in {trainer_field.name for trainer_field in fields(cls)}
-            )
+    field_names = {name: {field.name for field in fields(cls)} for name, cls in TRAINERS.items()}
+    values = options.list_settings()
+    for name, value in values.items():
+        if name not in field_names[kind]:
+            supported_kinds = ", ".join(other for other in TRAINERS if name in field_names[other])
             raise UsageError(f"{name.replace('_', '-')} is not an option of {kind}, only of {supported_kinds}")
         if name in MAX_VALUES and not 1 <= value <= MAX_VALUES[name]:
             raise UsageError(f"{name.replace('_', '-')} must be from 1 to {MAX_VALUES[name]}, got {value}")
-        values[name] = value
     trainer = TRAINERS[kind](**values)
     if isinstance(trainer, Ppmi) and (trainer.max_words is None or trainer.max_words > MAX_WORDS):
         raise UsageError(f"max-words of ppmi must be from 1 to {MAX_WORDS}, got {trainer.max_words}")

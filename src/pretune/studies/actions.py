@@ -20,6 +20,8 @@ from pretune.runs.finetune.config import TaskConfig
 from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.task_data import compute_scores, open_task
+from pretune.runs.options.pretrain import PretrainOptions
+from pretune.runs.options.tasks import FinetuneOptions
 from pretune.runs.prepare import prepare
 from pretune.runs.pretrain import pretrain
 from pretune.runs.vectors import train_vectors
@@ -150,7 +152,7 @@ def _pretrain(runner: StepRunner, arguments: Arguments, folder: Path, resume: bo
             if name in arguments:
                 arguments[name] = runner.locate(arguments[name])
         if factor is not None:
-            rate = build_pretrain_config(**arguments, device=runner.device).train.lr
+            rate = build_pretrain_config(PretrainOptions(**arguments, device=runner.device)).train.lr
             arguments["overrides"] = {**arguments["overrides"], "train.lr": f"{rate * factor:g}"}
         run = pretrain(out=folder, device=runner.device, **arguments)
     summary = run.summary
@@ -179,7 +181,7 @@ def _finetune(runner: StepRunner, arguments: Arguments, folder: Path, resume: bo
         model = runner.locate(arguments.pop("model"))
         if factor is not None:
             options = {name: value for name, value in arguments.items() if name != "train_examples"}
-            rate = build_finetune_config(model, **options).train.lr
+            rate = build_finetune_config(FinetuneOptions(model=model, **options)).train.lr
             arguments["overrides"] = {**arguments["overrides"], "train.lr": f"{rate * factor:g}"}
         options = {"baselines": "none", "data": runner.data, "device": runner.device}
         run = finetune(model, out=folder, **options, **arguments)

@@ -15,11 +15,13 @@ from pretune.models.devices import DEVICES, Device
 from pretune.models.families import FAMILIES
 from pretune.models.generator_discriminator import Pair
 from pretune.models.spec import Model
-from pretune.runs.config import PretrainConfig
+from pretune.runs.config import LENGTHS, PretrainConfig
 from pretune.runs.defaults import build_paper_config
 from pretune.runs.estimate import compute_training_flops, detect_device, estimate_batch_tokens, measure_flops
 from pretune.runs.finetune.config import FinetuneConfig, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS, build_finetune_config, read_base_spec
+from pretune.runs.options.pretrain import PretrainOptions
+from pretune.runs.options.tasks import FinetuneOptions
 from pretune.runs.training_data import DataFacts
 from pretune.studies.locations import HUB_PREFIX
 from pretune.studies.plan import StepEstimate
@@ -101,20 +103,11 @@ class Estimator:
         if key not in self._models:
             planned_tokenizer = make_tokenizer(**tokenizer)
             facts = DataFacts("data", max(round(data_bytes / BYTES_PER_TOKEN), 1), sources)
-            length = {name: arguments[name] for name in ("steps", "tokens", "epochs") if name in arguments}
-            if "budget" in arguments:
-                length["budget"] = arguments["budget"]
-            options = {
-                "model": arguments.get("model"),
-                "objective": arguments.get("objective"),
-                "init_from": None,
-                "data": "data",
-                "teacher": "teacher" if "teacher" in arguments else None,
-            }
+            names = {name: arguments[name] for name in ("model", "objective", *LENGTHS) if name in arguments}
+            teacher_path = "teacher" if "teacher" in arguments else None
+            settings = PretrainOptions(**names, data="data", teacher=teacher_path).list_settings()
             vocab = {"model.vocab": base.vocab if base else tokenizer["vocab"]}
-            config = build_paper_config(
-                options, facts, planned_tokenizer, self.device_type, length, {**vocab, **overrides}
-            )
+            config = build_paper_config(settings, facts, planned_tokenizer, self.device_type, {**vocab, **overrides})
             spec = catalog.convert_to_shape(config.model, config.objective.shapes)
             flops = compute_training_flops(config, spec, planned_tokenizer, teacher)
             parameters = sum(model.params().total for model in catalog.list_models(spec))
@@ -165,7 +158,7 @@ class Estimator:
         options = {name: value for name, value in options.items() if not name.startswith("rate_")}
         if "teacher" in options:
             options["teacher"] = "teacher"
-        return build_finetune_config("model", base_spec=spec, **options)
+        return build_finetune_config(FinetuneOptions(model="model", **options), base_spec=spec)
 
     def estimate_finetune(
         self, tuning: FinetuneConfig, spec: Model, train_examples: int | None, task: TaskSize

@@ -8,9 +8,9 @@ from pretune.core.config import from_dict
 from pretune.core.errors import PretuneError, UsageError
 from pretune.evaluation.baselines import SLOTS
 from pretune.runs.embedding import EmbeddingConfig
-from pretune.runs.evaluation_job import FILE_TASKS
 from pretune.runs.finetune.config import TaskConfig
 from pretune.runs.finetune.task_data import find_trainable_task
+from pretune.runs.options.tasks import FILE_TASKS
 from pretune.studies.estimates import BASELINE_SECONDS
 from pretune.studies.locations import locate
 from pretune.studies.model_steps import ModelSteps, select_config

@@ -25,7 +25,6 @@ class EnergyRecord(TypedDict):
 
     what: str
     how: str
-    joules: NotRequired[Amount]
 
 
 class SummaryRecord(TypedDict, total=False):
@@ -37,10 +36,8 @@ class SummaryRecord(TypedDict, total=False):
     skipped: Count
     held_out: dict[str, Number | None] | None
     unigram_loss: Number
-    best: Number | None
     best_step: Count | None
     warnings: list[str]
-    teacher_flops: Amount
 
 
 class PretrainSummary(TypedDict):
@@ -60,7 +57,6 @@ class CostFile(TypedDict):
     devices: Count
     seconds: Amount
     flops: Amount
-    peak_flops: NotRequired[Amount | None]  # of one device, per second
     mfu: Amount | None
     kwh: Amount
     energy: list[EnergyRecord]
@@ -97,9 +93,6 @@ class CurvePoint(Score):
     """Result for one number of training examples."""
 
     labels: Count
-    split: NotRequired[str]
-    examples: NotRequired[Count]
-    seeds: NotRequired[list[int]]
     baselines: dict[str, Number]
 
 
@@ -110,26 +103,14 @@ class Difference(TypedDict):
     low: Number
     high: Number
     p: Number
-    rounds: NotRequired[Count]
-    examples: NotRequired[Count]
 
 
 class BaselineRecord(TypedDict):
     """Score of a baseline."""
 
     name: str
-    about: NotRequired[str]
     score: Number
-    scores: NotRequired[dict[str, Number]]
-    seconds: NotRequired[Amount]
     against: Difference
-
-
-class RateRecord(TypedDict):
-    """Score of a learning rate on dev."""
-
-    lr: Number
-    dev: Number
 
 
 class SavedModelRecord(TypedDict):
@@ -137,15 +118,11 @@ class SavedModelRecord(TypedDict):
 
     lr: Number
     seed: int
-    labels: int
+    labels: int | None
     steps: Count
     best_step: Count
     trained: Count
     parameters: Positive
-    memory: NotRequired[Count | None]  # of the GPU, in bytes
-    threshold: NotRequired[Number | None]
-    dev: NotRequired[Number]
-    scores: NotRequired[dict[str, dict[str, Number]]]
 
 
 class EvaluationRecord(TypedDict):
@@ -160,12 +137,12 @@ class TrialRecord(TypedDict):
 
     lr: Number
     seed: int
-    labels: int
+    labels: int | None
     course: NotRequired[list[EvaluationRecord]]
 
 
-class RunSummaryRecord(SummaryRecord):
-    """Summary of a run with its time and cost."""
+class TrialSummary(TypedDict):
+    """Time and cost of a trial."""
 
     seconds: Amount
     cost: CostFile
@@ -182,11 +159,7 @@ class TrialFile(TrialRecord):
     counts: "LengthCounts"
     balance: Any
     threshold: Number | None
-    epoch: NotRequired[Count]  # steps of an epoch
-    notes: NotRequired[list[str]]
-    memory: NotRequired[Count | None]  # of the GPU, in bytes
-    forgetting: NotRequired["Forgetting | None"]
-    summary: RunSummaryRecord
+    summary: TrialSummary
     predictions: dict[str, list[dict[str, Any]]]
 
 
@@ -221,16 +194,18 @@ class ResumeFile(TypedDict, total=False):
     loss: Any
 
 
+class LossRecord(TypedDict):
+    """Pre-training loss."""
+
+    loss: Number
+
+
 class Forgetting(TypedDict):
     """Pre-training loss before and after fine-tuning."""
 
-    objective: NotRequired[str]
-    data: NotRequired[str]
-    before: dict[str, Number]
-    after: dict[str, Number]
-    difference: NotRequired[Number]
+    before: LossRecord
+    after: LossRecord
     distance: Number
-    by_part: NotRequired[dict[str, Number]]
 
 
 class LengthCounts(TypedDict):
@@ -250,11 +225,9 @@ class ScoresFile(TypedDict):
     notes: list[str]
     examples: dict[str, Count]  # used examples by split
     pool: NotRequired[dict[str, Count]]  # available examples by split
-    balance: NotRequired[Any]
     counts: LengthCounts
     result: ResultRecord
     model: SavedModelRecord
-    rates: NotRequired[list["RateRecord"]]
     baselines: list[BaselineRecord]
     not_run: dict[str, str]
     curve: list[CurvePoint]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pretune.runs.finetune import trial
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.training.validation import EarlyStopping
 

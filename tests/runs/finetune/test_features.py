@@ -17,7 +17,6 @@ from pretune.models.hf import checkpoint
 from pretune.models.model import LanguageModel
 from pretune.runs.finetune import features
 from pretune.runs.finetune.config import SweepPlan
-from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.estimate import estimate_finetune
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.predict import predict
@@ -25,6 +24,7 @@ from pretune.tasks.stream import TaskStream
 from pretune.tasks.types import get_type
 from pretune.tasks.user_table import build_user_task
 from tests.runs import tasked
+from tests.runs.configs import build_finetune_config
 
 MAKERS: dict[str, tuple[Callable[[Path, int], Path], str, dict[str, Any]]] = {
     "classification": (tasked.classes, "own.csv", {}),

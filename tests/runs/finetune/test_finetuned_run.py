@@ -12,7 +12,7 @@ import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.runs.evaluate import evaluate
 from pretune.runs.finetune.config import TaskConfig
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.inference import _relabel, build_table_task, evaluate_run
 from pretune.runs.finetune.task_data import open_task

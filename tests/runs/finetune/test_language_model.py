@@ -11,12 +11,14 @@ import pretune as pt
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
 from pretune.runs.finetune import language_model
-from pretune.runs.finetune.defaults import build_finetune_config
-from pretune.runs.finetune.entry import build_plan, run_finetune
+from pretune.runs.finetune.entry import build_plan, finetune
 from pretune.runs.finetune.estimate import estimate_finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.task_data import open_task
+from pretune.runs.options.pretrain import PretrainOptions
+from pretune.runs.options.tasks import FinetuneOptions
 from tests.runs import tasked
+from tests.runs.configs import build_finetune_config
 
 QUICK: dict[str, Any] = {"train.workers": 0, "train.batch": 16, "tune.lm_epochs": 2}
 
@@ -30,9 +32,7 @@ def tune(base: Path, folder: Path, **options: Any) -> FinetunedRun:
     table = folder.parent / "classes.csv"
     if not table.exists():
         tasked.classes(table)
-    return run_finetune(
-        base, out=folder, train=table, steps=6, baselines="none", overrides=QUICK, device="cpu", **options
-    )
+    return finetune(base, out=folder, train=table, steps=6, baselines="none", overrides=QUICK, device="cpu", **options)
 
 
 def test_three_stages_are_one_command(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_three_stages_are_one_command(base: Path, tmp_path: Path, monkeypatch: p
     expected = run.predict(["the lovely sea.", "the dreadful sea."])
 
     tuning = build_finetune_config(base, train=tmp_path / "classes.csv", steps=6, overrides=QUICK)
-    plan = build_plan(tuning)
+    plan = build_plan(tuning, FinetuneOptions())
     forecast = estimate_finetune(tuning, plan)
     trials = estimate_finetune(tuning.replace({"tune.lm_epochs": 0}), plan)
     cost = json.loads((stage / "run" / "cost.json").read_text())
@@ -65,15 +65,15 @@ def test_three_stages_are_one_command(base: Path, tmp_path: Path, monkeypatch: p
 
     calls: list[Path] = []
 
-    def kill(*arguments: Any, **options: Any) -> Any:
-        calls.append(options["out"])
+    def kill(options: PretrainOptions, **_: Any) -> Any:
+        calls.append(options.out)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(language_model, "run_pretrain", kill)
         with pytest.raises(KeyboardInterrupt):
             tune(base, tmp_path / "killed")
-    again = run_finetune(out=tmp_path / "killed", resume=True, device="cpu")
+    again = finetune(out=tmp_path / "killed", resume=True, device="cpu")
     assert calls == [tmp_path / "killed" / "language_model" / "run"]
     assert again.predict(["the lovely sea.", "the dreadful sea."]) == expected
 

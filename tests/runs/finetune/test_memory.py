@@ -7,24 +7,22 @@ from typing import Any
 
 import pytest
 
-from pretune.runs.finetune import sweep
-from pretune.runs.finetune.entry import run_finetune as finetune
-from pretune.runs.finetune.trial import PreparedTrial, prepare_trial
+from pretune.runs.finetune.entry import finetune
+from pretune.runs.finetune.trial import FinetuneTrial
 
 
 @pytest.mark.slow
 def test_a_trial_is_gone_when_the_next_begins(
     base: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, alive = list[Any](), list[int]()
+    begin, seen, alive = FinetuneTrial.__init__, list[Any](), list[int]()
 
-    def prepared(*given: Any) -> PreparedTrial:
+    def begun(self: FinetuneTrial, *given: Any, **options: Any) -> None:
         gc.collect()
         alive.append(sum(model() is not None for model in seen))
-        trial = prepare_trial(*given)
-        seen.append(weakref.ref(trial.model))
-        return trial
+        begin(self, *given, **options)
+        seen.append(weakref.ref(self.model))
 
-    monkeypatch.setattr(sweep, "prepare_trial", prepared)
+    monkeypatch.setattr(FinetuneTrial, "__init__", begun)
     finetune(base, out=tmp_path / "run", train=table, steps=2, seeds=3, baselines="none")
     assert alive == [0, 0, 0]

@@ -14,7 +14,7 @@ from pretune.core.errors import UsageError
 from pretune.models.hf import checkpoint
 from pretune.nn.batch_norm import BatchNorm
 from pretune.nn.heads import PoolingConfig
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.linear_probe import center_dropout, fit_head
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Items

@@ -7,11 +7,11 @@ import torch
 
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.runs.finetune.adapted_model import TaskEncoders, build_adapted_model
-from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.task_data import open_task
 from pretune.tasks.stream import MultiTaskStream, TaskStream
 from pretune.training.distributed import Ranks
 from tests.runs import tasked
+from tests.runs.configs import build_finetune_config
 from tests.selection import keep_quick
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

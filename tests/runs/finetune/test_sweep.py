@@ -10,11 +10,11 @@ import torch
 import pretune as pt
 from pretune.core.errors import DivergedError, UsageError
 from pretune.evaluation.baselines import ALL_BASELINES
-from pretune.runs.finetune.defaults import build_finetune_config
-from pretune.runs.finetune.entry import build_plan
-from pretune.runs.finetune.entry import run_finetune as finetune
+from pretune.runs.finetune.entry import build_plan, finetune
 from pretune.runs.finetune.estimate import estimate_finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
+from pretune.runs.options.tasks import FinetuneOptions
+from tests.runs.configs import build_finetune_config
 
 QUICK: dict[str, Any] = {"train.log_every": 5, "data.max_length": 24}
 
@@ -35,9 +35,8 @@ def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> F
 
 def test_what_was_forecast_is_what_was_done(grid: FinetunedRun, base: Path, table: Path) -> None:
     tuning = build_finetune_config(base, train=table, method="lora", epochs=1, overrides=QUICK)
-    told = estimate_finetune(
-        tuning, build_plan(tuning, [1e-3, 1e-2], seeds=2, train_examples=[20, None], baselines="none")
-    )
+    options = FinetuneOptions(lr=[1e-3, 1e-2], seeds=2, train_examples=[20, None], baselines="none")
+    told = estimate_finetune(tuning, build_plan(tuning, options))
     trials = grid.scores["trials"]
     assert told["trials"] == len(trials) == 5
     assert told["steps"] == sum(one["steps"] for one in trials) == 3 * 3 + 2 * 1

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from pretune.runs.finetune.adapted_model import TaskEncoders, build_adapted_model
-from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.task_data import open_task
 from pretune.tasks.stream import MultiTaskStream, TaskStream
 from pretune.training.distributed import Ranks
 from tests.runs import tasked
+from tests.runs.configs import build_finetune_config
 from tests.runs.test_finetune_shapes import two_tasks
 
 SIZES = (160, 32)

@@ -18,7 +18,7 @@ from pretune.data.prepare.card import describe_sources, write_card
 from pretune.data.prepare.dedup_split import write_splits
 from pretune.data.prepare.encoding import EncoderSetup
 from pretune.data.prepare.pool import map_ordered
-from pretune.data.prepare.settings import PrepareConfig, Recipe, parse_share, state_licences
+from pretune.data.prepare.settings import PrepareConfig, Recipe, state_licences
 from pretune.data.prepare.stage import StageReader, StageWriter
 from pretune.data.prepare.work_units import SplitPart, iter_units, list_parts, select_slice
 from pretune.data.prepared_data import SLICE_FILE, PreparedData, publish_directory
@@ -42,72 +42,24 @@ MAX_SOURCES = 2**16
 """Maximum number of sources; source numbers are stored as uint16."""
 
 _STAGE_FOLDER = "stage"
-_DEFAULT_HOLDOUT = "1%"
 _SLOW_HASH_BYTES = 2 * 2**30  # bytes of input above which hashing is slow enough to be announced
 _MIN_PARALLEL_BYTES = 4 * 2**20  # bytes of text below which worker processes do not pay off
 
 
 def prepare(
     inputs: Inputs,
+    settings: PrepareConfig,
     *,
     tokenizer: Tokenizer | str | os.PathLike[str],
     out: str | os.PathLike[str],
     valid: Inputs | None = None,
-    holdout: str | float = _DEFAULT_HOLDOUT,
-    by: str = "auto",
-    field: str | None = None,
-    errors: str = "strict",
-    clean: Sequence[str] = (),
-    near: float | None = None,
-    lang: str = "auto",
-    sentences: str = "rules",
-    licence: Sequence[str] = (),
     workers: int | None = None,
     shard: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PreparedData:
-    """Convert text to memory-mapped token shards with the splits `train` and `valid`, and write a data card.
-
-    Exact duplicates are always dropped. If `out` already contains the same data, nothing is written.
-
-    Args:
-        inputs: Training text, as in `open_corpus`.
-        tokenizer: A tokenizer, or the path of one.
-        out: Output directory.
-        valid: Validation text, as in `open_corpus`; None holds out training documents instead.
-        holdout: Share of the documents to hold out for validation, selected by a hash of their content.
-        by: Unit of a document, as in `open_corpus`.
-        field: Text field of tables, as in `open_corpus`.
-        errors: Treatment of invalid bytes, as in `open_corpus`.
-        clean: Names of cleaning filters.
-        near: Similarity (0 to 1) from which near duplicates are dropped; None keeps them.
-        lang: Language code for the sentence splitter; "auto" detects the language.
-        sentences: Name of the sentence splitter.
-        licence: Licences for the card: a text for all sources, or "PATTERN=TEXT" for matching ones.
-        workers: Number of processes, 0 to work in this process; None for one per CPU. The output does not depend on it.
-        shard: "i/n" prepares only slice i of n, for `merge`.
-        overwrite: Replace other prepared data in `out`.
-        progress: Callback after each work unit.
-
-    Raises:
-        UsageError: An argument is invalid, or `out` contains files that are not prepared data.
-        DataError: The text cannot be read, no text remains, or `out` contains other data and `overwrite` is False.
-        CheckpointError: The tokenizer cannot be loaded.
-        ResourceError: A worker process died, or the disk is full.
-    """
-    target, valid = check_path(out), valid or None
-    settings = PrepareConfig(
-        by=by,
-        field=field,
-        errors=errors,
-        clean=tuple([clean] if isinstance(clean, str) else clean),
-        near=near,
-        holdout=_parse_holdout(holdout, valid),
-        lang=lang,
-        sentences=sentences,
-        licence=tuple([licence] if isinstance(licence, str) else licence),
-    )
+    """Convert text to token shards and write a data card, as `pretune.runs.prepare.prepare` documents."""
+    target = check_path(out)
     settings.check()
     number, count = _parse_slice(shard)
     processes = _count_workers(workers)
@@ -138,9 +90,9 @@ def prepare(
             tokenizer=folder / "tokenizer",
             dtype=choose_token_dtype(loaded_tokenizer.vocab),
             clean=settings.clean,
-            near_threshold=near,
-            lang=lang,
-            sentences=sentences,
+            near_threshold=settings.near,
+            lang=settings.lang,
+            sentences=settings.sentences,
             holdout=0.0 if valid_corpus else settings.holdout,
         )
         with StageWriter(stage) as writer:
@@ -312,14 +264,6 @@ def _open_inputs(inputs: Inputs, settings: PrepareConfig) -> Corpus:
 
 def _to_name(source: str | os.PathLike[str] | CorpusItem) -> str | CorpusItem:
     return os.fspath(source) if isinstance(source, str | os.PathLike) else source
-
-
-def _parse_holdout(holdout: str | float, valid: Inputs | None) -> float:
-    if valid is None:
-        return parse_share(holdout)
-    if holdout != _DEFAULT_HOLDOUT:
-        raise UsageError("holdout and valid are mutually exclusive: with valid, no training documents are held out")
-    return 0.0
 
 
 def _parse_slice(shard: str | None) -> tuple[int, int]:

@@ -93,6 +93,11 @@ def list_sizes(family: str) -> tuple[str, ...]:
     return tuple(ast.literal_eval(key) for key in sizes.keys if key is not None)
 
 
+def list_names() -> list[str]:
+    """Return the names of families and of their sizes: bert, bert-tiny, …"""
+    return [name for family in FAMILIES for name in (family, *(f"{family}-{size}" for size in list_sizes(family)))]
+
+
 def find_style_family(style: str, *, has_words: bool = True) -> str | None:
     """Return the first built-in family whose paper trained a tokenizer with this style of special tokens.
 

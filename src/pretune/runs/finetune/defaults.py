@@ -26,6 +26,7 @@ from pretune.runs.finetune.config import (
     SequenceConfig,
     TaskConfig,
 )
+from pretune.runs.options.tasks import FinetuneOptions
 from pretune.training.optim import AdamW
 from pretune.training.records import CostFile, RunFile, read_run_record
 
@@ -54,67 +55,57 @@ LAYER_CHOICES = ("freeze-first", "last-only", "extra-layers", "frozen")
 RATE_FACTORS = {"freeze-first": 2.0, "from-scratch": 3.0}
 """Learning rates of the upper half of a model, and of random weights, relative to that of a whole model."""
 
+LENGTH_PATHS = ("train.epochs", "train.steps")
+"""Settings of the length of a run, of which one is set."""
 RATE_OPTIMIZER = get_kind(AdamW)
 """The optimizer of these learning rates and of those of the methods."""
 
 
 def build_finetune_config(
-    model: str | os.PathLike[str] | None = None,
-    *,
-    method: str | None = None,
-    lr: float | None = None,
-    epochs: float | None = None,
-    steps: int | None = None,
-    teacher: str | os.PathLike[str] | None = None,
-    config: Mapping[str, Any] | FinetuneConfig | str | os.PathLike[str] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    base_spec: Model | None = None,
-    **task: Any,
+    options: FinetuneOptions, whole_config: FinetuneConfig | None = None, *, base_spec: Model | None = None
 ) -> FinetuneConfig:
     """Return the config of a run.
 
-    `task` holds options of the task: task, type, train, dev, test, text, pair, label, data, force, strict. `teacher` is
-    a fine-tuned model to imitate. `config` is a tree, or a file with one: a run.json, or YAML. `overrides` (paths and
-    values, as `--set` takes them) and the other arguments go before it. `base_spec` is the spec of a model that is not
-    trained yet, by default that on disk. Invalid or contradictory values are a UsageError.
+    `options.config` is a tree, or a file with one: a run.json, or YAML; `whole_config` takes its place. `overrides`
+    (paths and values, as `--set` takes them) and the other options go before it. `base_spec` is the spec of a model
+    that is not trained yet, by default that on disk. Invalid or contradictory values are a UsageError.
     """
-    overrides = dict(overrides or {})
-    task_options = {
-        "name" if name == "task" else name: os.fspath(value) if isinstance(value, os.PathLike) else value
-        for name, value in task.items()
-        if value is not None
-    }
-    options = {"base.path": model, "train.lr": lr, "train.epochs": epochs, "train.steps": steps}
-    refuse_conflicts(options | {f"task.{name}": value for name, value in task_options.items()}, overrides)
-    length = {f"train.{name}": value for name, value in (("epochs", epochs), ("steps", steps)) if value is not None}
-    if length:
-        overrides = {**{f"train.{name}": None for name in ("epochs", "steps")}, **overrides, **length}
-    if lr is not None:
-        overrides["train.lr"] = lr
-    if teacher is not None:  # before its settings
-        overrides = {"tune.distill": {"teacher": os.fspath(teacher)}, **overrides}
-    tree, sections = read_config(config), FinetuneConfig.list_sections()
+    overrides, settings = dict(options.overrides or {}), options.list_settings()
+    if options.rates:
+        settings["train.lr"] = options.rates[0]
+    refuse_conflicts(settings, overrides)
+    length = {path: settings[path] for path in LENGTH_PATHS if path in settings}
+    overrides |= {**dict.fromkeys(LENGTH_PATHS), **overrides, **length} if length else {}
+    if options.rates:
+        overrides["train.lr"] = options.rates[0]
+    if options.teacher is not None:  # before its settings
+        overrides = {"tune.distill": {"teacher": os.fspath(options.teacher)}, **overrides}
+    task = {path.removeprefix("task."): value for path, value in settings.items() if path.startswith("task.")}
+    tree, sections = (
+        read_config(options.config if whole_config is None else whole_config),
+        FinetuneConfig.list_sections(),
+    )
     if all(isinstance(tree.get(name), Mapping) for name in sections):
-        if model is not None:
-            overrides["base.path"] = os.fspath(model)
-        tuning = (config if isinstance(config, FinetuneConfig) else FinetuneConfig.from_dict(tree)).replace(
-            {**overrides, **{f"task.{name}": value for name, value in task_options.items()}}
+        if options.model is not None:
+            overrides["base.path"] = settings["base.path"]
+        tuning = (whole_config or FinetuneConfig.from_dict(tree)).replace(
+            {**overrides, **{f"task.{name}": value for name, value in task.items()}}
         )
-        return tuning if method is None else _apply_method(tuning, method, overrides, base_spec)
+        return tuning if options.method is None else _apply_method(tuning, options.method, overrides, base_spec)
     if tree:
         raise UsageError(f"a config needs the sections {', '.join(sections)}; `--dry-run` shows a whole tree")
-    if model is None:
+    if options.model is None:
         raise UsageError("a run needs a model: a run, or a Hugging Face directory")
-    path = overrides.pop("base.path", os.fspath(model))
+    path = overrides.pop("base.path", settings["base.path"])
     defaults = FinetuneConfig(
         base=BaseConfig(path=path),
-        task=from_dict(TaskConfig, task_options, location="task"),
+        task=from_dict(TaskConfig, task, location="task"),
         method=read_registered(METHODS, "full", "method"),
         tune=AdaptationConfig(),
         data=SequenceConfig(),
         train=FinetuneTrainConfig(lr=1e-4),
     )
-    spec = base_spec or read_base_spec(path)
+    spec, method = base_spec or read_base_spec(path), options.method
     if method is None:
         family_tuning = find_family_tuning(spec)
         method = family_tuning.method
@@ -278,23 +269,3 @@ def read_base_spec(path: str | os.PathLike[str]) -> Model:
     if (folder / ADAPTER_FILE).is_file():
         return load_base_model(BaseConfig(path=str(folder)), seed=0).spec
     return checkpoint.inspect_checkpoint(folder)[0]
-
-
-def parse_numbers(text: str, option: str) -> tuple[float, ...]:
-    """Return comma-separated numbers, as in `--lr 2e-5,3e-5`."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"{option} must be comma-separated numbers such as 2e-5,3e-5, got '{text[:40]}'") from None
-
-
-def parse_example_counts(text: str) -> tuple[int | None, ...]:
-    """Return comma-separated numbers of training examples; `all` is None.
-
-    >>> parse_example_counts("50,200,all")
-    (50, 200, None)
-    """
-    parts: Sequence[str] = text.split(",")
-    if any(part != "all" and (not part.isdecimal() or int(part) < 1) for part in parts):
-        raise UsageError(f"--train-examples must be like 50,200,1000,all, got '{text[:40]}'")
-    return tuple(None if part == "all" else int(part) for part in parts)

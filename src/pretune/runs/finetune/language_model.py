@@ -26,6 +26,7 @@ from pretune.runs.estimate import estimate_pretrain
 from pretune.runs.finetune.adapted_model import load_base_model
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.runs.finetune.task_data import TaskData
+from pretune.runs.options.pretrain import PretrainOptions
 from pretune.runs.prepare import prepare
 from pretune.runs.pretrain import run_pretrain
 from pretune.text.tokenizer import Tokenizer
@@ -50,8 +51,8 @@ def continue_pretraining(tuning: FinetuneConfig, task_data: TaskData, run_dir: R
         if not is_started:
             run_on_rank_zero(ranks, lambda: _prepare_texts(tuning, list_texts(task_data), folder))
         log.info(f"language model on the task's texts: {tuning.tune.lm_epochs:g} epochs")
-        options: dict[str, Any] = {} if is_started else _list_options(tuning, folder)
-        run_pretrain(out=run.path, resume=is_started, device=ranks.device.type, ranks=ranks, **options)
+        options = PretrainOptions() if is_started else _build_options(tuning, folder)
+        run_pretrain(replace(options, out=run.path, resume=is_started, device=ranks.device.type), ranks=ranks)
         ranks.wait()  # until the model is saved
     base = replace(tuning.base, path=str(run.path), tokenizer=None, positions=None, extra_layers=0)
     # The identity of the trials does not depend on the spelling of --out.
@@ -71,7 +72,7 @@ def estimate_language_model(tuning: FinetuneConfig, task_data: TaskData) -> dict
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / FOLDER
         _prepare_texts(tuning, sample, folder)
-        settings = build_pretrain_config(**_list_options(tuning, folder))
+        settings = build_pretrain_config(_build_options(tuning, folder))
         estimate = estimate_pretrain(settings)
     return {name: round(estimate[name] * len(texts) / len(sample)) for name in ("steps", "tokens", "flops")}
 
@@ -99,8 +100,8 @@ def _get_base(tuning: FinetuneConfig, folder: Path) -> str:
     return tuning.base.path if tuning.base.changed_field is None else str(folder / "base")
 
 
-def _list_options(tuning: FinetuneConfig, folder: Path) -> dict[str, Any]:
-    """Return the arguments of the pre-training run."""
+def _build_options(tuning: FinetuneConfig, folder: Path) -> PretrainOptions:
+    """Return the options of the pre-training run."""
     settings: dict[str, Any] = {
         "train.schedule": {"kind": "slanted"},
         "train.layer_decay": LAYER_DECAY,
@@ -109,9 +110,6 @@ def _list_options(tuning: FinetuneConfig, folder: Path) -> dict[str, Any]:
     }
     if tuning.tune.lm_lr is not None:
         settings["train.lr"] = tuning.tune.lm_lr
-    return {
-        "init_from": _get_base(tuning, folder),
-        "data": folder / "data",
-        "epochs": tuning.tune.lm_epochs,
-        "overrides": settings,
-    }
+    return PretrainOptions(
+        init_from=_get_base(tuning, folder), data=folder / "data", epochs=tuning.tune.lm_epochs, overrides=settings
+    )

@@ -94,7 +94,7 @@ _UNLIKELY_SCORE = -1000.0
 """Score of special tokens and bytes in a unigram model: any other segmentation of a text is likelier."""
 
 
-class TokenizerOptions(TypedDict, total=False):
+class TokenizerTrainingOptions(TypedDict, total=False):
     """Options of a tokenizer besides its kind and size."""
 
     style: str | None
@@ -167,7 +167,7 @@ def train(
     *,
     vocab: int,
     progress: Callable[[int], None] | None = None,
-    **options: Unpack[TokenizerOptions],
+    **options: Unpack[TokenizerTrainingOptions],
 ) -> Tokenizer:
     """Train a tokenizer on texts; `progress` is called with the number of bytes read. Options: see `TokenizerConfig`.
 
@@ -205,7 +205,7 @@ def train_tokenizer(
     field: str | None = None,
     errors: Errors = "strict",
     progress: Callable[[float, int], None] | None = None,
-    **options: Unpack[TokenizerOptions],
+    **options: Unpack[TokenizerTrainingOptions],
 ) -> Tokenizer:
     """Train a tokenizer on a corpus: files, folders, globs or built-in names, as `open_corpus` takes them.
 
